@@ -42,7 +42,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from arborsim.api.plan import PlanResults, plan
     from arborsim.api.replay import ReplayResults, replay
     from arborsim.api.results import Results, load_results
     from arborsim.api.search import SearchResults, search
@@ -52,14 +51,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ArborsimError",
-    "PlanResults",
     "ReplayResults",
     "Results",
     "SearchResults",
     "Trace",
     "load_results",
     "open_trace",
-    "plan",
     "replay",
     "search",
 ]
@@ -67,14 +64,12 @@ __all__ = [
 #: The module of each name.
 _HOME = {
     "ArborsimError": "core.errors",
-    "PlanResults": "api.plan",
     "ReplayResults": "api.replay",
     "Results": "api.results",
     "SearchResults": "api.search",
     "Trace": "api.trace",
     "load_results": "api.results",
     "open_trace": "api.trace",
-    "plan": "api.plan",
     "replay": "api.replay",
     "search": "api.search",
 }

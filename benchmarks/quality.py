@@ -94,11 +94,13 @@ def _cliff() -> Experiment:
         "raas": ("raas", {}),
         "rkv": ("rkv", {"pin_prompt": "true", "interval": "16"}),
         "quest, 2 layers dense": ("quest", {"pin_prompt": "true"}),
+        "adakv": ("adakv", {"pin_prompt": "true", "window": "16"}),
+        "pyramidkv": ("pyramidkv", {"pin_prompt": "true", "window": "16"}),
     }
     arms += [
         Arm(label, name, budget, settings)
         for label, (name, settings) in pinned.items()
-        for budget in ("0.95", "0.87")
+        for budget in ("0.95", "0.87", "0.81")
     ]
     return Experiment(CHAIN, (FULL, *arms))
 
@@ -190,6 +192,13 @@ def _newer(
     return Experiment(search, (FULL, *arms))
 
 
+def _long() -> Experiment:
+    """The problems of the shipped trace ``chain-linear``, under policies as they come."""
+    names = ("h2o", "streaming-llm", "epikv", "arkv", "lag-kv")
+    arms = [Arm(name, name, budget) for name in names for budget in ("0.95", "0.85", "0.7")]
+    return Experiment(CHAIN | {"task_options": {"lines": 120}}, (FULL, *arms))
+
+
 EXPERIMENTS = {
     "cliff": _cliff,
     "family": _family,
@@ -197,6 +206,7 @@ EXPERIMENTS = {
     "arkv": _arkv,
     "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),
     "chain-tree": lambda: _trees(TREE, "0.5", "0.25"),
+    "long": _long,
     "newer": lambda: _newer(CHAIN, "16", "32", "32", {}),
     "newer-game24": lambda: _newer(
         GAME, "4", "8", "16", _OLDER | {"tova": ("tova", {})}, ("0.5", "0.35", "0.25")

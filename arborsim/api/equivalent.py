@@ -24,7 +24,7 @@ _OPTIONS = {
     "widths": "width",
 }
 #: Given several times rather than by comma.
-_REPEATED = {"settings", "calibration", "accuracy"}
+_REPEATED = {"settings", "calibration", "accuracy", "answers"}
 #: What changes nothing in the results.
 _SILENT = {"workers", "progress", "pictures", "jobs"}
 
@@ -36,22 +36,15 @@ def equivalent(name: str, call: Callable[..., Any], given: Mapping[str, Any]) ->
     """
     parameters = list(inspect.signature(call).parameters.values())
     first, *others = parameters
-    values = {each.name: given.get(each.name, each.default) for each in others}
     changed = {
-        each.name: values[each.name]
+        each.name: given[each.name]
         for each in others
-        if each.name not in _SILENT and _differs(values[each.name], each.default)
+        if each.name not in _SILENT and _differs(given[each.name], each.default)
     }
-    inputs = [] if given[first.name] is None else listed(given[first.name])
-    if not all(map(_is_plain, (inputs, *changed.values()))):
-        shown = [
-            repr(_text(each)) if _is_plain(each) else f"<{getattr(each, 'name', each)}>"
-            for each in inputs
-        ]
-        positional = shown if len(shown) < 2 else [f"[{', '.join(shown)}]"]
+    inputs = [_text(each) for each in listed(given[first.name])]
+    if not all(_is_plain(value) for value in changed.values()):
         keywords = [f"{key}={value!r}" for key, value in changed.items()]
-        return f"arborsim.{name}({', '.join([*positional, *keywords])})"
-    inputs = [_text(each) for each in inputs]
+        return f"arborsim.{name}({', '.join([repr(inputs), *keywords])})"
     words = ["arborsim", name, *inputs]
     for key, value in changed.items():
         words += _words(key, value)

@@ -16,11 +16,10 @@ def read(path: Path) -> Results:
     ------
     UsageError
     """
-    from arborsim.api.plan import PlanResults
     from arborsim.api.replay import ReplayResults
     from arborsim.api.search import SearchResults
 
-    kinds = {each.kind: each for each in (ReplayResults, SearchResults, PlanResults)}
+    kinds = {each.kind: each for each in (ReplayResults, SearchResults)}
     frame, metadata = read_table(path)
     if metadata["kind"] not in kinds:
         raise UnknownName(f"kind of results in {path}", metadata["kind"], kinds)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim.api import choices
 from arborsim.api.equivalent import equivalent
 from arborsim.api.results import Results, not_in_file
+from arborsim.core.score import Score
 from arborsim.core.tables import made_by
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from arborsim.api.choices import Budgets, Files, Policies, Settings
+    from arborsim.live.answers import Answers
     from arborsim.policies.base import Policy
     from arborsim.run.replay import Replay
     from arborsim.run.results import EpisodeResult, ReplayResult
@@ -35,6 +37,7 @@ def replay(
     settings: Settings = (),
     calibration: str | Sequence[str] = (),
     oracle: bool = True,
+    answers: Files = (),
     quality: bool = True,
     first: int = 0,
     episodes: int | None = None,
@@ -74,6 +77,9 @@ def replay(
         Calibrations, shipped ones by name, whose settings hold where `settings` gives none.
     oracle : bool
         Also replay the offline optimum, the most attention that evicting can keep.
+    answers : path or sequence of paths
+        Logs of `live` (``arborsim live --out``): right answers under these policies, settings and
+        budgets are shown with the replay, as are those that come with arborsim.
     quality : bool
         Measure the attention kept, where the traces hold attention.
     first, episodes : int
@@ -127,6 +133,7 @@ def replay(
     ... )
     >>> results.summary()[["policy", "budget", "attention_kept"]]  # doctest: +SKIP
     """
+    from arborsim.live.answers import Answers, answered
     from arborsim.run.replay import Replay
     from arborsim.run.results import ORACLE
     from arborsim.show.progress import shown
@@ -136,6 +143,7 @@ def replay(
     paths = choices.files(traces)
     choices.at_least(0, first=first, episodes=episodes)
     choices.at_least(1, workers=workers)
+    known = Answers.known([Path(each) for each in choices.listed(answers)])
     chosen = choices.ChosenPolicies(policies, oracle=oracle)
     given = choices.policy_settings(chosen.names, choices.setting_texts(settings))
     made = chosen.build(choices.calibrated(given, choices.listed(calibration), paths))
@@ -160,8 +168,8 @@ def replay(
     readers = job.open()
     job.settings = replay_settings(job, readers)
     with shown(progress, job.work(readers)) as advance:
-        result = job.run(advance)
-    return ReplayResults(result, _metadata(command, job, result), job)
+        result = answered(job.run(advance), known)
+    return ReplayResults(result, _metadata(command, job, result), job, known)
 
 
 def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iterator[Policy]:
@@ -203,6 +211,12 @@ def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]
         notes=result.notes,
         left_out=result.left_out,
         does_not_fit=result.does_not_fit,
+        recordings=result.recordings,
+        policies=result.policies,
+        answers=[
+            {"trace": trace, "policy": policy, "row_budget": budget, "answered": asdict(found)}
+            for (trace, policy, budget), found in result.answers.items()
+        ],
     )  # fmt: skip
 
 
@@ -216,13 +230,17 @@ class ReplayResults(Results):
     """
 
     kind = "replay"
-    raw: ReplayResult
 
     def __init__(
-        self, raw: ReplayResult, metadata: Mapping[str, Any], job: Replay | None = None
+        self,
+        raw: ReplayResult,
+        metadata: Mapping[str, Any],
+        job: Replay | None = None,
+        known: Answers | None = None,
     ) -> None:
         super().__init__(metadata)
         self.raw = raw
+        self._known = known  # None for the answers that come with arborsim
         self._job = job  # None if the results come from a file
 
     def to_pandas(self) -> pd.DataFrame:
@@ -242,18 +260,20 @@ class ReplayResults(Results):
 
         Peaks are the largest of any search, times and tokens sums, `attention_kept` is the mean
         over generated tokens; `hbm_vs_full`, `time_vs_full` and `speed_vs_full` are relative to
-        full retention on the same trace.
+        full retention on the same trace.  `right` of `answered` are answers counted live
+        (missing where they were not), with their 95% interval `right_low` to `right_high`;
+        `answers_differ` says what is not as in the row, such as the budget.
         """
         import pandas as pd
 
-        from arborsim.run.results import aggregate
-
         rows = []
-        for row in aggregate(self.raw.episodes):
+        for row in self.raw.rows():
             found = asdict(row)
             time, relative = found.pop("time"), found.pop("relative")
+            answered = _answer_columns(found.pop("answers"))
             rows.append({
-                **found, **time, "total_s": row.time.total_s, "tokens_per_s": row.tokens_per_s,
+                **found, **time, **answered, "total_s": row.time.total_s,
+                "tokens_per_s": row.tokens_per_s,
                 "hbm_vs_full": relative["peak_hbm"], "time_vs_full": relative["time"],
                 "speed_vs_full": relative["tokens_per_s"],
             })  # fmt: skip
@@ -282,7 +302,7 @@ class ReplayResults(Results):
         if not self._job.pictures and self.raw.episodes:
             self.raw = _with_pictures(self.raw, self._job)
             self._job = replace(self._job, pictures=True)
-        write_report(self.raw, Path(path))
+        write_report(self.raw, Path(path), self._known)
         return Path(path)
 
     def print(self, console: Console | None = None, view: str = "auto") -> None:
@@ -300,11 +320,12 @@ class ReplayResults(Results):
             print_replay(self.raw, console, view)
 
     def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.run.results import aggregate
         from arborsim.show.replay import COLUMNS, NAMES
         from arborsim.show.table import Table, shown
 
         keys = (
+            "right",
+            "right_interval",
             "peak_hbm",
             "hbm_vs_full",
             "peak_ddr",
@@ -315,7 +336,7 @@ class ReplayResults(Results):
             "error",
         )
         columns = (*NAMES, *(COLUMNS[key] for key in keys))
-        rows = aggregate(self.raw.episodes)
+        rows = self.raw.rows()
         for trace in dict.fromkeys(row.trace for row in rows):
             own = [row for row in rows if row.trace == trace]
             yield trace, Table(own, shown(columns, own))
@@ -324,7 +345,7 @@ class ReplayResults(Results):
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> ReplayResults:
         """The results in a file: everything but pictures, memory over time and cost terms."""
         from arborsim.core.records import convert
-        from arborsim.run.results import LeftOut, ReplayResult
+        from arborsim.run.results import Answered, LeftOut, ReplayResult
 
         kv_bytes = metadata.get("kv_bytes_per_token", {})
         found = ReplayResult(
@@ -336,8 +357,28 @@ class ReplayResults(Results):
             (),
             tuple(metadata["notes"]),
             tuple(metadata["does_not_fit"]),
+            metadata.get("recordings", {}),
+            metadata.get("policies", {}),
+            {
+                (each["trace"], each["policy"], each["row_budget"]): convert(
+                    Answered, each["answered"]
+                )
+                for each in metadata.get("answers", ())
+            },
         )
         return cls(found, metadata)
+
+
+def _answer_columns(found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Right answers, for a table; missing where none were counted."""
+    if found is None:
+        names = ("right", "answered", "right_low", "right_high", "answers_differ")
+        return dict.fromkeys(names)
+    score = Score(*(found[each.name] for each in fields(Score)))
+    return {
+        "right": score.right, "answered": score.n, "right_low": score.low,
+        "right_high": score.high, "answers_differ": ", ".join(found["differs"]),
+    }  # fmt: skip
 
 
 def _episode(row: Mapping[str, Any], kv_bytes: Mapping[str, int]) -> EpisodeResult:

@@ -212,7 +212,6 @@ class SearchResults(Results):
     """
 
     kind = "search"
-    raw: tuple[SearchResult, ...]
 
     def __init__(
         self,

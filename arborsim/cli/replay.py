@@ -49,6 +49,7 @@ def replay(
     policies: options.PolicyOptions = options.PolicyOptions(),
     calibration: list[str] = options.calibration_option(),
     oracle: bool = option(True, "Also replay the offline optimum, and show the gap to it."),
+    answers: list[Path] = option([], "Log of arborsim live, whose right answers are shown."),
     job: options.JobOptions = options.JobOptions(),
     machine: options.MachineOptions = options.MachineOptions(),
     event_by_event: bool = options.expert_option(
@@ -64,14 +65,16 @@ def replay(
     """Replay traces under KV-cache policies.
 
     Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
-    the share of attention kept, all against full retention (policy `full`, which is added).
+    the share of attention kept, all against full retention (policy `full`, which is added), and
+    the right answers that live runs of the same settings gave.
     """
     from arborsim.api.replay import replay as run
 
-    output.check(*traces)
+    output.check(*traces, *answers)
     with interruptible():
         results = run(
-            traces, **policies.fields(), calibration=calibration, oracle=oracle, **job.fields(),
+            traces, **policies.fields(), calibration=calibration, oracle=oracle, answers=answers,
+            **job.fields(),
             **machine.fields(), pictures=output.report is not None, explain=output.explain,
             event_by_event=event_by_event, keep_matrices=keep_matrices, progress=True,
         )  # fmt: skip

@@ -12,8 +12,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import ArborsimError, UsageError
-from arborsim.core.statistics import SIGNIFICANT, clopper_pearson, fisher_p
+from arborsim.core.score import Score
 from arborsim.core.tiers import Budget
 from arborsim.live.backends import LiveResult
 from arborsim.live.log import FORMAT, VERSION
-from arborsim.run.results import ANY, BASELINE
+from arborsim.run.results import ANY, BASELINE, ORACLES, Answered, ReplayResult
 
 if TYPE_CHECKING:
     from arborsim.trace.schema import TraceInfo
@@ -54,16 +54,22 @@ class Searched:
     @classmethod
     def of_trace(cls, info: TraceInfo) -> Searched:
         """What a trace was recorded from."""
-        given = info.search_parameters
+        return cls.of_recording(info.recording)
+
+    @classmethod
+    def of_recording(cls, recording: Mapping[str, Any]) -> Searched:
+        """What a trace was recorded from, as `TraceInfo.recording` says it."""
+        given = recording["search_parameters"]
         options = {
             name.removeprefix(_TASK_OPTION): value
             for name, value in given.items()
             if name.startswith(_TASK_OPTION)
         }
-        known = _defaults_of_search(info.search)
-        search = {name: given.get(name, value) for name, value in known.items()}
+        task, name, model = (str(recording[key]) for key in ("task", "search", "model"))
+        known = _defaults_of_search(name)
+        search = {key: given.get(key, value) for key, value in known.items()}
         temperature = float(given.get("temperature", math.nan))
-        return cls(info.task, info.search, info.model, options, search, temperature)
+        return cls(task, name, model, options, search, temperature)
 
     @classmethod
     def of_request(cls, request: Mapping[str, Any], task: str, model: str) -> Searched:
@@ -96,49 +102,15 @@ class Searched:
         )
 
 
-@dataclass(frozen=True)
-class Counted:
+@dataclass(frozen=True, kw_only=True)
+class Counted(Score):
     """Answers under one policy with its settings and one budget, over the same problems."""
 
     searched: Searched
     policy: str
     settings: Mapping[str, Any]  #: every one, as `arborsim.policies.registry.values_of` gives them
     budget: str  #: as it was given; `ANY` of a policy that knows no budgets
-    right: int
-    n: int  #: searches that the budget could hold, and that were judged
-    infeasible: int  #: searches that it could not
-    #: Right under full retention on the same n problems; None where that was not run on all
-    full_right: int | None
-    source: str  #: where the results are
     attention_kept: float = math.nan  #: in replays of the same problems, where those were made
-
-    @property
-    def accuracy(self) -> float:
-        return self.right / self.n if self.n else math.nan
-
-    @cached_property
-    def interval(self) -> tuple[float, float]:
-        """Clopper and Pearson's, 95%, of the accuracy."""
-        return clopper_pearson(self.right, self.n) if self.n else (math.nan, math.nan)
-
-    @property
-    def difference(self) -> float:
-        """Accuracy less that of full retention on the same problems; NaN if unknown."""
-        if self.full_right is None or not self.n or self.policy == BASELINE:
-            return math.nan
-        return (self.right - self.full_right) / self.n
-
-    @cached_property
-    def p(self) -> float:
-        """Two-sided p of Fisher's exact test of `difference`; NaN if that is unknown."""
-        if self.full_right is None or math.isnan(self.difference):
-            return math.nan
-        return fisher_p(self.right, self.full_right, self.n)
-
-    @property
-    def loses(self) -> bool:
-        """Whether fewer are right than under full retention, visibly."""
-        return self.difference < 0 and self.p < SIGNIFICANT
 
     @property
     def share(self) -> float:
@@ -158,22 +130,6 @@ class Counted:
         changed = (f"{name}={_text(value)}" for name, value in sorted(self.changed.items()))
         return " ".join((self.policy, *changed))
 
-    def beats(self, other: Counted) -> bool:
-        """Whether more are right than under `other`, visibly.
-
-        False unless both were counted in one run over the same problems: where a budget could not
-        hold some, those that are left are other problems.
-        """
-        same = (
-            self.source == other.source
-            and self.searched == other.searched
-            and self.n == other.n
-            and not self.infeasible
-            and not other.infeasible
-        )
-        more = same and self.right > other.right
-        return more and fisher_p(self.right, other.right, self.n) < SIGNIFICANT
-
 
 @dataclass(frozen=True)
 class Match:
@@ -187,6 +143,16 @@ class Match:
     @property
     def exact(self) -> bool:
         return not self.differs
+
+    @property
+    def answered(self) -> Answered:
+        """As rows of a replay hold it."""
+        found = self.counted
+        return Answered(
+            found.right, found.n, found.infeasible, found.full_right, found.source,
+            budget=found.budget, problems=found.searched.problems, differs=self.differs,
+            own_budget=self.own_budget,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -244,11 +210,65 @@ class Answers:
         )
 
 
+def answered(result: ReplayResult, known: Answers | None = None) -> ReplayResult:
+    """A replay with what was counted live for each policy, with its settings, and budget.
+
+    `known` are those that come with the package unless others are given.  The model is the recorded
+    one, whatever model is charged.
+    """
+    known = known or shipped()
+    traces = {trace: Searched.of_recording(each) for trace, each in result.recordings.items()}
+    found = {}
+    cells = dict.fromkeys((each.trace, each.policy, each.budget) for each in result.episodes)
+    for trace, policy, budget in cells:
+        if trace in traces and policy in result.policies and policy not in ORACLES:
+            match = known.for_(traces[trace], policy, result.policies[policy], budget)
+            if match is not None:
+                found[trace, policy, budget] = match.answered
+    for trace, searched in traces.items():
+        _same_run(found, trace, known.of(searched), searched)
+    return replace(result, answers=found)
+
+
+def _same_run(
+    found: dict[tuple[str, str, str], Answered], trace: str, rows: Sequence[Counted],
+    searched: Searched,
+) -> None:  # fmt: skip
+    """Full retention is that of the run that most others are from: runs have their own problems."""
+    others = [each.source for key, each in found.items() if key[0] == trace and key[1] != BASELINE]
+    key = (trace, BASELINE, ANY)
+    if key in found and others and found[key].source not in others:
+        most = max(others, key=others.count)
+        full = [row for row in rows if row.source == most and row.policy == BASELINE]
+        del found[key]
+        for row in full:
+            found[key] = Match(row, row.searched.differs(searched)).answered
+
+
 @cache
 def shipped() -> Answers:
     """Those that come with the package, made by ``python benchmarks/answers.py``."""
     text = (resources.files("arborsim.live") / "answers.csv").read_text(encoding="utf-8")
     return Answers(tuple(from_csv(text)))
+
+
+@cache
+def disagreement() -> tuple[Counted, Counted] | None:
+    """Two settings of one run, of which the one that keeps less attention is visibly more right.
+
+    Of those that come with the package: the first keeps the most attention of all for which there
+    is such another, the second has the most right answers of these.
+    """
+    known = [
+        row
+        for row in shipped().rows
+        if not math.isnan(row.attention_kept) and row.policy != BASELINE
+    ]
+    for more in sorted(known, key=lambda row: -row.attention_kept):
+        others = [r for r in known if r.attention_kept < more.attention_kept and r.beats(more)]
+        if others:
+            return more, max(others, key=lambda row: row.right)
+    return None
 
 
 _COLUMNS = (
@@ -281,10 +301,10 @@ def from_csv(text: str) -> Iterator[Counted]:
             json.loads(row["search_options"]), float(row["temperature"]),
         )  # fmt: skip
         yield Counted(
-            searched, row["policy"], json.loads(row["settings"]), row["budget"], int(row["right"]),
-            int(row["n"]), int(row["infeasible"]),
+            int(row["right"]), int(row["n"]), int(row["infeasible"]),
             int(row["full_right"]) if row["full_right"] else None, row["source"],
-            float(row["attention_kept"] or math.nan),
+            searched=searched, policy=row["policy"], settings=json.loads(row["settings"]),
+            budget=row["budget"], attention_kept=float(row["attention_kept"] or math.nan),
         )  # fmt: skip
 
 
@@ -359,16 +379,11 @@ def count(
             continue
         both = all(episode in full for episode in judged)
         yield Counted(
-            searched,
-            policy,
-            dict(settings.get((policy, budget), {})),
-            budget,
-            sum(map(bool, judged.values())),
-            len(judged),
-            infeasible,
-            sum(bool(full[episode]) for episode in judged) if both else None,
-            source,
-        )
+            sum(map(bool, judged.values())), len(judged), infeasible,
+            sum(bool(full[episode]) for episode in judged) if both else None, source,
+            searched=searched, policy=policy, budget=budget,
+            settings=dict(settings.get((policy, budget), {})),
+        )  # fmt: skip
 
 
 _NOTHING = object()

@@ -172,6 +172,8 @@ class Replay:
             tuple(o.token_map for o in kept if o.token_map),
             tuple(dict.fromkeys(self._cautions(results, readers))),
             tuple(does_not_fit(ran, profile.name)),
+            {self.name_of(reader): reader.info.recording for reader in readers},
+            {policy.label: values_of(policy) for policy in self.policies},
         )
 
     def _units(

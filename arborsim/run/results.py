@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.measurements import Measurements, TimeSplit
+from arborsim.core.score import Score
 from arborsim.core.units import quantity
 
 if TYPE_CHECKING:
@@ -71,6 +72,22 @@ class LeftOut:
     unrecorded: str = ""  # why no recording supplies it (`TraceInfo.unrecorded`)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answered(Score):
+    """Right answers counted live under a row's policy, with its settings."""
+
+    budget: str  #: under which they were counted
+    problems: str  #: on which: ``"chain (lines 32)"``
+    #: What is not as in the row, as it was counted: ``("budget 0.87", "lines 32")``
+    differs: tuple[str, ...] = ()
+    own_budget: bool = True  #: whether the budget is the row's
+
+    @property
+    def exact(self) -> bool:
+        """Whether they were counted under the row's budget, and on problems as the trace's."""
+        return not self.differs
+
+
 @dataclass(frozen=True, eq=False)
 class ReplayResult:
     """All results of a replay, and what they rest on."""
@@ -84,6 +101,19 @@ class ReplayResult:
     token_maps: tuple[TokenMap, ...] = ()
     notes: tuple[str, ...] = ()  # cautions about single policies on these traces
     does_not_fit: tuple[str, ...] = ()  # what needs more memory than there is, and how much more
+    #: What each trace, by its name, was recorded from (`TraceInfo.recording`)
+    recordings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: All settings of each policy, by its label
+    policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Counted live (`arborsim.live.answers.answered`), by trace, policy and budget
+    answers: Mapping[tuple[str, str, str], Answered] = field(default_factory=dict)
+
+    def rows(self) -> tuple[Row, ...]:
+        """One row per trace, policy and budget (`aggregate`), with its answers."""
+        return tuple(
+            replace(row, answers=self.answers.get((row.trace, row.policy, row.budget)))
+            for row in aggregate(self.episodes)
+        )
 
 
 @dataclass(frozen=True)
@@ -149,6 +179,8 @@ class Row:
     per: str = "shared"
     kept_note: str = ""
     relative: Relative = field(default_factory=Relative)
+    #: Counted live; None where that was not done
+    answers: Answered | None = None
 
     @property
     def moved_bytes(self) -> int:

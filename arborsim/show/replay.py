@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core import documents
 from arborsim.core.measurements import Measurements
 from arborsim.core.units import Scale
-from arborsim.run.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, aggregate, oracles
+from arborsim.run.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, oracles
+from arborsim.show import answers_words
 from arborsim.show.replay_words import left_out, notes
 from arborsim.show.table import (
     LABEL,
@@ -30,7 +31,7 @@ from arborsim.show.table import (
     scales,
     shown,
 )
-from arborsim.show.words import counted, plain
+from arborsim.show.words import counted, interval, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +41,25 @@ NAMES: tuple[Column[Row], ...] = (
     name_column("Policy", lambda r: r.label),
     Column("budget", "Budget", LABEL, text=lambda r: r.budget_label, head=("budget",)),
 )
+#: Blank where nothing was counted.
+ANSWERS: tuple[Column[Row], ...] = (
+    Column("right", "Right answers", "count",
+           lambda r: math.nan if r.answers is None else r.answers.accuracy,
+           "Problems solved, of those searched, in live runs in which the policy removed tokens, "
+           "on the recorded model. @ gives the budget where that of the row was not counted; "
+           f"{answers_words.OTHER} marks other problems of the task.",
+           ("right",), text=answers_words.short, hide=UNKNOWN),
+    Column("right_interval", "95% interval", "percent",
+           lambda r: math.nan if r.answers is None else r.answers.low,
+           "Clopper-Pearson interval of the share of right answers.", ("95%", "interval"),
+           text=lambda r: interval(r.answers.low, r.answers.high) if r.answers else "",
+           hide=UNKNOWN),
+    Column("right_vs_full", "Right vs full", "points",
+           lambda r: math.nan if r.answers is None else r.answers.difference,
+           "Share of right answers less that of full retention on the same problems; "
+           "in brackets where it is not visible (Fisher's exact test, p of 0.05 or more).",
+           ("vs", "full"), text=answers_words.difference, hide=UNKNOWN),
+)  # fmt: skip
 MEMORY: tuple[Column[Row], ...] = (
     Column("peak_hbm", "HBM peak", "bytes", lambda r: r.peak_hbm_kv_bytes,
            "Largest KV footprint in HBM of any search: whole pages, staging buffers and pages "
@@ -109,7 +129,7 @@ COLUMNS: dict[str, Column[Row]] = {
     "rehydrations": Column(
         "rehydrations", "Rehydra\u00adtions", "count", lambda r: r.rehydrations,
         "Prefill passes that brought evicted tokens back.", ("prefills", "again")),
-    **{column.key: column for column in (*MEMORY, *TIME)},
+    **{column.key: column for column in (*ANSWERS, *MEMORY, *TIME)},
 }  # fmt: skip
 
 
@@ -131,7 +151,8 @@ PAGE_MEMORY: tuple[Column[Row], ...] = (
 )  # fmt: skip
 #: The figures that decide: one table of 80 columns.
 _DECIDING = (
-    "peak_hbm", "hbm_vs_full", "peak_ddr", "moved", "total", "time_vs_full", "kept", "gap", "error",
+    "right", "right_interval", "peak_hbm", "hbm_vs_full", "peak_ddr", "moved", "total",
+    "time_vs_full", "kept", "gap", "error",
 )  # fmt: skip
 _MORE = "More figures (moves, parts of the time): --view table, --out or --report."
 VIEWS = ("auto", "table", "matrix")
@@ -143,9 +164,9 @@ _MOST_ROWS = 16
 _IMPLIED = ("speed_vs_full", "tokens_per_s", "model", "hbm_vs_full", "quantised")
 #: Narrow headers, in the order of what decides.
 _HEADS = {
-    "kept": "kept", "gap": "gap", "error": "err", "peak_hbm": "HBM", "hbm_vs_full": "full",
-    "peak_ddr": "DDR", "peak_quantised": "quant", "total": "time", "time_vs_full": "full",
-    "rehydrations": "rehy",
+    "right": "right", "kept": "kept", "gap": "gap", "error": "err", "peak_hbm": "HBM",
+    "hbm_vs_full": "full", "peak_ddr": "DDR", "peak_quantised": "quant", "total": "time",
+    "time_vs_full": "full", "rehydrations": "rehy",
 }  # fmt: skip
 _ABOVE = {"hbm_vs_full": "of", "time_vs_full": "vs"}
 #: What follows from its neighbours and full retention: the first to go.
@@ -165,7 +186,7 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
     from rich.console import Console
 
     console = console or Console(highlight=False)
-    rows = aggregate(result.episodes)
+    rows = result.rows()
     traces = [[r for r in rows if r.trace == t] for t in dict.fromkeys(row.trace for row in rows)]
     if view == "auto":
         many = max(map(len, traces), default=0) > _MOST_ROWS
@@ -182,7 +203,7 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
             for line in matrix(own, console.width):
                 console.print(line, markup=False, no_wrap=True, crop=False)
         else:
-            implied = ("moved", *_IMPLIED) if view == "short" else _IMPLIED
+            implied = ("right_interval", "moved", *_IMPLIED) if view == "short" else _IMPLIED
             print_tables(console, _groups(own, view, console.width), implied=implied)
     if rows:
         found = notes(result, rows)
@@ -190,13 +211,16 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
             console.print(plain(note), style="dim", markup=False)
     else:
         console.print("Nothing was replayed.")
-    for line in (*result.does_not_fit, *left_out(result.left_out)):
+    wanted = [answers_words.would_decide(own, result) for own in traces]
+    for line in (*result.does_not_fit, *left_out(result.left_out), *filter(None, wanted)):
         console.print(plain(line), markup=False)
 
 
 def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, Table[Row]]]:
     """The tables of one trace: those of all figures, or a short one."""
-    groups = {"Memory and moves": memory(rows), "Time and quality": TIME}
+    some = any(row.answers for row in rows)
+    first = "Answers, memory and moves" if some else "Memory and moves"
+    groups = {first: (*ANSWERS, *memory(rows)), "Time and quality": TIME}
     if view == "short":
         zero = ("peak_ddr", "moved")
         groups = {"": tuple(replace(COLUMNS[key], hide=NOTHING) if key in zero else COLUMNS[key]
@@ -211,8 +235,8 @@ def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, T
 def matrix(rows: Sequence[Row], width: int) -> list[str]:
     """Lines for a terminal of `width` columns, from the rows of one trace.
 
-    The oracle comes first, then policies by the attention they keep, most first; those that do not
-    keep to the budget come last.
+    The oracle comes first, then policies whose answers were counted live, then those of which none
+    were; those that do not keep to the budget come last.
     """
     zero = ("peak_ddr", "rehydrations")
     columns = shown([replace(COLUMNS[key], hide=NOTHING) if key in zero else COLUMNS[key]
@@ -274,20 +298,20 @@ def _always(row: Row, columns: Sequence[Column[Row]], units: dict[str, Scale]) -
 
 
 def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
-    """Policies by attention kept under the first budget, then the next; the oracle first.
+    """The oracle, then policies by right answers under the first budget, then the next.
 
-    Policies that hold more than the budget compare with each other only, and come last.
-    Where that is equal or unknown, less HBM comes first; what was left out under a budget follows
-    what was not.
+    Those of which none were counted follow, by their HBM peak; policies that hold more than the
+    budget compare with each other only, and come last; what was left out under a budget follows
+    what was not.  Attention kept ranks nothing: it is no measure of answers.
     """
     by_cell = {(row.policy, row.budget): row for row in rows}
 
-    def rank(policy: str, budget: str) -> tuple[bool, float, int]:
+    def rank(policy: str, budget: str) -> tuple[bool, bool, float, int]:
         row = by_cell.get((policy, budget))
         if row is None:
-            return True, 0.0, 0
-        kept = 0.0 if math.isnan(row.attention_kept) else row.attention_kept
-        return False, -kept, row.peak_hbm_kv_bytes
+            return True, True, 0.0, 0
+        found = row.answers if row.answers and row.answers.exact else None
+        return False, found is None, -found.accuracy if found else 0.0, row.peak_hbm_kv_bytes
 
     def place(row: Row) -> tuple[Any, ...]:
         ranks = [rank(row.policy, budget) for budget in budgets]
@@ -380,7 +404,7 @@ def to_json(result: ReplayResult) -> str:
             {**asdict(row), "moved_bytes": row.moved_bytes, "tokens_per_s": row.tokens_per_s,
              "read_bytes_per_token": row.read_bytes_per_token,
              "total_s": row.time.total_s}
-            for row in aggregate(result.episodes)
+            for row in result.rows()
         ],
         "episodes": [_flat(episode, bounds) for episode in result.episodes],
         "notes": result.notes,

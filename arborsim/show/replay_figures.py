@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,6 +118,13 @@ class Metric:
         return f"{scale.show(self.column.value(row))}{unit}"
 
 
+RIGHT = Metric(
+    replace(
+        COLUMNS["right"], kind="percent", text=None,
+        value=lambda r: r.answers.accuracy if r.answers and r.answers.exact else math.nan,
+    ),
+    "Right answers", "right answers, counted live (%)", higher=True,
+)  # fmt: skip
 KEPT = Metric(COLUMNS["kept"], "Attention kept", "attention kept (%)", higher=True)
 ERROR = Metric(COLUMNS["error"], "Output error", "relative output error (%)", higher=False)
 TIMES = Metric(COLUMNS["time_vs_full"], "Time", "time relative to full retention", higher=False)
@@ -133,7 +140,8 @@ def efficient(rows: Sequence[Row], metric: Metric) -> list[Row]:
     """Rows that no other one beats in memory and `metric` at once, least memory first.
 
     The oracle, which cannot be built, does not compete.  Of rows that need the same memory, to half
-    a per cent of full retention's, the best one stands for all.
+    a per cent of full retention's, the best one stands for all.  More right answers count as better
+    only where they are so visibly (`Score.beats`), or cannot be compared.
     """
     able = [r for r in rows if not r.is_oracle and not math.isnan(metric.value(r))]
     sign = -1.0 if metric.higher else 1.0
@@ -145,9 +153,16 @@ def efficient(rows: Sequence[Row], metric: Metric) -> list[Row]:
 
     found: list[Row] = []
     for row in sorted(able, key=rank):
-        if not found or sign * metric.value(row) < sign * metric.value(found[-1]) - 1e-9:
+        if not found or _better(row, found[-1], metric):
             found.append(row)
     return found
+
+
+def _better(row: Row, other: Row, metric: Metric) -> bool:
+    if metric is RIGHT and row.answers and other.answers and row.answers.alike(other.answers):
+        return row.answers.beats(other.answers)
+    sign = -1.0 if metric.higher else 1.0
+    return sign * metric.value(row) < sign * metric.value(other) - 1e-9
 
 
 class _Plane:
@@ -187,7 +202,19 @@ class _Plane:
         self, rows: Sequence[Row], name: str, marker: page.Figure, **others: Any
     ) -> page.Figure:
         drawn = {"type": "scatter", "mode": "lines+markers", "name": name, "marker": marker}
-        return {**drawn, **others, **self.markers(rows)}
+        return {**drawn, **others, **self.markers(rows), **self._whiskers(rows, marker)}
+
+    def _whiskers(self, rows: Sequence[Row], marker: page.Figure) -> page.Figure:
+        """Intervals of right answers."""
+        found = [row.answers for row in rows if row.answers]
+        if self.metric is not RIGHT or len(found) != len(rows):
+            return {}
+        return {"error_y": {
+            "type": "data", "symmetric": False, "thickness": 1, "width": 3,
+            "color": marker["color"],
+            "array": [round(100 * (each.high - each.accuracy), 4) for each in found],
+            "arrayminus": [round(100 * (each.accuracy - each.low), 4) for each in found],
+        }}  # fmt: skip
 
 
 def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
@@ -263,7 +290,9 @@ def heat(rows: Sequence[Row]) -> dict[str, Any]:
     rows = [row for row in rows if not row.is_baseline]
     budgets = list(dict.fromkeys(row.budget for row in rows))
     metrics = [
-        _map(rows, budgets, metric) for metric in (KEPT, ERROR, TIMES, PEAK) if known(metric, rows)
+        _map(rows, budgets, metric)
+        for metric in (RIGHT, KEPT, ERROR, TIMES, PEAK)
+        if known(metric, rows)
     ]
     return {"budgets": budgets, "metrics": metrics}
 

@@ -11,16 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.core.errors import UsageError
+from arborsim.live.answers import Answers
 from arborsim.run.pictures import TokenMap, TreePicture, packed_runs
-from arborsim.run.results import (
-    BASELINE,
-    MACHINE,
-    EpisodeResult,
-    ReplayResult,
-    Row,
-    aggregate,
-)
-from arborsim.show import page, replay_figures, trees
+from arborsim.run.results import BASELINE, MACHINE, EpisodeResult, ReplayResult, Row
+from arborsim.show import answers_words, cliff, page, replay_figures, trees
 from arborsim.show.page import packed
 from arborsim.show.replay import COLUMNS, NAMES, PAGE_MEMORY, TIME, memory, to_frame
 from arborsim.show.replay_words import cautions, headline, summarise
@@ -29,7 +23,8 @@ from arborsim.show.words import counted
 
 #: What decides comes first: it must be in sight on a narrow page.
 _LEADING = (
-    "peak_hbm", "hbm_vs_full", "kept", "gap", "error", "total", "time_vs_full", "tokens_per_s",
+    "right", "right_interval", "right_vs_full", "peak_hbm", "hbm_vs_full", "kept", "gap", "error",
+    "total", "time_vs_full", "tokens_per_s",
 )  # fmt: skip
 
 #: Points over all memory series of a page, most and fewest points per series.
@@ -38,25 +33,32 @@ _ALL_POINTS, _MOST_POINTS, _FEWEST_POINTS = 100_000, 600, 100
 _ALL_FRAMES, _FEWEST_FRAMES = 4_000, 10
 
 
-def write_report(result: ReplayResult, path: str | Path) -> None:
-    """Write the page; `UsageError` where it cannot be written, or nothing was replayed."""
+def write_report(result: ReplayResult, path: str | Path, known: Answers | None = None) -> None:
+    """Write the page; `UsageError` where it cannot be written, or nothing was replayed.
+
+    `known` are answers counted live, by default those that come with the package.
+    """
     if not result.episodes:
         raise UsageError("nothing was replayed: there is nothing to report")
-    page.write(render(result), path)
+    page.write(render(result, known), path)
 
 
-def render(result: ReplayResult) -> str:
+def render(result: ReplayResult, known: Answers | None = None) -> str:
     """The whole page as text; the same result gives the same bytes."""
-    rows = aggregate(result.episodes)
+    rows = result.rows()
     by_trace: dict[str, list[Row]] = {}
     for row in rows:
         by_trace.setdefault(row.trace, []).append(row)
-    data, note = _data(result, by_trace)
-    answers = [(trace, summarise(own)) for trace, own in by_trace.items()]
+    data, note = _data(result, by_trace, known)
+    answers = [
+        (trace, summarise(own, answers_words.would_decide(own, result)))
+        for trace, own in by_trace.items()
+    ]
     notes = ["Bytes and seconds are simulated.", *result.does_not_fit]
+    notes += answers_words.footnotes(rows)
     if any(not math.isnan(row.attention_kept) for row in rows):
-        notes.append("Attention kept is not accuracy: it says how much of what the recorded model "
-                     "looked at was still readable.")  # fmt: skip
+        notes.append("Attention kept says how much of what the recorded model looked at was still "
+                     "readable.")  # fmt: skip
     searches = "; ".join(
         f"{row.trace} ({counted(row.searches, 'search')}, {row.generated_tokens:,} generated "
         "tokens)"
@@ -94,7 +96,9 @@ def render(result: ReplayResult) -> str:
     )  # fmt: skip
 
 
-def _data(result: ReplayResult, by_trace: dict[str, list[Row]]) -> tuple[dict[str, Any], str]:
+def _data(
+    result: ReplayResult, by_trace: dict[str, list[Row]], known: Answers | None
+) -> tuple[dict[str, Any], str]:
     """The data, and a note on what was left out."""
     kept, note = _worth_drawing(result.episodes)
     points = max(_FEWEST_POINTS, min(_MOST_POINTS, _ALL_POINTS // max(len(kept), 1)))
@@ -104,11 +108,17 @@ def _data(result: ReplayResult, by_trace: dict[str, list[Row]]) -> tuple[dict[st
         "pareto": {
             trace: [
                 {"title": metric.title, **replay_figures.pareto(own, metric)}
-                for metric in (replay_figures.KEPT, replay_figures.ERROR, replay_figures.TIMES)
+                for metric in (
+                    replay_figures.RIGHT,
+                    replay_figures.KEPT,
+                    replay_figures.ERROR,
+                    replay_figures.TIMES,
+                )
                 if replay_figures.known(metric, own)
             ]
             for trace, own in by_trace.items()
         },
+        "cliff": {trace: cliff.of_replay(result, trace, known) for trace in by_trace},
         "heat": {trace: replay_figures.heat(own) for trace, own in by_trace.items()},
         "time": {trace: replay_figures.time_splits(own) for trace, own in by_trace.items()},
         "memory": [{**_labels(e), "figure": replay_figures.memory(e, points)} for e in kept],

@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from arborsim.core.statistics import least_visible
 from arborsim.core.units import quantity
-from arborsim.run.results import ANY, MARK, ORACLE, LeftOut, ReplayResult, Row
+from arborsim.run.results import ANY, MARK, LeftOut, ReplayResult, Row
+from arborsim.show import answers_words
 from arborsim.show.words import counted, listed
 
-#: Shares of attention kept that settings are grouped by, strictest first.
-LEVELS = (0.99, 0.95, 0.9, 0.8)
 _MODEL = "model computation"
+_MOST_NAMED = 4  # settings that a sentence names
 
 
-def summarise(rows: Sequence[Row]) -> list[str]:
+def summarise(rows: Sequence[Row], decides: str = "") -> list[str]:
     """Sentences about the rows of one trace; the first one is the answer.
 
-    Which setting needs the least HBM at which share of attention kept, what that costs in time,
-    what loses nothing, what is smallest, and what the slowest one spends its time on.
+    Where answers were counted live they lead: which setting needs the least HBM without losing
+    answers visibly, and which lose some.  Where they were not, no setting is called best: the
+    sentences say what memory, time and attention each way costs.  `decides` says what would count
+    the answers that are missing (`answers_words.would_decide`).
     """
     full, others, able = _choices(rows)
     if not others:
@@ -27,42 +30,157 @@ def summarise(rows: Sequence[Row]) -> list[str]:
             f"{quantity('bytes', full.peak_hbm_kv_bytes)} and it generates "
             f"{quantity('rate', full.tokens_per_s)}."
         ]  # fmt: skip
+    wanted = [decides] if decides else []
     if not able:
         fits = ", fits the machine" if any(not row.fits for row in others) else ""
         none = f"No setting keeps to its budget{fits} and needs less HBM than full retention."
-        return [none, *_slowest(others, full, None)]
-    known = [row for row in able if not math.isnan(row.attention_kept)]
-    if not known:
-        best = min(able, key=_rank)
-        claim = f"{_name(best)} needs the least HBM: {_costs(best, full)}."
-        return [f"{claim} How much attention it keeps was not measured.",
-                *_slowest(others, full, best)]  # fmt: skip
-    best, claim = _best(known, full)
-    said = [best]
-    sentences = [claim, *_against_oracle(best)]
-    lossless = [row for row in known if row.attention_kept >= 1]
-    if lossless and best not in lossless:
-        said.append(min(lossless, key=_rank))
-        sentences.append(
-            f"Without losing any attention, the least is {_name(said[-1])}: "
-            f"{_costs(said[-1], full)}."
-        )
-    least = min(row.peak_hbm_kv_bytes for row in known)
-    if all(row.peak_hbm_kv_bytes > 1.05 * least for row in said):
-        near = [row for row in known if row.peak_hbm_kv_bytes <= 1.01 * least]
-        small = max(near, key=lambda row: row.attention_kept)
-        but = f", but only {_kept(small)} of the attention is kept"
-        sentences.append(f"Smallest of all is {_name(small)}: {_costs(small, full, but)}.")
-    return [*sentences, *_slowest(others, full, best)]
+        return [none, *_losses(others), *_slowest(others, full, None), *wanted]
+    if _counted(others):
+        best, sentences = _by_answers(able, others, full)
+    else:
+        best, sentences = _trade_off(able, full)
+    return [*sentences, *wanted, *_slowest(others, full, best)]
 
 
 def headline(rows: Sequence[Row]) -> Row | None:
     """The row that the first sentence is about, else the smallest; None if there is only full."""
-    full, others, able = _choices(rows)
+    _, others, able = _choices(rows)
+    if not able:
+        return min(others, key=_rank, default=None)
+    lossless = _lossless(able)
+    return min(lossless or able, key=_rank)
+
+
+def _counted(rows: Sequence[Row]) -> list[Row]:
+    """Rows with answers counted under their own budget, on the trace's own kind of problems."""
+    return [row for row in rows if row.answers is not None and row.answers.exact]
+
+
+def _lossless(rows: Sequence[Row]) -> list[Row]:
+    """Rows that lose no answers visibly, and whose budget could hold every search."""
+    return [
+        row
+        for row in _counted(rows)
+        if row.answers is not None
+        and row.answers.full_right is not None
+        and not row.answers.infeasible
+        and not row.answers.loses
+    ]
+
+
+def _by_answers(
+    able: Sequence[Row], others: Sequence[Row], full: Row | None
+) -> tuple[Row | None, list[str]]:
+    """What the counted answers say; the row that the first sentence is about."""
+    known, lossless = _counted(able), _lossless(able)
+    losses = _losses(others)
+    if not lossless:
+        few = "No setting whose answers were counted live"
+        first = f"{few} keeps to its budget, saves memory and loses no answers visibly."
+        return None, [first, *losses]
+    best = min(lossless, key=_rank)
+    found = best.answers
+    assert found is not None
+    which = (
+        f"Of the {len(known)} settings whose answers were counted live, {_name(best)} needs the "
+        "least HBM without a visible loss"
+        if len(known) > 1
+        else f"{_name(best)} loses no answers visibly, counted live"
+    )
+    which += _alike(best, lossless)
+    sentences = [
+        f"{which}: {answers_words.score(found)}, {answers_words.against_full(found)}; "
+        f"{_costs(best, full)}."
+    ]
+    full_right = found.full_right
+    assert full_right is not None
+    least = least_visible(full_right, found.n)
+    shows = (
+        f"{counted(found.n, 'problem')} are too few to show any loss"
+        if least is None
+        else f"With {counted(found.n, 'problem')}, a loss shows only from {least} right down"
+    )
+    return best, [*sentences, f"{shows}.", *losses]
+
+
+def _losses(rows: Sequence[Row]) -> list[str]:
+    """Settings that are visibly less right than full retention, those that save least first."""
+    lost = sorted(
+        (row for row in _counted(rows) if row.answers and row.answers.loses),
+        key=lambda row: -row.peak_hbm_kv_bytes,
+    )
+    if not lost:
+        return []
+    named = [
+        f"{_name(row)} {row.answers.right} of {row.answers.n}, where it is {row.answers.full_right}"
+        for row in lost[:_MOST_NAMED]
+        if row.answers
+    ]
+    more = f"; and {len(lost) - _MOST_NAMED} more" if len(lost) > _MOST_NAMED else ""
+    return [f"Visibly fewer are right than under full retention with {'; '.join(named)}{more}."]
+
+
+def _trade_off(able: Sequence[Row], full: Row | None) -> tuple[Row, list[str]]:
+    """What the settings cost, where no answers say which of them will do."""
+    small = min(able, key=_rank)
+    first = "Which of these settings keeps answers right was not counted."
+    sentences = [f"{first} {_smallest(small, able, full)}"]
     known = [row for row in able if not math.isnan(row.attention_kept)]
-    if known:
-        return _best(known, full)[0]
-    return min(able or others, key=_rank, default=None)
+    if not known:
+        return small, [f"{sentences[0]} How much attention is kept was not measured."]
+    most = max(row.attention_kept for row in known)
+    keeping = [row for row in known if row.attention_kept >= most - 1e-12]
+    near = min(keeping, key=_rank)
+    if near is not small:
+        share = "All attention is" if most >= 1 else f"The most attention, {_kept(near)}, is"
+        alike = _alike(near, keeping)
+        sentences.append(f"{share} kept by {_name(near)}{alike}: {_costs(near, full)}.")
+    said = answers_words.not_ranking()
+    sentences += [f"Attention kept is not accuracy. {said}"] if said else []
+    return small, [*sentences, *_near(able)]
+
+
+def _smallest(small: Row, able: Sequence[Row], full: Row | None) -> str:
+    """What needs the least HBM, one setting or several, and the range of what that costs."""
+    same = [row for row in able if _rank(row)[0] == _rank(small)[0]]
+    kept = [row for row in same if not math.isnan(row.attention_kept)]
+    if len(same) == 1:
+        but = f", with {_kept(small)} of the attention kept" if kept else ""
+        return f"{_name(small)} needs the least HBM: {_costs(small, full, but)}."
+    policies = list(dict.fromkeys(row.policy for row in same))
+    budgets = listed(dict.fromkeys(row.budget_label for row in same))
+    whose = listed(policies) if len(policies) <= _MOST_NAMED else f"{len(policies)} policies"
+    sentence = f"The least HBM is what {whose} need at budget {budgets}: {_memory(small, full)}"
+    if kept:
+        ends = [choose(kept, key=lambda row: row.attention_kept) for choose in (min, max)]
+        sentence += f"; they keep {' to '.join(dict.fromkeys(map(_kept, ends)))} of the attention"
+    times = sorted(row.relative.time for row in same)
+    if full is None or math.isnan(times[0]):
+        return f"{sentence}."
+    spent = dict.fromkeys(f"{ratio:.2f}" for ratio in (times[0], times[-1]))
+    return f"{sentence}, and take {' to '.join(spent)} times as long as full retention."
+
+
+def _near(rows: Sequence[Row]) -> list[str]:
+    """Answers that were counted at a near budget, or on other problems of the task."""
+    near = [(row, row.answers) for row in rows if row.answers and not row.answers.exact]
+    named = [
+        f"{_name(row)} {found.right} of {found.n} ({', '.join(found.differs)})"
+        + ("" if found.full_right is None else f", full retention {found.full_right}")
+        for row, found in near[:_MOST_NAMED]
+    ]
+    more = f"; and {len(near) - _MOST_NAMED} more" if len(near) > _MOST_NAMED else ""
+    return [f"Right answers counted near these settings: {'; '.join(named)}{more}."] if near else []
+
+
+def _alike(best: Row, rows: Sequence[Row]) -> str:
+    """Policies that need as much HBM as `best`, to a per cent."""
+    size = _rank(best)[0]
+    same = [row.policy for row in rows if row.policy != best.policy and _rank(row)[0] == size]
+    alike = list(dict.fromkeys(same))
+    if len(alike) > _MOST_NAMED:
+        return f", like {len(alike)} other policies"
+    return f", like {listed(alike)}" if alike else ""
 
 
 def _choices(rows: Sequence[Row]) -> tuple[Row | None, list[Row], list[Row]]:
@@ -84,46 +202,6 @@ def _choices(rows: Sequence[Row]) -> tuple[Row | None, list[Row], list[Row]]:
     return full, others, able
 
 
-def _best(known: Sequence[Row], full: Row | None) -> tuple[Row, str]:
-    """Of the settings whose attention is known, the recommended one, and why."""
-    for level in LEVELS:
-        pool = [row for row in known if row.attention_kept >= level]
-        if pool:
-            best = min(pool, key=_rank)
-            costs = _costs(best, full, f", with {_kept(best)} of the attention kept")
-            return best, (
-                f"Of the settings that keep at least {level:.0%} of the attention, {_name(best)} "
-                f"needs the least HBM: {costs}."
-            )
-    most = max(row.attention_kept for row in known)
-    equal = [row for row in known if most - row.attention_kept < 1e-12]
-    best = min(equal, key=_rank)
-    alike = f", like {len(equal) - 1} more," if len(equal) > 1 else ""
-    return best, (
-        f"No setting keeps {LEVELS[-1]:.0%} of the attention. {_name(best)}{alike} comes "
-        f"nearest with {best.attention_kept:.1%}: {_costs(best, full)}."
-    )
-
-
-def _against_oracle(row: Row) -> list[str]:
-    gap = row.oracle_gap
-    if math.isnan(gap):
-        return []
-    more = "more" if gap > 0 else "less"
-    against = (
-        f"as much as {row.policy}"
-        if abs(gap) < 5e-5
-        else f"{abs(100 * gap):.2f} percentage points {more} than {row.policy}"
-    )
-    kept = gap + row.attention_kept
-    share = "more than 99.99%" if 0.99995 <= kept < 1 else f"{kept:.2%}"  # almost all is not all
-    oracle = f"{ORACLE}-{row.per}" if row.per in ("layer", "head") else f"the {ORACLE}"
-    return [
-        f"At budget {row.budget_label}, {oracle}, which knows the future and only evicts, "
-        f"keeps {share}: {against}."
-    ]
-
-
 def _slowest(others: Sequence[Row], full: Row | None, said: Row | None) -> list[str]:
     slowest = max(others, key=lambda row: row.time.total_s / max(row.generated_tokens, 1))
     total = slowest.time.total_s
@@ -143,11 +221,10 @@ def _slowest(others: Sequence[Row], full: Row | None, said: Row | None) -> list[
     ]
 
 
-def _rank(row: Row) -> tuple[float, float, float]:
-    """Least memory; among equals (to a per cent) the fastest, then the one that keeps most."""
+def _rank(row: Row) -> tuple[float, float, str, str]:
+    """Least memory; among equals (to a per cent) the fastest, then the first by name."""
     size = round(math.log(max(row.peak_hbm_kv_bytes, 1)) * 100)
-    kept = 0.0 if math.isnan(row.attention_kept) else row.attention_kept
-    return size, round(row.time.total_s, 6), -kept
+    return size, round(row.time.total_s, 6), row.policy, row.budget
 
 
 def _kept(row: Row) -> str:
@@ -163,11 +240,7 @@ def _name(row: Row) -> str:
 
 def _costs(row: Row, full: Row | None, remark: str = "") -> str:
     """Memory, a remark, and time; against full retention if it is known."""
-    memory = f"{quantity('bytes', row.peak_hbm_kv_bytes)} of KV cache at the peak"
-    saved = 1 - row.relative.peak_hbm
-    if full is not None and not math.isnan(saved):
-        change = f"{saved:.0%} less" if saved >= 0 else f"{-saved:.0%} more"
-        memory += f" instead of {quantity('bytes', full.peak_hbm_kv_bytes)} ({change})"
+    memory = _memory(row, full)
     ratio = row.relative.time
     if full is None or math.isnan(ratio):
         time = quantity("seconds", row.time.total_s)
@@ -183,6 +256,15 @@ def _costs(row: Row, full: Row | None, remark: str = "") -> str:
     return f"{memory}{remark}; it takes {time}"
 
 
+def _memory(row: Row, full: Row | None) -> str:
+    memory = f"{quantity('bytes', row.peak_hbm_kv_bytes)} of KV cache at the peak"
+    saved = 1 - row.relative.peak_hbm
+    if full is None or math.isnan(saved):
+        return memory
+    change = f"{saved:.0%} less" if saved >= 0 else f"{-saved:.0%} more"
+    return f"{memory} instead of {quantity('bytes', full.peak_hbm_kv_bytes)} ({change})"
+
+
 def _parts(row: Row) -> dict[str, float]:
     return {
         _MODEL: row.model_s,
@@ -194,11 +276,12 @@ def _parts(row: Row) -> dict[str, float]:
 
 def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
     """The notes below the tables of a terminal."""
-    found = [
-        "attn. kept is n/a: not measured, or the trace holds no attention."
-        if all(math.isnan(row.attention_kept) for row in rows)
-        else "attn. kept: recorded attention that fell on readable tokens; not accuracy."
-    ]
+    found = [*answers_words.footnotes(rows)]
+    if all(math.isnan(row.attention_kept) for row in rows):
+        found.append("attn. kept is n/a: not measured, or the trace holds no attention.")
+    else:
+        kept = "attn. kept: recorded attention that fell on readable tokens; not accuracy."
+        found.append(f"{kept} {answers_words.not_ranking()}".rstrip())
     if any(not math.isnan(row.oracle_gap) for row in rows):
         found.append(
             "gap: what the oracle keeps at the same budget, less the policy's. It knows the future "

@@ -132,6 +132,12 @@ class TraceInfo:
             return "the source of this import lacks it"
         return "drawn searches have none" if self.extra.get("generated") else ""
 
+    @property
+    def recording(self) -> dict[str, Any]:
+        """What was searched, how, and by which model: what live runs are compared by."""
+        names = ("task", "search", "model", "search_parameters")
+        return {name: getattr(self, name) for name in names}
+
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "geometry": self.geometry.to_dict()}, sort_keys=True)
 

@@ -138,7 +138,8 @@ RIGHT = st.integers(0, 30)
 @given(RIGHT, RIGHT, st.integers(30, 40), st.integers(0, 1), st.booleans())
 def test_nothing_beats_another_unless_the_test_says_so(a, b, n, infeasible, same):
     def row(right: int, source: str = "x") -> Counted:
-        return Counted(PROBLEMS, "h2o", {}, "0.5", right, n, infeasible, 20, source)
+        return Counted(right, n, infeasible, 20, source, searched=PROBLEMS, policy="h2o",
+                       settings={}, budget="0.5")  # fmt: skip
 
     first, second = row(a), row(b, "x" if same else "y")
     beats = first.beats(second)

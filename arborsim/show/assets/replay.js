@@ -54,6 +54,23 @@ addEventListener("load", showTrace);
 
   byId("pareto-policy").addEventListener("change", showPareto);
 
+  // --- answers by budget ---
+
+  let counted = null;
+
+  function showCliff() {
+    counted = cliffs.find((item) => item.title === byId("cliff-problems").value) ?? cliffs[0];
+    fill(byId("cliff-policy"), [NONE, ...Object.keys(counted.lines)], true);
+    const marked = counted.lines[byId("cliff-policy").value];
+    const { data, layout } = counted.figure;
+    byId("cliff-note").textContent = counted.note;
+    draw("cliff", { data: marked ? [...data, marked] : data, layout });
+  }
+
+  let cliffs = [];
+  byId("cliff-problems").addEventListener("change", showCliff);
+  byId("cliff-policy").addEventListener("change", showCliff);
+
   // --- policies by budgets ---
 
   function showHeat(map, budgets) {
@@ -80,6 +97,12 @@ addEventListener("load", showTrace);
   }
 
   document.addEventListener("trace", ({ detail: trace }) => {
+    cliffs = DATA.cliff[trace];
+    section("cliff", cliffs.length);
+    if (cliffs.length) {
+      fill(byId("cliff-problems"), cliffs.map((item) => item.title), true);
+      showCliff();
+    }
     section("pareto", DATA.pareto[trace].length);
     buttons(byId("pareto-metric"), DATA.pareto[trace], (item) => {
       shown = item;
