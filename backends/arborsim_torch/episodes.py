@@ -196,19 +196,11 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         task=plan.source.name,
         search=new_search(request).name,
         tokenizer=getattr(loaded.tokenizer, "name_or_path", "") or f"{plan.source.name} words",
-        search_parameters={
-            **_parameters(request),
-            "temperature": request.temperature,
-            **_chosen(request),
-            "max_tokens": plan.max_tokens,
-            "noise": request.noise,
-            "dead_penalty": request.dead_penalty,
-            "value_floor": request.value_floor,
-            "split": request.split,
-            "first": request.first,
-            **{f"task.{key}": value for key, value in request.task_options.items()},
-            **_scoring_models(request, plan),
-        },
+        search_parameters=(
+            {"tokens": "given", "first": request.first, **_chosen(request)}
+            if request.teacher_forced is not None
+            else _search_parameters(request, plan)
+        ),
         seed=request.seed,
         capture=request.capture,
         attention="none" if tree else "sparse" if plan.sparse else "dense",
@@ -221,7 +213,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         device=device_name(loaded.model.device),
         software={**versions(), "pyarrow": pa.__version__},
         command=request.command,
-        extra={**_once(request, loaded), **_how(request)},
+        extra=_once(request, loaded) | ({"batch": str(request.batch)} if request.batch > 1 else {}),
     )
 
 
@@ -233,11 +225,20 @@ def _once(request: RecordRequest, loaded: LoadedModel) -> dict[str, str]:
     return {"repeated_prefixes": "computed once"}
 
 
-def _how(request: RecordRequest) -> dict[str, str]:
-    """How tokens came about, where that was not one search after the other."""
-    if request.teacher_forced is not None:
-        return {"tokens": "given (teacher forcing)"}
-    return {"batch": str(request.batch)} if request.batch > 1 else {}
+def _search_parameters(request: RecordRequest, plan: RecordingPlan) -> dict[str, object]:
+    return {
+        **_parameters(request),
+        "temperature": request.temperature,
+        **_chosen(request),
+        "max_tokens": plan.max_tokens,
+        "noise": request.noise,
+        "dead_penalty": request.dead_penalty,
+        "value_floor": request.value_floor,
+        "split": request.split,
+        "first": request.first,
+        **{f"task.{key}": value for key, value in request.task_options.items()},
+        **_scoring_models(request, plan),
+    }
 
 
 def _chosen(request: RecordRequest) -> dict[str, object]:

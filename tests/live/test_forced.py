@@ -19,6 +19,7 @@ from arborsim.search import make_search
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, Kind
 from arborsim_torch.capture import Capture
+from arborsim_torch.context import PassContext
 from arborsim_torch.forced import Chain, ForcedDecoder, ForcedRecorder, ForcedSource
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler
@@ -128,6 +129,22 @@ def _same_sparse_rows(found: dict[str, Any], expected: dict[str, Any]) -> None:
             assert near[0] == pytest.approx(near[1], rel=2e-3, abs=1e-3)
 
 
+def test_no_tensor_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arborsim_torch.forced.PREFILL_BLOCK", 32)
+    model, seen = tiny_model("qwen2-window"), []
+    add = PassContext.add
+
+    def watched(self: PassContext, layer: int, *parts: Any) -> None:
+        seen.extend(mass.shape for _, mass in parts)
+        add(self, layer, *parts)
+
+    monkeypatch.setattr(PassContext, "add", watched)
+    columns = forced(model, Chain((1, 2), tuple([3, 4] * 200), (400,)), Capture(top=8))
+    assert len(columns["attention_rest"]) == 402
+    assert {shape[3] for shape in seen} == {2, 32, 400 % 32}  # queries
+    assert max(shape[4] for shape in seen) == 402
+
+
 def test_blocks_are_bounded() -> None:
     """A block's attention has at most 2^28 probabilities per layer, whatever the chain's length."""
     model = tiny_model()
@@ -164,7 +181,7 @@ def test_a_file_of_tokens_becomes_a_trace(folder: Path, tmp_path: Path) -> None:
     assert record(folder, tokens, out, "--thought-tokens", "2", "--capture", "qkv") == 0
     reader = TraceReader(out)
     assert reader.info.search == "linear"
-    assert reader.info.extra["tokens"] == "given (teacher forcing)"
+    assert reader.info.search_parameters == {"tokens": "given", "first": 0}
     assert reader.info.timing["decode_tokens_per_s"] == 0
     assert reader.info.timing["prefill_tokens_per_s"] > 0
     first, second = reader.episodes({*PER_LAYER, Signal.ATTENTION}, text=True)
