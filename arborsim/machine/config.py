@@ -30,6 +30,7 @@ _MIXTURES = {
     "mixtral": ("num_local_experts", "intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
 }
+_SAVED_EXPERTS = "num_local_experts"  # what transformers 5 writes for any family
 #: Keys that mean a cache, or a number of weights, that the formulas here do not describe.
 _OTHER_FORMS = {
     "ssm_cfg": "state-space layers",
@@ -196,9 +197,11 @@ def _experts(config: dict[str, Any], layers: int, hidden: int, origin: str) -> d
     if not found:
         return {}
     family = config.get("model_type", "")
-    if family not in _MIXTURES or _MIXTURES[family][0] not in found:
+    number, width = _MIXTURES.get(family, ("", ""))
+    if number and number not in found and _SAVED_EXPERTS in found:
+        number = _SAVED_EXPERTS
+    if number not in found:
         raise _unsupported(f"a mixture of experts ({found[0]})", _MIXTURES, origin)
-    number, width = _MIXTURES[family]
     experts, dim = _count(config, number, origin), _count(config, width, origin)
     used = _count(config, "num_experts_per_tok", origin, config.get("experts_per_token"))
     with_experts = _layers_with_experts(config, layers)

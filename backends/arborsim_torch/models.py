@@ -284,7 +284,10 @@ def eos_ids(loaded: LoadedModel) -> list[int]:
 
 
 def geometry(loaded: LoadedModel) -> Geometry:
-    """The shape of the model's cache and weights."""
+    """The shape of the model's cache and weights.
+
+    Layers with a sliding window count as full ones: the live cache keeps all tokens in them, too.
+    """
     config, model = loaded.model.config, loaded.model
     heads = config.num_attention_heads
     width = torch.empty(0, dtype=model.dtype).element_size()
@@ -300,4 +303,24 @@ def geometry(loaded: LoadedModel) -> Geometry:
         parameters=sum(p.numel() for p in model.parameters()),
         kv_bytes_per_element=width,
         weight_bytes_per_element=width,
+        **_experts(model),
     )
+
+
+def _experts(model: Any) -> dict[str, int]:
+    """The fields of a `Geometry` about a mixture of experts, if the model is one."""
+    config, weights, layers = model.config, 0, set()
+    for name, parameter in model.named_parameters():
+        before, found, _ = name.partition(".experts.")
+        if found:
+            weights += parameter.numel()
+            layers.add(before)
+    if not layers:
+        return {}
+    return {
+        "experts": getattr(config, "num_local_experts", 0) or config.num_experts,
+        "experts_per_token": config.num_experts_per_tok,
+        "expert_parameters": weights,
+        "expert_dim": getattr(config, "moe_intermediate_size", 0) or config.intermediate_size,
+        "expert_layers": len(layers),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from arborsim.calibrate.backend import HardwareRequest
 from arborsim.core.errors import UsageError
+from arborsim.machine.config import geometry_from_config
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.batches import run_batched
@@ -84,6 +86,16 @@ def test_of_a_model_that_sees_the_language_model_runs(tmp_path: Path) -> None:
         expected = whole(ids, attention_mask=torch.ones_like(ids)).logits[0, -1]
     found = TreeDecoder(loaded.model).prefill(tokens)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "llama"])
+def test_the_geometry_of_a_mixture_knows_its_experts(family: str) -> None:
+    model = tiny_model(family)
+    found = geometry(LoadedModel("m", model))
+    text = json.dumps(model.config.to_dict() | {"dtype": "float32"})
+    known = geometry_from_config(text, "m", "config.json")
+    assert replace(found, window=known.window, window_layers=known.window_layers) == known
+    assert found.experts == (0 if family == "llama" else 4)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mixtral", "qwen3_moe"])
