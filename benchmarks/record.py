@@ -6,13 +6,15 @@
 The first prints, for one chain and for a tree of four parallel leaves, decode speed unrecorded, at
 ``signals`` level and at ``qkv`` level, and the ratios.  Decoding only: a search is written to the
 file after it ends.  The second decodes one chain of each length at ``signals`` level (256 positions
-per attention row) and records its tokens once more, given (``record --teacher-forced``).
+per attention row) and records its tokens once more, given (``record --teacher-forced``); seconds
+are those of the processor.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +81,8 @@ def chains(loaded: LoadedModel, source: Any, lengths: list[int]) -> None:
     for length in lengths:
         problem = source.problem(0)
         options: dict[str, Any] = {"model": loaded.model, "search": make_search("linear"),
-                                   "seed": 0, "max_tokens": length}  # fmt: skip
+                                   "seed": 0, "max_tokens": length,
+                                   "clock": time.process_time}  # fmt: skip
         decoded = EpisodeRecorder(
             source=source, capture=Capture(top=256), sampler=Sampler(1.0, (0,)), **options
         ).run(problem)

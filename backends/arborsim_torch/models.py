@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +291,7 @@ def geometry(loaded: LoadedModel) -> Geometry:
     config, model = loaded.model.config, loaded.model
     heads = config.num_attention_heads
     width = torch.empty(0, dtype=model.dtype).element_size()
-    return Geometry(
+    plain = Geometry(
         name=loaded.name,
         layers=config.num_hidden_layers,
         heads=heads,
@@ -303,12 +303,12 @@ def geometry(loaded: LoadedModel) -> Geometry:
         parameters=sum(p.numel() for p in model.parameters()),
         kv_bytes_per_element=width,
         weight_bytes_per_element=width,
-        **_experts(model),
     )
+    return _with_experts(plain, model)
 
 
-def _experts(model: Any) -> dict[str, int]:
-    """The fields of a `Geometry` about a mixture of experts, if the model is one."""
+def _with_experts(plain: Geometry, model: Any) -> Geometry:
+    """The same geometry, and its experts if the model is a mixture of them."""
     config, weights, layers = model.config, 0, set()
     for name, parameter in model.named_parameters():
         before, found, _ = name.partition(".experts.")
@@ -316,11 +316,12 @@ def _experts(model: Any) -> dict[str, int]:
             weights += parameter.numel()
             layers.add(before)
     if not layers:
-        return {}
-    return {
-        "experts": getattr(config, "num_local_experts", 0) or config.num_experts,
-        "experts_per_token": config.num_experts_per_tok,
-        "expert_parameters": weights,
-        "expert_dim": getattr(config, "moe_intermediate_size", 0) or config.intermediate_size,
-        "expert_layers": len(layers),
-    }
+        return plain
+    return replace(
+        plain,
+        experts=getattr(config, "num_local_experts", 0) or config.num_experts,
+        experts_per_token=config.num_experts_per_tok,
+        expert_parameters=weights,
+        expert_dim=getattr(config, "moe_intermediate_size", 0) or config.intermediate_size,
+        expert_layers=len(layers),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,17 @@ import pytest
 
 from arborsim.calibrate.backend import HardwareRequest
 from arborsim.core.errors import UsageError
+from arborsim.core.tiers import Budget
+from arborsim.live.backends import LiveRequest
 from arborsim.machine.config import geometry_from_config
+from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
+from arborsim.run.episode import Cell
+from arborsim.run.move_log import MoveLog
 from arborsim.search import make_search
+from arborsim.trace.reader import TraceReader
+from arborsim_torch.backend import TorchBackend
 from arborsim_torch.batches import run_batched
 from arborsim_torch.checkpoint import FAMILIES as SUPPORTED
 from arborsim_torch.decoder import TreeDecoder
@@ -28,6 +37,8 @@ from arborsim_torch.live.policy_search import (
 from arborsim_torch.models import LoadedModel, cache_shape, geometry, load_model, rope_of
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler
+from tests.helpers.plain_executor import decide_all
+from tests.live.test_shadow import Collect
 from tests.live.tiny import FAMILIES, FakeSource, plain_copy, save_tiny, tiny_model, torch
 
 
@@ -141,3 +152,49 @@ def test_random_weights_have_true_buffers(family: str, tmp_path: Path) -> None:
     for name, buffer in found.items():
         torch.testing.assert_close(buffer, known[name], msg=name)
     assert torch.isfinite(drawn(torch.tensor([[1, 2, 3]])).logits).all()
+
+
+def test_what_no_window_reads_may_go(tmp_path: Path) -> None:
+    """All layers see 24 tokens: a policy that keeps more of the newest changes nothing."""
+    model, source = tiny_model("phi3"), FakeSource(thoughts=10)
+    setup = SearchSetup(model, source, lambda: make_search("linear"), 0.0, 0, 100)
+    problem = source.problem(0)
+    policy = build("streaming-llm", {"pin_prompt": "false"})
+    search = PolicySearch(setup, problem, policy, 40, CacheOptions())
+    ended: list[Any] = []
+    run_batched([search], 1, lambda search, result: ended.append(result))
+    measured = search.outcome(ended[0]).measured
+    assert measured.evicted_tokens > 50
+    tokens, _ = generated(model, problem.prompt, ended[0].tokens)
+    own = ended[0].columns["position"] >= len(problem.prompt)
+    assert ended[0].columns["token"][own].tolist() == tokens
+
+
+@pytest.mark.parametrize("family", ["gemma3", "phi3", "mixtral"])
+def test_shadow_runs_decide_as_replays_do(family: str, tmp_path: Path) -> None:
+    # The token that ends a text is none that the model can say.
+    folder = save_tiny(tmp_path / "model", family, eos_token="</s>")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": " ".join(f"w{i}" for i in range(2, 40))}))
+    small = {"epikv": {"recent": "8"}, "snapkv": {"window": "8"}}
+    names = ("h2o", "epikv", "snapkv", "lag-kv", "streaming-llm", "quest")
+    policies = [build(name, small.get(name, {})) for name in names]
+    request = LiveRequest(
+        model=str(folder), prompts=prompts,
+        cells=tuple(Cell(policy, Budget.parse("72")) for policy in policies),
+        max_tokens=100, thought_tokens=20, shadow=True,
+        machine=Machine(load_profile("h100")), trace=tmp_path / "shadow.parquet",
+    )  # fmt: skip
+    logs: dict[str, MoveLog] = defaultdict(MoveLog)
+    watch, backend = Collect(), TorchBackend()
+    backend.live(request, watch, meters=lambda episode, cell: (logs[cell.policy.name],))
+    needs = frozenset().union(*(policy.reads() for policy in policies))
+    episode = next(iter(TraceReader(tmp_path / "shadow.parquet").episodes(tuple(needs))))
+    moved = 0
+    for policy in policies:
+        (decided,) = (r for r in watch.results if r.policy == policy.name)
+        assert not decided.infeasible
+        _, expected = decide_all(policy, episode, decided.budget_tokens)
+        np.testing.assert_array_equal(logs[policy.name].rows, expected, err_msg=policy.name)
+        moved += len(expected) > 0
+    assert moved >= 5

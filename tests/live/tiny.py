@@ -72,7 +72,7 @@ def save_tiny(folder: Path, family: str = "llama", **tokenizer: Any) -> Path:
     words = {f"w{i}": i for i in range(60)} | {"\n": 60}
     made = Tokenizer(models.WordLevel(words, unk_token="w0"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w1", **tokenizer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, **{"eos_token": "w1", **tokenizer})
     fast.save_pretrained(folder)
     return folder
 
