@@ -82,7 +82,9 @@ class Results(ABC):
     def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
         """Titles and the compact tables that a notebook shows."""
 
-    def plot(self, kind: str = "", *, metric: str = "", dark: bool = False) -> Any:
+    def plot(
+        self, kind: str | None = None, *, metric: str | None = None, dark: bool = False
+    ) -> Any:
         """Draw the results.
 
         Parameters
@@ -91,10 +93,10 @@ class Results(ABC):
             Of replays ``"pareto"`` (memory against a metric) or ``"heat"`` (policies by
             budgets); of searches ``"pareto"`` (accuracy against KV size) or ``"width"``; of plans
             ``"pareto"`` (cost, quality and latency) or ``"load"``; of live runs ``"cliff"``
-            (accuracy by budget).  "" is the first of them.
+            (accuracy by budget).  None is the first of them.
         metric : str
-            What replays are drawn by: ``"kept"``, ``"error"``, ``"time"`` or ``"memory"``; "" for
-            the first that is known.
+            What replays are drawn by: ``"kept"``, ``"error"``, ``"time"`` or ``"memory"``; None
+            for the first that is known.
         dark : bool
             Light on dark.
 

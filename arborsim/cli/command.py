@@ -43,6 +43,8 @@ NAMES = {
     "engine": "arborsim.machine.lookup:engine_names",
     "model": "arborsim.machine.lookup:geometry_names",
     "calibration": "arborsim.calibrate.documents:shipped",
+    "plot": "arborsim.show.plots:kinds",
+    "metric": "arborsim.show.plots:metrics",
 }
 #: Endings of the files that complete an argument.
 FILES = {"trace": (".parquet",), "results": (".parquet", ".jsonl")}

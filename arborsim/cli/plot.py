@@ -17,10 +17,16 @@ def plot(
         ..., "Results: the file of --out, or the log of a live run.", complete="results"
     ),
     kind: str = option(
-        "", "pareto, heat, cliff, width or load, as the results allow.", shown="the usual one"
+        "",
+        "pareto, heat, cliff, width or load, as the results allow.",
+        complete="plot",
+        shown="the usual one",
     ),
     metric: str = option(
-        "", "What a replay is drawn by: kept, error, time or memory.", shown="the first known"
+        "",
+        "What a replay is drawn by: kept, error, time or memory.",
+        complete="metric",
+        shown="the first known",
     ),
     out: Path | None = output_option(
         None, "Write a page (.html) or an image (.svg, .png) in place of drawing here."

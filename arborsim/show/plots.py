@@ -182,7 +182,19 @@ KINDS: dict[str, dict[str, Callable[..., list[Plot]]]] = {
 }
 
 
-def plots_of(results: str, record: Any, kind: str = "", metric: str = "") -> list[Plot]:
+def kinds() -> list[str]:
+    """The names of plots of any results."""
+    return sorted({name for plots in KINDS.values() for name in plots})
+
+
+def metrics() -> list[str]:
+    """What replays can be drawn by."""
+    return list(METRICS)
+
+
+def plots_of(
+    results: str, record: Any, kind: str | None = None, metric: str | None = None
+) -> list[Plot]:
     """The plots of one kind.
 
     Parameters
@@ -192,9 +204,9 @@ def plots_of(results: str, record: Any, kind: str = "", metric: str = "") -> lis
     record
         `ReplayResult`, a sequence of `SearchResult`, `PlanResult` or `LiveReport`.
     kind
-        A name in ``KINDS[results]``; "" for the usual one.
+        A name in ``KINDS[results]``; none for the usual one.
     metric
-        What a replay is plotted by, a name in `METRICS`; "" for the first that is known.
+        What a replay is plotted by, a name in `METRICS`; none for the first that is known.
 
     Raises
     ------
@@ -207,9 +219,10 @@ def plots_of(results: str, record: Any, kind: str = "", metric: str = "") -> lis
         raise UnknownName(f"plot of {results} results", chosen, known)
     if metric and results != "replay":
         raise UsageError(f"--metric {metric}: only replays have a choice, not {results} results")
-    found = known[chosen](record, metric)
+    found = known[chosen](record, metric or "")
     if not found:
-        raise UsageError(f"these {results} results hold nothing that '{chosen}' could draw")
+        why = "; a plan's curves over loads are on its page (--report)" if chosen == "load" else ""
+        raise UsageError(f"these {results} results hold nothing that '{chosen}' could draw{why}")
     return found
 
 

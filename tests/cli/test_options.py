@@ -117,14 +117,15 @@ def test_names_can_be_completed(kind: str) -> None:
     assert complete("no such name") == []
 
 
-def test_traces_and_folders_can_be_completed(
+def test_files_and_folders_can_be_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "many").mkdir()
-    for name in ("mine.parquet", "mine.txt", "other.parquet"):
+    for name in ("mine.parquet", "mine.txt", "mine.jsonl", "other.parquet"):
         (tmp_path / name).touch()
     assert completing("trace")("m") == ["many/", "mine.parquet"]
+    assert completing("results")("m") == ["many/", "mine.jsonl", "mine.parquet"]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,11 @@ def test_traces_and_folders_can_be_completed(
         ("arborsim replay --policy full,epik", "full,epikv"),
         ("arborsim plan --gpu h10", "h100"),
         ("arborsim live --search tot-b", "tot-bfs"),
+        ("arborsim comp", "compare"),
+        ("arborsim compare a b --fail", "--fail-over"),
+        ("arborsim plot r.parquet --kind h", "heat"),
+        ("arborsim plot r.parquet --metric t", "time"),
+        ("arborsim doctor --j", "--json"),
     ],
 )
 def test_a_shell_is_offered_names(typed: str, offered: str) -> None:
@@ -145,6 +151,18 @@ def test_a_shell_is_offered_names(typed: str, offered: str) -> None:
         text=True, check=False,
     )  # fmt: skip
     assert offered in done.stdout.split(), done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_offered_every_command(shell: str) -> None:
+    asked = {"_ARBORSIM_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "arborsim ",
+             "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "arborsim"], env={**os.environ, **asked}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    for name in COMMANDS:
+        assert name in done.stdout, done.stderr
 
 
 def test_help_imports_no_command_and_a_command_nothing_heavy() -> None:
