@@ -33,7 +33,13 @@ from arborsim.plan.provenance import (
     short_prompts,
 )
 from arborsim.plan.recommend import Demanded, recommend
-from arborsim.plan.results import CandidateResult, PlanResult, Recommendation, fleet_for
+from arborsim.plan.results import (
+    CandidateResult,
+    LoadPoint,
+    PlanResult,
+    Recommendation,
+    fleet_for,
+)
 from arborsim.plan.statistics import Estimate, Solved, cost_per_solved, solved_share
 from arborsim.plan.workload import Candidate, Workload
 
@@ -206,13 +212,22 @@ class Planner:
     def _dressed(self, candidate: CandidateResult, load: float | None) -> CandidateResult:
         """With what does not depend on its own runs: its fleet, accuracy and evidence."""
         accuracy = self.accuracies.get((candidate.policy, candidate.budget))
-        quality, point = candidate.quality, candidate.at_largest
-        if quality is not None and accuracy is not None:
-            quality = replace(quality, accuracy=accuracy)
-            if point is not None and point.cost_per_1000 is not None:
-                low, high = (cost_per_solved(each / 1000, accuracy) for each in point.cost_per_1000)
-                point = replace(point, cost_per_solved=(low, high))
+        if candidate.quality is not None and accuracy is not None:
+            candidate = replace(
+                candidate,
+                quality=replace(candidate.quality, accuracy=accuracy),
+                at_largest=_judged(candidate.at_largest, accuracy),
+                at_stated=_judged(candidate.at_stated, accuracy),
+            )
         fleet = fleet_for(candidate, load)
         hardware = self.candidates[candidate.number].hardware
         rests_on = evidence(hardware.profile, self.workload.geometry, hardware.gpus)
-        return replace(candidate, quality=quality, at_largest=point, fleet=fleet, evidence=rests_on)
+        return replace(candidate, fleet=fleet, evidence=rests_on)
+
+
+def _judged(point: LoadPoint | None, accuracy: Estimate) -> LoadPoint | None:
+    """With the cost of a solved search at this share of right answers."""
+    if point is None or point.cost_per_1000 is None:
+        return point
+    low, high = (cost_per_solved(each / 1000, accuracy) for each in point.cost_per_1000)
+    return replace(point, cost_per_solved=(low, high))

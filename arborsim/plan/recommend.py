@@ -15,89 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.machine.fidelity import share_text
+from arborsim.plan.answer import answer, cost_at, solved_known
 from arborsim.plan.results import (
     MET,
     MISSED,
     UNFIT,
     Alone,
     CandidateResult,
-    Fleet,
     LoadPoint,
     PlanResult,
     Recommendation,
     machines_for,
     middle_cost,
-    with_error,
+    middle_solved,
 )
-from arborsim.plan.runs import TIME
 from arborsim.plan.statistics import mean_interval
-
-#: Names of `LoadPoint.saturated`.
-RESOURCES = {
-    "hbm": "HBM space", "host": "host memory", "searches": "allowed searches",
-    "compute": "compute", "memory": "HBM bandwidth", "pcie_down": "PCIe to the host",
-    "pcie_up": "PCIe from the host",
-}  # fmt: skip
-
-
-def money(cost: tuple[float, float] | None, currency: str) -> str:
-    """A price or a range of prices, with as many digits as they need."""
-    if cost is None:
-        return "an unknown price"
-    low, high = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in cost)
-    return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
-
-
-def named(candidate: CandidateResult) -> str:
-    """`CandidateResult.name`, spelled out for a sentence."""
-    budget = "" if candidate.budget == "-" else f" at a budget of {candidate.budget}"
-    recall = "" if candidate.recall == "-" else f" (recall {candidate.recall})"
-    return f"{candidate.policy}{budget}{recall} on {candidate.hardware}"
-
-
-def load_of(load: float, plan: PlanResult) -> str:
-    """``"1.25 searches/s"``, ``"12 clients"``."""
-    return f"{load:.3g} {plan.unit}" if plan.unit != "clients" else f"{load:.0f} clients"
-
-
-def limits_of(plan: PlanResult) -> str:
-    """The target's limits: ``"60 s and 100 ms per token"``."""
-    search, token = plan.search_limit_s, plan.token_limit_s
-    limits = [] if search is None else [f"{search:.4g} s"]
-    return " and ".join(limits if token is None else [*limits, f"{1e3 * token:.4g} ms per token"])
-
-
-def cost_at(point: LoadPoint | Fleet, of: CandidateResult, plan: PlanResult) -> str:
-    """A cost means nothing without the load that the machines' hours are divided by.
-
-    Its range is that of prices, widened by the error of the candidate's seconds.
-    """
-    cost = money(with_error(point.cost_per_1000, of.error), plan.currency)
-    return f"{cost} per 1,000 searches at {load_of(point.load, plan)}"
-
-
-def resource(point: LoadPoint, limited_by: str) -> str:
-    """What runs out; where only the runs' length prevents more load, time has not run out."""
-    name = point.saturated
-    if name in TIME and limited_by == "run length":
-        return f"busiest is {RESOURCES[name]} ({getattr(point.used, name):.0%} of the time)"
-    return f"what runs out first is {first_out(point)}"
-
-
-def first_out(point: LoadPoint) -> str:
-    """What runs out first, with its share; a share of space is none of time, so each is named."""
-    name, used = point.saturated, point.used
-    if name in TIME:
-        return f"{RESOURCES[name]} (busy {getattr(used, name):.0%} of the time)"
-    held = ""
-    if name != "searches":
-        held = f" (on average {getattr(used, name):.0%} held, but full at peaks)"
-    busiest = max(TIME, key=lambda other: float(getattr(used, other)))
-    return (
-        f"{RESOURCES[name]}{held}, which limits how many searches have a place; "
-        f"{RESOURCES[busiest]} is busy {getattr(used, busiest):.0%} of the time, which limits how "
-        "fast these go on"
-    )
+from arborsim.plan.words import limits_of, load_of, money, named, resource
 
 
 def none_met(plan: PlanResult) -> str:
@@ -189,8 +122,10 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     if not met:
         return Recommendation(None, none_met(plan), unknown=_unknown(plan, None))
     good = [each for each in met if demanded.allows(each)]
-    best = (good or met)[0]
-    others = [each for each in (good or met) if each is not best]
+    wanted = good or met
+    if solved_known(wanted):  # answers that are wrong are paid for as well
+        wanted = sorted(wanted, key=lambda each: (middle_solved(each), *_rank(each)))
+    best, *others = wanted
     cheaper = next((each for each in met if each not in good), None) if good else None
     alternative = others[0] if others else cheaper
     sentences = [_what(best, plan), _why(good, met, demanded, plan)]
@@ -208,6 +143,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
         " ".join(sentences),
         None if alternative is None else alternative.number,
         _unknown(plan, best),
+        answer(best, alternative, plan),
     )
 
 
@@ -294,7 +230,8 @@ def _why(
 
 def _compared(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> str:
     """Another candidate, with its cost against the best one's."""
-    here, there = _rank(best)[0], _rank(other)[0]
+    solved = solved_known([other, best])
+    here, there = (middle_solved(each) if solved else middle_cost(each) for each in (best, other))
     assert other.at_largest is not None
     assert other.largest is not None
     if not (math.isfinite(here) and math.isfinite(there)) or not here:
@@ -303,7 +240,7 @@ def _compared(other: CandidateResult, best: CandidateResult, plan: PlanResult) -
     change = there / here - 1
     words = "about the same" if abs(change) < _SAME else (
         f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
-    text = f"{named(other)} at {cost_at(point, other, plan)}, {words}"
+    text = f"{named(other)} at {cost_at(point, other, plan, solved)}, {words}"
     left_open = _left_open(other, best)
     if abs(change) < _SAME:
         return text + left_open
@@ -350,12 +287,13 @@ def _included(shown: Sequence[CandidateResult]) -> list[str]:
     if not errors:
         return []
     (first, *others) = dict.fromkeys(errors.values())
-    if not others:
-        if first == "nothing":
-            return ["The error of simulated seconds is not known: costs include nothing for it."]
-        return [f"Costs include {first} for the error of simulated seconds."]
+    if not others and first == "nothing":
+        return ["The error of simulated seconds is not known: costs include nothing for it."]
     each = " and ".join(f"{error} on {name}" for name, error in errors.items())
-    return [f"Costs include, for the error of simulated seconds, {each}."]
+    whole = "; at the stated load it counts by whole machines" if shown[0].fleet else ""
+    if not others:
+        return [f"Costs include {first} for the error of simulated seconds{whole}."]
+    return [f"Costs include, for the error of simulated seconds, {each}{whole}."]
 
 
 def _left_open(a: CandidateResult, b: CandidateResult) -> str:
@@ -412,8 +350,8 @@ def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
         )
     elif lossy and any(each.quality and each.quality.accuracy is None for each in lossy):
         found.append(
-            "How many answers the policies that drop or round tokens get right is not known from "
-            "replay; arborsim live measures it."
+            "How many answers the policies that drop or round tokens, or leave unread some, get "
+            "right is not known from replay; arborsim live measures it."
         )
     unknown = [q for each in lossy if (q := each.quality) and q.attention_kept is None]
     if any(quality.kept_note for quality in unknown):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -139,8 +139,8 @@ class LoadPoint:
     preemptions_per_1000: float
     refused_per_1000: float
     refusal: str  #: why the first refused search was refused; "" if none was
-    #: Lowest and highest price of 1,000 searches at this load, if seconds are right (`with_error`
-    #: widens it); None without a price.
+    #: Lowest and highest price of 1,000 searches at this load, if seconds are right (`paid` widens
+    #: it); None without a price.
     cost_per_1000: tuple[float, float] | None
     #: The same for a solved search, each with the interval that the share of solved searches has;
     #: None if it is not known what was solved, or the policy drops tokens and no live runs say how
@@ -159,6 +159,8 @@ class Fleet:
     price_per_hour: tuple[float, float] | None  #: lowest and highest, of all of them
     #: Per 1,000 searches at this load, idle time included.
     cost_per_1000: tuple[float, float] | None
+    #: Per solved search, as in `LoadPoint`.
+    cost_per_solved: tuple[Estimate, Estimate] | None = None
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,13 @@ class Recommendation:
     """What to rent, in words; the numbers are those of the candidates that it names."""
 
     candidate: int | None  #: None if none meets the target
-    text: str  #: one plain paragraph: what, why, and the nearest alternative
+    text: str  #: one plain paragraph below the answer: what, why, and the nearest alternative
     alternative: int | None = None
     unknown: tuple[str, ...] = ()  #: what the plan does not know, each one sentence
+    #: Three lines: what to rent and what a solved search costs at the stated load; what an hour
+    #: costs and what that rests on; what limits it, and what would change it. Empty if none meets
+    #: the target.
+    answer: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -262,38 +268,112 @@ def machines_for(load: float, largest_load: float) -> int:
 
 
 def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
-    """Machines for a load, each with an equal part of it."""
+    """Machines for a load, each with an equal part of it.
+
+    An hour of the fleet costs the same however busy it is.  Of clients, how many searches they get
+    done is taken from the runs at that part of the load.
+    """
     if load is None or candidate.largest is None or candidate.at_largest is None:
         return None
     machines = machines_for(load, candidate.largest)
     price = candidate.price_per_hour
     hourly = None if price is None else (machines * price[0], machines * price[1])
-    cost = candidate.at_largest.cost_per_1000
-    if cost is not None:  # machines that are less busy cost the same, by the hour
-        idle = machines * candidate.largest / load
-        cost = (idle * cost[0], idle * cost[1])
-    return Fleet(load, machines, machines * candidate.gpus, hourly, cost)
+    point = candidate.at_stated or candidate.at_largest
+    idle = machines * point.load / load
+    cost, solved = point.cost_per_1000, point.cost_per_solved
+    return Fleet(
+        load, machines, machines * candidate.gpus, hourly,
+        cost and (idle * cost[0], idle * cost[1]),
+        solved and (scaled(solved[0], idle), scaled(solved[1], idle)),
+    )  # fmt: skip
 
 
-def with_error(cost: tuple[float, float] | None, error: float | None) -> tuple[float, float] | None:
-    """A cost's lowest and highest, where seconds are off by the factor 1 + `error` either way.
+def scaled(found: Estimate, factor: float) -> Estimate:
+    """The same estimate of a number that is `factor` times as large."""
+    return replace(
+        found, value=factor * found.value, low=factor * found.low, high=factor * found.high
+    )
 
-    Machines that take longer for each token cost as much more per search.  An error that is not
-    known changes nothing.
+
+def machines_if_off(candidate: CandidateResult, fleet: Fleet) -> tuple[int, int]:
+    """The fewest and the most machines, where seconds are off by their error either way.
+
+    A machine that takes longer for each token carries as much less.
     """
-    if cost is None or error is None:
-        return cost
-    return cost[0] / (1 + error), cost[1] * (1 + error)
+    assert candidate.largest is not None
+    off = 1 + (candidate.error or 0.0)
+    ends = candidate.largest * off, candidate.largest / off
+    return machines_for(fleet.load, ends[0]), machines_for(fleet.load, ends[1])
+
+
+def _error_factors(
+    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
+) -> tuple[float, float]:
+    """What an error of seconds, either way, makes of a cost at this point.
+
+    Machines that take longer for each token cost as much more per search, where each carries what
+    it can.  A fleet for a stated load of searches costs more only if it takes another machine;
+    clients get fewer searches done in it.  An error that is not known changes nothing.
+    """
+    if isinstance(point, Fleet) and unit != "clients":
+        fewest, most = machines_if_off(candidate, point)
+        return fewest / point.machines, most / point.machines
+    off = 1 + (candidate.error or 0.0)
+    return 1 / off, off
+
+
+def paid(
+    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
+) -> tuple[float, float] | None:
+    """Lowest and highest cost of 1,000 searches there: of prices, and of the error of seconds."""
+    cost = point.cost_per_1000
+    down, up = _error_factors(candidate, point, unit)
+    return cost and (down * cost[0], up * cost[1])
+
+
+def paid_solved(
+    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
+) -> tuple[float, float] | None:
+    """The same for 1,000 solved searches; the interval of the solve rate is not part of it."""
+    cost = point.cost_per_solved
+    down, up = _error_factors(candidate, point, unit)
+    return cost and (1000 * down * cost[0].value, 1000 * up * cost[1].value)
+
+
+def compared_point(result: CandidateResult) -> LoadPoint | Fleet | None:
+    """Where candidates are compared: a fleet for the stated load, or else the largest load."""
+    return result.fleet or result.at_largest
 
 
 def compared_cost(result: CandidateResult) -> tuple[float, float] | None:
-    """Lowest and highest cost of 1,000 searches: for the stated load, or else the largest one."""
-    if result.fleet is not None:
-        return result.fleet.cost_per_1000
-    return None if result.at_largest is None else result.at_largest.cost_per_1000
+    """Lowest and highest cost of 1,000 searches there, at the prices."""
+    point = compared_point(result)
+    return None if point is None else point.cost_per_1000
 
 
 def middle_cost(result: CandidateResult) -> float:
     """The middle of `compared_cost`; infinite without a price."""
     cost = compared_cost(result)
     return math.inf if cost is None else (cost[0] + cost[1]) / 2
+
+
+def middle_solved(result: CandidateResult) -> float:
+    """The middle of the costs of 1,000 solved searches there; infinite where it is not known."""
+    point = compared_point(result)
+    cost = None if point is None else point.cost_per_solved
+    return math.inf if cost is None else 500 * (cost[0].value + cost[1].value)
+
+
+def ranked(plan: PlanResult) -> list[CandidateResult]:
+    """Those that meet the target: the recommended one, then the others, the cheapest first.
+
+    That is per solved search where the share of solved ones is known, and after these per search;
+    without prices the largest load comes first.
+    """
+
+    def rank(row: CandidateResult) -> tuple[bool, float, float, float, int]:
+        recommended = row.number == plan.recommendation.candidate
+        return (not recommended, middle_solved(row), middle_cost(row), -(row.largest or 0.0),
+                row.number)  # fmt: skip
+
+    return sorted(plan.met(), key=rank)

@@ -8,13 +8,13 @@ that no trace has to be replayed again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from arborsim.core.workers import in_order
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import SearchDemand
+from arborsim.plan.answer import elsewhere, price_that_changes
 from arborsim.plan.demands import MixDemands, stretched
 from arborsim.plan.evaluate import evaluate, load_curve
 from arborsim.plan.plan import Planner
@@ -130,29 +130,12 @@ def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> H
 
 
 def break_even(plan: PlanResult) -> tuple[CandidateResult, float] | None:
-    """Which candidate becomes the cheapest when the recommended GPU's price rises by what factor.
-
-    That is the alternative if it is on another GPU, else the recommended policy and budget on the
-    cheapest other one.  Prices are the middles of their ranges; None without another GPU or prices.
-    """
-    chosen = next((r for r in plan.candidates if r.number == plan.recommendation.candidate), None)
-    if chosen is None:
-        return None
-    named = [r for r in plan.met() if r.number == plan.recommendation.alternative]
-    others = [r for r in named if r.hardware != chosen.hardware] or elsewhere(plan, chosen)
-    here, there = middle_cost(chosen), middle_cost(others[0]) if others else math.inf
-    return (others[0], there / here) if 0 < here < math.inf and 0 < there < math.inf else None
-
-
-def elsewhere(plan: PlanResult, result: CandidateResult) -> list[CandidateResult]:
-    """The same policy, budget and recall on other GPUs, the cheapest first."""
-    same = (result.policy, result.budget, result.recall)
-    found = [
-        each
-        for each in plan.met()
-        if (each.policy, each.budget, each.recall) == same and each.hardware != result.hardware
-    ]
-    return sorted(found, key=lambda each: (middle_cost(each) or math.inf, each.number))
+    """`price_that_changes` what the plan recommends."""
+    by_number = {each.number: each for each in plan.met()}
+    named = plan.recommendation
+    chosen = by_number.get(-1 if named.candidate is None else named.candidate)
+    alternative = by_number.get(-1 if named.alternative is None else named.alternative)
+    return None if chosen is None else price_that_changes(plan, chosen, alternative)
 
 
 #: Candidates with a curve: the recommended one, its alternative, and others.

@@ -7,10 +7,21 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from arborsim.plan.recommend import limits_of, load_of
-from arborsim.plan.results import MISSED, Alone, CandidateResult, LoadPoint, PlanResult
+from arborsim.plan.results import (
+    MISSED,
+    Alone,
+    CandidateResult,
+    Fleet,
+    LoadPoint,
+    PlanResult,
+    compared_point,
+    paid,
+    paid_solved,
+    ranked,
+)
+from arborsim.plan.words import limits_of, load_of
 from arborsim.show.plan_tables import at_largest
-from arborsim.show.plan_words import headline, kept, kept_note, middle, shared_prefixes
+from arborsim.show.plan_words import kept, kept_note, middle, shared_prefixes
 from arborsim.show.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown
 from arborsim.show.words import digits, hundredths, plain
 
@@ -27,11 +38,13 @@ _BEYOND = {
     "throughput": ("=", "beyond it searches arrive faster than they end"),
     "run length": ("+", "runs are too short to tell: it may serve more, for less"),
 }
+#: Reads a range of costs (`arborsim.plan.results.paid`).
+Paid = Callable[[CandidateResult, LoadPoint | Fleet, str], tuple[float, float] | None]
 _NAMES = {"policy": "policy", "budget": "budget", "recall": "recall", "GPU": "hardware"}
 
 
 def print_plan(plan: PlanResult, console: Console | None = None) -> None:
-    """Print the recommendation, then the candidates, the cheapest first, then what failed."""
+    """Print the answer in three lines, then the candidates as `ranked`, then all the rest."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -39,17 +52,17 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
     def say(text: str, style: str = "") -> None:
         console.print(plain(text), style=style, markup=False)
 
-    say(f"{plan.workload}: the largest load with {plan.percentile:g}% of searches within "
-        f"{limits_of(plan)}", "bold")  # fmt: skip
     chosen = plan.recommendation.candidate
-    if chosen is not None:
-        say(headline(plan), "bold")
-        say(plan.recommendation.text)
-        if prefixes := shared_prefixes(plan):
-            say(prefixes)
-    rows = sorted(plan.met(), key=_rank)
+    for line in plan.recommendation.answer:
+        say(line, "bold")
+    rows = ranked(plan)
     if rows:
-        console.print()
+        if chosen is not None:
+            console.print()
+        say(
+            f"{plan.workload}: {plan.percentile:g}% of searches within {limits_of(plan)}; "
+            f"{'* recommended, others' if chosen is not None else 'candidates'} by cost"
+        )
         number = _text("#", lambda row: f"{'*' if row.number == chosen else ''}{row.number}")
         names = [_text(head, attrgetter(part), NAME) for head, part in _NAMES.items()
                  if any(getattr(row, part) != "-" for row in rows)]  # fmt: skip
@@ -57,20 +70,16 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
         groups = [("", whole.under((number, *names, *shown(columns, rows))))
                   for columns in _columns(plan)]  # fmt: skip
         print_tables(console, groups, names=list(_NAMES))
-        for line in legend(plan):
-            say(line, "dim")
+    if chosen is not None:
+        say(plan.recommendation.text)
+    if prefixes := shared_prefixes(plan):
+        say(prefixes)
+    for line in legend(plan) if rows else ():
+        say(line, "dim")
     for line in _failures(plan):
         say(line)
     for note in (*plan.notes, *plan.recommendation.unknown):
         say(note, "dim")
-
-
-def _rank(row: CandidateResult) -> tuple[float, float, int]:
-    """The cheapest first; without prices, the one with the largest load."""
-    point = row.at_largest
-    assert point is not None  # it meets the target
-    cost = middle(point.cost_per_1000)
-    return math.inf if math.isnan(cost) else cost, -point.load, row.number
 
 
 def _text(
@@ -79,14 +88,20 @@ def _text(
     return Column(head, head, kind, text=show, head=tuple(head.split("\n")))
 
 
+def _number(
+    head: str, value: Callable[[CandidateResult], float], show: Callable[[CandidateResult], str],
+    hide: str = "",
+) -> Column[CandidateResult]:  # fmt: skip
+    return Column(head, head, "count", value, text=show, hide=hide, head=tuple(head.split("\n")))
+
+
 def _figure(
     head: str, read: Callable[[LoadPoint], float], show: Callable[[float], str] | None = None,
     hide: str = "",
 ) -> Column[CandidateResult]:  # fmt: skip
     """A figure at the largest load."""
     value = at_largest(read)
-    return Column(head, head, "count", value, text=lambda row: (show or _digits)(value(row)),
-                  hide=hide, head=tuple(head.split("\n")))  # fmt: skip
+    return _number(head, value, lambda row: (show or _digits)(value(row)), hide)
 
 
 def _digits(value: float) -> str:
@@ -103,7 +118,7 @@ def _range(bounds: tuple[float, float] | None) -> str:
 
 
 def _columns(plan: PlanResult) -> Iterator[list[Column[CandidateResult]]]:
-    """Loads, costs and times, and the use of the machine."""
+    """Costs, loads and times of searches, and times of tokens and the use of the machine."""
 
     def point(head: str, show: Callable[[LoadPoint], str]) -> Column[CandidateResult]:
         return _text(head, lambda row: show(row.at_largest) if row.at_largest else "n/a")
@@ -118,9 +133,17 @@ def _columns(plan: PlanResult) -> Iterator[list[Column[CandidateResult]]]:
         """How far the runs' own largest loads lie apart."""
         return f"+{100 * (max(row.largest_by_seed) / min(row.largest_by_seed) - 1):.0f}%"
 
-    def solved(point: LoadPoint) -> str:
-        ends = point.cost_per_solved
-        return _range(ends and (1000 * ends[0].value, 1000 * ends[1].value))
+    def paid_for(head: str, range_of: Paid) -> Column[CandidateResult]:
+        """A range of costs where candidates are compared."""
+
+        def ends(row: CandidateResult) -> tuple[float, float] | None:
+            point = compared_point(row)
+            return None if point is None else range_of(row, point, plan.unit)
+
+        return _number(head, lambda row: middle(ends(row)), lambda row: _range(ends(row)))
+
+    def hourly(row: CandidateResult) -> tuple[float, float] | None:
+        return row.fleet.price_per_hour if row.fleet else row.price_per_hour
 
     def readable(row: CandidateResult) -> str:
         """The attention kept; all of it where no token was dropped."""
@@ -129,26 +152,49 @@ def _columns(plan: PlanResult) -> Iterator[list[Column[CandidateResult]]]:
         return kept_note(row) or hundredths(kept(row))
 
     known = any(row.at_largest and row.at_largest.cost_per_solved for row in plan.candidates)
+    priced = any(row.at_largest and row.at_largest.cost_per_1000 for row in plan.candidates)
     fleet = any(row.fleet for row in plan.candidates)
+    load = "clients" if plan.unit == "clients" else "offered\n/s"
     yield [
-        _text("clients" if plan.unit == "clients" else "offered\n/s", largest),
+        *([paid_for(f"{plan.currency}/1000\nsolved", paid_solved)] if known and priced else []),
+        *([paid_for(f"{plan.currency}/1000\nsearches", paid)] if priced else []),
+        *(
+            [
+                _number(
+                    f"{plan.currency}\n/hour",
+                    lambda row: middle(hourly(row)),
+                    lambda row: _range(hourly(row)),
+                )
+            ]
+            if priced
+            else []
+        ),
+        *(
+            [
+                _number(
+                    "GPUs",
+                    lambda row: row.fleet.gpus if row.fleet else math.nan,
+                    lambda row: f"{row.fleet.gpus}" if row.fleet else "n/a",
+                )
+            ]
+            if fleet
+            else []
+        ),
+    ]
+    yield [
+        _number(load, at_largest(lambda p: p.load), largest),
+        _figure("p50\ns", lambda p: p.search_s.p50),
+        _figure("p95\ns", lambda p: p.search_s.p95),
+        _figure("p99\ns", lambda p: p.search_s.p99),
+        point("runs\nout", lambda p: _RUNS_OUT.get(p.saturated, p.saturated)),
+        _text("kept\n%", readable),
         _figure("served\n/s", lambda p: p.served_per_s.value),
         *([_text("by\nseed", by_seed)] if plan.runs > 1 else []),
-        _figure("p95\ns", lambda p: p.search_s.p95),
-        point("runs\nout", lambda p: _RUNS_OUT.get(p.saturated, p.saturated)),
+        _figure("at\nonce", lambda p: p.concurrency),
     ]
     yield [
-        point(f"{plan.currency}/1000\nsearches", lambda p: _range(p.cost_per_1000)),
-        *([point(f"{plan.currency}/1000\nsolved", solved)] if known else []),
-        _text("kept\n%", readable),
-        _figure("at\nonce", lambda p: p.concurrency),
-        _figure("p50\ns", lambda p: p.search_s.p50),
-        _figure("p99\ns", lambda p: p.search_s.p99),
         _figure("p50\nms/tok", lambda p: 1e3 * p.token_s.p50),
         _figure("p95\nms/tok", lambda p: 1e3 * p.token_s.p95),
-        *([_text("fleet\nGPUs", lambda r: f"{r.fleet.gpus}" if r.fleet else "")] if fleet else []),
-    ]
-    yield [
         _figure("HBM\n%", lambda p: p.used.hbm, _share),
         _figure("HBM\nB/s %", lambda p: p.used.memory, _share),
         _figure("comp.\n%", lambda p: p.used.compute, _share),
@@ -192,11 +238,26 @@ def legend(plan: PlanResult) -> list[str]:
     """Lines for what is in the tables; the marks first, then the columns as they come."""
     clients = plan.unit == "clients"
     limits = {each.limited_by for each in plan.met()}
-    lines = [
-        "*  recommended",
+    lines = ["*  recommended"]
+    priced = any(each.at_largest and each.at_largest.cost_per_1000 for each in plan.met())
+    stated = plan.stated_load if any(each.fleet for each in plan.candidates) else None
+    if priced:
+        per = "served search" if clients else "offered search (in the long run all are served)"
+        at = f"{load_of(stated, plan)}, idle time included" if stated is not None else (
+            "each one's largest load, as none is stated")  # fmt: skip
+        lines += [
+            f"{plan.currency}/1000: at {at};",
+            f"  per {per}",
+            "  its range is that of prices and of the error of seconds, where that is known",
+        ]
+        if any(point.cost_per_solved for each in plan.met() if (point := compared_point(each))):
+            lines.append("  solved: n/a where nothing tells how many answers stay right")
+    if stated is not None:
+        lines.append(f"GPUs, /hour: of the machines for {load_of(stated, plan)}")
+    lines += [
         f"{'clients' if clients else 'offered'}: the most that one machine is offered while every "
         "run meets the target;",
-        "  all other figures are at that load",
+        "  latencies, shares and what runs out are at that load",
         *(["  no mark: some run missed the target at the next larger load"] * ("target" in limits)),
         *(f"  {mark}  {meaning}" for why, (mark, meaning) in _BEYOND.items() if why in limits),
     ]
@@ -207,11 +268,5 @@ def legend(plan: PlanResult) -> list[str]:
         "runs out: HBM or DDR space if searches wait for a place (at peaks, long before",
         "  HBM %, a mean, is 100); else what is busy most: HBM speed, compute or PCIe",
     ]
-    if any(each.at_largest and each.at_largest.cost_per_1000 for each in plan.met()):
-        per = "served search" if clients else "offered search (in the long run all are served)"
-        lines.append(f"{plan.currency}/1000: per {per}")
-        lines.append("  its range is that of prices, without the error of simulated seconds")
     lines.append("kept: attention on tokens that are still readable; it is not accuracy")
-    if any(each.fleet for each in plan.candidates) and plan.stated_load is not None:
-        lines.append(f"fleet: GPUs for {load_of(plan.stated_load, plan)}")
     return [*lines, "HBM B/s, comp., PCIe %: shares of the time; pre-empt.: per 1,000 searches"]

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arborsim.core.units import Scale, quantity, scale_for
-from arborsim.plan.recommend import RESOURCES
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, Slice, Timeline
+from arborsim.plan.words import RESOURCES
 from arborsim.show import page
 from arborsim.show.page import Figure
 from arborsim.show.plan_words import cost, load_axis, numbered, saturates, short_names

@@ -68,7 +68,6 @@ def render(report: PlanReport) -> str:
         title=f"Capacity plan: {result.workload}",
         subtitle=_subtitle(result),
         result=result,
-        headline=plan_words.headline(result),
         heads=heads,
         figures=figures,
         notes=[text for text in (plan_words.shared_prefixes(result), *result.notes) if text],

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from arborsim.core.units import quantity
+from arborsim.plan.answer import elsewhere
 from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
-from arborsim.plan.sensitivity import LENGTH, MOST_SEARCHES, Sensitivity, elsewhere
+from arborsim.plan.sensitivity import LENGTH, MOST_SEARCHES, Sensitivity
 from arborsim.show.page import Figure, axis, colour, figure, named_axis, stacked_bars, upright
 from arborsim.show.plan_figures import over_load, time_kinds
 from arborsim.show.plan_words import at_load, cost, is_least, load, numbered, runs_out, short_names

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.units import Scale, scale_for
-from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, middle_solved, ranked
 from arborsim.plan.statistics import Estimate
 from arborsim.show import plan_words
 from arborsim.show.table import NOTHING, REMARK, UNKNOWN, Column, Table, name_column, shown
@@ -23,19 +23,21 @@ def tables(result: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateR
 
     Two tables: all columns side by side fit neither a screen nor a sheet of paper.
     """
-    rows = result.met()
+    rows = ranked(result)
     chosen = result.recommendation
     marks = {
         chosen.candidate: ("★", "recommended"),
         chosen.alternative: ("☆", "nearest alternative"),
     }
     names: list[Column[CandidateResult]] = [name_column("Policy", lambda r: r.policy)]
+    if len({row.hardware for row in rows}) > 1:
+        names.append(name_column("GPU", lambda r: r.hardware, REMARK))
     if any(row.budget != "-" for row in rows):
         names.append(name_column("Budget", lambda r: r.budget, REMARK))
     if len({row.recall for row in rows}) > 1:
         names.append(name_column("Recall", lambda r: r.recall, REMARK))
     whole = Table(
-        rows, (), lambda row: row.hardware, True,
+        rows, (),
         look=lambda row: "chosen" if row.number == chosen.candidate else "",
         badge=lambda row: marks.get(row.number),
     )  # fmt: skip
@@ -58,9 +60,9 @@ def _share(key: str, title: str, read: Callable[[LoadPoint], float], about: str,
     return _largest(key, title, "percent", read, about, hide, bar=True)
 
 
-def _solved(point: LoadPoint) -> float:
-    ends = point.cost_per_solved
-    return math.nan if ends is None else 500 * (ends[0].value + ends[1].value)
+def _known_cost(cost: float) -> float:
+    """NaN where it is infinite: of what solves nothing, or is not known to."""
+    return cost if math.isfinite(cost) else math.nan
 
 
 def _short(values: Sequence[float]) -> Scale:
@@ -80,23 +82,31 @@ def _main(result: PlanResult) -> tuple[Column[CandidateResult], ...]:
             values, result.unit)  # fmt: skip
 
     money = _plainly(result.currency)
+    where, place = "stated load", "the stated load of all machines, with their idle time"
+    if result.stated_load is None:
+        where, place = "largest load", "the row's own largest load, as none is stated"
     return (
+        Column("cost_solved", f"Cost per 1,000 solved, {where}", "count",
+               lambda r: _known_cost(middle_solved(r)),
+               "Price of 1,000 searches with a correct answer, where candidates are compared: "
+               f"{place}; the middle of its range. Not known for a policy that drops or rounds "
+               "tokens, or leaves some unread, unless live runs say how many answers stay right.",
+               scale=money, hide=UNKNOWN),
+        Column("cost", f"Cost per 1,000, {where}", "count", plan_words.cost,
+               f"Price of 1,000 searches, solved or not, {place}; the middle of its range.",
+               scale=money, hide=UNKNOWN),
+        Column("hour", "Cost per hour", "count",
+               lambda r: plan_words.middle(r.fleet.price_per_hour if r.fleet else r.price_per_hour),
+               "Price of an hour of all machines for the stated load, or of one machine where none "
+               "is stated; the middle of its range.", scale=money, hide=UNKNOWN),
+        Column("machines", "Machines for the load", "count",
+               lambda r: math.nan if r.fleet is None else r.fleet.machines,
+               "Machines that serve the stated load, each an equal part of it.", hide=UNKNOWN),
         Column("largest", "Largest load, offered", "count",
                lambda r: math.nan if r.largest is None else r.largest,
                "The largest load offered to one machine (what arrives there) at which every run "
                "met the target. What is in the way of the next one, about 2 % above it, differs "
                f"by row: see {plan_words.STOPPED_BY}.", scale=load, hide=UNKNOWN),
-        Column("cost_stated", "Cost per 1,000, stated load", "count",
-               lambda r: math.nan if r.fleet is None else plan_words.middle(r.fleet.cost_per_1000),
-               "Price of 1,000 searches at the stated load of all machines, with their idle time; "
-               "the middle of its range.", scale=money, hide=UNKNOWN),
-        _largest("cost", "Cost per 1,000, largest load", "count",
-                 lambda p: plan_words.middle(p.cost_per_1000),
-                 "Price of 1,000 searches at the row's own largest load; the middle of its range.",
-                 scale=money),
-        _largest("cost_solved", "Cost per 1,000 solved, largest load", "count", _solved,
-                 "The same for 1,000 searches with a correct answer, as recorded under full "
-                 "retention; a policy that drops tokens may solve fewer.", scale=money),
         Column("kept", "Attention kept", "percent", plan_words.kept,
                "Share of the recorded attention on tokens that stay readable. It is not accuracy.",
                hide=UNKNOWN, bar=True, words=plan_words.kept_note),
@@ -113,9 +123,6 @@ def _main(result: PlanResult) -> tuple[Column[CandidateResult], ...]:
                  "percentile; sorted by the 95th.", parts=(at_largest(lambda p: p.token_s.p50),
                  at_largest(lambda p: p.token_s.p95)),
                  scale=_short),
-        Column("machines", "Machines for the load", "count",
-               lambda r: math.nan if r.fleet is None else r.fleet.machines,
-               "Machines that serve the stated load, each an equal part of it.", hide=UNKNOWN),
     )  # fmt: skip
 
 
@@ -267,6 +274,15 @@ def _known(row: CandidateResult) -> dict[str, Any]:
         "alone_peak_hbm_bytes": alone and alone.peak_hbm_bytes,
         "fleet_machines": fleet and fleet.machines,
         "fleet_gpus": fleet and fleet.gpus,
+        "fleet_price_per_hour": (fleet and fleet.price_per_hour) or (None, None),
+        "fleet_cost_per_1000": (fleet and fleet.cost_per_1000) or (None, None),
+        **{
+            f"fleet_cost_per_solved_at_{end}_price": found
+            for end, found in zip(
+                ("lowest", "highest"), (fleet and fleet.cost_per_solved) or (_UNKNOWN, _UNKNOWN),
+                strict=True,
+            )
+        },
         **({"evidence": row.evidence} if row.evidence else {}),
     })  # fmt: skip
 

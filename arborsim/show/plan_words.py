@@ -7,9 +7,16 @@ from collections.abc import Iterable
 
 from arborsim.core.units import quantity
 from arborsim.machine.fidelity import share_text
-from arborsim.plan.recommend import RESOURCES, first_out, load_of, resource
-from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, compared_cost, with_error
+from arborsim.plan.results import (
+    CandidateResult,
+    LoadPoint,
+    PlanResult,
+    compared_cost,
+    paid,
+    paid_solved,
+)
 from arborsim.plan.runs import TIME
+from arborsim.plan.words import RESOURCES, first_out, load_of, resource
 from arborsim.show.words import digits, money
 
 RUNS_OUT = "Runs out first"
@@ -64,29 +71,6 @@ def runs_out(row: CandidateResult) -> str:
     if point is not None and is_least(row) and point.saturated in TIME:
         return f"not seen; busiest: {saturates(point)}"
     return saturates(point)
-
-
-def headline(result: PlanResult) -> str:
-    """What to rent, for which load and price, in one line; "" if nothing is recommended.
-
-    ``"2 x rtx4090, full retention: 0.5 searches/s for 0.68 to 1.20 USD an hour"``
-    """
-    if result.recommendation.candidate is None:
-        return ""
-    row = numbered(result, result.recommendation.candidate)
-    policy = "full retention" if row.policy == "full" else row.policy
-    budget = "" if row.budget == "-" else f" at a budget of {row.budget}"
-    if row.fleet is not None:
-        machines, carried, price = row.fleet.machines, stated(result), row.fleet.price_per_hour
-    else:
-        assert row.largest is not None
-        machines, carried, price = 1, f"up to {load_of(row.largest, result)}", row.price_per_hour
-    cents = (f"{each:,.2f}" if each >= 0.1 else digits(each) for each in price or ())
-    paid = f" for {' to '.join(dict.fromkeys(cents))} {result.currency} an hour" if price else ""
-    quality = row.quality
-    measured = quality is None or quality.exact or quality.accuracy is not None
-    doubt = "" if measured else " (correct answers not measured)"
-    return f"{machines} x {row.hardware}, {policy}{budget}: {carried}{paid}{doubt}"
 
 
 def shared_prefixes(result: PlanResult) -> str:
@@ -195,25 +179,28 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
     if len(row.largest_by_seed) > 1:
         ends = [load(each(row.largest_by_seed), result.unit).split()[0] for each in (min, max)]
         largest += f" (by seed: {' to '.join(ends)})"
+    unit = result.unit
+    stated_solved = paid_solved(row, fleet, unit) if fleet else None
     if point.cost_per_solved is not None:
-        low, high = point.cost_per_solved
-        costs = with_error((1000 * low.value, 1000 * high.value), row.error)
-        solved = f"{money(costs, currency)} at {there}"
+        solved = f"{money(paid_solved(row, point, unit), currency)} at {there}"
     if fleet is not None:
         machines = (
             f"{fleet.machines} ({stated(result)}, {fleet.gpus} GPU{'s' if fleet.gpus > 1 else ''}, "
             f"{money(fleet.price_per_hour, currency)} per hour)"
         )
     return {
+        f"Cost per 1,000 solved{at_load(result)}": (
+            money(stated_solved, currency) if stated_solved else ""
+        ),
         "Price per hour": money(row.price_per_hour, currency),
         "Largest load offered to one machine": largest,
         "Served there": f"{load(point.served_per_s.value, 'searches/s')} in runs of "
         f"{result.searches:,} searches, which begin empty",
         f"Cost per 1,000 searches{at_load(result)}": (
-            money(with_error(fleet.cost_per_1000, row.error), currency) if fleet else ""
+            money(paid(row, fleet, unit), currency) if fleet else ""
         ),
         "Cost per 1,000 searches at the largest load": (
-            f"{money(with_error(point.cost_per_1000, row.error), currency)} at {there}"
+            f"{money(paid(row, point, unit), currency)} at {there}"
         ),
         "Cost per 1,000 solved there": solved,
         "Error of simulated seconds in these costs": _error(row),
@@ -245,7 +232,7 @@ def _quality(row: CandidateResult) -> str:
     if quality is None:
         return ""
     if quality.exact:
-        return "as full retention: nothing is dropped or rounded"
+        return "as full retention: nothing is dropped, rounded or left unread"
     if (found := quality.accuracy) is not None:
         return (
             f"live accuracy {100 * found.value:.1f} % (n = {found.n}, 95 % interval "

@@ -57,25 +57,33 @@ def test_tables_fit_the_terminal(
     text = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
     assert "…" not in text, "a cell was cut"
+    names = [line.split()[:2] for line in text.splitlines() if re.match(r" [* ]\d ", line)]
+    assert names[0] == ["*0", "full"], "the recommended one is first"
+    for name in ("streaming-llm", "rtx4090", "USD/1000", "offered"):
+        assert any(name in line.split() for line in text.splitlines()), "no word is split"
     for words in ("Take full on", "streaming-llm", "rtx4090", "h100", "USD/1000", "reading weights",
-                  "HBM speed", "fleet"):  # fmt: skip
+                  "HBM speed", "GPUs"):  # fmt: skip
         assert words in text
 
 
 @pytest.mark.usefixtures("known")
-def test_the_answer_is_one_line_and_the_legend_is_short_ones(
+def test_the_answer_comes_first_and_the_legend_is_short_lines(
     workload: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["plan", str(workload), "--load", "0.340119"]) == 0
     text = capsys.readouterr().out
-    line = next(line for line in text.splitlines() if ", full retention: " in line)
-    assert re.fullmatch(r"1 x \S+, full retention: 0\.34 searches/s for [\d.]+( to [\d.]+)? "
-                        r"USD an hour", line.rstrip())  # fmt: skip
-    assert text.index(line) < text.index("Take full on")
+    first, *_ = text.splitlines()
+    assert re.fullmatch(r"Rent 1 x rtx4090, full retention: [\d.]+ to [\d.]+ USD per 1,000 solved "
+                        r"searches at", first.rstrip())  # fmt: skip
+    marks = (re.escape(first), " an hour for ", r"\*0 +full", "Take full on", r"\*  recommended")
+    order = [found.start() for mark in marks if (found := re.search(mark, text))]
+    assert len(order) == len(marks)
+    assert order == sorted(order)
     lines = [line.rstrip() for line in text.splitlines()]
-    assert "fleet: GPUs for 0.34 searches/s" in lines
-    assert "USD/1000: per offered search (in the long run all are served)" in lines
+    assert "GPUs, /hour: of the machines for 0.34 searches/s" in lines
+    assert "USD/1000: at 0.34 searches/s, idle time included;" in lines
+    assert "  per offered search (in the long run all are served)" in lines
     assert "0.340119" not in text
     assert "Tokens of shared prompts" in text
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 from rich.console import Console
 
 from arborsim.machine.report import PrefixTokens
-from arborsim.plan.results import PlanResult
+from arborsim.plan.recommend import Demanded, recommend
+from arborsim.plan.results import PlanResult, middle_solved, ranked
 from arborsim.show.plan import legend, print_plan
-from arborsim.show.plan_words import headline, shared_prefixes
+from arborsim.show.plan_words import shared_prefixes
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan
 
@@ -49,9 +51,11 @@ def test_clients_are_whole_and_costs_are_of_served_searches() -> None:
     text = printed(result)
     row = next(line for line in text.splitlines() if line.lstrip().startswith("*"))
     assert " 12 " in row.split("%")[0]
-    assert "USD/1000: per served search" in text
+    assert "  per served search" in text
     assert "per offered search" not in text
-    assert ", full retention: up to 12 clients for " in headline(result)
+    assert "largest load, as none is stated" in text
+    (rent, *_) = recommend(result, Demanded()).answer
+    assert rent.endswith("at 12 clients, the largest load it carries (none is stated).")
 
 
 def test_every_line_of_the_legend_is_short_and_of_what_is_there() -> None:
@@ -69,18 +73,33 @@ def test_every_line_of_the_legend_is_short_and_of_what_is_there() -> None:
     assert not any("USD" in line for line in unpriced)
 
 
-def test_the_headline_says_what_how_much_and_for_what_price() -> None:
+def test_rows_are_the_recommended_one_and_then_the_cheapest() -> None:
     base = plan()
-    chosen = base.candidates[9]
-    assert chosen.fleet is not None
-    machines = chosen.fleet.machines
-    assert headline(base) == (
-        f"{machines} x h100, arborkv at a budget of 0.25: 5.9 searches/s for "
-        f"{2 * machines:.2f} to {3.5 * machines:.2f} USD an hour (correct answers not measured)"
+    (first, *others) = ranked(base)
+    assert first.number == base.recommendation.candidate == 9
+    costs = [middle_solved(row) for row in others]
+    assert costs == sorted(costs)
+    text = printed(base)
+    shown = [line.split()[0] for line in text.splitlines() if re.match(r" ?[* ]\d+ ", line)]
+    rows = [f"{'*' if row.number == 9 else ''}{row.number}" for row in ranked(base)]
+    assert shown[: len(rows)] == rows
+    # A policy whose answers nobody counted comes after those with a known share.
+    assert base.candidates[5].fleet is not None
+    unknown = replace(base.candidates[5].fleet, cost_per_solved=None)
+    lossy = replace(base.candidates[5], fleet=unknown)
+    mixed = replace(base, candidates=(*base.candidates[:5], lossy, *base.candidates[6:]))
+    assert ranked(mixed)[-1].number == 5
+
+
+def test_an_answer_says_which_answers_were_not_counted() -> None:
+    base = plan()
+    (rent, hour, _) = recommend(base, Demanded(attention_kept=0.85)).answer
+    assert rent.startswith(
+        "Rent 2 x h100, arborkv at a budget of 0.25 (correct answers not measured): "
     )
-    assert "USD" not in headline(plan(prices=False))
+    assert " an hour for 2 GPUs (a range of prices)" in hour
     none = replace(base, recommendation=replace(base.recommendation, candidate=None))
-    assert headline(none) == shared_prefixes(none) == ""
+    assert shared_prefixes(none) == ""
 
 
 def test_where_shared_prompts_were_found() -> None:

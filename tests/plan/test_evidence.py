@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from arborsim.core.documents import plain
 from arborsim.core.sourced import Basis
@@ -22,7 +24,15 @@ from arborsim.machine.machine import Machine
 from arborsim.plan import files
 from arborsim.plan.plan import Planner
 from arborsim.plan.recommend import Demanded, recommend
-from arborsim.plan.results import CandidateResult, PlanResult, compared_cost, with_error
+from arborsim.plan.results import (
+    CandidateResult,
+    PlanResult,
+    compared_cost,
+    fleet_for,
+    paid,
+    paid_solved,
+)
+from arborsim.plan.statistics import Estimate, cost_per_solved
 from arborsim.show.plan_page import PlanReport, render
 from arborsim.show.plan_tables import candidates as candidates_csv
 from arborsim.show.plan_words import key_figures
@@ -122,13 +132,47 @@ def test_a_file_is_read_as_it_was_written() -> None:
     assert from_toml(FidelityFile, old, "old") == replace(_FILE, runs=0, median=0.0, high=0.0)
 
 
-def test_costs_are_divided_and_multiplied_by_the_error() -> None:
-    assert with_error((1.0, 2.0), 0.25) == (0.8, 2.5)
-    assert with_error((1.0, 2.0), 0.0) == (1.0, 2.0)
-    assert with_error((1.0, 2.0), None) == (1.0, 2.0)
-    assert with_error(None, 0.25) is None
-    low, _ = with_error((1.0, 2.0), 3.0) or (0.0, 0.0)
-    assert low > 0
+@given(
+    st.floats(0.1, 50), st.floats(0.1, 5), st.one_of(st.none(), st.floats(0, 2)), st.integers(1, 4)
+)
+def test_errors_of_seconds_make_fleets_and_not_single_machines_dearer_step_by_step(
+    load: float, largest: float, error: float | None, gpus: int
+) -> None:
+    """Literally: how many machines it takes if each carries less or more."""
+    row = small_plan().candidates[0]
+    assert row.at_largest is not None
+    cost = tuple(price * 1000 / 3600 / largest for price in (1.0, 3.0))
+    share = Estimate.stated(0.6)
+    solved = tuple(cost_per_solved(each / 1000, share) for each in cost)
+    point = replace(row.at_largest, load=largest, cost_per_1000=cost, cost_per_solved=solved)
+    row = replace(
+        row, price_per_hour=(1.0, 3.0), largest=largest, at_largest=point, at_stated=None,
+        gpus=gpus, evidence=_of("h100", error),
+    )  # fmt: skip
+    fleet = fleet_for(row, load)
+    assert fleet is not None
+    off = 1.0 + (error or 0.0)
+
+    def machines(carries: float) -> int:
+        count = 1
+        while count * carries < load * (1 - 1e-9):
+            count += 1
+        return count
+
+    assert (fleet.machines, fleet.gpus) == (machines(largest), gpus * machines(largest))
+    fewest, most = machines(largest * off), machines(largest / off)
+    per_hour = 3600 * load  # searches
+    expected = [1000 * fewest * 1.0 / per_hour, 1000 * most * 3.0 / per_hour]
+    assert paid(row, fleet, "searches/s") == pytest.approx(expected)
+    assert paid_solved(row, fleet, "searches/s") == pytest.approx([x / 0.6 for x in expected])
+    # At its own largest load a machine carries more or less; clients get more or less done.
+    assert paid(row, point, "searches/s") == pytest.approx([cost[0] / off, cost[1] * off])
+    idle = fleet.machines * largest / load
+    assert paid(row, fleet, "clients") == pytest.approx(
+        [idle * cost[0] / off, idle * cost[1] * off]
+    )
+    bare = replace(point, cost_per_1000=None, cost_per_solved=None)
+    assert paid(row, bare, "searches/s") is paid_solved(row, bare, "searches/s") is None
 
 
 @pytest.mark.parametrize(
@@ -166,11 +210,18 @@ def test_a_recommendation_says_what_its_seconds_rest_on_and_widens_its_costs() -
     assert plan.candidates[0].evidence is not None
     assert plan.candidates[0].evidence.sentence() in text
     assert text.endswith(
-        " Costs include, for the error of simulated seconds, 25% on rtx4090 and 10% on h100."
+        " Costs include, for the error of simulated seconds, 25% on rtx4090 and 10% on h100; at "
+        "the stated load it counts by whole machines."
     )
-    low, high = compared_cost(plan.candidates[0]) or (0, 0)
+    point = plan.candidates[0].at_largest
+    assert point is not None
+    low, high = point.cost_per_1000 or (0, 0)
     assert f"{low:.3g} to {high:.3g} USD per 1,000" in bare.recommendation.text
     assert f"{low / 1.25:.3g} to {1.25 * high:.3g} USD per 1,000" in text
+    # 20 searches/s over 2.49 is 9 machines; 8 or 11 if that is 25% off.
+    low, high = compared_cost(plan.candidates[0]) or (0, 0)
+    assert f"{low * 7 / 9:.3g} to {high * 11 / 9:.3g} USD per 1,000 searches at 20 sea" in text
+    assert "the seconds' error leaves 7 to 11 machines open" in plan.recommendation.answer[2]
     assert "error" not in bare.recommendation.text
 
 
@@ -191,7 +242,8 @@ def _against(best: Evidence, other: Evidence, more: float) -> str:
     for number, found, factor in ((0, best, 1.0), (2, other, 1.0 + more)):
         row = plan.candidates[number]
         assert row.fleet is not None
-        fleet = replace(row.fleet, cost_per_1000=(factor, factor))
+        solved = Estimate.stated(factor / 1000 / 0.5)
+        fleet = replace(row.fleet, cost_per_1000=(factor, factor), cost_per_solved=(solved, solved))
         rows.append(replace(row, evidence=found, fleet=fleet, largest_by_seed=(1.0,)))
     return recommend(replace(plan, candidates=tuple(rows)), Demanded()).text
 

@@ -17,9 +17,9 @@ from arborsim.plan.demands import record
 from arborsim.plan.evaluate import evaluate
 from arborsim.plan.plan import Planner
 from arborsim.plan.recommend import Demanded, recommend
-from arborsim.plan.results import INFEASIBLE, MET, MISSED, UNFIT, fleet_for
+from arborsim.plan.results import INFEASIBLE, MET, MISSED, UNFIT, fleet_for, ranked
 from arborsim.plan.runs import Bench
-from arborsim.plan.statistics import Estimate
+from arborsim.plan.statistics import Estimate, cost_per_solved
 from arborsim.plan.workload import Workload
 from arborsim.show.plan_tables import candidates as candidates_csv
 from tests.plan.make import small_plan, small_workload
@@ -249,6 +249,104 @@ def test_only_known_quality_is_recommended() -> None:
     assert recommend(cheapest, Demanded(attention_kept=0.98)).candidate == 0
 
 
+@pytest.mark.parametrize("load", [0.7, 2.4, 20.0, 61.3])
+def test_costs_at_the_stated_load_are_those_of_whole_machines(load: float) -> None:
+    """Literally: their hourly price, by how many of the hour's searches are solved."""
+    workload = small_workload(("solved = 0.5", "solved = 0.6")).with_load(load)
+    finished = {each.number: replace(each, at_stated=None) for each in small_plan().candidates}
+    plan = Planner(workload, finished=finished).run()
+    for row in plan.met():
+        machines = 1
+        while machines * (row.largest or 0.0) < load - 1e-9:
+            machines += 1
+        assert row.fleet is not None
+        assert row.price_per_hour is not None
+        hourly = [machines * price for price in row.price_per_hour]
+        assert row.fleet.price_per_hour == pytest.approx(hourly)
+        assert row.fleet.cost_per_1000 == pytest.approx([1000 * x / (3600 * load) for x in hourly])
+    text = " ".join(plan.recommendation.answer)
+    assert "(stated) are solved" in text
+
+
+def test_the_stated_load_of_clients_is_costed_by_what_they_get_done() -> None:
+    """Searches that machines finish with their part of the clients, from the same runs."""
+    loop = 'kind = "closed-loop"\nclients = 30\nthink_s = 0.5'
+    workload = small_workload(('kind = "poisson"\nrate_per_s = 20.0', loop))
+    plan = Planner(workload).run()
+    assert any(row.fleet and row.fleet.machines > 1 for row in plan.met())
+    for row in plan.met():
+        fleet, part = row.fleet, row.at_stated
+        assert fleet is not None
+        assert part is not None
+        assert row.price_per_hour is not None
+        assert part.load == max(1, round(30 / fleet.machines))
+        per_client = part.served_per_s.value / part.load
+        hourly = [fleet.machines * price for price in row.price_per_hour]
+        expected = [1000 * price / 3600 / (30 * per_client) for price in hourly]
+        assert fleet.cost_per_1000 == pytest.approx(expected)
+        if row.policy == "full":
+            assert fleet.cost_per_solved is not None
+            assert [1000 * each.value for each in fleet.cost_per_solved] == pytest.approx(
+                [each / 0.5 for each in expected]
+            )
+        else:
+            assert fleet.cost_per_solved is None
+    assert "at 30 clients" in plan.recommendation.answer[0]
+
+
+def test_answers_that_are_wrong_are_paid_for_in_the_choice() -> None:
+    """Cheaper by the search, but right half as often: not the cheapest by the solved one."""
+    plan = small_plan()
+    rows = []
+    for row, right, cost in zip(plan.candidates[:2], (0.8, 0.4), (0.1, 0.08), strict=True):
+        assert row.quality is not None
+        assert row.fleet is not None
+        share = Estimate(right, right - 0.1, right + 0.1, 100)
+        solved = cost_per_solved(cost / 1000, share)
+        fleet = replace(row.fleet, cost_per_1000=(cost, cost), cost_per_solved=(solved, solved))
+        rows.append(replace(row, quality=replace(row.quality, accuracy=share), fleet=fleet))
+    wanted = Demanded(accuracy=0.3)
+    both = replace(plan, candidates=tuple(rows))
+    assert recommend(both, wanted).candidate == 0
+    unknown = [replace(r, fleet=replace(r.fleet, cost_per_solved=None)) for r in rows if r.fleet]
+    assert recommend(replace(both, candidates=tuple(unknown)), wanted).candidate == 1
+    found = replace(both, recommendation=recommend(both, wanted))
+    assert [row.number for row in ranked(found)] == [0, 1]
+    assert "80.0% (70% to 90%, 100 live runs) are solved" in found.recommendation.answer[1]
+
+
+def test_the_answer_is_three_lines_and_says_where_no_load_is_stated() -> None:
+    plan = small_plan()
+    rent, hour, limit = plan.recommendation.answer
+    assert re.fullmatch(r"Rent 9 x rtx4090, full retention: [\d.]+ to [\d.]+ USD per 1,000 solved "
+                        r"searches at 20 searches/s\.", rent)  # fmt: skip
+    assert re.fullmatch(r"[\d.]+ to [\d.]+ USD an hour for 9 GPUs \(a range of prices\); 90% of "
+                        r"the searches take at most 20 s and 60 ms per token; "
+                        r"50\.0% \(stated\) are solved\.", hour)  # fmt: skip
+    assert (
+        "they carry at least 22.4 searches/s; full on h100 is cheaper once rtx4090 costs" in limit
+    )
+    free = replace(
+        plan, stated_load=None, candidates=tuple(replace(c, fleet=None) for c in plan.candidates)
+    )
+    rent, hour, limit = recommend(free, Demanded()).answer
+    assert rent.startswith("Rent 1 x rtx4090, full retention: ")
+    assert rent.endswith("searches/s, the largest load it carries (none is stated).")
+    assert " for 1 GPU " in hour
+    unsolved = [
+        replace(row, at_largest=replace(row.at_largest, cost_per_solved=None))
+        for row in free.candidates
+        if row.at_largest
+    ]
+    (rent, *_) = recommend(replace(free, candidates=tuple(unsolved)), Demanded()).answer
+    assert "per 1,000 searches (how many are solved is not known) at" in rent
+    bare = [replace(row, price_per_hour=None, at_largest=replace(row.at_largest,
+            cost_per_1000=None)) for row in unsolved if row.at_largest]  # fmt: skip
+    rent, hour, _ = recommend(replace(free, candidates=tuple(bare)), Demanded()).answer
+    assert "its price is not known; it serves 8.32 searches/s" in rent
+    assert "USD" not in hour
+
+
 def _compared(best: tuple[float, ...], other: tuple[float, ...], stated: float | None) -> str:
     """What is said of an alternative; each has these limits run by run, and costs 1 USD an hour."""
     plan = replace(small_plan(), stated_load=stated, runs=len(best))
@@ -256,11 +354,15 @@ def _compared(best: tuple[float, ...], other: tuple[float, ...], stated: float |
     for number, loads in ((0, best), (2, other)):
         row = replace(
             plan.candidates[number], largest=min(loads), largest_by_seed=loads,
-            price_per_hour=(1.0, 1.0),
+            price_per_hour=(1.0, 1.0), at_stated=None,
         )  # fmt: skip
         assert row.at_largest is not None
         cost = 1000 / 3600 / min(loads)
-        point = replace(row.at_largest, load=min(loads), cost_per_1000=(cost, cost))
+        solved = Estimate.stated(cost / 1000 / 0.5)
+        point = replace(
+            row.at_largest, load=min(loads), cost_per_1000=(cost, cost),
+            cost_per_solved=(solved, solved),
+        )  # fmt: skip
         row = replace(row, at_largest=point)
         rows.append(replace(row, fleet=fleet_for(row, stated)))
     return recommend(replace(plan, candidates=tuple(rows)), Demanded()).text
