@@ -60,7 +60,7 @@ def data_of(page: str) -> dict:
 
 def part(page: str, name: str) -> str:
     """The table of that name."""
-    found = re.search(f'<table id="{name}">.*?</table>', page, re.S)
+    found = re.search(f'<table id="{name}"[^>]*>.*?</table>', page, re.S)
     assert found is not None
     return found[0]
 
