@@ -42,21 +42,31 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from arborsim.api.live import LiveResults, live
+    from arborsim.api.plan import PlanResults, plan
+    from arborsim.api.record import record
     from arborsim.api.replay import ReplayResults, replay
     from arborsim.api.results import Results, load_results
     from arborsim.api.search import SearchResults, search
     from arborsim.api.trace import Trace, open_trace
+    from arborsim.api.validation import ValidationResults
     from arborsim.core.errors import ArborsimError
 
 __version__ = "0.1.0"
 __all__ = [
     "ArborsimError",
+    "LiveResults",
+    "PlanResults",
     "ReplayResults",
     "Results",
     "SearchResults",
     "Trace",
+    "ValidationResults",
+    "live",
     "load_results",
     "open_trace",
+    "plan",
+    "record",
     "replay",
     "search",
 ]
@@ -64,12 +74,18 @@ __all__ = [
 #: The module of each name.
 _HOME = {
     "ArborsimError": "core.errors",
+    "LiveResults": "api.live",
+    "PlanResults": "api.plan",
     "ReplayResults": "api.replay",
     "Results": "api.results",
     "SearchResults": "api.search",
     "Trace": "api.trace",
+    "ValidationResults": "api.validation",
+    "live": "api.live",
     "load_results": "api.results",
     "open_trace": "api.trace",
+    "plan": "api.plan",
+    "record": "api.record",
     "replay": "api.replay",
     "search": "api.search",
 }

@@ -11,6 +11,7 @@ import inspect
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from arborsim.api.choices import listed, setting_texts
@@ -24,30 +25,46 @@ _OPTIONS = {
     "widths": "width",
 }
 #: Given several times rather than by comma.
-_REPEATED = {"settings", "calibration", "accuracy", "answers"}
+_REPEATED = {"settings", "calibration", "accuracy", "stop", "answers"}
 #: What changes nothing in the results.
-_SILENT = {"workers", "progress", "pictures", "jobs"}
+_SILENT = {"workers", "progress", "pictures", "out", "resume", "overwrite"}
 
 
-def equivalent(name: str, call: Callable[..., Any], given: Mapping[str, Any]) -> str:
+def equivalent(
+    name: str,
+    call: Callable[..., Any],
+    given: Mapping[str, Any],
+    more: Mapping[str, Any] = MappingProxyType({}),
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """``"arborsim replay t.parquet --policy h2o"``; of what no option says, the call in Python.
 
-    `given` are the arguments of `call` by name, the first the input files.
+    `given` are the arguments of `call` by name; those that are not by keyword alone are input
+    files.  `more` are the defaults of its further keywords, `options` names of options that differ
+    from those of other commands.
     """
     parameters = list(inspect.signature(call).parameters.values())
-    first, *others = parameters
+    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    values = {key: given.get(key, default) for key, default in (defaults | dict(more)).items()}
     changed = {
-        each.name: given[each.name]
-        for each in others
-        if each.name not in _SILENT and _differs(given[each.name], each.default)
+        key: values[key]
+        for key, default in (defaults | dict(more)).items()
+        if key not in _SILENT and _differs(values[key], default)
     }
-    inputs = [_text(each) for each in listed(given[first.name])]
-    if not all(_is_plain(value) for value in changed.values()):
+    files = [given[each.name] for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    inputs = [each for file in files if file is not None for each in listed(file)]
+    if not all(map(_is_plain, (inputs, *changed.values()))):
+        shown = [
+            repr(_text(each)) if _is_plain(each) else f"<{getattr(each, 'name', each)}>"
+            for each in inputs
+        ]
+        positional = shown if len(shown) < 2 else [f"[{', '.join(shown)}]"]
         keywords = [f"{key}={value!r}" for key, value in changed.items()]
-        return f"arborsim.{name}({', '.join([repr(inputs), *keywords])})"
+        return f"arborsim.{name}({', '.join([*positional, *keywords])})"
+    inputs = [_text(each) for each in inputs]
     words = ["arborsim", name, *inputs]
     for key, value in changed.items():
-        words += _words(key, value)
+        words += _words(key, value, {**_OPTIONS, **options}.get(key, key))
     return shlex.join(words)
 
 
@@ -76,8 +93,8 @@ def _is_plain(value: Any) -> bool:
     return all(isinstance(each, plain) or hasattr(each, "__index__") for each in listed(value))
 
 
-def _words(key: str, value: Any) -> list[str]:
-    option = f"--{_OPTIONS.get(key, key).replace('_', '-')}"
+def _words(key: str, value: Any, name: str) -> list[str]:
+    option = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
         return [option if value else option.replace("--", "--no-", 1)]
     texts = setting_texts(value) if key == "settings" else _texts(value)

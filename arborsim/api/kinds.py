@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from arborsim.api.results import Results
-from arborsim.core.errors import UnknownName
-from arborsim.core.tables import read_table
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.tables import holds_key, read_table
 
 
 def read(path: Path) -> Results:
@@ -15,12 +15,39 @@ def read(path: Path) -> Results:
     Raises
     ------
     UsageError
+        It cannot be read, is damaged or holds no results.
     """
+    from arborsim.api.live import LiveResults
+    from arborsim.api.plan import PlanResults
     from arborsim.api.replay import ReplayResults
     from arborsim.api.search import SearchResults
+    from arborsim.api.validation import ValidationResults
 
-    kinds = {each.kind: each for each in (ReplayResults, SearchResults)}
+    if _is_log(path):
+        return LiveResults.read_log(path)
+    if path.suffix in (".csv", ".json"):
+        raise UsageError(
+            f"{path}: a .{path.suffix[1:]} file does not say all that results need: save them as "
+            ".parquet"
+        )
+    if holds_key(path, b"arborsim.validation"):
+        return ValidationResults.read_file(path)
     frame, metadata = read_table(path)
+    kinds = {each.kind: each for each in (ReplayResults, SearchResults, PlanResults, LiveResults)}
     if metadata["kind"] not in kinds:
         raise UnknownName(f"kind of results in {path}", metadata["kind"], kinds)
-    return kinds[metadata["kind"]].read(frame, metadata)
+    try:
+        return kinds[metadata["kind"]].read(frame, metadata)
+    except (KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path}: its table or metadata lacks {error}; make the file again with --out"
+        ) from None
+
+
+def _is_log(path: Path) -> bool:
+    """Whether a file looks like JSON lines with a head, as live runs write them."""
+    try:
+        with path.open("rb") as file:
+            return file.read(10) == b'{"format":'
+    except OSError:
+        return False

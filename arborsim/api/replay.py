@@ -230,6 +230,7 @@ class ReplayResults(Results):
     """
 
     kind = "replay"
+    raw: ReplayResult
 
     def __init__(
         self,

@@ -212,6 +212,7 @@ class SearchResults(Results):
     """
 
     kind = "search"
+    raw: tuple[SearchResult, ...]
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from arborsim.api.choices import names
 from arborsim.cli.command import argument, command, option
 from arborsim.cli.options import (
     OutputOptions,
@@ -20,12 +19,9 @@ from arborsim.cli.options import (
 from arborsim.cli.progress import interrupted
 from arborsim.cli.quick import QuickOptions
 from arborsim.core.errors import UsageError
-from arborsim.show.progress import PatientProgress
 
 if TYPE_CHECKING:
-    from arborsim.plan.plan import Planner
-    from arborsim.plan.results import PlanResult
-    from arborsim.plan.workload import Workload
+    from arborsim.api.plan import Planning
 
 
 @dataclass(frozen=True)
@@ -46,30 +42,9 @@ class WorkloadOptions:
     warm_up: int | None = run_option(None, "In place of the workload's.", min=0)
     runs: int | None = run_option(None, "In place of the workload's.", min=1)
 
-    @property
-    def gpus(self) -> list[str]:
-        """A file of the command line is relative to the working directory, not to the workload."""
-        return [
-            str(Path(gpu).resolve()) if gpu.endswith(".toml") or "/" in gpu else gpu
-            for gpu in names(self.gpu)
-        ]
-
-    def workload(self, asked: Path | dict[str, Any]) -> Workload:
-        """The workload of a file or its tables, changed by the options that were given."""
-        from arborsim.plan.workload_file import read_workload, workload_of
-
-        if isinstance(asked, Path):
-            found = read_workload(asked, self.gpus, self.calibration)
-        else:
-            found = workload_of(asked, Path(), asked["name"], self.calibration)
-        if self.load is not None:
-            found = found.with_load(self.load)
-        if (self.searches, self.warm_up, self.runs) == (None, None, None):
-            return found
-        searches = found.searches if self.searches is None else self.searches
-        warm_up = min(found.warm_up, searches // 10) if self.warm_up is None else self.warm_up
-        runs = found.runs if self.runs is None else self.runs
-        return found.with_run_length(searches, warm_up, runs)
+    def fields(self) -> dict[str, Any]:
+        """As arguments of `arborsim.plan`."""
+        return {("gpus" if name == "gpu" else name): value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -90,7 +65,7 @@ class PlanOutput(OutputOptions):
     json: bool = json_option()
 
     def check(self, *inputs: Path) -> None:
-        from arborsim.plan.files import check_format
+        from arborsim.core.tables import check_format
 
         if self.explain and self.json:
             raise UsageError("--explain prints tables: leave --json out")
@@ -125,10 +100,6 @@ def plan(
     simulation. Shows it with latencies, utilisation, what runs out first and cost per search, and
     recommends one. Ctrl-C keeps what is done; exit code 130.
     """
-    from arborsim.plan.files import read_accuracies
-    from arborsim.plan.plan import Planner
-    from arborsim.plan.recommend import Demanded
-
     if example:
         from arborsim.plan.workload_file import example_workload
 
@@ -136,34 +107,50 @@ def plan(
         return 0
     if workload is not None:
         quick.refuse(workload)
-    asked = workload or quick.tables(given.gpus)
-    if isinstance(asked, dict) and quick.write is not None:
-        given.workload(asked)  # refuses what cannot be planned
-        quick.save(asked)
+    elif _written(given, quick):
         return 0
-    if min_accuracy is not None and not accuracy:
-        raise UsageError("--min-accuracy needs --accuracy: a log of arborsim live")
+    from arborsim.api.plan import Planning
+
     output.check(*([workload] if workload else []))
-    demanded = Demanded(min_attention_kept, min_accuracy)
-    planner = Planner(given.workload(asked), demanded, read_accuracies(accuracy), jobs)
-    if output.candidate is not None and output.candidate >= len(planner.candidates):
+    planning = Planning(
+        workload, **given.fields(), **quick.asked, accuracy=accuracy, min_accuracy=min_accuracy,
+        min_attention_kept=min_attention_kept, workers=jobs,
+    )  # fmt: skip
+    if output.candidate is not None and output.candidate >= len(planning.planner.candidates):
         raise UsageError(
-            f"--candidate {output.candidate}: there are {len(planner.candidates)}, counted from 0"
+            f"--candidate {output.candidate}: there are {len(planning.planner.candidates)}, "
+            "counted from 0"
         )
     # Finished candidates are kept next to the results until all are.
     base = output.out or Path("plan" if workload is None else workload.name)
     log = base.with_name(f"{base.name}.partial.jsonl")
-    result = _run(planner, log, resume=resume, keep=output.out is not None)
-    return 130 if result is None else _show(planner, result, output)
+    if not _run(planning, log, resume=resume, keep=output.out is not None):
+        return 130
+    return _show(planning, output)
 
 
-def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResult | None:
-    """The plan; None if it was interrupted, after what is done has been written.
+def _written(given: WorkloadOptions, quick: QuickOptions) -> bool:
+    """Refuse a question that cannot be planned; whether it was written to a file."""
+    from arborsim.api.plan import gpu_names, resized, workload_for
+
+    tables = quick.tables(gpu_names(given.gpu))
+    if quick.write is None:
+        return False
+    asked = given.fields()
+    sizes = {name: asked.pop(name) for name in ("load", "searches", "warm_up", "runs")}
+    resized(workload_for(None, **asked, **quick.asked), **sizes)
+    quick.save(tables)
+    return True
+
+
+def _run(planning: Planning, path: Path, *, resume: bool, keep: bool) -> bool:
+    """Whether the plan is complete; if it was interrupted, what is done has been written.
 
     With `keep`, candidates are on the disk as soon as they are finished.
     """
     from arborsim.plan.files import PlanLog
 
+    planner = planning.planner
     log = PlanLog(path, planner.workload)
     if resume:
         planner.finished.update(log.resume())
@@ -174,8 +161,7 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
     if keep:
         log.write(planner.finished.values())
     try:
-        with PatientProgress(planner.work()) as progress:
-            result = planner.run(progress.advance, log.add if keep else lambda candidate: None)
+        planning.run(progress=True, done=log.add if keep else lambda candidate: None)
     except KeyboardInterrupt:
         if planner.finished:
             log.write(planner.finished.values())
@@ -184,66 +170,47 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
         else:
             path.unlink(missing_ok=True)
             interrupted(" before any candidate was finished")
-        return None
+        return False
     finally:
         log.close()
     path.unlink(missing_ok=True)
-    return result
+    return True
 
 
-def _show(planner: Planner, result: PlanResult, output: PlanOutput) -> int:
+def _show(planning: Planning, output: PlanOutput) -> int:
     """Print and write what was asked for; fail if no candidate meets the target."""
-    from arborsim.plan import files
-    from arborsim.show.plan import print_plan
-    from arborsim.show.terms import print_explained
-
-    number = output.candidate
-    chosen = result.recommendation.candidate if number is None else number
+    results, number = planning.results(), output.candidate
+    plan = results.raw
+    chosen = plan.recommendation.candidate if number is None else number
     if output.out is not None:
-        files.write(result, output.out)
+        results.save(output.out)
     if output.json:
-        typer.echo(files.to_json(result))
+        typer.echo(results.to_json())
     else:
-        print_plan(result)
+        results.print()
         if output.explain and chosen is not None:
-            print_explained(result.candidates[chosen])
+            from arborsim.show.terms import print_explained
+
+            print_explained(plan.candidates[chosen])
     if output.perfetto is not None and chosen is not None:
         from arborsim.plan.timeline import timeline, write_perfetto
 
-        candidate = result.candidates[chosen]
+        candidate = plan.candidates[chosen]
         if candidate.largest is None:
             raise UsageError(
                 f"--perfetto: {candidate.name} carries no load; choose another by --candidate"
             )
-        write_perfetto(timeline(planner, candidate), output.perfetto)
+        write_perfetto(timeline(planning.planner, candidate), output.perfetto)
         typer.echo(f"wrote {output.perfetto}", err=output.json)
     if output.out is not None:
         typer.echo(f"wrote {output.out}", err=output.json)
     if output.report is not None:
-        if not _write_page(planner, result, output.report):
-            return 130
+        try:
+            results.report(output.report, progress=True)
+        except KeyboardInterrupt:
+            page = output.report
+            return interrupted(f": {page} has the plan, but no loads, timeline or assumptions")
         typer.echo(f"wrote {output.report}", err=output.json)
-    if result.recommendation.candidate is None:
-        raise UsageError(result.recommendation.text)
+    if plan.recommendation.candidate is None:
+        raise UsageError(plan.recommendation.text)
     return 0
-
-
-def _write_page(planner: Planner, result: PlanResult, path: Path) -> bool:
-    """Write the page; False if Ctrl-C left out what it shows beyond the plan."""
-    from arborsim.plan.sensitivity import MOST_SEARCHES, detailed, work
-    from arborsim.show.plan_page import PlanReport, write_plan_page
-
-    try:
-        with PatientProgress(work(result)) as progress:
-            shown, found = detailed(planner, result, planner.jobs, progress.advance)
-    except KeyboardInterrupt:
-        write_plan_page(PlanReport(result), path)
-        interrupted(f": {path} has the plan, but no loads, timeline or assumptions")
-        return False
-    workload = planner.workload
-    how = (
-        f"Each load is found by one run of {min(workload.searches, MOST_SEARCHES):,} searches with "
-        f"the seed {workload.seed}. Longer searches are the same ones, stretched."
-    )
-    write_plan_page(PlanReport(shown, found, how), path)
-    return True

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from arborsim.api.choices import ChosenPolicies, budgets, policy_settings
 from arborsim.cli.command import panel
-from arborsim.cli.options import PolicyOptions, expert_option, search_help
-from arborsim.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from arborsim.live.backends import ModelUsage
+from arborsim.cli.options import expert_option, search_help
 
 problem_option, search_option = panel("Problems and model"), panel("Search and rewards")
-#: Reference tasks that are searched as a tree unless asked otherwise.
-_TREES = {"game24": "tot-bfs"}
 
 
 @dataclass(frozen=True)
@@ -55,34 +47,9 @@ class ProblemOptions:
         [], "Prompts: a thought ends with this text; repeatable.", shown="a newline"
     )
 
-    @property
-    def algorithm(self) -> str:
-        """The search: that of the task unless one was named."""
-        return self.search or _TREES.get(self.task or self.model, "linear")
-
-    def request(self) -> dict[str, Any]:
-        """As the fields of a `SearchRequest`."""
-        from arborsim.live.backends import SearchRequest
-
-        same = [each.name for each in fields(SearchRequest) if hasattr(self, each.name)]
-        temperature = self.temperature
-        if temperature is None:  # branches must differ; a line need not
-            temperature = 0.0 if self.algorithm == "linear" else 0.7
-        options = {name: getattr(self, name, 0) for name in ("lines", "lines_per_thought")}
-        return {name: getattr(self, name) for name in same} | {
-            "model": self.model or self.task or "chain",
-            "search": self.algorithm,
-            "temperature": temperature,
-            "task_options": {name: value for name, value in options.items() if value},
-            "stop": stop_strings(self.stop),
-        }
-
-
-def stop_strings(given: Sequence[str]) -> tuple[str, ...]:
-    """Those that were given, or a newline; a backslash and an n is a newline, too."""
-    if "" in given:
-        raise UsageError("--stop is empty: give the text that ends a thought, or leave it out")
-    return tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in given) or ("\n",)
+    def fields(self) -> dict[str, Any]:
+        """As arguments of `arborsim.live` and `arborsim.record`."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -126,79 +93,4 @@ class RewardedProblems(ProblemOptions):
     )
     thought_tokens: int = expert_option(
         64, "Prompts: longest thought (it also ends with --stop).", min=1
-    )
-
-    def request(self) -> dict[str, Any]:
-        from arborsim.live.backends import RewardChoice
-
-        given = self.reward, self.reward_token, self.reward_label, self.reward_aggregate
-        more = {"reward": RewardChoice(*given), "dedupe": not self.keep_duplicates}
-        return super().request() | more
-
-
-def split_settings(
-    given: Sequence[str], search: str, policies: Sequence[str]
-) -> tuple[dict[str, str], list[str]]:
-    """What of ``--set`` is for the search, and what for policies.
-
-    ``search.name=value`` and ``tot-bfs.name=value`` are for the search; one given by its
-    class also goes by the class's `name`.  So is ``name=value`` if the search has that option; a
-    `UsageError` if a chosen policy has it as well.
-    """
-    from arborsim.policies.registry import find, parameter_name
-    from arborsim.search import find_search, search_options
-
-    options = search_options(search)
-    own_names = ("search", search, find_search(search).name)
-    kinds = [find(name) for name in policies]
-    own: dict[str, str] = {}
-    others: list[str] = []
-    for setting in given:
-        key, equals, value = (part.strip() for part in setting.partition("="))
-        head, _, rest = key.rpartition(".")
-        if equals and head in own_names:
-            own[rest] = value
-        elif equals and key in options and any(parameter_name(kind, key) for kind in kinds):
-            raise UsageError(
-                f"--set {setting}: the search and a policy have {key}: say search.{key} or "
-                f"POLICY.{key}"
-            )
-        elif equals and key in options:
-            own[key] = value
-        else:
-            others.append(setting)
-    return own, others
-
-
-def settled(
-    problems: ProblemOptions, policies: PolicyOptions, *, full: bool = True
-) -> dict[str, Any]:
-    """As the fields of a `LiveRequest`; `full` retention leads even if it was not named."""
-    from arborsim.core.observations import Signal
-    from arborsim.policies.registry import build
-    from arborsim.run.episode import cells_of
-    from arborsim.run.results import BASELINE
-
-    chosen = ChosenPolicies(policies.policy, oracle=False)
-    options, rest = split_settings(policies.set_, problems.algorithm, chosen.names)
-    made = chosen.build(policy_settings(chosen.names, rest))
-    for policy in made:
-        if Signal.EVICTION_TIME in policy.reads():
-            raise UsageError(
-                f"--policy {policy.name}: the offline optimum needs the future, which no live "
-                "search has: replay a trace instead"
-            )
-    if full:
-        made = [build(BASELINE), *(policy for policy in made if policy.name != BASELINE)]
-    cells = tuple(cells_of(made, budgets(policies.budget)))
-    return problems.request() | {"search_options": options, "cells": cells}
-
-
-def describe_usage(usage: ModelUsage) -> str:
-    """What a reward or embedding model took, in words."""
-    kind = {"reward": "reward model", "embed": "embedding model"}[usage.role]
-    kv = f", KV up to {usage.peak_kv_bytes / 1e6:.3g} MB" if usage.peak_kv_bytes else ""
-    return (
-        f"{kind} {usage.name}: {usage.texts} thoughts, {usage.wall_s:.2f} s, weights "
-        f"{usage.weight_bytes / 1e6:.3g} MB{kv}"
     )

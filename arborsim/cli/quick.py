@@ -58,7 +58,7 @@ class QuickOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What was asked, as keywords."""
+        """What was asked, as arguments of `arborsim.plan`, and `write`."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         for name in ("policies", "budgets"):
             found[name] = names(found[name])
@@ -70,11 +70,16 @@ class QuickOptions:
             flag = "--" + {"policies": "policy", "budgets": "budget"}.get(name, name)
             raise UsageError(f"{flag.replace('_', '-')} asks without a file: {path} says it itself")
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What was asked, as arguments of `arborsim.plan`."""
+        return {name: value for name, value in self.given.items() if name != "write"}
+
     def tables(self, gpus: Sequence[str]) -> dict[str, Any]:
         """The tables of a workload file that asks the same."""
         from arborsim.plan.quick import quick_tables
 
-        asked = {name: value for name, value in self.given.items() if name != "write"}
+        asked = self.asked
         if not asked and not gpus:
             raise UsageError(
                 "name a workload in TOML; arborsim plan --example prints one. Or ask without one: "

@@ -5,27 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from arborsim.api.choices import assigned, names, whole_numbers
 from arborsim.cli.command import command, option, panel
-from arborsim.cli.options import check_output, command_line, search_help
+from arborsim.cli.options import check_output, search_help
 from arborsim.cli.problems import (
     RewardedProblems,
-    describe_usage,
     problem_option,
     search_option,
-    split_settings,
 )
 from arborsim.cli.progress import interrupted
-from arborsim.core.errors import UsageError
-from arborsim.show.progress import LiveBar
-
-if TYPE_CHECKING:
-    from arborsim.bank.arms import Recipe
-    from arborsim.live.backends import LayerChoice, RecordProgress, RecordRequest
 
 capture_option, bank_option = panel("What is stored"), panel("Banks (for arborsim search)")
 CaptureLevel = StrEnum("CaptureLevel", ["tree", "signals", "qkv"])
@@ -37,7 +28,9 @@ class RecordedProblems(RewardedProblems):
     """Problems, the model that solves them, and one search, which is a line by default."""
 
     model: str = problem_option(
-        "chain", "chain or game24 (shipped), a folder with safetensors, or a model id."
+        "",
+        "chain or game24 (shipped), a folder with safetensors, or a model id.",
+        shown="the task's, or chain",
     )
     search: str = search_option("linear", search_help(), complete="algorithm")
     teacher_forced: Path | None = problem_option(
@@ -45,18 +38,6 @@ class RecordedProblems(RewardedProblems):
         'Record tokens that any engine generated: JSON lines, each {"prompt": ..., "tokens": ...}, '
         'text or ids, and if known "thoughts" (their ends) and "correct".',
     )
-
-    def check(self, *, bank: bool) -> None:
-        """Refuse what contradicts given tokens."""
-        given = {"--prompts": self.prompts is not None, "--bank": bank,
-                 "--search": self.search != "linear", "--temperature": self.temperature is not None,
-                 "--top-p": self.top_p < 1, "--max-tokens": self.max_tokens > 0,
-                 "--reward": bool(self.reward)}  # fmt: skip
-        if self.teacher_forced is None:
-            return
-        for name, value in given.items():
-            if value:
-                raise UsageError(f"--teacher-forced records tokens as they are: leave out {name}")
 
 
 @dataclass(frozen=True)
@@ -79,50 +60,10 @@ class BankOptions:
         0, "Problems recorded together; with --bank thoughts drawn at once.", shown="1, 256", min=0
     )
 
-    def recipe(self, problems: RecordedProblems, settings: list[str]) -> Recipe | None:
-        """What to grow; None unless ``--bank`` was given."""
-        from arborsim.bank.arms import BATCH, Recipe, recipe_for
-
-        if not self.bank:
-            given = {"--children": self.children, "--depth": self.depth, "--for": self.for_,
-                     "--width": self.width}  # fmt: skip
-            for name, value in given.items():
-                if value:
-                    raise UsageError(f"{name} is about banks: add --bank, or leave it out")
-            return None
-        self._check(problems, settings)
-        batch = self.batch or BATCH
-        if self.for_:
-            widths = list(dict.fromkeys(whole_numbers(self.width or "16", "--width")))
-            dedupe = not problems.keep_duplicates
-            return recipe_for(names(self.for_), widths, settings, dedupe, batch)
-        counts = tuple(whole_numbers(self.children, "--children"))
-        if len(counts) == 1 and self.depth == 0:
-            raise UsageError(f"--children {self.children} needs --depth, e.g. --depth 3")
-        recipe = Recipe(children=counts, depth=self.depth, batch=batch)
-        recipe.make()  # refuses a tree that is too large
-        return recipe
-
-    def _check(self, problems: RecordedProblems, settings: list[str]) -> None:
-        """Refuse contradictions: a bank serves any search, or those that it names."""
-        if problems.search != "linear":
-            raise UsageError(
-                f"--bank serves searches later: --for {problems.search} instead of --search"
-            )
-        if problems.temperature == 0:
-            raise UsageError(
-                "--bank at --temperature 0 would draw the same thought again and again"
-            )
-        if bool(self.children) == bool(self.for_):
-            raise UsageError(
-                "--bank needs either --children (e.g. 8 with --depth 3, or 64,16,8) or --for with "
-                "--width (e.g. --for rebase,ets --width 16,64)"
-            )
-        if self.for_ and self.depth:
-            raise UsageError("--depth goes with --children: searches go as deep as they like")
-        for name, value in (("--width", self.width), ("--set", settings)):
-            if self.children and value:
-                raise UsageError(f"{name} goes with --for: --children serves any search")
+    def fields(self) -> dict[str, Any]:
+        """As arguments of `arborsim.record`."""
+        named = {"for_": "algorithms", "width": "widths"}
+        return {named.get(name, name): value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -144,19 +85,9 @@ class CaptureOptions:
         "", "Also store the outputs of these layers, 2 bytes per number: 2,3 or all."
     )
 
-    def request(self, *, bank: bool) -> dict[str, Any]:
-        """As the fields of a `RecordRequest`."""
-        from arborsim.trace.schema import Capture
-
-        capture = self.capture or (CaptureLevel.tree if bank else CaptureLevel.signals)
-        return {
-            "capture": Capture(capture.value),
-            "attention": self.attention.value,
-            "attention_top": self.attention_top,
-            "qkv_layers": _layers("--qkv-layers", self.qkv_layers),
-            "attention_layers": _layers("--attention-layers", self.attention_layers),
-            "hidden_layers": _layers("--hidden-layers", self.hidden_layers),
-        }
+    def fields(self) -> dict[str, Any]:
+        """As arguments of `arborsim.record`."""
+        return {name: getattr(value, "value", value) for name, value in vars(self).items()}
 
 
 @command
@@ -175,69 +106,23 @@ def record(
 
     Ctrl-C stops after the last whole episode, leaves a valid trace, and exits with code 130.
     """
-    from arborsim.live.backends import RecordRequest
+    from arborsim.api.live import described
+    from arborsim.api.record import Recording
 
     check_output(out, "--out")
-    problems.check(bank=bank.bank)
-    if problems.teacher_forced is not None and bank.batch:
-        raise UsageError("--teacher-forced computes one chain after the other: leave out --batch")
-    recipe = bank.recipe(problems, set_)
-    fields = problems.request() | capture.request(bank=bank.bank)
-    if bank.bank and problems.temperature is None:
-        fields["temperature"] = 1.0
-    options: dict[str, str] = {}
-    if not bank.bank:
-        own, unknown = split_settings(set_, problems.search, ())
-        options = own | dict(map(assigned, unknown))  # what it lacks, the search refuses by name
-    return _run(RecordRequest(
-        **fields, out=out, search_options=options, bank=recipe, overwrite=overwrite, resume=resume,
-        batch=1 if bank.bank else max(1, bank.batch), teacher_forced=problems.teacher_forced,
-        command=command_line(),
-    ))  # fmt: skip
-
-
-def _run(request: RecordRequest) -> int:
-    """Record with a bar on standard error; returns the exit code."""
-    from arborsim.live.backends import RecordProgress, get_backend
-
-    backend = get_backend("torch")
-    seen = RecordProgress(0, 0, 0, 0, 0, 0.0)
-    bank = request.bank is not None
-    with LiveBar("recording", time_left=True) as bar:
-
-        def show(progress: RecordProgress) -> None:
-            nonlocal seen
-            seen = progress
-            bar.show(_describe(seen, bank), completed=seen.episode, total=seen.episodes)
-
-        try:
-            seen = backend.record(request, show)
-        except KeyboardInterrupt:
-            bar.stop()
-            if not seen.episode:
-                return interrupted(": no episode was complete, so nothing was written")
-            kept = f"{seen.episode} whole episodes (of {seen.episodes})"
-            return interrupted(f": {request.out} holds {kept}; --resume goes on")
-    typer.echo(f"{request.out}: {seen.episode} episodes, {_describe(seen, bank)}")
-    for usage in seen.models:
-        typer.echo(describe_usage(usage))
-    return 0
-
-
-def _describe(progress: RecordProgress, bank: bool) -> str:
-    """Accuracy so far (of a bank: problems that some thought solves) and speed, in words."""
-    verdict = f"{progress.correct}/{progress.judged} {'solvable' if bank else 'correct'}, "
-    thoughts = f"{progress.thoughts} thoughts, " if bank else ""
-    speed = f"{progress.tokens} tokens, {progress.tokens_per_s:.0f} tokens/s"
-    return f"{verdict if progress.judged else ''}{thoughts}{speed}"
-
-
-def _layers(option: str, text: str) -> LayerChoice:
-    if not text:
-        return ()
-    if text == "all":
-        return "all"
+    recording = Recording(
+        out, **problems.fields(), settings=set_, **capture.fields(), **bank.fields(),
+        overwrite=overwrite, resume=resume,
+    )  # fmt: skip
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        raise UsageError(f"{option} {text}: expected numbers, e.g. 2,3, or all") from None
+        recording.run(progress=True)
+    except KeyboardInterrupt:
+        seen = recording.seen
+        if not seen.episode:
+            return interrupted(": no episode was complete, so nothing was written")
+        kept = f"{seen.episode} whole episodes (of {seen.episodes})"
+        return interrupted(f": {out} holds {kept}; --resume goes on")
+    typer.echo(f"{out}: {recording.seen.episode} episodes, {recording.described()}")
+    for line in described(recording.seen.models):
+        typer.echo(line)
+    return 0

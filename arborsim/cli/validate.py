@@ -20,7 +20,7 @@ from arborsim.cli.options import (
     output_option,
     run_option,
 )
-from arborsim.cli.problems import ProblemOptions, problem_option, settled
+from arborsim.cli.problems import ProblemOptions, problem_option
 from arborsim.cli.progress import interrupted, interruptible
 from arborsim.core.errors import UsageError
 from arborsim.show.progress import LiveBar, PatientProgress
@@ -68,6 +68,7 @@ def validate(
 
     `arborsim validate published` compares with runs of serving engines that others measured.
     """
+    from arborsim.api.problems import live_fields
     from arborsim.live.backends import LiveRequest
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
@@ -79,8 +80,8 @@ def validate(
         raise UsageError("--resume keeps the results and --overwrite replaces them: give one")
     machine = Machine(load_profile(gpu), None, recall)
     request = LiveRequest(
-        **settled(problems, policies), recall=recall, overlap=overlap, machine=machine,
-        command=command_line(),
+        **live_fields(problems.fields(), **policies.fields()), recall=recall, overlap=overlap,
+        machine=machine, command=command_line(),
     )  # fmt: skip
     return _run(request, Keeper(request, out, resume=resume, overwrite=overwrite))
 

@@ -101,6 +101,17 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise UsageError(f"{path}: the file is damaged ({why}); copy it or make it again") from None
 
 
+def holds_key(path: Path, key: bytes) -> bool:
+    """Whether a file is Parquet whose metadata has this key."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return key in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
+
+
 def check_parquet(path: Path) -> None:
     """Refuse what is not there, is no Parquet file, or was cut off.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
 from arborsim.core.documents import RecordLog, plain, strict
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.core.statistics import clopper_pearson
 from arborsim.live.answers import read_log
 from arborsim.plan.provenance import settings_of
@@ -26,7 +26,6 @@ from arborsim.run.results import ANY
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMATS = (".parquet", ".json", ".csv")
 _GROUPS = (
     "quality",
     "alone",
@@ -74,26 +73,6 @@ def to_json(plan: PlanResult) -> str:
     document = plain(replace(plan, timeline=None))
     del document["timeline"]
     return documents.to_json(document)
-
-
-def check_format(path: Path) -> None:
-    """Refuse a name from which no format follows."""
-    if path.suffix not in FORMATS:
-        raise UnknownName("format of --out", path.suffix or path.name, FORMATS)
-
-
-def write(plan: PlanResult, path: Path) -> None:
-    """In the format that the name ends with, or a `UsageError` if it cannot be written."""
-    check_format(path)
-    try:
-        if path.suffix == ".json":
-            path.write_text(to_json(plan) + "\n", encoding="utf-8")
-        elif path.suffix == ".csv":
-            to_frame(plan).to_csv(path, index=False)
-        else:
-            to_frame(plan).to_parquet(path, index=False)
-    except OSError as error:
-        raise UsageError(f"--out {path}: cannot write: {error.strerror}") from None
 
 
 _LOG_FORMAT, _LOG_VERSION = "arborsim-plan", 1

@@ -328,13 +328,14 @@ def live_json(report: LiveReport) -> str:
         "request": report.request,
         "command": report.command,
         "shadow": report.shadow,
-        "rows": [_live_row(row) for row in rows],
+        "rows": [row_record(row) for row in rows],
         "results": [flat(result) for result in report.results],
         "notes": cautions(report, rows),
     })  # fmt: skip
 
 
-def _live_row(row: LiveRow) -> dict[str, Any]:
+def row_record(row: LiveRow) -> dict[str, Any]:
+    """A row as a flat record; names carry their units."""
     silent = (
         "trace", "relative", "oracle_gap", "attention_kept", "output_error", "per", "kept_note",
     )  # fmt: skip

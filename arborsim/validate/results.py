@@ -20,6 +20,7 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import bootstrap, spearman
+from arborsim.core.tables import KEY, made_by
 
 METADATA_KEY = b"arborsim.validation"
 VERSION = 1
@@ -122,7 +123,10 @@ def write_results(result: Validation, request: Mapping[str, Any], path: Path) ->
         "version": VERSION, "about": dict(result.about), "request": request,
         "left_out": result.left_out,
     }  # fmt: skip
-    schema = _schema().with_metadata({METADATA_KEY: json.dumps(about, sort_keys=True).encode()})
+    stored = {METADATA_KEY: about, KEY: metadata_of(result)}
+    schema = _schema().with_metadata(
+        {key: json.dumps(said, sort_keys=True).encode() for key, said in stored.items()}
+    )
     rows = [{f.name: getattr(check, f.name) for f in fields(check)} for check in result.checks]
     part = path.with_name(path.name + ".part")
     try:
@@ -130,6 +134,23 @@ def write_results(result: Validation, request: Mapping[str, Any], path: Path) ->
         os.replace(part, path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def metadata_of(result: Validation) -> dict[str, Any]:
+    """What made the results, as the metadata of all results files say it."""
+    about = dict(result.about)
+    return made_by(
+        "validate",
+        about.get("command", ""),
+        gpu=about.get("GPU profile", ""),
+        model=about.get("model", ""),
+        kv_dtype=about.get("dtype", ""),
+        settings=about,
+        assumed=[about["assumed in the profile"]] if "assumed in the profile" in about else [],
+        notes=[],
+        left_out=result.left_out,
+        does_not_fit=[],
+    )
 
 
 def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:

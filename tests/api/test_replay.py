@@ -124,7 +124,7 @@ def test_policies_may_be_objects_classes_and_names() -> None:
         results.to_pandas().sort_values(order, ignore_index=True),
         by_name.to_pandas().sort_values(order, ignore_index=True),
     )
-    assert results.metadata["command"].startswith("arborsim.replay(['traces/game24-tot.parquet']")
+    assert results.metadata["command"].startswith("arborsim.replay('traces/game24-tot.parquet', ")
 
 
 @given(st.floats(0.001, 1.0))

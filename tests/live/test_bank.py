@@ -209,8 +209,7 @@ def test_a_bank_for_searches_misses_none_of_them(grown: Path, tmp_path: Path) ->
     out = tmp_path / "results.json"
     wanted = "--algorithm all --width 5,12 --set steps=25 --set ets.lambda_b=1.5"
     assert main(["search", str(grown), *wanted.split(), "--out", str(out)]) == 0
-    rows = json.loads(out.read_text())
-    rows = rows["rows"] if isinstance(rows, dict) else rows
+    rows = json.loads(out.read_text())["searches"]
     assert {row["algorithm"] for row in rows} == set(search_names())
     assert {row["bank_misses"] for row in rows} == {0}
 

@@ -12,8 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from arborsim.api.plan import PlanResults
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
+from arborsim.core.tables import FORMATS, made_by
 from arborsim.live.backends import LiveResult
 from arborsim.plan import files
 from arborsim.plan.files import PlanLog, read_accuracies
@@ -76,8 +78,8 @@ def test_a_log_of_another_workload_is_refused(tmp_path: Path) -> None:
 
 def test_tables_hold_every_candidate_with_its_figures(tmp_path: Path) -> None:
     plan = small_plan()
-    for suffix in files.FORMATS:
-        files.write(plan, tmp_path / f"plan{suffix}")
+    for suffix in FORMATS:
+        PlanResults(plan, made_by("plan", "test")).save(tmp_path / f"plan{suffix}")
     frame = pd.read_parquet(tmp_path / "plan.parquet")
     again = pd.read_csv(tmp_path / "plan.csv")
     for each, (_, row), (_, text) in zip(
@@ -101,7 +103,7 @@ def test_tables_hold_every_candidate_with_its_figures(tmp_path: Path) -> None:
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="format of --out"):
-        files.check_format(tmp_path / "plan.xlsx")
+        PlanResults(small_plan(), {}).save(tmp_path / "plan.xlsx")
 
 
 def _live_log(path: Path, shadow: bool = False) -> Path:
