@@ -23,6 +23,13 @@ from arborsim.machine.lookup import GEOMETRY_ALIASES, geometry_names
 FAMILIES = (
     "gemma3", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe",
 )  # fmt: skip
+#: Why some others are not among them.
+_WHY = {
+    "gpt_oss": "its attention sinks take a share that no row of a trace shows",
+    "gemma2": "it caps the logits of attention",
+    "deepseek_v2": "its cache holds latent vectors, not keys and values of heads",
+    "deepseek_v3": "its cache holds latent vectors, not keys and values of heads",
+}
 REFERENCES = ("chain", "game24")  #: models that are shipped, each with its task
 CONFIG = "config:"  #: before the name of a geometry: random weights
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -73,6 +80,7 @@ def check_family(option: str, config: dict[str, Any]) -> None:
     if kind in FAMILIES:
         return
     named = f"the {kind} family is not supported" if kind else "its config.json has no model_type"
+    named += f" ({_WHY[kind]})" if kind in _WHY else ""
     raise UsageError(f"{option}: {named}; supported: {', '.join(FAMILIES)}")
 
 
@@ -85,7 +93,8 @@ def _check_folder(option: str, path: Path) -> None:
     if not config.is_file():
         raise UsageError(f"{option}: no model folder: it has no config.json{_what_else(path)}")
     check_family(option, _read(option, config))
-    check_safetensors(option, path)
+    advice = f"; for memory and time alone, --model {CONFIG}{path} has random weights"
+    check_safetensors(option, path, advice=advice)
     if not any((path / name).is_file() for name in _TOKENIZERS):
         raise UsageError(
             f"{option}: it has no tokenizer ({' or '.join(_TOKENIZERS[:2])}): copy those of the "
@@ -114,8 +123,13 @@ def check_files(option: str, folder: str, needed: Sequence[str], what: str) -> P
     return path
 
 
-def check_safetensors(option: str, path: Path, pattern: str = "*.safetensors") -> None:
-    """Refuse a folder without safetensors, or without one that its index names."""
+def check_safetensors(
+    option: str, path: Path, pattern: str = "*.safetensors", advice: str = ""
+) -> None:
+    """Refuse a folder without safetensors, or without one that its index names.
+
+    `advice` is what else can be done where there are none.
+    """
     index = path / _INDEX
     if index.is_file():
         shards = _read(option, index).get("weight_map")
@@ -133,7 +147,7 @@ def check_safetensors(option: str, path: Path, pattern: str = "*.safetensors") -
         f"{option}: it has no weights (*.safetensors)"
         + (": pickled weights can run code and are not loaded: load them where you trust them, "
            "and model.save_pretrained(FOLDER)" if pickled else
-           ": finish the download, or model.save_pretrained(FOLDER)")
+           f": finish the download, or model.save_pretrained(FOLDER){advice}")
     )  # fmt: skip
 
 

@@ -77,7 +77,10 @@ def of_family(kind: str) -> Callable[[Path], None]:
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (without("tokenizer.json"), r"no tokenizer.*tokenizer\.json.*save_pretrained"),
-    "no weights": (without("model.safetensors"), r"no weights.*finish the download"),
+    "no weights": (
+        without("model.safetensors"),
+        r"no weights.*finish the download.*config:.* has random",
+    ),
     "a shard": (sharded, r"1 of the 2 files.*model-00002-of-00002.*finish the download"),
     "pickled": (pickled, r"pickled weights can run code"),
     "no config": (without("config.json"), r"no config\.json: give the folder"),
@@ -86,7 +89,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "below": (one_below, r"checkpoint-5 has: --model .*checkpoint-5"),
     "torn": (torn, r"config\.json cannot be read as JSON"),
     "gpt2": (of_family("gpt2"), r"the gpt2 family is not supported; supported: .*llama.*qwen3"),
-    "gemma2": (of_family("gemma2"), r"the gemma2 family is not supported"),
+    "gpt-oss": (of_family("gpt_oss"), r"gpt_oss family is not supported \(its attention sinks.*"),
     "no family": (of_family(""), r"no model_type"),
 }
 
