@@ -203,9 +203,7 @@ def _timed(
     bank: Bank, path: Path, arms: list[Arm], cells: list[Cell], machine: Machine
 ) -> tuple[list[SearchResult], float]:
     before = time.process_time()
-    job = SearchJob(
-        path, arms, cells, machine, dedupe=not bank.duplicates, skip_infeasible=True
-    )  # fmt: skip
+    job = SearchJob(path, arms, cells, machine, dedupe=not bank.duplicates)
     found = job.run()
     for note in job.notes():
         print(note)

@@ -72,9 +72,8 @@ def replay(
     **options: Any,
 ) -> ReplayResult:
     machine = machine or Machine(load_profile("h100"), load_geometry("llama-3.1-8b"))
-    optional = frozenset(options.pop("optional", ()))
     budgets = [Budget.parse(text) for text in budget.split(",")]
-    return Replay([path], chosen, budgets, machine, optional=optional, **options).run()
+    return Replay([path], chosen, budgets, machine, **options).run()
 
 
 def by_policy(result: ReplayResult, episode: int = 0) -> dict[str, EpisodeResult]:
@@ -116,7 +115,7 @@ def test_closed_form_and_event_by_event_agree(
 
 
 def test_two_runs_are_byte_identical(tree: Path) -> None:
-    first, second = (replay(tree, policies(), optional=available(), count=1) for _ in range(2))
+    first, second = (replay(tree, policies(), count=1) for _ in range(2))
     assert to_json(first) == to_json(second)
 
 
@@ -125,8 +124,7 @@ def test_workers_change_nothing(tree: Path, linear: Path) -> None:
     one, two = (
         Replay(
             [tree, linear], policies(MOVERS), [Budget.parse("0.2"), Budget.parse("0.7")],
-            Machine(load_profile("h100")), pictures=True, optional=frozenset(MOVERS),
-            workers=workers,
+            Machine(load_profile("h100")), pictures=True, workers=workers,
         ).run()
         for workers in (1, 2)
     )  # fmt: skip
@@ -147,9 +145,9 @@ def test_an_error_in_a_worker_is_the_same_error(linear: Path) -> None:
     assert said[0] == said[1]
 
 
-def test_what_a_trace_cannot_serve_is_left_out_if_optional(tmp_path: Path) -> None:
+def test_what_a_trace_cannot_serve_is_left_out(tmp_path: Path) -> None:
     path = make_trace(tmp_path / "plain.parquet", kind="linear", prompt=40)
-    result = replay(path, policies(), "0.9", optional=available())
+    result = replay(path, policies(), "0.9")
     by_name = {each.policy: each for each in result.left_out if each.remedy}
     reader = TraceReader(path)
     lacking = {p.name for p in policies() if not all(map(reader.has, p.reads()))}
@@ -286,18 +284,56 @@ def test_an_infeasible_budget_names_episode_numbers_and_remedy(linear: Path) -> 
         replay(linear, [build("epikv")], "0.1")
 
 
-def test_an_infeasible_cell_can_be_left_out(linear: Path) -> None:
-    machine = Machine(load_profile("h100"))
-    budgets = [Budget.parse("0.1"), Budget.parse("0.7")]
-    job = Replay([linear], [build("full"), build("epikv"), build("h2o")], budgets, machine,
-                 skip_infeasible=True)  # fmt: skip
-    result = job.run()
+def test_an_infeasible_cell_is_left_out_with_its_reason(linear: Path) -> None:
+    result = replay(linear, policies(["full", "epikv", "h2o"]), "0.1,0.7")
     cells = {(r.policy, r.budget) for r in result.episodes}
     assert cells == {("full", "any"), ("epikv", "0.7"), ("h2o", "0.1"), ("h2o", "0.7")}
     [left_out] = result.left_out
     assert (left_out.policy, left_out.budget, left_out.trace) == ("epikv", "0.1", "linear.parquet")
     assert "prompt 40" in left_out.detail
     assert f"needs at least --budget {left_out.least}, and can need more" in left_out.detail
+    assert left_out.reason.startswith(f"needs {left_out.least} or more: prompt 40")
+    assert left_out.instead == "pin_prompt=false"
+
+
+def test_strict_stops_at_the_first_cell_that_cannot_run(linear: Path, tmp_path: Path) -> None:
+    three = policies(["full", "epikv", "h2o"])
+    with pytest.raises(ArborsimError, match=r"prompt 40.*; without --strict it is left out"):
+        replay(linear, three, "0.1,0.7", strict=True)
+    bare = make_trace(tmp_path / "bare.parquet", kind="linear", capture="tree")
+    with pytest.raises(MissingSignal, match="epikv"):
+        replay(bare, three, "0.9", strict=True)
+    with pytest.raises(ArborsimError, match="prompt 40"):
+        replay(linear, three, "0.1,0.7", strict=True, asked=frozenset({"epikv"}))
+    assert replay(linear, three, "0.1,0.7", strict=True, asked=frozenset({"h2o"})).left_out
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_if_nothing_that_was_asked_for_can_run_that_is_an_error(
+    linear: Path, tmp_path: Path, workers: int
+) -> None:
+    """Full retention and the oracle, which nobody asked for, make no comparison."""
+    asked = frozenset({"epikv"})
+    both = policies(["full", "oracle", "epikv"])
+    with pytest.raises(ArborsimError, match=r"epikv: prompt 40.*--budget 0"):
+        replay(linear, both, "0.05,0.1", asked=asked, workers=workers)
+    assert replay(linear, both, "0.1,0.9", asked=asked, workers=workers).left_out
+    assert replay(linear, both, "0.1", asked=asked | {"full"}, workers=workers).left_out
+    bare = make_trace(tmp_path / "bare.parquet", kind="linear", capture="tree")
+    with pytest.raises(MissingSignal, match="epikv"):
+        replay(bare, both, "0.9", asked=asked)
+
+
+def test_what_one_of_two_traces_serves_runs_there(linear: Path, tmp_path: Path) -> None:
+    bare = make_trace(tmp_path / "bare.parquet", kind="linear", capture="tree")
+    job = Replay(
+        [bare, linear], [build("h2o")], [Budget.parse("0.7")], Machine(load_profile("h100"))
+    )
+    result = job.run()
+    assert {r.trace for r in result.episodes} == {"linear.parquet"}
+    [left_out] = result.left_out
+    assert left_out.trace == "bare.parquet"
+    assert "record the trace with --capture signals" in left_out.reason
 
 
 def test_only_the_columns_needed_are_read(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:

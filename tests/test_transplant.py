@@ -82,8 +82,8 @@ def test_what_has_no_meaning_is_refused_or_named(
 ) -> None:
     geometry = with_kv_dtype(load_geometry(model), dtype)
     with pytest.raises(UsageError, match=message):
-        play(linear, geometry, "full", policy)
-    result = play(linear, geometry, "full", policy, optional=frozenset({policy}))
+        play(linear, geometry, policy)
+    result = play(linear, geometry, "full", policy)
     assert {episode.policy for episode in result.episodes} == {"full"}
     (line,) = left_out(result.left_out)
     assert message in line

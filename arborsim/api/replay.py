@@ -50,7 +50,7 @@ def replay(
     recall: str = "stage",
     page_size: int = 1,
     tree_attention: bool = True,
-    skip_infeasible: bool = False,
+    strict: bool = False,
     workers: int = 1,
     pictures: bool = False,
     explain: bool = False,
@@ -97,8 +97,9 @@ def replay(
         Tokens per KV page.
     tree_attention : bool
         Whether ancestors that branches share are read once per batch.
-    skip_infeasible : bool
-        Leave out a policy whose budget is too small for a search, in place of an error.
+    strict : bool
+        Raise where one of the policies cannot run, because a trace lacks what it reads or a budget
+        is too small.  Without, that is a row with the reason, unless nothing can run.
     workers : int
         Processes that share the episodes; results do not depend on it.  A script then needs
         ``if __name__ == "__main__":``, as for all of Python's multiprocessing.
@@ -135,7 +136,6 @@ def replay(
     """
     from arborsim.live.answers import Answers, answered
     from arborsim.run.replay import Replay
-    from arborsim.run.results import ORACLE
     from arborsim.show.progress import shown
     from arborsim.show.provenance import replay_settings
 
@@ -161,8 +161,8 @@ def replay(
         first=first,
         count=episodes or None,
         pictures=pictures,
-        optional=frozenset(chosen.all_names if chosen.every else {ORACLE} - set(chosen.all_names)),
-        skip_infeasible=skip_infeasible,
+        asked=frozenset(() if chosen.every else chosen.all_names),
+        strict=strict,
         workers=workers,
     )
     readers = job.open()
@@ -250,7 +250,8 @@ class ReplayResults(Results):
         Main columns: `trace`, `episode`, `policy`, `budget`, `budget_tokens`,
         `peak_hbm_kv_bytes`, `peak_ddr_bytes`, `evicted_tokens`, `offloaded_tokens`, `total_s` and
         its parts (`prefill_s`, `decode_s`, `policy_s`, `exposed_transfer_s`, `rehydration_s`),
-        `tokens_per_s`, `attention_kept` and `oracle_gap` (shares), `output_error`.
+        `tokens_per_s`, `attention_kept` and `oracle_gap` (shares), `output_error`.  What could not
+        run has one row per trace, at the end: `left_out` says why.
         """
         from arborsim.show.replay import to_frame
 
@@ -268,7 +269,7 @@ class ReplayResults(Results):
         import pandas as pd
 
         rows = []
-        for row in self.raw.rows():
+        for row in self.raw.rows(self.raw.left_out):
             found = asdict(row)
             time, relative = found.pop("time"), found.pop("relative")
             answered = _answer_columns(found.pop("answers"))
@@ -321,26 +322,9 @@ class ReplayResults(Results):
             print_replay(self.raw, console, view)
 
     def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.show.replay import COLUMNS, NAMES
-        from arborsim.show.table import Table, shown
+        from arborsim.show.replay import short_tables
 
-        keys = (
-            "right",
-            "right_interval",
-            "peak_hbm",
-            "hbm_vs_full",
-            "peak_ddr",
-            "total",
-            "time_vs_full",
-            "kept",
-            "gap",
-            "error",
-        )
-        columns = (*NAMES, *(COLUMNS[key] for key in keys))
-        rows = self.raw.rows()
-        for trace in dict.fromkeys(row.trace for row in rows):
-            own = [row for row in rows if row.trace == trace]
-            yield trace, Table(own, shown(columns, own))
+        return short_tables(self.raw)
 
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> ReplayResults:
@@ -350,7 +334,9 @@ class ReplayResults(Results):
 
         kv_bytes = metadata.get("kv_bytes_per_token", {})
         found = ReplayResult(
-            tuple(_episode(row, kv_bytes) for row in frame.to_dict("records")),
+            tuple(
+                _episode(row, kv_bytes) for row in frame.to_dict("records") if not row["left_out"]
+            ),
             (),
             dict(metadata["settings"]),
             tuple(metadata["assumed"]),

@@ -179,7 +179,8 @@ def html_tables(tables: Iterable[tuple[str, Table[Any]]], notes: Iterable[str] =
                 for cell in cells:
                     side = "left" if cell.look.startswith("text") else "right"
                     text = html.escape(cell.text)
-                    parts.append(f'<td style="{_CELL.format(side)}">{text}</td>')
+                    wide = f' colspan="{cell.span}"' if cell.span > 1 else ""
+                    parts.append(f'<td style="{_CELL.format(side)}"{wide}>{text}</td>')
                 parts.append("</tr>")
         parts.append("</tbody></table>")
     parts += [f'<p style="margin:0.2em 0;opacity:0.75">{html.escape(note)}</p>' for note in notes]

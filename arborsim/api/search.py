@@ -59,7 +59,7 @@ def search(
     recall: str = "stage",
     page_size: int = 1,
     tree_attention: bool = True,
-    skip_infeasible: bool = False,
+    strict: bool = False,
     workers: int = 1,
     progress: bool = False,
 ) -> SearchResults:
@@ -84,7 +84,7 @@ def search(
     settings : mapping or sequence of str
         Options of searches and parameters of policies: ``{"ets.lambda_b": 1.5, "sinks": 4}``.
     quality, first, episodes, gpu, host, engine, model, kv_dtype, weights, recall, page_size, \
-tree_attention, skip_infeasible, workers, progress
+tree_attention, strict, workers, progress
         As for `arborsim.replay`; `episodes` are problems.
 
     Returns
@@ -127,7 +127,7 @@ class Searching:
         quality: bool,
         first: int,
         episodes: int | None,
-        skip_infeasible: bool,
+        strict: bool,
         workers: int,
         progress: bool = False,
         **machine: Any,
@@ -159,7 +159,7 @@ class Searching:
             raise UsageError(f"nothing is left to run: {'; '.join(self._left_out)}")
         self.job = SearchJob(
             path, arms, cells, simulated, quality=quality, dedupe=not keep_duplicates,
-            first=first, count=episodes or None, skip_infeasible=skip_infeasible, workers=workers,
+            first=first, count=episodes or None, strict=strict, workers=workers,
         )  # fmt: skip
         self.job.open()
 

@@ -51,7 +51,7 @@ class SearchJob:
     #: Which problems.
     first: int = 0
     count: int | None = None
-    skip_infeasible: bool = False  #: leave out what a budget is too small for, instead of raising
+    strict: bool = False  #: raise where a budget is too small, in place of leaving that out
     workers: int = 1
     #: Of the problems that are done.
     results: list[SearchResult] = field(default_factory=list, init=False)
@@ -148,12 +148,12 @@ def run_problem(
             try:
                 simulated = simulate(episode, cell, job.machine, quality=quality)
             except BudgetInfeasible as error:
-                if job.skip_infeasible:
+                if not job.strict:
                     skipped.append((cell, arm))
                     continue
                 raise ArborsimError(
                     f"{job.trace}, problem {number}, {arm.label} at width {arm.width}: "
-                    f"{error}; --skip-infeasible leaves it out"
+                    f"{error}; without --strict it is left out"
                 ) from error
             found.append(SearchResult(
                 job.trace.name, number, arm.name, arm.swept, arm.width,

@@ -93,15 +93,15 @@ class JobOptions:
     jobs: int = run_option(
         1, "Processes that share the episodes; same results.", "--workers", "--jobs", min=1
     )
-    skip_infeasible: bool = expert_option(
-        False, "Leave out a policy whose budget is too small for a search.", "--skip-infeasible"
+    strict: bool = run_option(
+        False, "Stop where a policy or budget cannot run: no row that says why.", "--strict"
     )
 
     def fields(self) -> dict[str, Any]:
         """As arguments of the functions that `arborsim` exports."""
         return {
             "quality": self.quality, "first": self.first, "episodes": self.episodes or None,
-            "workers": self.jobs, "skip_infeasible": self.skip_infeasible,
+            "workers": self.jobs, "strict": self.strict,
         }  # fmt: skip
 
 

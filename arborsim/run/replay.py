@@ -56,27 +56,33 @@ class Replay:
     first: int = 0
     count: int | None = None
     pictures: bool = False  # take pictures of each trace's first episode, for the report
-    #: Policies that are left out, with a note in the result, on traces that lack what they read and
-    #: under budgets that they cannot keep, instead of raising
-    optional: frozenset[str] = frozenset()
-    skip_infeasible: bool = False  # the same for all policies, but for budgets only
+    #: Names of the policies that somebody asked for; None for all.  What cannot run, because a
+    #: trace lacks what it reads or a budget is too small, is left out with its reason in the
+    #: result, but some of these must run.
+    asked: frozenset[str] | None = None
+    strict: bool = False  # each of these must run, everywhere
     workers: int = 1  # processes that share the episodes
     settings: dict[str, str] = field(default_factory=dict)  # shown in the report's appendix
 
     def open(self) -> list[TraceReader]:
-        """Open every trace and check that it serves every policy, before any work is done."""
+        """Open every trace and check that it serves what must run, before any work is done."""
         readers = [TraceReader(path) for path in self.traces]
         for reader in readers:
             if not self.chosen(reader):
                 raise UsageError(
                     f"{reader.path}: no episode {self.first}; it holds {reader.num_episodes}"
                 )
-            for policy in self.policies:
-                if policy.name not in self.optional:
-                    reader.require(policy.reads(), f"policy {policy.name}")
-                    if why := self._unsuited(policy, reader):
-                        raise UsageError(why)
+        asked = [(policy, reader) for reader in readers for policy in self.policies
+                 if self._is_asked(policy)]  # fmt: skip
+        if self.strict or not any(self._serves(*each) for each in asked):
+            for policy, reader in asked:
+                reader.require(policy.reads(), f"policy {policy.name}")
+                if why := self._unsuited(policy, reader):
+                    raise UsageError(why)
         return readers
+
+    def _is_asked(self, policy: Policy) -> bool:
+        return self.asked is None or policy.name in self.asked
 
     def chosen(self, reader: TraceReader) -> range:
         """Episodes of a trace that are replayed."""
@@ -90,10 +96,10 @@ class Replay:
 
     def cells(self, reader: TraceReader) -> list[Cell]:
         """Budgets x the policies that a trace serves; those that ignore budgets are played once."""
-        served = [
-            p for p in self.policies if not _missing(p, reader) and not self._unsuited(p, reader)
-        ]
-        return cells_of(served, self.budgets)
+        return cells_of([p for p in self.policies if self._serves(p, reader)], self.budgets)
+
+    def _serves(self, policy: Policy, reader: TraceReader) -> bool:
+        return not _missing(policy, reader) and not self._unsuited(policy, reader)
 
     def _unsuited(self, policy: Policy, reader: TraceReader) -> str:
         return unsuited(policy, self.machine.geometry or reader.info.geometry)
@@ -109,7 +115,7 @@ class Replay:
                 served.append(policy)
         for policy in served:
             if why := self._unsuited(policy, reader):
-                yield LeftOut(name, policy.label, detail=why, unsuited=True)
+                yield LeftOut(name, policy.label, detail=why, reason=why, unsuited=True)
 
     def _cautions(
         self, results: Sequence[EpisodeResult], readers: Sequence[TraceReader]
@@ -150,12 +156,22 @@ class Replay:
         left_out = [lack for reader in readers for lack in self._left_out(reader)]
         infeasible: dict[tuple[str, str, str], LeftOut] = {}
         outcomes: list[Outcome] = []
+        needed = {
+            _key(self.name_of(reader), cell)
+            for reader in readers
+            for cell in self.cells(reader)
+            if self._is_asked(cell.policy)
+        }
         units = self._units(readers, infeasible)
         play = partial(play_unit, self, advance=advance if self.workers == 1 else None)
         for found in in_order(play, units, self.workers):
             for outcome in found:
                 if outcome.infeasible:
                     self._note(outcome, infeasible)
+                    if needed and needed <= infeasible.keys():
+                        raise ArborsimError(
+                            next(each.detail for key, each in infeasible.items() if key in needed)
+                        )
                 outcomes.append(outcome)
                 if advance and self.workers > 1:
                     advance(outcome.trace, outcome.rows)
@@ -186,7 +202,7 @@ class Replay:
                 yield reader.path, episode, [c for c in cells if _key(name, c) not in infeasible]
 
     def _note(self, outcome: Outcome, infeasible: dict[tuple[str, str, str], LeftOut]) -> None:
-        """Leave a cell out, or raise if it was asked for."""
+        """Leave a cell out, or raise if it must run."""
         assert outcome.infeasible is not None
         cell, needed = outcome.cell, outcome.infeasible.needed_tokens
         # It is known for this point of the search and for this budget: later tokens, and floors
@@ -201,16 +217,25 @@ class Replay:
             if least
             else "no budget below full retention does"
         )
-        if any(name.endswith("pin_prompt") and on for name, on in values_of(cell.policy).items()):
+        pinned = any(
+            name.endswith("pin_prompt") and on for name, on in values_of(cell.policy).items()
+        )
+        if pinned:
             remedy += f"; --set {cell.policy.name}.pin_prompt=false lets the prompt compete"
-        remedy += "; --skip-infeasible leaves it out"
         located = f"{outcome.trace}, episode {outcome.episode}: {outcome.infeasible}; {remedy}"
-        if not self.skip_infeasible and cell.policy.name not in self.optional:
-            raise ArborsimError(located)
+        if self.strict and self._is_asked(cell.policy):
+            raise ArborsimError(f"{located}; without --strict it is left out")
+        too_small = outcome.infeasible
+        enough = f"needs {least} or more" if least else "no budget is enough"
         infeasible.setdefault(
             _key(outcome.trace, cell),
-            LeftOut(outcome.trace, cell.policy.label, cell.budget.text, "", least, located),
-        )
+            LeftOut(
+                outcome.trace, cell.policy.label, cell.budget.text, least=least, detail=located,
+                instead="pin_prompt=false" if pinned else "",
+                reason=f"{enough}: {too_small.made_of} = {too_small.needed_tokens} tokens, not "
+                f"{too_small.budget_tokens}",
+            ),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -312,8 +337,9 @@ def _lacking(policy: Policy, missing: Sequence[Signal], reader: TraceReader, tra
     if instead:
         detail += f", or --set {instead}"
     return LeftOut(
-        trace, policy.label, remedy=options, detail=detail, instead=instead, unrecorded=unrecorded
-    )
+        trace, policy.label, remedy=options, detail=detail, instead=instead, reason=detail,
+        unrecorded=unrecorded,
+    )  # fmt: skip
 
 
 def _unknown_attention(

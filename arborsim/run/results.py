@@ -67,7 +67,8 @@ class LeftOut:
     remedy: str = ""
     least: str = ""  # the least budget that could do, as far as is known; empty if there is none
     detail: str = ""  # the whole reason in one line
-    instead: str = ""  # setting under which the trace serves the policy, e.g. ``"per=shared"``
+    instead: str = ""  # setting under which the policy can run here, e.g. ``"per=shared"``
+    reason: str = ""  # why, for a cell of a table: ``"needs 0.53 or more: prompt 602 = ..."``
     unsuited: bool = False  # the policy has no meaning on the model whose bytes are charged
     unrecorded: str = ""  # why no recording supplies it (`TraceInfo.unrecorded`)
 
@@ -108,11 +109,11 @@ class ReplayResult:
     #: Counted live (`arborsim.live.answers.answered`), by trace, policy and budget
     answers: Mapping[tuple[str, str, str], Answered] = field(default_factory=dict)
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self, left_out: Iterable[LeftOut] = ()) -> tuple[Row, ...]:
         """One row per trace, policy and budget (`aggregate`), with its answers."""
         return tuple(
             replace(row, answers=self.answers.get((row.trace, row.policy, row.budget)))
-            for row in aggregate(self.episodes)
+            for row in aggregate(self.episodes, left_out)
         )
 
 
@@ -141,7 +142,7 @@ class Row:
     such oracle;
     negative for policies that lose less than evicting must: they quantise, offload, recompute or
     hold more than the budget (not `bounded`).  `fits` is whether the machine has the memory for
-    every search.
+    every search.  A row that was left out has its reason in `left_out`, and NaN for figures.
     """
 
     trace: str
@@ -181,6 +182,7 @@ class Row:
     relative: Relative = field(default_factory=Relative)
     #: Counted live; None where that was not done
     answers: Answered | None = None
+    left_out: str = ""
 
     @property
     def moved_bytes(self) -> int:
@@ -234,18 +236,25 @@ def oracles(results: Iterable[EpisodeResult]) -> dict[tuple[str, int, str, str],
     }
 
 
-def aggregate(episodes: Iterable[EpisodeResult]) -> tuple[Row, ...]:
-    """One row per (trace, policy, budget).
+def aggregate(
+    episodes: Iterable[EpisodeResult], left_out: Iterable[LeftOut] = ()
+) -> tuple[Row, ...]:
+    """One row per (trace, policy, budget), and one for each of `left_out`.
 
     Rows follow the traces as they came; within a trace full retention leads, then budgets and,
-    within a budget, policies as they came: so that neighbours are what one wants to compare.
+    within a budget, policies as they came: so that neighbours are what one wants to compare.  What
+    was left out under a budget follows what was not; budgets under which all was, being too small,
+    come first.
     """
     cells: dict[tuple[str, str, str], list[EpisodeResult]] = {}
     for result in episodes:
         cells.setdefault((result.trace, result.policy, result.budget), []).append(result)
     rows = [_row(results) for results in cells.values()]
+    ran = {row.budget for row in rows}
+    rows += map(_left_out_row, left_out)
     traces = list(dict.fromkeys(row.trace for row in rows))
     budgets = list(dict.fromkeys(row.budget for row in rows if not row.is_baseline))
+    budgets.sort(key=ran.__contains__)
     rows.sort(
         key=lambda row: (
             traces.index(row.trace),
@@ -301,6 +310,17 @@ def _row(results: list[EpisodeResult]) -> Row:
         per=first.per,
         kept_note=first.kept_note,
     )  # fmt: skip
+
+
+def _left_out_row(left_out: LeftOut) -> Row:
+    nothing = dict.fromkeys((each.name for each in fields(Row)), math.nan)
+    known: dict[str, Any] = {
+        "trace": left_out.trace, "policy": left_out.policy, "budget": left_out.budget or ANY,
+        "left_out": left_out.reason, "answers": None,
+        "time": TimeSplit(*[math.nan] * len(fields(TimeSplit))),
+        "relative": Relative(), "per": "", "kept_note": "", "bounded": True, "fits": True,
+    }  # fmt: skip
+    return Row(**{**nothing, **known})
 
 
 def _relative(row: Row, full: Row) -> Relative:

@@ -18,7 +18,7 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.units import Scale
 from arborsim.run.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, oracles
 from arborsim.show import answers_words
-from arborsim.show.replay_words import left_out, notes
+from arborsim.show.replay_words import left_out, notes, too_small
 from arborsim.show.table import (
     LABEL,
     NOTHING,
@@ -187,14 +187,14 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
 
     console = console or Console(highlight=False)
     rows = result.rows()
-    traces = [[r for r in rows if r.trace == t] for t in dict.fromkeys(row.trace for row in rows)]
+    traces = _by_trace(result)
     if view == "auto":
-        many = max(map(len, traces), default=0) > _MOST_ROWS
+        many = max(map(len, traces.values()), default=0) > _MOST_ROWS
         view = "matrix" if many else "table" if console.width >= WIDE else "short"
     if MACHINE in result.settings:
         console.print(plain(result.settings[MACHINE]), markup=False)
-    for own in traces:
-        first = own[0]
+    for own in traces.values():
+        first = next(row for row in own if not row.left_out)
         print_heading(
             console, first.trace, f"{counted(first.searches, 'search')}, {first.prompt_tokens:,} "
             f"prompt + {first.generated_tokens:,} generated tokens",
@@ -216,11 +216,29 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
         console.print(plain(line), markup=False)
 
 
+def short_tables(result: ReplayResult) -> Iterator[tuple[str, Table[Row]]]:
+    """Of each trace, its name and the table of the figures that decide."""
+    for trace, rows in _by_trace(result).items():
+        for _, table in _groups(rows, "short", WIDE):
+            yield trace, table
+
+
+def _by_trace(result: ReplayResult) -> dict[str, list[Row]]:
+    """Rows of traces on which something ran, those of budgets that are too small among them."""
+    ran = {episode.trace for episode in result.episodes}
+    found: dict[str, list[Row]] = {}
+    for row in result.rows(too_small(result.left_out)):
+        if row.trace in ran:
+            found.setdefault(row.trace, []).append(row)
+    return found
+
+
 def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, Table[Row]]]:
     """The tables of one trace: those of all figures, or a short one."""
     some = any(row.answers for row in rows)
     first = "Answers, memory and moves" if some else "Memory and moves"
-    groups = {first: (*ANSWERS, *memory(rows)), "Time and quality": TIME}
+    ran = [row for row in rows if not row.left_out]
+    groups = {first: (*ANSWERS, *memory(ran)), "Time and quality": TIME}
     if view == "short":
         zero = ("peak_ddr", "moved")
         groups = {"": tuple(replace(COLUMNS[key], hide=NOTHING) if key in zero else COLUMNS[key]
@@ -228,7 +246,8 @@ def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, T
     # Speed relative to full is the inverse of time relative to full: seldom room to say it twice.
     spare = () if width >= WIDE else ("speed_vs_full",)
     for title, columns in groups.items():
-        table = Table(rows, (*NAMES, *shown(columns, rows)), lambda row: row.budget_label)
+        table = Table(rows, (*NAMES, *shown(columns, ran)), lambda row: row.budget_label,
+                      reason=lambda row: row.left_out)  # fmt: skip
         yield title, table.without(spare)
 
 
@@ -236,17 +255,19 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
     """Lines for a terminal of `width` columns, from the rows of one trace.
 
     The oracle comes first, then policies whose answers were counted live, then those of which none
-    were; those that do not keep to the budget come last.
+    were; those that do not keep to the budget come last.  A row that was left out has its reason in
+    place of figures.
     """
     zero = ("peak_ddr", "rehydrations")
+    ran = [row for row in rows if not row.left_out]
     columns = shown([replace(COLUMNS[key], hide=NOTHING) if key in zero else COLUMNS[key]
-                     for key in _HEADS], rows)  # fmt: skip
+                     for key in _HEADS], ran)  # fmt: skip
     # Three digits are enough to compare.
     units = {
         key: scale
         if scale.unit in ("%", "pp", "x")
         else replace(scale, decimals=max(0, scale.decimals - 1))
-        for key, scale in scales(columns, rows).items()
+        for key, scale in scales(columns, ran).items()
     }
     lines = [_always(row, columns, units) for row in rows if row.budget == ANY]
     lines += [""] if lines else []
@@ -308,7 +329,7 @@ def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
 
     def rank(policy: str, budget: str) -> tuple[bool, bool, float, int]:
         row = by_cell.get((policy, budget))
-        if row is None:
+        if row is None or row.left_out:
             return True, True, 0.0, 0
         found = row.answers if row.answers and row.answers.exact else None
         return False, found is None, -found.accuracy if found else 0.0, row.peak_hbm_kv_bytes
@@ -328,20 +349,28 @@ def _block(
     units: dict[str, Scale],
     air: int,
 ) -> list[str]:
-    """Title, heads and a line per policy, all of the same width; blank where there is no row."""
+    """Title, heads and a line per policy, all of the same width; blank where there is no row.
+
+    Of the reason of what was left out, it has what a budget would have to be.
+    """
     own = {row.policy: row for row in rows if row.budget == budget}
     above = any(column.key in _ABOVE for column in columns)
     parts = []
     for column in columns:
         scale = units[column.key]
         cells = [_ABOVE.get(column.key, "")] * above + [_HEADS[column.key], scale.unit]
-        cells += [column.show(own[p], scale) if p in own else "" for p in policies]
+        cells += [column.show(own[p], scale) if p in own and not own[p].left_out else ""
+                  for p in policies]  # fmt: skip
         width = max(map(len, cells))
         parts.append([cell.rjust(width) for cell in cells])
     lines = [(" " * air).join(cells) for cells in zip(*parts, strict=True)]
     title = f"budget {budget}"
-    width = max(len(lines[0]), len(title))
-    return [f" {title} ".center(width, "─")[:width], *(line.rjust(width) for line in lines)]
+    reasons = [own[p].left_out.partition(":")[0] if p in own else "" for p in policies]
+    width = max(len(lines[0]), len(title), *map(len, reasons))
+    heads = [line.rjust(width) for line in lines[: -len(policies)]]
+    cells = [(reason or line).rjust(width)
+             for reason, line in zip(reasons, lines[-len(policies) :], strict=True)]  # fmt: skip
+    return [f" {title} ".center(width, "─")[:width], *heads, *cells]
 
 
 def _fitted(name: str) -> str:
@@ -356,13 +385,27 @@ _NOTHING = EpisodeResult("", 0, "", "", 0, Measurements(), math.nan)  # for its 
 def to_frame(result: ReplayResult) -> pd.DataFrame:
     """One row per search, policy and budget, in the order of `result.episodes`; nothing is rounded.
 
-    Names carry their units, and the same result gives the same bytes.
+    Names carry their units, and the same result gives the same bytes.  What could not run has a row
+    for all searches of a trace at the end: its reason is in `left_out`, and nothing else is known.
     """
     import pandas as pd
 
-    columns = None if result.episodes else list(_flat(_NOTHING, {}))
+    columns = list(_flat(_NOTHING, {}))
     bounds = oracles(result.episodes)
-    return pd.DataFrame([_flat(episode, bounds) for episode in result.episodes], columns=columns)
+    found = [_flat(episode, bounds) for episode in result.episodes]
+    ran = pd.DataFrame(found, columns=columns)
+    if not result.left_out:
+        return ran
+    missing = [
+        {"trace": each.trace, "policy": each.policy, "budget": each.budget or ANY,
+         "left_out": each.reason}
+        for each in result.left_out
+    ]  # fmt: skip
+    frame = pd.DataFrame([*found, *missing], columns=columns)
+    # Nullable types keep whole numbers whole; and an empty note is not a missing one.
+    kinds = {"int64": "Int64", "bool": "boolean"}
+    frame = frame.astype(ran.dtypes.map(lambda kind: kinds.get(str(kind), kind)).to_dict())
+    return frame.fillna({"per": "", "attention_kept_note": ""})
 
 
 def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float]) -> dict[str, Any]:
@@ -384,6 +427,7 @@ def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float])
         "oracle_gap": bound - result.attention_kept,
         "output_error": result.output_error,
         "bounded": result.bounded,
+        "left_out": "",
     }
 
 
@@ -404,7 +448,7 @@ def to_json(result: ReplayResult) -> str:
             {**asdict(row), "moved_bytes": row.moved_bytes, "tokens_per_s": row.tokens_per_s,
              "read_bytes_per_token": row.read_bytes_per_token,
              "total_s": row.time.total_s}
-            for row in result.rows()
+            for row in result.rows(result.left_out)
         ],
         "episodes": [_flat(episode, bounds) for episode in result.episodes],
         "notes": result.notes,

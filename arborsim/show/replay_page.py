@@ -17,7 +17,7 @@ from arborsim.run.results import BASELINE, MACHINE, EpisodeResult, ReplayResult,
 from arborsim.show import answers_words, cliff, page, replay_figures, trees
 from arborsim.show.page import packed
 from arborsim.show.replay import COLUMNS, NAMES, PAGE_MEMORY, TIME, memory, to_frame
-from arborsim.show.replay_words import cautions, headline, summarise
+from arborsim.show.replay_words import cautions, headline, summarise, too_small
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted
 
@@ -81,9 +81,11 @@ def render(result: ReplayResult, known: Answers | None = None) -> str:
         answers=[(trace, sentences) for trace, sentences in answers if sentences],
         caution=" ".join([*notes, *cautions(result, rows, "see below")]),
         table=Table(
-            rows, shown((*NAMES, *leading, *others), rows), lambda row: row.trace,
+            result.rows(too_small(result.left_out)),
+            shown((*NAMES, *leading, *others), rows), lambda row: row.trace,
             titled=len(by_trace) > 1, look=lambda row: "baseline" if row.is_baseline else "",
             leading={column.key for column in (*NAMES, *leading)},
+            reason=lambda row: row.left_out,
         ),
         memory_note=note,
         settings=result.settings,

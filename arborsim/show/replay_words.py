@@ -363,8 +363,13 @@ def _ties(rows: Sequence[Row]) -> list[str]:
     return found
 
 
+def too_small(found: Iterable[LeftOut]) -> list[LeftOut]:
+    """Of what was left out, the cells whose budget was too small."""
+    return [each for each in found if each.budget]
+
+
 def left_out(found: Iterable[LeftOut]) -> list[str]:
-    """A line per way to come by what is missing, and one for budgets that are too small.
+    """A line per way to come by what is missing, and one on what makes budgets large enough.
 
     The same on several traces is said once.
     """
@@ -382,8 +387,10 @@ def left_out(found: Iterable[LeftOut]) -> list[str]:
         f"not hold what they read; {remedy}.{_instead(policies, items)}"
         for (where, remedy), policies in lacking.items()
     ]
-    if small := _too_small(items):
-        lines.append(f"Left out where the budget is below what is needed: {'; '.join(small)}.")
+    small = {each.policy: each.instead for each in too_small(items)}
+    for way in dict.fromkeys(filter(None, small.values())):
+        whose = [policy for policy, one in small.items() if one == way]
+        lines.append(f"--set {way} lets the prompt compete under {listed(whose)}: less is needed.")
     lines += dict.fromkeys(f"Left out: {each.detail}." for each in items if each.unsuited)
     return lines
 
@@ -395,23 +402,3 @@ def _instead(policies: Sequence[str], items: Iterable[LeftOut]) -> str:
         if each.instead and each.policy in policies:
             ways.setdefault(each.instead, {})[each.policy] = None
     return "".join(f" Without that, --set {way} runs {listed(own)}." for way, own in ways.items())
-
-
-def _too_small(items: Iterable[LeftOut]) -> list[str]:
-    """``"on x.parquet: at least 0.15 for h2o, epikv and more than any for arborkv"``."""
-    needs: dict[str, dict[str, float]] = {}  # trace -> policy -> least budget
-    texts = {math.inf: "more than any"}
-    for each in items:
-        if not each.remedy and not each.unsuited:
-            least = float(each.least or "inf")
-            texts.setdefault(least, f"at least {each.least}")
-            policies = needs.setdefault(each.trace, {})
-            policies[each.policy] = max(policies.get(each.policy, 0.0), least)
-    return [
-        f"on {trace}: "
-        + listed(
-            f"{texts[least]} for {', '.join(p for p, one in policies.items() if one == least)}"
-            for least in sorted(set(policies.values()))
-        )
-        for trace, policies in needs.items()
-    ]

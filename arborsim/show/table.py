@@ -125,6 +125,7 @@ class TableCell:
     look: str = ""
     share: str = ""
     label: str = ""  #: what it is, with its unit, where it does not stand under its head
+    span: int = 1  #: how many columns it takes
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,22 @@ class Table(Generic[R]):
         made = [(c, ", ".join(filter(None, (c.title, unit)))) for c, unit in self.heads()]
         for section in dict.fromkeys(map(self.section, self.rows)):
             own = [row for row in self.rows if self.section(row) == section]
-            cells = [(row, [self._cell(c, row, units[c.key], label) for c, label in made])
-                     for row in own]  # fmt: skip
-            yield section if self.titled else "", cells
+            yield (
+                section if self.titled else "",
+                [(row, self._reasoned(row, [self._cell(c, row, units[c.key], label)
+                                            for c, label in made])) for row in own],
+            )  # fmt: skip
+
+    def _reasoned(self, row: R, cells: list[TableCell]) -> list[TableCell]:
+        """With the row's reason, if it has one, in place of figures that a page shows at once."""
+        if not (reason := self.reason(row)):
+            return cells
+        names = sum(column.kind in (NAME, LABEL) for column in self.columns)
+        behind = [replace(cell, text="", value="") for cell, column in
+                  zip(cells, self.columns, strict=True) if self.behind(column)]  # fmt: skip
+        span = len(cells) - names - len(behind)
+        why = TableCell(reason, "", "text wrap", label="left out", span=span)
+        return [*cells[:names], why, *behind]
 
     def behind(self, column: Column[R]) -> bool:
         """Whether a page shows the column only on demand."""
@@ -296,7 +310,7 @@ class _Drawn:
                 room = max(console.width - self.start, _WORDS)
                 said = textwrap.wrap(self.reasons[number], room, break_on_hyphens=False)
                 lines = [
-                    (one.ljust(self.start) + two).rstrip()
+                    (one[: self.start].ljust(self.start) + two).rstrip()
                     for one, two in itertools.zip_longest(lines, said, fillvalue="")
                 ]
             for line in lines:

@@ -66,7 +66,7 @@ def test_summary_and_json_agree(results: SearchResults) -> None:
 def test_what_is_done_survives_an_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searching = Searching(
         bank, algorithms="rebase", widths=4, sweep="", keep_duplicates=False, policies="full",
-        budgets=0.5, settings=(), quality=True, first=0, episodes=None, skip_infeasible=False,
+        budgets=0.5, settings=(), quality=True, first=0, episodes=None, strict=False,
         workers=1, gpu="h100", host="", engine="vllm", model="", kv_dtype="", weights="",
         recall="stage", page_size=1, tree_attention=True,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import arborsim
 from arborsim.calibrate.documents import read_calibration
 from arborsim.cli.app import main
 from tests.helpers.traces import make_trace
@@ -61,7 +63,7 @@ def test_the_matrix_on_request_and_what_cannot_be_replayed(
     assert "─ budget 0.3 ─" in shown
     assert "record with --capture qkv --qkv-layers all" in " ".join(shown.split())
     assert "--set per=shared runs key-norm, keydiff" in " ".join(shown.split())
-    assert "Left out where the budget is below what is needed: on x.parquet" in shown
+    assert re.search(r"^arborkv +needs 0\.\d+ or more$", shown, re.MULTILINE)
     assert main([*command[:3], "h2o", *command[4:], "--view", "matrix"]) == 0
     assert "─ budget 0.9 ─" in capsys.readouterr().out
 
@@ -109,11 +111,63 @@ def test_one_setting_lets_the_prompts_of_all_policies_compete(
     chosen = ("epikv", "h2o", "raas", "staircase")
     command = ["replay", str(trace), "--policy", ",".join(chosen), "--budget", "0.25", "--json",
                "--no-oracle"]  # fmt: skip
-    assert main(command) == 2
-    assert "budget infeasible for epikv: prompt 60" in capsys.readouterr().err
+    assert main(command) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["policy"] for row in rows if row["left_out"]} >= {"epikv"}
     assert main([*command, "--set", "pin_prompt=false"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert {row["policy"] for row in result["rows"]} == {"full", *chosen}
+
+
+def test_what_cannot_run_is_a_row_with_its_reason_everywhere(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A budget below the prompt, and a policy whose vectors were not recorded."""
+    monkeypatch.setenv("COLUMNS", "80")
+    out, page = tmp_path / "r.parquet", tmp_path / "r.html"
+    command = ["replay", str(trace), "--policy", "epikv,h2o,arkv", "--budget", "0.02,0.9",
+               "--episodes", "1"]  # fmt: skip
+    assert main([*command, "--out", str(out), "--report", str(page)]) == 0
+    shown = capsys.readouterr().out
+    (line,) = (line for line in shown.splitlines() if re.match(r" epikv +0\.02 ", line))
+    assert re.search(r"needs 0\.\d+ or more: prompt 24", line)
+    assert "Left out: arkv. x.parquet does not hold what they read; record with" in shown
+    assert "--set pin_prompt=false lets the prompt compete" in " ".join(shown.split())
+
+    frame = pd.read_parquet(out)
+    missing = frame[frame["left_out"] != ""].set_index("policy")
+    assert missing.loc["epikv", "budget"] == "0.02"
+    assert missing.loc["epikv", "left_out"].startswith("needs 0.")
+    assert missing.loc["arkv", "budget"] == "any"
+    assert "--capture qkv" in missing.loc["arkv", "left_out"]
+    assert missing["peak_hbm_kv_bytes"].isna().all()
+    assert frame["peak_hbm_kv_bytes"].dtype == "Int64", "whole numbers stay whole"
+    html = page.read_text()
+    assert re.search(r'<td class="text wrap" colspan="\d+"[^>]*>needs 0\.', html)
+    assert arborsim.load_results(out).raw.left_out == arborsim.replay(
+        trace, policies="epikv,h2o,arkv", budgets=[0.02, 0.9], episodes=1).raw.left_out  # fmt: skip
+
+    assert main([*command, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    (row,) = (row for row in rows if (row["policy"], row["budget"]) == ("epikv", "0.02"))
+    assert row["left_out"].startswith("needs 0.")
+    assert row["peak_hbm_kv_bytes"] is None
+    assert main([*command, "--strict"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [("epikv", "budget infeasible for epikv"), ("arkv", "record it with --capture qkv"),
+     ("arkv,epikv", "budget infeasible for epikv")],
+)  # fmt: skip
+def test_if_nothing_can_run_that_is_an_error(
+    trace: Path, capsys: pytest.CaptureFixture[str], asked: str, error: str
+) -> None:
+    assert main(["replay", str(trace), "--policy", asked, "--budget", "0.02"]) == 2
+    said = capsys.readouterr().err
+    assert error in said
+    assert said.count("\n") == 1
 
 
 def test_a_class_in_the_working_directory(

@@ -179,9 +179,10 @@ def test_bad_input(bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "expected name=value,value" in fail(capsys, bank, "--sweep", "lambda_b")
     error = fail(capsys, bank, "--policy", "streaming-llm", "--budget", "2")
     assert "rebase at width 16" in error
-    assert "--skip-infeasible" in error
+    assert "--strict" not in error
     command = ["search", str(bank), "--policy", "full,streaming-llm", "--budget", "2"]
-    assert main([*command, "--algorithm", "rebase", "--skip-infeasible"]) == 0
+    assert "without --strict it is left out" in fail(capsys, *command[1:], "--strict")
+    assert main([*command, "--algorithm", "rebase"]) == 0
     note = "streaming-llm at budget 2 is too small for rebase 16 (4 of 4 problems)"
     assert f"left out: {note}" in capsys.readouterr().out
 

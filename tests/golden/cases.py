@@ -65,7 +65,7 @@ def _replays() -> list[Case]:
     every = ("--policy", "all", "--budget", "0.5,0.75")
     # What never leaves HBM costs the same in all recall modes; two traces say so, two are quicker.
     moving = ("--policy", "h2o,hierarchy,redundancy,attn-val-redundancy,staircase,arbor-epi,"
-              "arborkv", "--budget", "0.5,0.75", "--no-oracle", "--skip-infeasible")  # fmt: skip
+              "arborkv", "--budget", "0.5,0.75", "--no-oracle")  # fmt: skip
     short = ("chain-vectors", "game24-tot")
     cases = [
         _replay(
@@ -75,10 +75,8 @@ def _replays() -> list[Case]:
         for trace in TRACES
         for recall in RECALLS
     ]  # fmt: skip
-    few = ("--policy", "h2o,hierarchy,arborkv,staircase", "--budget", "0.4",
-           "--skip-infeasible")  # fmt: skip
-    ddr = ("--policy", "hierarchy,staircase,arbor-epi,arborkv", "--budget", "0.5",
-           "--skip-infeasible")  # fmt: skip
+    few = ("--policy", "h2o,hierarchy,arborkv,staircase", "--budget", "0.4")  # fmt: skip
+    ddr = ("--policy", "hierarchy,staircase,arbor-epi,arborkv", "--budget", "0.5")  # fmt: skip
     cases += [
         _replay("own-geometry", "chain-vectors", *every, quick=True),
         _replay("own-geometry-tree", "chain-tree", *few),
@@ -92,8 +90,7 @@ def _replays() -> list[Case]:
                 "chain-msve", "--budget", "0.4", *_MODEL, count=2),
         _replay("tokens", "chain-linear", "--policy", "h2o,epikv,streaming-llm", "--budget",
                 "768,1024", *_MODEL),
-        _replay("tight", "game24-tot", "--policy", "all", "--budget", "0.25,0.05",
-                "--skip-infeasible", *_MODEL),
+        _replay("tight", "game24-tot", "--policy", "all", "--budget", "0.25,0.05", *_MODEL),
         _replay("events", "game24-tot", *ddr, *_MODEL, "--event-by-event", quick=True),
         _replay("events-tree", "chain-tree", *ddr, *_MODEL, "--event-by-event"),
         _replay("matrices", "chain-tree", *few, *_MODEL, "--keep-matrices"),
@@ -130,8 +127,7 @@ def _explained() -> list[Case]:
             "--policy", "h2o,hierarchy,staircase,arborkv,arbor-epi")  # fmt: skip
         for recall in RECALLS:
             arguments = ("replay", f"traces/{trace}.parquet", *chosen, "--budget", "0.5",
-                         "--episodes", "1", *_MODEL, "--recall", recall, "--explain",
-                         "--skip-infeasible")  # fmt: skip
+                         "--episodes", "1", *_MODEL, "--recall", recall, "--explain")  # fmt: skip
             quick = trace == "chain-vectors" and recall == "stream"
             cases.append(Case(f"explain-{trace}-{recall}", arguments, quick, text=True))
     return cases
@@ -149,10 +145,9 @@ def _searches() -> list[Case]:
         one("all", bank, "--algorithm", "all", "--width", "8,16", *_MODEL),
         one("policies", bank, "--algorithm", "rebase,ets,tot-bfs", "--width", "16",
             "--policy", "full,streaming-llm,h2o,hierarchy,arborkv", "--budget", "0.5,0.75",
-            "--skip-infeasible", *_MODEL, quick=True),
+            *_MODEL, quick=True),
         one("policies-stream", bank, "--algorithm", "rebase,dpts", "--width", "8", "--policy",
-            "full,hierarchy,staircase,arbor-epi", "--budget", "0.6", "--recall", "stream",
-            "--skip-infeasible", *_MODEL),
+            "full,hierarchy,staircase,arbor-epi", "--budget", "0.6", "--recall", "stream", *_MODEL),
         one("own-geometry", bank, "--algorithm", "rebase,ets,beam-4", "--width", "8",
             "--gpu", "h200", "--no-tree-attention", "--page-size", "16"),
         one("sweep", bank, "--algorithm", "ets,ets-kv", "--sweep", "lambda_b=1,1.5,2", *_MODEL),
@@ -212,14 +207,14 @@ def _pages() -> list[Case]:
     return [
         Case("replay", ("replay", "traces/chain-tree.parquet", "traces/chain-vectors.parquet",
                         "--policy", "full,h2o,hierarchy,arborkv", "--budget", "0.5,0.75",
-                        "--episodes", "1", "--skip-infeasible", *_MODEL, *report), text=True),
+                        "--episodes", "1", *_MODEL, *report), text=True),
         Case("replay-quick", ("replay", "traces/chain-vectors.parquet", "--policy",
-                              "h2o,staircase,arkv", "--budget", "0.5", "--episodes", "1", *_MODEL,
-                              "--skip-infeasible", "--view", "matrix", *report),
+                              "h2o,staircase,arkv", "--budget", "0.5", "--episodes", "1",
+                              *_MODEL, "--view", "matrix", *report),
              quick=True, text=True),
         Case("search", ("search", "tests/golden/bank.parquet", "--algorithm",
                         "rebase,ets,beam-4,tot-bfs", "--width", "8,16",
-                        "--policy", "full,streaming-llm", "--budget", "0.75", "--skip-infeasible",
+                        "--policy", "full,streaming-llm", "--budget", "0.75",
                         *_MODEL, *report), quick=True, text=True),
         Case("plan", ("plan", "tests/golden/workload.toml", *report), text=True),
         Case("live", ("live", "--task", "game24", "--policy", "h2o,hierarchy", "--budget", "0.6",

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -187,15 +188,51 @@ def test_the_gap_is_in_points_and_may_be_negative():
 def test_what_was_left_out_takes_a_few_lines():
     names = [f"policy-{i:02}" for i in range(20)]
     lacking = [LeftOut(t, n, remedy="--capture qkv") for n in names for t in ("a", "b")]
-    small = [LeftOut("a", n, "0.1", least="0.15" if n < "policy-10" else "0.3") for n in names]
-    small += [LeftOut("a", n, "0.25", least="0.3") for n in names[10:]]
-    first, second = left_out([*lacking, *small])
+    (first,) = left_out(lacking)
     assert first.endswith("a and b do not hold what they read; record with --capture qkv.")
     assert all(name in first for name in names)
-    assert second.count("policy-19") == 1
-    assert "on a: at least 0.15 for policy-00" in second
-    assert " and at least 0.3 for policy-10" in second
     assert left_out([]) == []
+
+
+SMALL = LeftOut("chain-tree.parquet", "pinned", "0.1", least="0.3", instead="pin_prompt=false",
+                reason="needs 0.3 or more: prompt 60 + recent 4 = 64 tokens, not 10")  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_budget_that_is_too_small_is_a_row_with_its_reason(width):
+    """First those budgets under which nothing ran; a reason may fold, nothing of it is lost."""
+    bare = replace(SMALL, policy="bare", budget="0.25", instead="", reason="no budget is enough: x")
+    few = result(policies=("full", "h2o", "random"))
+    shown = printed(replace(few, left_out=(SMALL, bare)), width)
+    assert max(map(len, shown.splitlines())) <= width
+    text = " ".join(shown.split())
+    assert f"pinned 0.1 {SMALL.reason}" in text
+    assert "bare 0.25 no budget is enough: x" in text
+    places = [text.index(part) for part in ("pinned 0.1", "random 0.25", "bare 0.25", "h2o 0.5")]
+    assert places == sorted(places)
+    assert text.count("--set pin_prompt=false lets the prompt compete under pinned") == 1
+
+
+def test_in_the_matrix_it_says_what_is_needed():
+    shown = printed(replace(result(), left_out=(replace(SMALL, budget="0.25"),)), 160, "matrix")
+    (line,) = (line for line in shown.splitlines() if line.startswith("pinned"))
+    first, second = line.split("\u2502")[1:]
+    assert first.strip() == "needs 0.3 or more"
+    assert not second.strip()
+
+
+def test_left_out_rows_keep_numbers_whole_in_files(tmp_path):
+    for found, missing in ((replace(result(), left_out=(SMALL,)), 1), (result(), 0)):
+        frame = to_frame(found)
+        frame.to_parquet(tmp_path / "r.parquet", index=False)
+        read = pd.read_parquet(tmp_path / "r.parquet")
+        assert list(read["left_out"]).count("") == len(found.episodes)
+        assert len(read) == len(found.episodes) + missing
+        assert str(read["peak_hbm_kv_bytes"].dtype).lower() == "int64"
+        assert read["hbm_byte_seconds"].dtype == float
+    rows = json.loads(to_json(replace(result(), left_out=(SMALL,))))["rows"]
+    assert [row["left_out"] for row in rows if row["left_out"]] == [SMALL.reason]
+    assert [row["total_s"] for row in rows if row["left_out"]] == [None]
 
 
 def test_nobody_is_told_to_record_what_was_imported():

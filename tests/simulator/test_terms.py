@@ -46,9 +46,7 @@ def test_terms_add_up(tree: Path, recall: str, overlap: float, model: str) -> No
         replace(load_profile("h100"), overlap=overlap), load_geometry(model), recall, explain=True
     )
     policies = [build(name, SETTINGS.get(name)) for name in POLICIES]
-    result = Replay(
-        [tree], policies, [Budget.parse("0.6")], machine, quality=False, skip_infeasible=True
-    ).run()
+    result = Replay([tree], policies, [Budget.parse("0.6")], machine, quality=False).run()
     assert len(result.episodes) >= 4
     for episode in result.episodes:
         time = episode.measured.time

@@ -192,7 +192,7 @@ function sortable(table) {
 }
 
 function comparison(column, sign, text) {
-  const key = (row) => row.cells[column].dataset.value;
+  const key = (row) => row.cells[column]?.dataset.value ?? ""; // a reason spans the columns of figures
   if (text) return (a, b) => sign * key(a).localeCompare(key(b), "en", { numeric: true });
   return (a, b) => {
     if (key(a) === "" || key(b) === "") return (key(a) === "") - (key(b) === ""); // unknown last
