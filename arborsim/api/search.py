@@ -13,7 +13,7 @@ from arborsim.api.equivalent import equivalent
 from arborsim.api.replay import measured
 from arborsim.api.results import Results
 from arborsim.core.errors import MissingSignal, UnknownName, UsageError
-from arborsim.core.tables import made_by
+from arborsim.core.tables import made_by, with_left_out
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from arborsim.api.choices import Budgets, Policies, Settings
     from arborsim.bank.arms import Arm, Sweep
     from arborsim.bank.job import SearchJob
-    from arborsim.bank.results import SearchResult
+    from arborsim.bank.results import SearchResult, SkippedSearch
     from arborsim.machine.machine import Machine
     from arborsim.policies.base import Policy
     from arborsim.show.search_trees import ProblemTrees
@@ -151,8 +151,8 @@ class Searching:
         simulated = choices.machine([path], **machine)
         _check_fits(simulated)
         self.reader = open_bank(path)
-        arms, lacking = _served(self.reader, asked, optional="all" in named)
-        kept, unserved = _kept(self.reader, made, optional=chosen.every)
+        arms, lacking = _served(self.reader, asked, optional="all" in named or not strict)
+        kept, unserved = _kept(self.reader, made, optional=chosen.every or not strict)
         self._left_out = list(dict.fromkeys((*left_out, *lacking, *unserved)))
         cells = cells_of(kept, choices.budgets(budgets))
         if not arms or not cells:
@@ -199,7 +199,7 @@ class Searching:
             not_by_levels=sorted({each.label for each in results if not each.by_levels}),
             complete=job.problems == len(self.problems),
         )  # fmt: skip
-        return SearchResults(results, metadata, job)
+        return SearchResults(results, metadata, job, job.skipped)
 
 
 class SearchResults(Results):
@@ -219,9 +219,11 @@ class SearchResults(Results):
         raw: Sequence[SearchResult],
         metadata: Mapping[str, Any],
         job: SearchJob | None = None,
+        skipped: Sequence[SkippedSearch] = (),
     ) -> None:
         super().__init__(metadata)
         self.raw = tuple(raw)
+        self._skipped = tuple(skipped)
         self._job = job  # None if the results come from a file
 
     @property
@@ -234,14 +236,15 @@ class SearchResults(Results):
 
         Main columns: `episode`, `algorithm`, `swept`, `width`, `policy`, `budget`, `correct`
         (missing if not judged), `kv_tokens`, `model_calls`, `generated_tokens`, `bank_misses`,
-        `peak_hbm_kv_bytes`, `hbm_kv_byte_s`, `total_s` and its parts, `attention_kept`.
+        `peak_hbm_kv_bytes`, `hbm_kv_byte_s`, `total_s` and its parts, `attention_kept`.  Searches
+        for which a budget was too small come last: `left_out` says why.
         """
         import pandas as pd
 
         frame = pd.DataFrame([result.flat() for result in self.raw])
         if self.raw:
             frame["correct"] = frame["correct"].astype("boolean")
-        return frame
+        return with_left_out(frame, [vars(each) for each in self._skipped], ["attention_kept_note"])
 
     def summary(self) -> pd.DataFrame:
         """One row per algorithm, width, policy and budget.
@@ -257,7 +260,7 @@ class SearchResults(Results):
         from arborsim.bank.results import rows_of
 
         found = []
-        for row in rows_of(self.raw):
+        for row in rows_of(self.raw, self._skipped):
             own = {k: v for k, v in vars(row).items() if k not in ("figures", "reference")}
             ratios = {f"{name}_vs_rebase": row.times(name) for name in row.figures}
             found.append({**own, **row.figures, **ratios})
@@ -303,6 +306,7 @@ class SearchResults(Results):
             tuple(line.removeprefix("left out: ") for line in said["left_out"]),
             tuple(said["verdicts"]),
             (*said["notes"], *missing),
+            self._skipped,
         )
         write_search_page(report, Path(path))
         if stopped:
@@ -337,7 +341,7 @@ class SearchResults(Results):
 
         console = console or Terminal(highlight=False)
         said = self.metadata
-        print_searches(rows_of(self.raw), said["heading"], console)
+        print_searches(rows_of(self.raw, self._skipped), said["heading"], console)
         for line in (*said["verdicts"], *said["notes"], *said["left_out"]):
             console.print(plain(line), markup=False)
 
@@ -349,14 +353,23 @@ class SearchResults(Results):
 
         keys = ("accuracy", "interval", "right", "kv", "kv_vs", "hbm", "time", "time_vs")
         columns = [each for each in (*ANSWERS, *MEMORY, *WORK) if each.key in keys]
-        for (policy, budget), rows in cells_of(rows_of(self.raw)).items():
-            yield at_budget(policy, budget), Table(rows, (*NAMES, *shown(columns, rows)))
+        for (policy, budget), rows in cells_of(rows_of(self.raw, self._skipped)).items():
+            ran = [row for row in rows if not row.left_out]
+            table = Table(rows, (*NAMES, *shown(columns, ran)), reason=lambda row: row.left_out)
+            yield at_budget(policy, budget), table
 
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> SearchResults:
         """The results in a file."""
+        from arborsim.bank.results import SkippedSearch
+
         apart = set(metadata["not_by_levels"])
-        return cls([_result(row, apart) for row in frame.to_dict("records")], metadata)
+        found = frame.to_dict("records")
+        names = [each.name for each in fields(SkippedSearch)]
+        skipped = [SkippedSearch(**{name: row[name] for name in names})
+                   for row in found if row["left_out"]]  # fmt: skip
+        ran = [_result(row, apart) for row in found if not row["left_out"]]
+        return cls(ran, metadata, skipped=skipped)
 
 
 def _result(row: Mapping[str, Any], apart: set[str]) -> SearchResult:
@@ -440,7 +453,7 @@ def _check_fits(machine: Machine) -> None:
 
 
 def _served(
-    reader: TraceReader, arms: Iterable[Arm], *, optional: bool
+    reader: TraceReader, arms: Sequence[Arm], *, optional: bool
 ) -> tuple[list[Arm], list[str]]:
     """The searches that the bank can serve, and why the others are left out if optional."""
     from arborsim.bank.job import require_embeddings
@@ -454,11 +467,14 @@ def _served(
             if not optional:
                 raise
             lacking.append(f"left out: {error}")
+    if not served:
+        for arm in arms:
+            require_embeddings(reader, arm)
     return served, lacking
 
 
 def _kept(
-    reader: TraceReader, policies: Iterable[Policy], *, optional: bool
+    reader: TraceReader, policies: Sequence[Policy], *, optional: bool
 ) -> tuple[list[Policy], list[str]]:
     """The policies that the bank can serve, and why the others are left out if optional."""
     from arborsim.run.results import LeftOut
@@ -475,4 +491,7 @@ def _kept(
             reader.require(policy.reads(), f"policy {policy.name}")
         remedy, why = " ".join(recording_options(missing, reader.info)), reader.info.unrecorded
         unserved.append(LeftOut(reader.path.name, policy.name, remedy=remedy, unrecorded=why))
+    if not kept:
+        for policy in policies:
+            reader.require(policy.reads(), f"policy {policy.name}")
     return kept, left_out(unserved)

@@ -17,7 +17,7 @@ import numpy as np
 
 from arborsim.bank.arms import Arm
 from arborsim.bank.bank import open_bank, read_bank
-from arborsim.bank.results import SearchResult, Simulated
+from arborsim.bank.results import SearchResult, Simulated, SkippedSearch
 from arborsim.bank.visited import visited
 from arborsim.bank.walk import walk
 from arborsim.core.errors import ArborsimError, BudgetInfeasible, MissingSignal, UsageError
@@ -34,8 +34,6 @@ _OF_WALK = (
     "correct", "kv_tokens", "kv_tokens_with_prompt", "selections", "model_calls", "iterations",
     "generated_tokens", "prompt_tokens", "bank_misses",
 )  # fmt: skip
-#: A budget that was too small for a search.
-Skipped = tuple[Cell, Arm]
 
 
 @dataclass
@@ -55,8 +53,8 @@ class SearchJob:
     workers: int = 1
     #: Of the problems that are done.
     results: list[SearchResult] = field(default_factory=list, init=False)
-    #: Problems left out, by policy, budget and search.
-    infeasible: Counter[Skipped] = field(default_factory=Counter, init=False)
+    #: What a budget was too small for, in the problems that are done.
+    skipped: list[SkippedSearch] = field(default_factory=list, init=False)
     problems: int = field(default=0, init=False)  #: how many are done
 
     def open(self) -> TraceReader:
@@ -86,26 +84,39 @@ class SearchJob:
         reader = self.open()
         # Without its results: they need not travel to other processes.
         run = partial(run_problem, replace(self), advance=advance if self.workers == 1 else None)
-        for found, infeasible in in_order(run, self.chosen(reader), self.workers):
+        for found, skipped in in_order(run, self.chosen(reader), self.workers):
             self.results.extend(found)
-            self.infeasible.update(infeasible)
+            self.skipped.extend(skipped)
             self.problems += 1
             if advance and self.workers > 1:
                 done = len(self.arms) * len(self.cells)
                 advance(f"problem {self.first + self.problems - 1}", done)
+        if self.skipped and not self.results:
+            first = self.skipped[0]
+            raise ArborsimError(
+                f"{self.trace}, problem {first.episode}, {first.label} at width {first.width}: "
+                f"budget {first.budget} is infeasible for {first.policy}, which {first.left_out}; "
+                "give a larger --budget"
+            )
         return self.ordered()
 
     def notes(self) -> list[str]:
-        """A line per policy and budget: the searches that it was too small for, and how often."""
+        """A line per policy and budget: the searches that it was too small for, and how often.
+
+        Those that no problem leaves anything of have a row (`rows_of`), and no line.
+        """
+        ran = {(r.label, r.width, r.policy, r.budget) for r in self.results}
+        keys = ((s.label, s.width, s.policy, s.budget) for s in self.skipped)
+        some = Counter(key for key in keys if key in ran)
         return [
             f"left out: {cell.policy.name} at budget {cell.budget.text} is too small for "
             + ", ".join(
                 f"{arm.label} {arm.width} ({count} of {self.problems} problems)"
                 for arm in self.arms
-                if (count := self.infeasible[cell, arm])
+                if (count := some[arm.label, arm.width, cell.policy.name, cell.budget.text])
             )
             for cell in self.cells
-            if any(self.infeasible[cell, arm] for arm in self.arms)
+            if any((cell.policy.name, cell.budget.text) == key[2:] for key in some)
         ]
 
     def ordered(self) -> list[SearchResult]:
@@ -129,7 +140,7 @@ def require_embeddings(reader: TraceReader, arm: Arm) -> None:
 
 def run_problem(
     job: SearchJob, number: int, advance: Callable[[str, int], None] | None = None
-) -> tuple[list[SearchResult], list[Skipped]]:
+) -> tuple[list[SearchResult], list[SkippedSearch]]:
     """All searches on one problem, under all policies and budgets; and what was left out."""
     reader = TraceReader(job.trace)
     lossy = any(cell.policy.name != "full" for cell in job.cells)  # full keeps all attention
@@ -140,7 +151,7 @@ def run_problem(
     embeddings = any(arm.uses_embeddings for arm in job.arms)
     bank = read_bank(reader, number, sorted(needs), embeddings)
     found: list[SearchResult] = []
-    skipped: list[Skipped] = []
+    skipped: list[SkippedSearch] = []
     for arm in job.arms:
         done = walk(arm.make(), bank, job.dedupe)
         episode = visited(done, bank.bare)
@@ -149,7 +160,11 @@ def run_problem(
                 simulated = simulate(episode, cell, job.machine, quality=quality)
             except BudgetInfeasible as error:
                 if not job.strict:
-                    skipped.append((cell, arm))
+                    skipped.append(SkippedSearch(
+                        job.trace.name, number, arm.name, arm.swept, arm.width, cell.policy.name,
+                        cell.budget.text, f"needs {error.needed_tokens} tokens or more: "
+                        f"{error.made_of}, not {error.budget_tokens}",
+                    ))  # fmt: skip
                     continue
                 raise ArborsimError(
                     f"{job.trace}, problem {number}, {arm.label} at width {arm.width}: "

@@ -91,7 +91,26 @@ class SearchResult:
             "tokens_per_s": measured.tokens_per_s,
             "attention_kept": simulated.attention_kept,
             "attention_kept_note": simulated.kept_note,
+            "left_out": "",
         }
+
+
+@dataclass(frozen=True)
+class SkippedSearch:
+    """A search that could not run under a policy, as its budget was too small for this problem."""
+
+    trace: str
+    episode: int
+    algorithm: str
+    swept: str
+    width: int
+    policy: str
+    budget: str
+    left_out: str  #: why
+
+    @property
+    def label(self) -> str:
+        return f"{self.algorithm} {self.swept}".strip()
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,7 @@ class SearchRow:
     reference: dict[str, float]
     by_levels: bool  #: whether its KV size can be compared with REBASE's
     kept_note: str = ""  #: as in `Simulated`
+    left_out: str = ""  #: why no problem could be searched; figures are then NaN
 
     def times(self, figure: str) -> float:
         """As a multiple of REBASE's; NaN if that is unknown or was not run."""
@@ -135,8 +155,13 @@ FIGURES = (
 )  # fmt: skip
 
 
-def rows_of(results: Iterable[SearchResult]) -> list[SearchRow]:
-    """One row per algorithm, width, policy and budget, in order of appearance."""
+def rows_of(
+    results: Iterable[SearchResult], skipped: Iterable[SkippedSearch] = ()
+) -> list[SearchRow]:
+    """One row per algorithm, width, policy and budget, in order of appearance.
+
+    Those of which every problem was `skipped` come last.
+    """
     groups: dict[tuple[str, int, str, str], list[SearchResult]] = {}
     for result in results:
         key = (result.label, result.width, result.policy, result.budget)
@@ -155,6 +180,17 @@ def rows_of(results: Iterable[SearchResult]) -> list[SearchRow]:
             figures.get((REFERENCE, *key[1:]), {}), found[0].by_levels,
             found[0].simulated.kept_note,
         ))  # fmt: skip
+    reasons: dict[tuple[str, int, str, str], str] = {}
+    for each in skipped:
+        key = (each.label, each.width, each.policy, each.budget)
+        if key not in groups:
+            reasons.setdefault(key, each.left_out)
+    unknown = dict.fromkeys((*FIGURES, "tokens_per_s"), math.nan)
+    rows += [
+        SearchRow(*key, 0, 0, 0, math.nan, math.nan, math.nan, unknown, math.nan, {}, True,
+                  left_out=why)
+        for key, why in reasons.items()
+    ]  # fmt: skip
     return rows
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,25 @@ def write_table(frame: pd.DataFrame, path: Path, metadata: Mapping[str, Any]) ->
         pq.write_table(table.replace_schema_metadata({**table.schema.metadata, KEY: said}), path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def with_left_out(
+    ran: pd.DataFrame, left_out: Sequence[Mapping[str, Any]], texts: Sequence[str] = ()
+) -> pd.DataFrame:
+    """`ran`, followed by rows that know only some columns: what could not run, and why.
+
+    Whole numbers stay whole: their columns take nullable types.  Columns of `texts` are empty in
+    these rows, not missing.
+    """
+    import pandas as pd
+
+    if not left_out:
+        return ran
+    empty = dict.fromkeys(texts, "")
+    added = pd.DataFrame([{**empty, **each} for each in left_out]).reindex(columns=ran.columns)
+    kinds = {"int64": "Int64", "bool": "boolean"}
+    types = ran.dtypes.map(lambda kind: kinds.get(str(kind), kind)).to_dict()
+    return pd.concat([ran.astype(types), added.astype(types)], ignore_index=True)
 
 
 def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
 from arborsim.core.measurements import Measurements
+from arborsim.core.tables import with_left_out
 from arborsim.core.units import Scale
 from arborsim.run.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, oracles
 from arborsim.show import answers_words
@@ -393,19 +394,13 @@ def to_frame(result: ReplayResult) -> pd.DataFrame:
     columns = list(_flat(_NOTHING, {}))
     bounds = oracles(result.episodes)
     found = [_flat(episode, bounds) for episode in result.episodes]
-    ran = pd.DataFrame(found, columns=columns)
-    if not result.left_out:
-        return ran
     missing = [
         {"trace": each.trace, "policy": each.policy, "budget": each.budget or ANY,
          "left_out": each.reason}
         for each in result.left_out
     ]  # fmt: skip
-    frame = pd.DataFrame([*found, *missing], columns=columns)
-    # Nullable types keep whole numbers whole; and an empty note is not a missing one.
-    kinds = {"int64": "Int64", "bool": "boolean"}
-    frame = frame.astype(ran.dtypes.map(lambda kind: kinds.get(str(kind), kind)).to_dict())
-    return frame.fillna({"per": "", "attention_kept_note": ""})
+    texts = ("per", "attention_kept_note")
+    return with_left_out(pd.DataFrame(found, columns=columns), missing, texts)
 
 
 def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float]) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import Scale
 from arborsim.run.results import BASELINE, at_budget
-from arborsim.show.table import NOTHING, UNKNOWN, Column, Table, name_column, print_tables, shown
+from arborsim.show.table import (
+    LABEL,
+    NOTHING,
+    UNKNOWN,
+    Column,
+    Table,
+    name_column,
+    print_tables,
+    shown,
+)
 from arborsim.show.words import hundredths, interval, plain
 
 if TYPE_CHECKING:
@@ -17,8 +26,8 @@ if TYPE_CHECKING:
 
 NAMES: tuple[Column[Row], ...] = (
     name_column("Search", lambda r: r.label),
-    Column("width", "Width", "count", lambda r: r.width, "Thoughts that run together at first.",
-           ("width",)),
+    Column("width", "Width", LABEL, about="Thoughts that run together at first.",
+           head=("width",), text=lambda r: str(r.width)),
 )  # fmt: skip
 
 
@@ -139,11 +148,13 @@ def print_searches(rows: Sequence[Row], heading: str, console: Console | None = 
         return
     cells = cells_of(rows)
     for (policy, budget), own in cells.items():
+        ran = [row for row in own if not row.left_out]
         if len(cells) > 1 or policy != BASELINE:
             console.print(plain(f"policy {at_budget(policy, budget)}"), markup=False)
-        whole = Table(own, (), lambda row: str(row.width))
-        print_tables(console, [(title, whole.under((*NAMES, *shown(columns, own))))
-                               for title, columns in _GROUPS.items()])  # fmt: skip
+        whole = Table(own, (), lambda row: str(row.width), reason=lambda row: row.left_out)
+        groups = [(title, whole.under((*NAMES, *shown(columns, ran))))
+                  for title, columns in _GROUPS.items()]  # fmt: skip
+        print_tables(console, groups if ran else groups[:1])
     if any(row.policy != BASELINE for row in rows):
         console.print(ANSWERED, markup=False)
     if unjudged := [row for row in rows if row.judged < row.searches]:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from arborsim.bank.arms import REFERENCE
-from arborsim.bank.results import SearchResult, rows_of
+from arborsim.bank.results import SearchResult, SkippedSearch, rows_of
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.errors import UsageError
 from arborsim.core.units import scale_for
@@ -56,6 +56,7 @@ class SearchReport:
     left_out: tuple[str, ...] = ()
     verdicts: tuple[str, ...] = ()  #: the paper's choice of lambda_b, where it was swept
     notes: tuple[str, ...] = ()
+    skipped: tuple[SkippedSearch, ...] = ()  #: what budgets were too small for
 
 
 def write_search_page(report: SearchReport, path: str | Path) -> None:
@@ -69,9 +70,10 @@ def render(report: SearchReport) -> str:
     """The whole page as text; the same results give the same bytes."""
     rows = rows_of(report.results)
     table = Table(
-        rows, shown((*NAMES, *ANSWERS, *MEMORY, *WORK), rows),
+        rows_of(report.results, report.skipped), shown((*NAMES, *ANSWERS, *MEMORY, *WORK), rows),
         lambda row: at_budget(row.policy, row.budget), len(cells_of(rows)) > 1,
         look=lambda row: "baseline" if row.label == REFERENCE else "",
+        reason=lambda row: row.left_out,
     )  # fmt: skip
     records = pd.DataFrame([result.flat() for result in report.results])
     films = [{**film, "layout": number}

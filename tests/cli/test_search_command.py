@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+import arborsim
 import arborsim.bank.job as job_module
 from arborsim.cli.app import main
 from arborsim.trace.writer import TraceWriter
@@ -183,8 +185,32 @@ def test_bad_input(bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     command = ["search", str(bank), "--policy", "full,streaming-llm", "--budget", "2"]
     assert "without --strict it is left out" in fail(capsys, *command[1:], "--strict")
     assert main([*command, "--algorithm", "rebase"]) == 0
-    note = "streaming-llm at budget 2 is too small for rebase 16 (4 of 4 problems)"
-    assert f"left out: {note}" in capsys.readouterr().out
+
+
+def test_what_a_budget_is_too_small_for_is_a_row(
+    bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out, page = tmp_path / "r.parquet", tmp_path / "r.html"
+    command = ["search", str(bank), "--algorithm", "rebase,ets", "--width", "4", "--policy",
+               "full,streaming-llm", "--budget", "2,0.9", "--out", str(out)]  # fmt: skip
+    assert main([*command, "--report", str(page)]) == 0
+    shown = capsys.readouterr().out
+    _, _, block = shown.partition("policy streaming-llm at budget 2\n")
+    assert re.search(r"^ rebase +4 +needs \d+ tokens or more: ", block, re.MULTILINE)
+    assert "left out:" not in shown, "said once"
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+    frame = pd.read_parquet(out)
+    missing = frame[frame["left_out"] != ""]
+    assert len(missing) == 8, "two searches on four problems"
+    assert set(missing["budget"]) == {"2"}
+    assert missing["kv_tokens"].isna().all()
+    assert frame["kv_tokens"].dtype == "Int64"
+    assert 'colspan="' in page.read_text()
+    again = arborsim.load_results(out)
+    assert len(again.raw) == len(frame) - 8
+    assert len(again.to_pandas()) == len(frame)
+    assert [row["left_out"] != "" for row in again.summary().to_dict("records")].count(True) == 2
 
 
 def test_a_trace_that_is_no_bank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
