@@ -56,7 +56,7 @@ class Replay:
     first: int = 0
     count: int | None = None
     pictures: bool = False  # take pictures of each trace's first episode, for the report
-    #: Names of the policies that somebody asked for; None for all.  What cannot run, because a
+    #: Names of the policies that the user asked for; None for all.  What cannot run, because a
     #: trace lacks what it reads or a budget is too small, is left out with its reason in the
     #: result, but some of these must run.
     asked: frozenset[str] | None = None
