@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from arborsim.cli.command import argument, command, option
 from arborsim.cli.options import json_option, print_json
@@ -16,6 +19,15 @@ if TYPE_CHECKING:
     from arborsim.show.describe import Description
 
 _WIDE = 150
+#: Lines of the short form, and those of it around the thoughts of its tree.
+_LINES, _AROUND = 38, 6
+#: Statistics that the short form shows, and most thoughts of its tree.
+_FEW = (
+    "prompt_tokens", "generated_tokens", "longest_path_tokens", "nodes", "depth", "branching",
+)  # fmt: skip
+_FEW_NODES = 8
+#: What `--all` draws unless options say otherwise.
+_EPISODES, _NODES = 2, 24
 #: Characters of one fact: a whole command, but not the names of thousands of damaged items.
 _LONGEST = 2000
 
@@ -23,11 +35,18 @@ _LONGEST = 2000
 @command
 def inspect(
     trace: Path = argument(..., "A trace file, or the .parts of a recording.", complete="trace"),
-    episodes: int = option(2, "Episodes whose tree is drawn.", min=0),
-    nodes: int = option(24, "Most nodes per tree.", min=1),
+    all: bool = option(
+        False, "Also how it was made, sizes per column, each policy, more trees.", "--all"
+    ),
+    episodes: int | None = option(
+        None, "Episodes whose tree is drawn.", shown=f"1, with --all {_EPISODES}", min=0
+    ),
+    nodes: int | None = option(
+        None, "Most nodes per tree.", shown=f"those that fit, with --all {_NODES}", min=1
+    ),
     json: bool = json_option(),
 ) -> None:
-    """Show what a trace holds: how it was made, its sizes, its searches, what can replay it."""
+    """Show what a trace holds: its model and search, its sizes, and what can replay it."""
     from rich.console import Console
 
     from arborsim.core.documents import strict
@@ -41,7 +60,18 @@ def inspect(
         return
     console = Console(highlight=False)
     unicode = console.encoding.startswith("utf")
-    _show_tables(console, found, unicode)
+    if all:
+        _show_tables(console, found, unicode)
+        episodes, nodes = _EPISODES if episodes is None else episodes, nodes or _NODES
+    else:
+        with console.capture() as shown:
+            _show_short(console, found, unicode)
+        typer.echo(shown.get(), nl=False)
+        room = _LINES - shown.get().count("\n") - 5  # of which a tree takes others
+        episodes, nodes = (
+            1 if episodes is None else episodes,
+            nodes or min(max(room, 2), _FEW_NODES),
+        )
     for episode in reader.episodes(text=True, stop=episodes):
         facts = found.episodes[episode.index]
         verdict = {None: "not judged", True: "correct", False: "wrong"}[facts.correct]
@@ -57,19 +87,57 @@ def inspect(
         answer = episode.text[-1] if episode.text else None
         if facts.answered and answer:
             _line(console, f"answer: {escaped(answer, unicode)}")
+    if not all:
+        _line(console, "\nHow it was made, sizes per column, all signals: --all")
+
+
+def _show_short(console: Console, found: Description, unicode: bool) -> None:
+    """Where the trace comes from, its sizes, and which policies it can serve."""
+    info, facts = found.info, _facts(found)
+    few = {
+        "file": facts["file"],
+        "model": facts["model"],
+        "task": f"{facts['task']}, search {info.search}",
+        "imported from": facts.get("imported from"),
+        "unknown": facts.get("unknown"),
+        "recorded": f"capture {info.capture}, attention {facts['attention']}",
+        "accuracy": facts["accuracy"],
+    }
+    console.print(_pairs(found, few, unicode))
+    console.print(_statistics(found, _FEW))
+    missing: dict[str, list[str]] = {}
+    for fit in found.policies:
+        missing.setdefault(fit.remedy, []).append(fit.name)
+    able = missing.pop("", [])
+    _wrapped(console, f"{len(able)} of {len(found.policies)} policies can be replayed", able)
+    for remedy, names in missing.items():
+        _wrapped(console, f"{len(names)} more: {remedy}", names)
+
+
+def _wrapped(console: Console, title: str, names: Sequence[str]) -> None:
+    """A title and names on lines of whole words."""
+    text = f"{title}: {', '.join(names)}" if names else title
+    for line in textwrap.wrap(text, console.width - 1, subsequent_indent="  ",
+                              break_on_hyphens=False):  # fmt: skip
+        _line(console, line)
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
     """One line of the terminal: cut, never wrapped, never read as markup."""
     from rich.text import Text
 
-    console.print(Text(text, style=style, no_wrap=True, overflow="crop"), crop=True)
+    console.print(Text(text, style=style), no_wrap=True, overflow="crop", crop=True)
 
 
 def _show_tables(console: Console, found: Description, unicode: bool) -> None:
     from rich.table import Column, Table
 
-    tables = (_about(found, unicode), _statistics(found), _sizes(found), _policies(found))
+    tables = (
+        _pairs(found, _facts(found), unicode),
+        _statistics(found),
+        _sizes(found),
+        _policies(found),
+    )
     if console.width < _WIDE:
         for table in tables:
             console.print(table)
@@ -103,12 +171,8 @@ def _table(
     return table
 
 
-def _about(found: Description, unicode: bool) -> Table:
-    """How the trace was made; what is empty or unknown is left out."""
-    from rich.text import Text
-
-    from arborsim.show.describe import escaped
-
+def _facts(found: Description) -> dict[str, Any]:
+    """How the trace was made."""
     info, geometry, right = found.info, found.info.geometry, found.accuracy
     top = f", top {info.attention_top} positions per row" if info.attention == "sparse" else ""
     layers = ", ".join(map(str, info.attention_layer_ids))
@@ -141,6 +205,15 @@ def _about(found: Description, unicode: bool) -> Table:
             "unknown": "token ids, times" + ("" if info.knows_ends else ", which thoughts ended"),
             "left out": "; ".join(map(str, left_out)) if isinstance(left_out, list) else None,
         }
+    return pairs
+
+
+def _pairs(found: Description, pairs: dict[str, Any], unicode: bool) -> Table:
+    """Names and facts; what is empty or unknown is left out."""
+    from rich.text import Text
+
+    from arborsim.show.describe import escaped
+
     # The file is not trusted: its strings must not steer the terminal or rich.
     rows = [
         (name, Text(escaped(str(value), unicode, _LONGEST)))
@@ -155,11 +228,14 @@ def _options(values: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in shown.items())
 
 
-def _statistics(found: Description) -> Table:
+def _statistics(found: Description, names: Sequence[str] = ()) -> Table:
+    """The spreads of these names, of all if there are none."""
     from arborsim.show.describe import SPREADS
 
     rows: list[tuple[str, ...]] = []
     for name, label in SPREADS.items():
+        if names and name not in names:
+            continue
         spread = found.spreads.get(name)
         if spread is None:
             rows.append((label, "unknown"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.core.errors import MissingSignal
 from arborsim.core.observations import Signal
+from arborsim.show.describe import describe
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_info, make_trace
 from tests.trace.import_helpers import deft_tree
+
+TRACES = Path(__file__).parents[2] / "traces"
 
 
 @pytest.mark.parametrize("columns", [80, 160])
@@ -28,7 +32,7 @@ def test_the_command_of_a_recording_is_shown_whole(
     command = " ".join(["arborsim record", *(f"--set option{i}={i}" for i in range(20)), "--last"])
     info = replace(make_info(), command=command, timing={"decode_s": 236.77354550100063})
     path = make_trace(tmp_path / "t.parquet", info=info)
-    assert main(["inspect", str(path), "--episodes", "0"]) == 0
+    assert main(["inspect", str(path), "--all", "--episodes", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= columns
     text = " ".join(" ".join(lines).split())
@@ -37,8 +41,43 @@ def test_the_command_of_a_recording_is_shown_whole(
     assert "..." not in text
 
 
+@pytest.mark.parametrize("columns", [80, 160])
+@pytest.mark.parametrize("trace", sorted(TRACES.glob("*.parquet")), ids=lambda path: path.stem)
+def test_the_short_form_fits_a_screen(
+    trace: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model, the search, the sizes, every policy and a tree in less than 40 lines."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["inspect", str(trace)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 40
+    assert max(len(line.rstrip()) for line in lines) <= columns
+    text = " ".join(" ".join(lines).split())
+    for fit in describe(TraceReader(trace)).policies:
+        assert re.search(rf"(: |, ){fit.name}(,| |$)", text), fit.name
+        assert fit.remedy in text
+    for part in (str(trace), "arborsim-", "search", "generated tokens", "Episode 0", "--all"):
+        assert part in text
+    assert lines[-1] == "How it was made, sizes per column, all signals: --all"
+
+
+def test_the_short_form_draws_what_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_trace(tmp_path / "t.parquet", episodes=3, nodes=30)
+    every = ["--episodes", "3", "--nodes", "30"]
+    for options, trees, cut in (
+        ([], 1, True), (["--episodes", "0"], 0, False), (every, 3, False), (["--all"], 2, True),
+    ):  # fmt: skip
+        assert main(["inspect", str(path), *options]) == 0
+        shown = capsys.readouterr().out
+        assert shown.count("Episode ") == trees
+        assert ("... " in shown) is cut
+        assert ("Size per column" in shown) is ("--all" in options)
+
+
 def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["inspect", str(path), "--episodes", "0"]) == 0
+    assert main(["inspect", str(path), "--all", "--episodes", "0"]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 

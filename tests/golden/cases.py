@@ -194,7 +194,7 @@ def _facts() -> list[Case]:
     for trace in TRACES:
         path = f"traces/{trace}.parquet"
         cases.append(Case(f"inspect-{trace}", ("inspect", path, "--json"), trace == TRACES[2]))
-        text = ("inspect", path, "--episodes", "1")
+        text = ("inspect", path, "--all", "--episodes", "1")
         cases.append(Case(f"inspect-{trace}-text", text, trace == TRACES[2], text=True))
     return cases
 

@@ -151,7 +151,7 @@ def test_record_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert episode.layer_attention.of(3).shape == (2, 2, 4)
     assert next(iter(reader.episodes())).layer_attention is None
     capsys.readouterr()
-    assert main(["inspect", str(out)]) == 0
+    assert main(["inspect", str(out), "--all"]) == 0
     shown = capsys.readouterr().out
     assert "1, 4 (mean and variance over heads)" in shown
     assert "attention_layers" in shown  # among the sizes per column

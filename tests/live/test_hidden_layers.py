@@ -84,7 +84,7 @@ def test_record_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert reader.info.hidden_layers == (1, 4)
     assert reader.has(Signal.HIDDEN)
     capsys.readouterr()
-    assert main(["inspect", str(out)]) == 0
+    assert main(["inspect", str(out), "--all"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["hidden", "layers", "1,", "4"] for line in shown)
     assert any(line.split()[:1] == ["hidden"] and "kB" in line for line in shown)  # its size

@@ -207,7 +207,7 @@ def run(path: Path, *options: str, columns: int = 80, charset: str = "utf-8") ->
 @pytest.mark.parametrize("columns", [80, 160])
 def test_output_fits_the_terminal(tmp_path, columns):
     path = make_trace(tmp_path / "t.parquet", episodes=3, attention="sparse", nodes=40)
-    output = run(path, "--nodes", "30", columns=columns)
+    output = run(path, "--all", "--nodes", "30", columns=columns)
     assert max(len(line) for line in output.splitlines()) <= columns
     for part in ("Per episode", "Size per column", "Policies", "Episode 1", "... 11 more"):
         assert part in output
