@@ -212,7 +212,8 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
             console.print(plain(note), style="dim", markup=False)
     else:
         console.print("Nothing was replayed.")
-    wanted = [answers_words.would_decide(own, result) for own in traces]
+    ran = ([row for row in own if not row.left_out] for own in traces.values())
+    wanted = [answers_words.would_decide(own, result) for own in ran]
     for line in (*result.does_not_fit, *left_out(result.left_out), *filter(None, wanted)):
         console.print(plain(line), markup=False)
 

@@ -65,7 +65,7 @@ def test_the_short_form_draws_what_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make_trace(tmp_path / "t.parquet", episodes=3, nodes=30)
-    every = ["--episodes", "3", "--nodes", "30"]
+    every = ["--episodes", "3", "--nodes", "31"]
     for options, trees, cut in (
         ([], 1, True), (["--episodes", "0"], 0, False), (every, 3, False), (["--all"], 2, True),
     ):  # fmt: skip
