@@ -22,6 +22,7 @@ from scipy.stats import beta, fisher_exact
 TITLES = {
     "cliff": "The eviction cliff",
     "family": "EpiKV's family and other scores without attention",
+    "long": "The shipped chains",
     "grid": "The hierarchy: share in HBM against share evicted",
     "arkv": "ARKV and its two baselines",
     "game24": "ArborKV against baselines on trees of thoughts",
@@ -32,8 +33,11 @@ TITLES = {
 ABOUT = {
     "cliff": "chain, 32 lines, greedy; the prompt is kept by all (its share of a search is about "
     "0.37), the budget is a share of the search's tokens. The hierarchy destroys the share r of "
-    "the reasoning tokens instead of keeping to a budget.",
+    "the reasoning tokens instead of keeping to a budget. The arms from TOVA on were run on "
+    "2026-11-23.",
     "family": "chain, 32 lines, greedy; all keep the prompt and the newest 16 tokens.",
+    "long": "chain, 120 lines, greedy: the first 100 problems like those of the shipped trace "
+    "`chain-linear`, under policies as they come.",
     "grid": "chain, 32 lines, greedy; beta is the share of the survivors in HBM (the others lie in "
     "DDR and are still read), r the share destroyed, of all reasoning tokens so far.",
     "arkv": "chain, 32 lines, greedy; window 16, no slack (a cut keeps C - W tokens); the prompt "

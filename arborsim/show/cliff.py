@@ -14,7 +14,7 @@ from arborsim.show.answers_words import score
 from arborsim.show.words import counted
 
 #: Lines in colour; the others are grey.
-MOST = page.COLOURS - 1
+MOST = page.COLOURS - 2  # the last is a grey
 #: Budgets that could not hold more than this share of the searches have no point: what is left are
 #: the short searches, of which more are right.
 MOST_INFEASIBLE = 0.1

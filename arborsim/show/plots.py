@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from arborsim.bank.results import SearchResult, rows_of
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.plan.results import PlanResult
-from arborsim.run.results import BASELINE, ReplayResult, Row, aggregate, at_budget
-from arborsim.show import page, plan_figures, replay_figures
+from arborsim.run.results import BASELINE, ReplayResult, Row, at_budget
+from arborsim.show import cliff, page, plan_figures, replay_figures
 from arborsim.show import plan_pareto as pareto
 from arborsim.show.characters import drawn
 from arborsim.show.live import LiveReport, live_rows
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FORMATS = (".html", ".svg", ".png")
 #: What replays can be plotted by: the names of ``--metric``.
 METRICS = {
+    "right": replay_figures.RIGHT,
     "kept": replay_figures.KEPT,
     "error": replay_figures.ERROR,
     "time": replay_figures.TIMES,
@@ -65,14 +66,14 @@ class Plot:
 
 
 def replay_pareto(result: ReplayResult, metric: str = "") -> list[Plot]:
-    """Memory against a metric, a plot per trace; attention kept where no metric is named."""
+    """Memory against a metric, a plot per trace: right answers where they were counted."""
     return [
         Plot(
             f"{own[0].trace}: {chosen.title.lower()} against memory",
             made["figure"],
             tuple(f"{n}  {text}" for n, text in enumerate(made["efficient"], 1)),
         )
-        for own, chosen in _measured(result, metric, ("kept", "time"))
+        for own, chosen in _measured(result, metric, ("right", "kept", "time"))
         for made in [replay_figures.pareto(own, chosen)]
     ]
 
@@ -80,7 +81,7 @@ def replay_pareto(result: ReplayResult, metric: str = "") -> list[Plot]:
 def replay_heat(result: ReplayResult, metric: str = "") -> list[Plot]:
     """Policies by budgets, a map per trace: the darker, the better."""
     found = []
-    for own, chosen in _measured(result, metric, ("kept", "time")):
+    for own, chosen in _measured(result, metric, ("right", "kept", "time")):
         rows = [row for row in own if not row.is_baseline]
         if not replay_figures.known(chosen, rows):
             continue
@@ -91,13 +92,23 @@ def replay_heat(result: ReplayResult, metric: str = "") -> list[Plot]:
     return found
 
 
+def replay_cliff(result: ReplayResult, metric: str = "") -> list[Plot]:
+    """Right answers by budget, a plot per kind of problems that were counted live."""
+    found: dict[str, Plot] = {}
+    for trace in result.recordings:
+        for made in cliff.of_replay(result, trace):
+            title = f"Answers by budget, {made['title']}"
+            found.setdefault(title, Plot(title, made["figure"], (made["note"],)))
+    return list(found.values())
+
+
 def _measured(
     result: ReplayResult, metric: str, choices: Sequence[str]
 ) -> Iterator[tuple[list[Row], replay_figures.Metric]]:
     """Rows of each trace with the metric that was named, or the first of `choices` it knows."""
     if metric and metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
-    rows = aggregate(result.episodes)
+    rows = result.rows()
     for trace in dict.fromkeys(row.trace for row in rows):
         own = [row for row in rows if row.trace == trace]
         for name in (metric,) if metric else choices:
@@ -107,7 +118,7 @@ def _measured(
         else:
             if metric:
                 raise UsageError(
-                    f"--metric {metric}: {METRICS[metric].title.lower()} is not known of {trace}; "
+                    f"--metric {metric}: {trace} has no known {METRICS[metric].title.lower()}; "
                     f"others: {', '.join(name for name in METRICS if name != metric)}"
                 )
 
@@ -175,7 +186,7 @@ def live_cliff(report: LiveReport, metric: str = "") -> list[Plot]:
 
 #: Of each kind of results its plots by name, the usual one first.
 KINDS: dict[str, dict[str, Callable[..., list[Plot]]]] = {
-    "replay": {"pareto": replay_pareto, "heat": replay_heat},
+    "replay": {"pareto": replay_pareto, "heat": replay_heat, "cliff": replay_cliff},
     "search": {"pareto": search_pareto, "width": search_width},
     "plan": {"pareto": plan_pareto, "load": plan_load},
     "live": {"cliff": live_cliff},
