@@ -34,13 +34,17 @@ _NS = 9  # decimals of a second
 def describe(request: LiveRequest) -> dict[str, Any]:
     """Everything that determines the results of `request`, as JSON; paths of outputs are not."""
     others = {"cells", "command", "embed", "machine", "prompts", "reward", "trace"}
-    plain = sorted({f.name for f in fields(LiveRequest)} - others)
-    found: dict[str, Any] = {name: getattr(request, name) for name in plain}
+    kinds = {f.name: f for f in fields(LiveRequest) if f.name not in others}
+    found: dict[str, Any] = {
+        name: getattr(request, name) for name in sorted(kinds)
+        # Logs from before there was a choice hold the default.
+        if name not in _NEW_OPTIONS or getattr(request, name) != kinds[name].default
+    }  # fmt: skip
     found["cells"] = [
         {"policy": c.policy.name, "budget": c.budget.text, "settings": values_of(c.policy)}
         for c in request.cells
     ]
-    if request.reward.name:  # logs from before there was a choice hold the default
+    if request.reward.name:  # likewise
         found["reward"] = asdict(request.reward)
     if request.embed:
         found["embed"] = request.embed
@@ -60,6 +64,7 @@ def describe(request: LiveRequest) -> dict[str, Any]:
     return dict(json.loads(json.dumps(found, default=str)))
 
 
+_NEW_OPTIONS = ("chat", "stop", "top_p")
 _NEW_FIELDS = ("fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine")
 
 

@@ -154,6 +154,17 @@ def test_the_log_of_another_request_is_refused(
     assert path.read_bytes() == before
 
 
+def test_options_that_earlier_logs_lack_count_where_they_are_given(tmp_path: Path) -> None:
+    """A log from before there was --top-p goes on; with another value it does not."""
+    path = written(tmp_path / "log", result())
+    head = json.loads(path.read_text().splitlines()[0])
+    assert not {"chat", "stop", "top_p"} & head["request"].keys()
+    for other in ({"top_p": 0.9}, {"chat": True}, {"stop": ("\n\n",)}):
+        changed = replace(REQUEST, **other)
+        with pytest.raises(UsageError, match="another request"):
+            LiveLog(path, changed, resume=True)
+
+
 def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "log", result(0))
     log = LiveLog(path, REQUEST, resume=True)
