@@ -6,6 +6,7 @@ taken in another order, so 2e-3 of the value or of 1; tokens and structure are t
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,13 @@ def flat(column: Any) -> np.ndarray:
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", CAPTURES)
-@pytest.mark.parametrize("family", ["llama", "qwen2-window"])
+@pytest.mark.parametrize(
+    ("family", "name", "temperature"),
+    [
+        *itertools.product(["llama", "qwen2-window"], CAPTURES, [0.0, 1.0]),
+        *itertools.product(["gemma3", "phi3", "mixtral"], ["all"], [1.0]),
+    ],
+)
 def test_signals_equal_those_of_decoding(
     family: str, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
