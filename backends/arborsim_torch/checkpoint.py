@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.machine.lookup import GEOMETRY_ALIASES, geometry_names
+from arborsim.machine.lookup import config_of, geometries_like
 
 #: ``config.model_type`` of the models whose attention the decoder computes as they do.
 #: Gemma 3's `gemma3` sees images, too: its language model, `gemma3_text`, is what runs.
@@ -176,12 +176,12 @@ def _what_else(path: Path) -> str:
 
 
 def instead(model: str) -> str:
-    """How to go on without weights, if the geometry of the model is shipped."""
-    name = model.rpartition("/")[2].lower().removeprefix("meta-")
-    known = GEOMETRY_ALIASES.get(name, name)
-    if known not in geometry_names():
+    """How to go on without weights, if geometries like that of the model are shipped."""
+    like = [name for name in geometries_like(model) if config_of(name)["model_type"] in FAMILIES]
+    if not like:
         return ""
-    return f"; for memory and time alone, --model {CONFIG}{known} has its geometry, random weights"
+    names = " or ".join(f"{CONFIG}{name}" for name in like)
+    return f"; for memory and time alone, random weights will do: --model {names}"
 
 
 def _hub() -> Path:
