@@ -34,6 +34,7 @@ COMMANDS = {
     "policies": "List the policies, or explain one: method, source, settings.",
     "hardware": "List the GPUs and hosts, or explain one, number by number.",
     "models": "List the models, or explain one: bytes per token, weights, room.",
+    "schema": "Print the JSON schema of what a command prints with --json.",
     "calibrate": "Find settings of policies by measuring, or a machine's speed.",
     "doctor": "Show what is installed, what works with it, and what is missing.",
     "import": "Make a trace of a recording in another format.",

@@ -43,6 +43,7 @@ NAMES = {
     "engine": "arborsim.machine.lookup:engine_names",
     "model": "arborsim.machine.lookup:geometry_names",
     "calibration": "arborsim.calibrate.documents:shipped",
+    "schema": "arborsim.show.schemas:schema_names",
     "plot": "arborsim.show.plots:kinds",
     "metric": "arborsim.show.plots:metrics",
 }

@@ -334,15 +334,19 @@ def live_json(report: LiveReport) -> str:
     })  # fmt: skip
 
 
+#: Fields of a `LiveRow` that live runs do not know, and what is said besides its fields.
+SILENT = (
+    "trace", "relative", "oracle_gap", "attention_kept", "output_error", "per", "kept_note",
+    "answers",
+)  # fmt: skip
+DERIVED = ("accuracy", "total_s", "other_s", "tokens_per_s")
+
+
 def row_record(row: LiveRow) -> dict[str, Any]:
     """A row as a flat record; names carry their units."""
-    silent = (
-        "trace", "relative", "oracle_gap", "attention_kept", "output_error", "per", "kept_note",
-    )  # fmt: skip
-    derived = ("accuracy", "total_s", "other_s", "tokens_per_s")
     return {
-        **{name: value for name, value in asdict(row).items() if name not in silent},
-        **{name: getattr(row, name) for name in derived},
+        **{name: value for name, value in asdict(row).items() if name not in SILENT},
+        **{name: getattr(row, name) for name in DERIVED},
         "hbm_vs_full": row.relative.peak_hbm,
         "speed_vs_full": row.relative.tokens_per_s,
     }

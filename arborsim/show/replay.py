@@ -392,7 +392,7 @@ def to_frame(result: ReplayResult) -> pd.DataFrame:
     """
     import pandas as pd
 
-    columns = list(_flat(_NOTHING, {}))
+    columns = list(flat_sample())
     bounds = oracles(result.episodes)
     found = [_flat(episode, bounds) for episode in result.episodes]
     missing = [
@@ -402,6 +402,11 @@ def to_frame(result: ReplayResult) -> pd.DataFrame:
     ]  # fmt: skip
     texts = ("per", "attention_kept_note")
     return with_left_out(pd.DataFrame(found, columns=columns), missing, texts)
+
+
+def flat_sample() -> dict[str, Any]:
+    """A row of `to_frame` that says nothing: for its columns and their types."""
+    return _flat(_NOTHING, {})
 
 
 def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float]) -> dict[str, Any]:
