@@ -108,12 +108,16 @@ def _extended(
     records: dict[str, Schema],
     more: Mapping[str, Schema],
     without: tuple[str, ...] = (),
+    *,
+    unknown: bool = False,
 ) -> Schema:
-    """A record with further keys, or without some."""
+    """A record with further keys, or without some; with `unknown` its counts may be null."""
     _record(kind, records)
     properties = records.pop(kind.__name__)["properties"]
-    kept = {name: each for name, each in properties.items() if name not in without}
-    return _object({**kept, **more})
+    found = {**{name: each for name, each in properties.items() if name not in without}, **more}
+    if unknown:
+        found = {name: _COUNT if each == COUNT else each for name, each in found.items()}
+    return _object(found)
 
 
 def _flat(sample: Mapping[str, Any], **others: Schema) -> Schema:
@@ -126,6 +130,7 @@ def _numbers(*names: str) -> dict[str, Schema]:
     return dict.fromkeys(names, NUMBER)
 
 
+_COUNT: Schema = {"type": ["integer", "null"]}
 _TEXTS, _SETTINGS = _array(TEXT), _mapping(TEXT)
 _VERDICT: Schema = {"type": ["boolean", "null"]}
 
@@ -134,11 +139,12 @@ def _replay(records: dict[str, Schema]) -> Schema:
     from arborsim.run.results import LeftOut, Row
     from arborsim.show.replay import flat_sample
 
-    derived = _numbers("tokens_per_s", "read_bytes_per_token", "total_s")
+    more = {**_numbers("tokens_per_s", "read_bytes_per_token", "total_s"), "moved_bytes": COUNT}
     return _object({
         "settings": _SETTINGS,
         "assumed": _TEXTS,
-        "rows": _array(_extended(Row, records, {**derived, "moved_bytes": COUNT})),
+        # What could not run is a row, too, of which hardly anything is known.
+        "rows": _array(_extended(Row, records, more, unknown=True)),
         "episodes": _array(_flat(flat_sample())),
         "notes": _TEXTS,
         "does_not_fit": _TEXTS,
@@ -160,7 +166,9 @@ def _search(records: dict[str, Schema]) -> Schema:
         "heading": TEXT,
         "settings": _SETTINGS,
         **dict.fromkeys(("assumed", "verdicts", "notes", "left_out"), _TEXTS),
-        "rows": _array(_extended(SearchRow, records, ratios, ("figures", "reference"))),
+        "rows": _array(
+            _extended(SearchRow, records, ratios, ("figures", "reference"), unknown=True)
+        ),
         "searches": _array(_flat(sample.flat(), correct=_VERDICT)),
     })  # fmt: skip
 
@@ -229,8 +237,8 @@ def _models(records: dict[str, Schema]) -> Schema:
 
     more = ("active_parameters", "weight_bytes", "expert_bytes", "kv_bytes_per_token",
             "kv_bytes_per_token_beyond_the_window")  # fmt: skip
-    tokens = {"type": ["integer", "null"]}  # null where the cache stops growing
-    pool = _extended(KvRoom, records, {"pool_bytes": COUNT, "tokens": tokens})
+    # Tokens are null where the cache stops growing.
+    pool = _extended(KvRoom, records, {"pool_bytes": COUNT, "tokens": _COUNT})
     return _one_or_all(_extended(
         Geometry, records, {**dict.fromkeys(more, COUNT), "gpu": TEXT, "pool": pool}
     ))  # fmt: skip

@@ -20,7 +20,7 @@ BANK, TRACE = "tests/golden/bank.parquet", "traces/game24-tot.parquet"
 COMMANDS = {
     "replay": [TRACE, "--policy", "all", "--budget", "0.5", "--episodes", "1"],
     "search": [BANK, "--algorithm", "rebase,mcts", "--width", "4", "--episodes", "2",
-               "--policy", "full,streaming-llm", "--budget", "0.9"],
+               "--policy", "full,h2o,streaming-llm", "--budget", "0.9,0.05"],
     "inspect": [TRACE],
     "policies": [],
     "hardware": [],
