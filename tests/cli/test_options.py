@@ -98,7 +98,7 @@ def test_help_has_panels_and_fits(
     assert max(map(len, lines)) <= int(columns)
     panels = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert len(set(panels)) == len(panels)
-    if name in ("replay", "search", "live", "record"):
+    if name in ("replay", "live", "record"):
         assert panels[-1] == "Expert:"
         assert "Options:" in panels[:2]
 
