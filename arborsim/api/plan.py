@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,9 @@ _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "simpy")
 _SUMMARY = (
     "number", "recommended", "hardware", "policy", "budget", "recall", "status", "reason", "gpus",
     "largest", "served_per_s_value", "search_s_p50", "search_s_p95", "search_s_p99", "saturated",
+    "fleet_cost_per_solved_low_value", "fleet_cost_per_solved_high_value",
+    "fleet_cost_per_1000_low", "fleet_cost_per_1000_high", "fleet_price_per_hour_low",
+    "fleet_price_per_hour_high",
     "cost_per_1000_low", "cost_per_1000_high", "cost_per_solved_low_value",
     "cost_per_solved_high_value", "quality_attention_kept", "quality_accuracy_value",
     "quality_accuracy_low", "quality_accuracy_high", "fleet_gpus",
@@ -356,10 +360,12 @@ class PlanResults(Results):
         except KeyboardInterrupt:
             write_plan_page(PlanReport(self.raw), path)
             raise
+        count = min(planner.workload.searches, MOST_SEARCHES)
         how = (
-            f"Each load is found by one run of {min(planner.workload.searches, MOST_SEARCHES):,} "
-            f"searches with the seed {planner.workload.seed}. Longer searches are the same ones, "
-            "stretched."
+            f"Each load is found by one run of {count:,} searches with the seed "
+            f"{planner.workload.seed}: so few leave it uncertain by some "
+            f"{100 / math.sqrt(count):.0f} %, ratios by less, as all numbers are tried on the same "
+            "searches. Longer searches are the same ones, stretched."
         )
         write_plan_page(PlanReport(drawn, found, how), path)
         return path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,10 @@ from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
     from arborsim.api.plan import Planning
+    from arborsim.plan.files import PlanLog
+    from arborsim.plan.plan import Planner
+    from arborsim.plan.results import CandidateResult
+    from arborsim.plan.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,18 @@ class PlanOutput(OutputOptions):
             check_format(self.out)
 
 
+#: A plan that seems to take longer says so after its first candidates.
+_LONG_S = 30.0
+
+
 @command
 def plan(
     workload: Path | None = argument(None, "Workload in TOML."),
-    example: bool = option(False, "Print a workload with every key explained.", "--example"),
+    example: bool = option(
+        False,
+        "Print a workload with every key explained; with --report, --out or --json plan it.",
+        "--example",
+    ),
     given: WorkloadOptions = WorkloadOptions(),
     quick: QuickOptions = QuickOptions(),
     min_attention_kept: float | None = option(
@@ -89,7 +103,9 @@ def plan(
     min_accuracy: float | None = option(
         None, "Recommend policies with at least this share of right answers.", min=0.0, max=1.0
     ),
-    jobs: int = run_option(1, "Processes; same results.", min=1),
+    jobs: int | None = run_option(
+        None, "Processes; same results.", shown="1; every core for --example", min=1
+    ),
     resume: bool = run_option(False, "Go on where Ctrl-C ended a plan.", "--resume"),
     output: PlanOutput = PlanOutput(),
 ) -> int:
@@ -100,12 +116,15 @@ def plan(
     simulation. Shows it with latencies, utilisation, what runs out first and cost per search, and
     recommends one. Ctrl-C keeps what is done; exit code 130.
     """
+    source: Path | Workload | None = workload
     if example:
-        from arborsim.plan.workload_file import example_workload
+        if not (output.report or output.out or output.json):
+            from arborsim.plan.workload_file import example_workload
 
-        typer.echo(example_workload(), nl=False)
-        return 0
-    if workload is not None:
+            typer.echo(example_workload(), nl=False)
+            return 0
+        source, given = _example(workload, given, quick)
+    elif workload is not None:
         quick.refuse(workload)
     elif _written(given, quick):
         return 0
@@ -113,8 +132,9 @@ def plan(
 
     output.check(*([workload] if workload else []))
     planning = Planning(
-        workload, **given.fields(), **quick.asked, accuracy=accuracy, min_accuracy=min_accuracy,
-        min_attention_kept=min_attention_kept, workers=jobs,
+        source, **given.fields(), **quick.asked, accuracy=accuracy, min_accuracy=min_accuracy,
+        min_attention_kept=min_attention_kept,
+        workers=jobs or (len(os.sched_getaffinity(0)) if example else 1),
     )  # fmt: skip
     if output.candidate is not None and output.candidate >= len(planning.planner.candidates):
         raise UsageError(
@@ -124,7 +144,8 @@ def plan(
     # Finished candidates are kept next to the results until all are.
     base = output.out or Path("plan" if workload is None else workload.name)
     log = base.with_name(f"{base.name}.partial.jsonl")
-    if not _run(planning, log, resume=resume, keep=output.out is not None):
+    page = output.report is not None
+    if not _run(planning, log, resume=resume, keep=output.out is not None, page=page):
         return 130
     return _show(planning, output)
 
@@ -143,7 +164,22 @@ def _written(given: WorkloadOptions, quick: QuickOptions) -> bool:
     return True
 
 
-def _run(planning: Planning, path: Path, *, resume: bool, keep: bool) -> bool:
+def _example(
+    workload: Path | None, given: WorkloadOptions, quick: QuickOptions
+) -> tuple[Workload, WorkloadOptions]:
+    """The workload that `--example` prints, and the options that are still to be applied."""
+    from arborsim.api.plan import gpu_names
+    from arborsim.plan.workload_file import example_workload, parse_workload
+
+    if workload is not None:
+        raise UsageError(f"--example is a workload of its own: leave {workload} out")
+    quick.refuse(Path("--example"))
+    gpus = gpu_names(given.gpu)
+    found = parse_workload(example_workload(), Path(), "example", gpus, given.calibration)
+    return found, replace(given, gpu=[], calibration=[])
+
+
+def _run(planning: Planning, path: Path, *, resume: bool, keep: bool, page: bool) -> bool:
     """Whether the plan is complete; if it was interrupted, what is done has been written.
 
     With `keep`, candidates are on the disk as soon as they are finished.
@@ -161,7 +197,7 @@ def _run(planning: Planning, path: Path, *, resume: bool, keep: bool) -> bool:
     if keep:
         log.write(planner.finished.values())
     try:
-        planning.run(progress=True, done=log.add if keep else lambda candidate: None)
+        planning.run(progress=True, done=_Foretold(planner, log if keep else None, page))
     except KeyboardInterrupt:
         if planner.finished:
             log.write(planner.finished.values())
@@ -175,6 +211,34 @@ def _run(planning: Planning, path: Path, *, resume: bool, keep: bool) -> bool:
         log.close()
     path.unlink(missing_ok=True)
     return True
+
+
+class _Foretold:
+    """Logs candidates as they are finished; after the first ones says how long the rest takes."""
+
+    def __init__(self, planner: Planner, log: PlanLog | None, page: bool) -> None:
+        self._planner, self._log, self._page = planner, log, page
+        self._missing, self._began_s, self._done = len(planner.missing), time.monotonic(), 0
+
+    def __call__(self, candidate: CandidateResult) -> None:
+        from arborsim.plan.sensitivity import share_of_plan
+        from arborsim.show.progress import duration
+
+        if self._log is not None:
+            self._log.add(candidate)
+        self._done += 1
+        if self._done != self._planner.jobs or self._done >= self._missing:
+            return
+        each_s = (time.monotonic() - self._began_s) / self._done
+        left_s = each_s * (self._missing - self._done)
+        page_s = each_s * share_of_plan(self._planner.workload) if self._page else 0.0
+        if left_s + page_s > _LONG_S:
+            page = f", and {duration(page_s)} for the page" if self._page else ""
+            typer.echo(
+                f"arborsim: {self._done} of {self._missing} candidates took "
+                f"{duration(each_s * self._done)}: about {duration(left_s)} for the others{page}",
+                err=True,
+            )
 
 
 def _show(planning: Planning, output: PlanOutput) -> int:

@@ -283,6 +283,12 @@ class Number:
         shown = ", ".join(f"{value:.4g}" for value in values)
         return shown if self.unit == "share" else f"{shown} {self.unit}"
 
+    @property
+    def called(self) -> str:
+        """What it is, in words, and its name: ``"peak bandwidth (hbm_bytes_per_s)"``."""
+        share = "share " if self.about.startswith("of ") else ""
+        return f"{share}{self.about} ({self.name})"
+
 
 #: Numbers that are shown with others of their kind: after which one.
 _AFTER = {

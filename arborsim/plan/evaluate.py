@@ -180,7 +180,7 @@ def _without(each: Candidate, status: str, reason: str) -> CandidateResult:
     )  # fmt: skip
 
 
-SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
+SHARES = (0.4, 0.7, 0.9, 1.0, 1.1)
 
 
 def load_curve(
@@ -192,7 +192,8 @@ def load_curve(
 ) -> tuple[LoadPoint, ...]:
     """Figures at shares of the largest load, rising; nothing for a candidate that has none.
 
-    `result` was evaluated from `found`; its figures at the largest load are not computed again.
+    `result` was evaluated from `found`; its figures at the largest load, and at its part of the
+    stated load, are points of the curve and not computed again.
     Loads of a closed loop are whole numbers of clients, each of them once.
     """
     if result.largest is None or result.at_largest is None:
@@ -202,7 +203,9 @@ def load_curve(
     if isinstance(workload.arrivals, ClientLoop):
         loads = {float(max(1, round(load))) for load in loads}
     points = [result.at_largest]
-    for load in sorted(loads - {result.largest}):
+    if result.at_stated is not None and result.at_stated.load != result.largest:
+        points.append(result.at_stated)
+    for load in sorted(loads - {point.load for point in points}):
         runs = [bench.run(load, seed) for seed in workload.seeds()]
         points.append(summed_up(bench, load, runs, share))
     return tuple(sorted(points, key=lambda point: point.load))

@@ -47,6 +47,8 @@ Advance = Callable[[str, int], None]
 _NOTHING_YET = Recommendation(None, "")
 #: Demands are kept for a closer look at some candidates as long as they take no more than this.
 _KEPT_BYTES = 256_000_000
+#: Searches per run and seed that are served while one is recorded, all runs of a candidate counted.
+_SERVED_PER_UNIT = 5
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,17 @@ class Planner:
         return [each for each in self.candidates if each.number not in self.finished]
 
     def work(self) -> int:
-        """Units of progress: searches recorded, and as many for each candidate evaluated."""
+        """Units of progress: searches recorded, and for each candidate those that it serves.
+
+        Units take about as long as each other, so that the time left can be told from them.
+        """
         recorded = {each.recorded_as for each in self.missing}
-        return len(drawn(self.workload)) * (len(recorded) + len(self.missing))
+        return len(drawn(self.workload)) * len(recorded) + self._serving * len(self.missing)
+
+    @property
+    def _serving(self) -> int:
+        """Units of work of a candidate that is evaluated."""
+        return max(1, self.workload.runs * self.workload.searches // _SERVED_PER_UNIT)
 
     def run(
         self,
@@ -141,7 +151,6 @@ class Planner:
 
     def _evaluated(self, traces: Sequence[Path], advance: Advance) -> Iterator[CandidateResult]:
         """Candidates as they are done: they follow as soon as their searches are recorded."""
-        places = drawn(self.workload)
         recordings: dict[object, Recording] = {}
         for each in self.missing:
             if each.recorded_as not in recordings:
@@ -156,7 +165,7 @@ class Planner:
         for item, result in unfold(work_on, next_item, min(self.jobs, len(self.missing) or 1)):
             if isinstance(item, Task):
                 assert isinstance(result, CandidateResult)
-                advance(f"{result.policy} on {result.hardware}", len(places))
+                advance(f"{result.policy} on {result.hardware}", self._serving)
                 yield result
                 continue
             assert not isinstance(result, CandidateResult)

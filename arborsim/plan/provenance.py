@@ -129,7 +129,7 @@ def assumed_numbers(workload: Workload) -> tuple[str, ...]:
     """Numbers of the profiles that are assumed, as `arborsim hardware` shows."""
     profiles = {hardware.profile.name: hardware.profile for hardware in workload.hardware}
     return tuple(
-        f"{profile.name}: {number.name} {number.text.replace(' us', ' µs')}"
+        f"{profile.name}: {number.called}: {number.text.replace(' us', ' µs')}"
         for profile in profiles.values()
         for number in numbers_of(profile)
         if number.assumed

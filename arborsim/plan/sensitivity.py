@@ -22,8 +22,8 @@ from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, fleet_
 from arborsim.plan.timeline import timeline
 from arborsim.plan.workload import Candidate, Workload
 
-MOST_SEARCHES = 200  # per run
-_SHARES = (0.3, 0.6, 0.85, 1.0)  # of the largest load: the points of a curve
+MOST_SEARCHES = 120  # per run
+_SHARES = (0.5, 0.8, 1.0)  # of the largest load: the points of a curve, next to the stated load
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
 
 
@@ -64,6 +64,7 @@ class Sensitivity:
     assumption: Assumption
     base: float  #: the number at factor 1, in the assumption's unit; 1 for the length of searches
     variants: tuple[Variant, ...]  #: by factor, 1 among them
+    idle: str = ""  #: why the number changes nothing, where that is known without serving again
 
 
 #: Serves a candidate on a profile with these demands, in the order of the original ones.
@@ -111,15 +112,20 @@ def server(workload: Workload, candidate: Candidate, found: MixDemands) -> Serve
     return serve
 
 
-def matters(assumption: Assumption, demands: Sequence[SearchDemand], base: CandidateResult) -> bool:
-    """False for PCIe where nothing crosses it: no search by itself, nor because it is preempted."""
+def without_effect(
+    assumption: Assumption, demands: Sequence[SearchDemand], base: CandidateResult
+) -> str:
+    """Why a number changes nothing; "" if it may.
+
+    Nothing crosses PCIe if no search asks for it by itself, nor because it is preempted.
+    """
     points = [point for point in (*base.curve, base.at_largest) if point is not None]
-    return (
-        assumption.key != "pcie"
-        or any(len(demand.legs) or demand.column("streamed_bytes").any() for demand in demands)
+    crossing = (
+        any(len(demand.legs) or demand.column("streamed_bytes").any() for demand in demands)
         or any(demand.column("remote_bytes").any() for demand in demands)
-        or any(point.preemptions_per_1000 for point in points)
+        or any(point.preemptions_per_1000 or point.prefixes.ddr for point in points)
     )
+    return "nothing moves over PCIe" if assumption.key == "pcie" and not crossing else ""
 
 
 def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> HardwareProfile:
@@ -139,7 +145,7 @@ def break_even(plan: PlanResult) -> tuple[CandidateResult, float] | None:
 
 
 #: Candidates with a curve: the recommended one, its alternative, and others.
-MOST_CURVES = 4
+MOST_CURVES = 3
 _CURVE_UNITS = 2  # of progress, of which each assumption is 1
 
 
@@ -187,6 +193,19 @@ def work(plan: PlanResult) -> int:
     return _CURVE_UNITS * len(compared(plan)) + len(ASSUMPTIONS) * len(_named(plan))
 
 
+def share_of_plan(workload: Workload) -> float:
+    """How many candidates take about as long as what a page adds to a plan.
+
+    A candidate takes about ten runs per seed; curves take three, and each changed number one short
+    run for every one of those.
+    """
+    runs = 10 * workload.runs * workload.searches
+    curves = MOST_CURVES * 3 * workload.runs * workload.searches
+    short = min(MOST_SEARCHES, workload.searches)
+    changes = 2 * len(ASSUMPTIONS) * (len(FACTORS) - 1) * 10 * short
+    return (curves + changes) / runs
+
+
 def detailed(
     planner: Planner,
     plan: PlanResult,
@@ -202,8 +221,13 @@ def detailed(
         return plan, ()
     by_number = {each.number: each for each in plan.candidates}
     tasks = [_curve(planner, by_number[number]) for number in compared(plan)]
+    idle: list[Sensitivity] = []
     for number in _named(plan):
-        tasks += _assumptions(planner, by_number[number])
+        own, without = _assumptions(planner, by_number[number])
+        tasks += own
+        idle += without
+        for each in without:
+            advance(f"{each.assumption.title} of {by_number[number].hardware}", 1)
     curves: dict[int, tuple[LoadPoint, ...]] = {}
     found: list[Sensitivity] = []
     for task, result in zip(tasks, in_order(work_on, tasks, min(jobs, len(tasks))), strict=True):
@@ -217,6 +241,9 @@ def detailed(
         replace(each, curve=curves.get(each.number, each.curve)) for each in plan.candidates
     )
     watched = timeline(planner, by_number[chosen])
+    order = {assumption: place for place, assumption in enumerate(ASSUMPTIONS)}
+    places = {number: place for place, number in enumerate(_named(plan))}
+    found = sorted([*found, *idle], key=lambda s: (places[s.candidate], order[s.assumption]))
     return replace(plan, candidates=candidates, timeline=watched), tuple(found)
 
 
@@ -225,14 +252,22 @@ def _curve(planner: Planner, result: CandidateResult) -> VariantTask:
     return VariantTask(planner.workload, candidate, planner.demands_of(result.number), result)
 
 
-def _assumptions(planner: Planner, result: CandidateResult) -> list[VariantTask]:
-    """Each assumption that matters, with a short run with everything as it is."""
+def _assumptions(
+    planner: Planner, result: CandidateResult
+) -> tuple[list[VariantTask], list[Sensitivity]]:
+    """Each assumption that may matter, with a short run with everything as it is; and the others.
+
+    Those need no runs: what is served is the same under every factor.
+    """
     task = _curve(planner, result)
-    demands = task.found.demands
-    serve = server(task.workload, task.candidate, task.found)
-    base = serve(task.candidate.hardware.profile, demands)
-    return [
-        replace(task, result=base, assumption=each)
-        for each in ASSUMPTIONS
-        if matters(each, demands, base)
-    ]
+    profile, demands = task.candidate.hardware.profile, task.found.demands
+    base = server(task.workload, task.candidate, task.found)(profile, demands)
+    tasks, idle = [], []
+    for each in ASSUMPTIONS:
+        if why := without_effect(each, demands, base):
+            same = tuple(Variant(factor, base) for factor in FACTORS)
+            number = float(getattr(profile, each.fields[0]))
+            idle.append(Sensitivity(base.number, each, number, same, why))
+        else:
+            tasks.append(replace(task, result=base, assumption=each))
+    return tasks, idle

@@ -131,9 +131,11 @@ def figures(result: PlanResult) -> dict[str, Any]:
 def _plot(
     rows: Sequence[CandidateResult], best: Sequence[CandidateResult], x: Measure, y: Measure
 ) -> Figure:
-    """A colour per GPU; the efficient ones are numbered."""
+    """A colour per GPU and a shape per policy; the efficient ones are numbered."""
     hover = (f"<b>%{{customdata}}</b><br>{label(x.axis)} %{{x:.4g}}<br>{label(y.axis)} %{{y:.4g}}"
              "<extra></extra>")  # fmt: skip
+    gpus = {name: colour(n + 1) for n, name in enumerate(dict.fromkeys(r.hardware for r in rows))}
+    shapes = {name: symbol(n) for n, name in enumerate(dict.fromkeys(row.policy for row in rows))}
 
     def markers(name: str, own: Sequence[CandidateResult], **others: Any) -> Figure:
         return {
@@ -143,28 +145,36 @@ def _plot(
             "customdata": [label(row.name) for row in own], **others,
         }  # fmt: skip
 
+    def looks(own: Sequence[CandidateResult]) -> dict[str, list[str]]:
+        return {"color": [gpus[row.hardware] for row in own],
+                "symbol": [shapes[row.policy] for row in own]}  # fmt: skip
+
     data = []
-    for number, name in enumerate(dict.fromkeys(row.hardware for row in rows)):
-        marker = {"color": colour(number + 1), "size": 10, "symbol": symbol(number)}
+    for name, paint in gpus.items():
         own = [row for row in rows if row.hardware == name]
+        marker = {"size": 10, "color": paint, "symbol": looks(own)["symbol"]}
         data.append(markers(label(name), own, marker=marker))
+    if len(shapes) > 1:  # entries of the legend without points
+        data += [
+            {"type": "scatter", "mode": "markers", "name": label(name), "x": [None], "y": [None],
+             "hoverinfo": "skip", "marker": {"size": 10, "color": "var(--soft)", "symbol": shape}}
+            for name, shape in shapes.items()
+        ]  # fmt: skip
     across = size_axis([v for row in rows if math.isfinite(v := x.value(row))], _FAR)
     spots = _spots(best, _along(x, rows, across), _along(y, rows, {}))
-    single = [len(spot) == 1 for spot in spots]
     ends = [compared_cost(spot[0]) or (0.0, 0.0) for spot in spots]
     half = [(high - low) / 2 for low, high in ends]  # of the range of prices, around its middle
-    # Several numbers do not fit into a marker: they stand above it.
+    first = [spot[0] for spot in spots]
+    # Numbers stand above their markers, whose colours and shapes tell GPU and policy.
     data.append(markers(
-        "efficient (numbers: see below)", [spot[0] for spot in spots], mode="markers+text",
+        "efficient (numbers: see below)", first, mode="markers+text",
         text=[", ".join(str(best.index(row) + 1) for row in spot) for spot in spots],
-        textposition=["middle center" if one else "top center" for one in single],
-        textfont={"color": ["var(--card)" if one else "var(--accent)" for one in single],
-                  "size": 11},
-        marker={"color": "var(--accent)", "size": 18,
-                "line": {"width": 1.5, "color": "var(--card)"}},
+        textposition=["top center"] * len(spots),
+        textfont={"color": "var(--ink)", "size": 12},
+        marker=looks(first) | {"size": 15, "line": {"width": 2, "color": "var(--ink)"}},
         customdata=["<br>".join(label(row.name) for row in spot) for spot in spots],
         error_x={"type": "data", "array": [rounded(each, 5) for each in half], "thickness": 1.5,
-                 "width": 4, "color": "var(--accent)",
+                 "width": 4, "color": "var(--soft)",
                  "visible": x.title == "cost" and any(half)},
     ))  # fmt: skip
     return figure(data, axis(x.axis, **across), axis(y.axis), 440)

@@ -16,7 +16,16 @@ from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
 from arborsim.plan.sensitivity import LENGTH, MOST_SEARCHES, Sensitivity
 from arborsim.show.page import Figure, axis, colour, figure, named_axis, stacked_bars, upright
 from arborsim.show.plan_figures import over_load, time_kinds
-from arborsim.show.plan_words import at_load, cost, is_least, load, numbered, runs_out, short_names
+from arborsim.show.plan_words import (
+    at_load,
+    cost,
+    is_least,
+    load,
+    numbered,
+    runs_out,
+    saturates,
+    short_names,
+)
 from arborsim.show.words import digits, money
 
 KNOWN, LEAST, MOST, OPEN = "", "at least", "at most", "open"
@@ -74,7 +83,8 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> tuple[Figure |
     What is known best and matters most is on top; bounds are hatched, and a text replaces the
     bar of what the runs leave open.
     """
-    own = [each for each in found if each.candidate == result.recommendation.candidate]
+    here = [each for each in found if each.candidate == result.recommendation.candidate]
+    own = [each for each in here if not each.idle]
     if not own:
         return None, ""
     bars = sorted(((each.assumption.title, ends(each)) for each in own), key=_rank)
@@ -93,7 +103,8 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> tuple[Figure |
         named_axis(range(len(bars)), names, room), 130 + 46 * len(bars),
         barmode="overlay", shapes=[unchanged], annotations=[text for text in texts if text],
     )  # fmt: skip
-    return drawn, _note(bars, runs)
+    left_out = [f"{each.assumption.title} is left out: {each.idle}." for each in here if each.idle]
+    return drawn, " ".join(filter(None, [_note(bars, runs), *left_out]))
 
 
 def _drawn(pair: tuple[LoadRatio, LoadRatio]) -> list[float]:
@@ -183,8 +194,43 @@ def sliders(result: PlanResult, found: Sequence[Sensitivity]) -> list[dict[str, 
         own = [each for each in found if each.assumption == assumption]
         factors = sorted({variant.factor for each in own for variant in each.variants})
         stops = [_stop(result, own, names, factor) for factor in factors]
+        if why := _no_effect(result, own, names):
+            for stop in stops:
+                stop["note"] = f"{why} {stop['note']}".rstrip()
         made.append({"title": assumption.title, "start": factors.index(1.0), "stops": stops})
     return made + _price_slider(result, rows)
+
+
+def _no_effect(result: PlanResult, own: Sequence[Sensitivity], names: Mapping[int, str]) -> str:
+    """Why moving the slider changes nothing, for each candidate where it does not; else ""."""
+    said: dict[str, list[str]] = {}
+    for each in own:
+        shown = {_shown(variant.result, result) for variant in each.variants}
+        if len(shown) == 1:
+            said.setdefault(each.idle or _bound_by(each), []).append(names[each.candidate])
+    title = own[0].assumption.title
+    return " ".join(f"{title} changes nothing for {' and '.join(of)}: {why}."
+                    for why, of in said.items())  # fmt: skip
+
+
+def _shown(row: CandidateResult, result: PlanResult) -> tuple[str, ...]:
+    """What the table under a slider shows of a candidate."""
+    if row.largest is None:
+        return (row.reason,)
+    carried = load(row.largest, result.unit)
+    return carried, money(compared_cost(row), result.currency), runs_out(row)
+
+
+def _bound_by(each: Sensitivity) -> str:
+    """What the load hangs on, where a number that may matter does not."""
+    base = at(each, 1.0)
+    if base.largest is None or base.at_largest is None:
+        return "it meets the target under none of these numbers"
+    if is_least(base):
+        return f"runs of so few searches show no limit (busiest: {saturates(base.at_largest)})"
+    if base.limited_by == "target":
+        return f"the latency target limits the load ({saturates(base.at_largest)} is busiest)"
+    return f"{saturates(base.at_largest)} runs out first"
 
 
 def _stop(

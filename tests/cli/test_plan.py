@@ -11,10 +11,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from arborsim.cli import plan as plan_command
 from arborsim.cli.app import main
+from arborsim.plan import workload_file
 from arborsim.plan.plan import Planner
 from arborsim.plan.results import CandidateResult, PlanResult
-from tests.plan.make import SMALL, small_plan
+from arborsim.plan.sensitivity import share_of_plan
+from arborsim.plan.workload_file import parse_workload
+from tests.plan.make import SMALL, small_plan, small_workload
 
 
 @pytest.fixture
@@ -102,6 +106,36 @@ def test_the_example_is_a_workload(capsys: pytest.CaptureFixture[str], tmp_path:
     text = capsys.readouterr().out
     assert "[candidates]" in text
     assert "[target]" in text
+
+
+def test_the_example_is_planned_where_something_is_written(
+    workload: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workload_file, "example_workload", lambda: SMALL)
+    monkeypatch.setattr(plan_command, "_LONG_S", 0.0)
+    run = ["--searches", "20", "--runs", "1", "--jobs", "1"]
+    assert main(["plan", "--example", "--out", "plan.json", *run]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Rent ")
+    assert re.search(
+        r"^arborsim: 1 of 4 candidates took 0:\d\d: about 0:\d\d for the others$", shown.err, re.M
+    )
+    document = json.loads(Path("plan.json").read_text())
+    assert (document["workload"], document["searches"]) == ("small", 20)
+    for more, said in (
+        (["small.toml"], "leave small.toml out"),
+        (["--model", "llama-3.1-8b"], "--model asks without a file"),
+    ):
+        assert main(["plan", "--example", "--json", *more]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_example_itself_can_be_planned() -> None:
+    """It is small enough for a first try: the longest of its figures are 400 searches' runs."""
+    found = parse_workload(workload_file.example_workload(), Path())
+    assert found.runs * found.searches <= 1200
+    assert 0 < share_of_plan(found) < 10
+    assert share_of_plan(small_workload()) > share_of_plan(found), "short plans, same page"
 
 
 def test_ctrl_c_leaves_what_is_done_and_resume_goes_on(

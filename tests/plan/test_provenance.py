@@ -52,8 +52,10 @@ def test_every_assumed_number_has_its_unit() -> None:
     found = assumed_numbers(workload)
     profiles = {each.profile.name: each.profile for each in workload.hardware}
     assert len(found) == sum(len(profile.assumed()) for profile in profiles.values())
-    assert "rtx4090: h2d_bytes_per_s 25 GB/s" in found
-    assert "rtx4090: pcie_latency_s 10 µs" in found
+    assert "rtx4090: PCIe to the GPU: large pinned blocks (h2d_bytes_per_s): 25 GB/s" in found
+    assert "rtx4090: latency of each transfer (pcie_latency_s): 10 µs" in found
+    assert any(each.startswith("rtx4090: share of the ") for each in found)
+    assert all(re.fullmatch(r"\w+: [^()]* \(\w+\): .*", each) for each in found), "in words"
 
 
 def _serving(workload: Workload, **changes: object) -> Workload:

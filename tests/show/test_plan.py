@@ -217,6 +217,29 @@ def test_markers_that_would_cover_each_other_are_one_with_all_their_numbers() ->
         assert sorted(map(int, numbers)) == list(range(1, len(found["efficient"]) + 1))
 
 
+def test_colours_are_gpus_and_shapes_are_policies_of_efficient_ones_too() -> None:
+    result = plan()
+    for plot in plan_pareto.figures(result)["plots"]:
+        *others, best = plot["figure"]["data"]
+        gpus, policies = others[:3], others[3:]
+        assert [each["name"] for each in gpus] == ["rtx4090", "h100", "h200"]
+        assert [each["name"] for each in policies] == [
+            "full", "hierarchy", "arborkv", "streaming-llm"]  # fmt: skip
+        paint = {each["name"]: each["marker"]["color"] for each in gpus}
+        shape = {each["name"]: each["marker"]["symbol"] for each in policies}
+        assert len(set(paint.values())) == 3
+        assert len(set(shape.values())) == 4
+        points = [*zip(best["customdata"], best["marker"]["color"], best["marker"]["symbol"],
+                       strict=True)]  # fmt: skip
+        for gpu in gpus:
+            points += [(name, gpu["marker"]["color"], symbol) for name, symbol in zip(
+                gpu["customdata"], gpu["marker"]["symbol"], strict=True)]  # fmt: skip
+        for names, colour, symbol in points:
+            name = names.split("<br>")[0]
+            assert colour == paint[name.split(" on ")[-1]]
+            assert symbol == shape[name.split()[0]]
+
+
 def test_costs_are_compared_at_the_stated_load() -> None:
     """Two machines that are busy all the time, or three that idle: the load decides."""
     stated, free = plan(), replace(plan(), stated_load=None)

@@ -85,7 +85,7 @@ def test_it_draws_and_fits_light_and_dark(opened, report, width, height):
             box = page.locator(f"#{name}").bounding_box()
             svg = page.locator(f"#{name} .main-svg").first.bounding_box()
             assert svg["width"] <= box["width"] + 1
-    assert page.locator("#pareto .scatterlayer .trace").count() == 4
+    assert page.locator("#pareto .scatterlayer .trace").count() >= 4
     assert page.locator("#timeline .barlayer .point").count() > 100
 
 

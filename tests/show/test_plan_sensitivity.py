@@ -9,6 +9,7 @@ import pytest
 from arborsim.plan.results import CandidateResult
 from arborsim.plan.sensitivity import ASSUMPTIONS, LENGTH, Assumption, Sensitivity, Variant
 from arborsim.show.plan_sensitivity import LoadRatio, ends, overview, sliders
+from arborsim.show.plan_words import short_names
 from tests.show.plan_synthetic import plan, sensitivities
 
 HBM = ASSUMPTIONS[0]
@@ -90,10 +91,10 @@ def test_the_chart_ranks_by_what_is_known_and_hatches_bounds() -> None:
     assert hatched["customdata"] == ["Compute × 2: at least 300 %"]
     assert "pattern" not in names["number × 2"]["marker"]
     (note,) = figure["layout"]["annotations"]
-    assert (note["text"], note["y"]) == ("no difference<br>for sure in runs<br>of 200 searches", 0)
+    assert (note["text"], note["y"]) == ("no difference<br>for sure in runs<br>of 120 searches", 0)
     assert 0 not in [place for each in figure["data"] for place in each["y"]]
     assert "Hatched bars are bounds" in reading
-    assert "runs of 200 searches show no difference" in reading
+    assert "runs of 120 searches show no difference" in reading
     assert overview(result, found[1:2])[1] == ""
 
 
@@ -102,9 +103,41 @@ def test_what_stands_at_the_unchanged_number_says_that_it_is_one_short_run() -> 
     (*others, price) = sliders(result, sensitivities(result))
     for each in others:
         notes = [stop["note"] for stop in each["stops"]]
-        assert "one run of 200 searches" in notes[each["start"]]
+        assert "one run of 120 searches" in notes[each["start"]]
         assert "3 runs of 1,000 and takes the smallest load" in notes[each["start"]]
         assert not any(notes[: each["start"]] + notes[each["start"] + 1 :])
     assert not any(stop["note"] for stop in price["stops"])
-    same = replace(result, runs=1, searches=150)
+    same = replace(result, runs=1, searches=100)
     assert not any(stop["note"] for stop in sliders(same, sensitivities(same))[0]["stops"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        ("target", "the latency target limits the load (HBM space is busiest)"),
+        ("throughput", "HBM space runs out first"),
+        (SHORT, "runs of so few searches show no limit (busiest: HBM space)"),
+    ],
+)
+def test_a_slider_that_changes_nothing_says_why(limit: str, why: str) -> None:
+    still = changed((1.0, limit), (1.0, limit), (1.0, limit))
+    (slider, *_) = sliders(plan(), [still])
+    for stop in slider["stops"]:
+        assert stop["note"].startswith(f"HBM size changes nothing for full: {why}.".replace(
+            "full", short_names([still.variants[0].result])[9]))  # fmt: skip
+    (slider, *_) = sliders(plan(), [changed((0.5, limit), (1.0, limit), (1.5, limit))])
+    assert not any("changes nothing" in stop["note"] for stop in slider["stops"])
+
+
+def test_what_nothing_moves_over_has_a_slider_and_no_bar() -> None:
+    pcie = ASSUMPTIONS[3]
+    still = changed((1.0, TARGET), (1.0, TARGET), (1.0, TARGET), pcie)
+    idle = replace(still, idle="nothing moves over PCIe")
+    found = [changed((0.5, TARGET), (1.0, TARGET), (1.5, TARGET)), idle]
+    figure, note = overview(plan(), found)
+    assert figure is not None
+    assert figure["layout"]["yaxis"]["ticktext"] == ["HBM size"]
+    assert note == "PCIe bandwidth is left out: nothing moves over PCIe."
+    slider = sliders(plan(), found)[1]
+    assert slider["title"] == "PCIe bandwidth"
+    assert all("nothing moves over PCIe." in stop["note"] for stop in slider["stops"])
