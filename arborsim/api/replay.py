@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim.api import choices
 from arborsim.api.equivalent import equivalent
 from arborsim.api.results import Results, not_in_file
+from arborsim.core.errors import UsageError
 from arborsim.core.score import Score
 from arborsim.core.tables import made_by
 
@@ -51,6 +52,8 @@ def replay(
     page_size: int = 1,
     tree_attention: bool = True,
     strict: bool = False,
+    equal: str = "",
+    reference: str | Policy = "",
     workers: int = 1,
     pictures: bool = False,
     explain: bool = False,
@@ -100,6 +103,11 @@ def replay(
     strict : bool
         Raise where one of the policies cannot run, because a trace lacks what it reads or a budget
         is too small.  Without, that is a row with the reason, unless nothing can run.
+    equal : {"", "peak", "byte-seconds"}
+        Compare at equal memory: each policy at the budget where its HBM peak, or its HBM footprint
+        times seconds, is the share in `budgets` of full retention's.  `budget_found` says where.
+    reference : str or Policy
+        With `equal`: the memory is what this policy takes at `budgets`.
     workers : int
         Processes that share the episodes; results do not depend on it.  A script then needs
         ``if __name__ == "__main__":``, as for all of Python's multiprocessing.
@@ -135,11 +143,15 @@ def replay(
     >>> results.summary()[["policy", "budget", "attention_kept"]]  # doctest: +SKIP
     """
     from arborsim.live.answers import Answers, answered
+    from arborsim.run.equal import at_equal_memory
     from arborsim.run.replay import Replay
     from arborsim.show.progress import shown
     from arborsim.show.provenance import replay_settings
 
     command = equivalent("replay", replay, locals())
+    if reference and not equal:
+        raise UsageError("reference is the policy whose memory others get: also give equal, "
+                         "as peak or byte-seconds")  # fmt: skip
     paths = choices.files(traces)
     choices.at_least(0, first=first, episodes=episodes)
     choices.at_least(1, workers=workers)
@@ -168,8 +180,21 @@ def replay(
     readers = job.open()
     job.settings = replay_settings(job, readers)
     with shown(progress, job.work(readers)) as advance:
+        if equal:
+            job = at_equal_memory(job, equal, _reference(reference, made), advance)
         result = answered(job.run(advance), known)
     return ReplayResults(result, _metadata(command, job, result), job, known)
+
+
+def _reference(given: str | Policy, made: Sequence[Policy]) -> Policy | None:
+    """The policy whose memory is meant, with the settings of the one in the comparison."""
+    if not given:
+        return None
+    (policy,) = choices.ChosenPolicies([given]).build({})
+    policy = next((each for each in made if each.name == policy.name), policy)
+    if not policy.uses_budget:
+        raise UsageError(f"reference {policy.name} knows no budget: name a policy that does")
+    return policy
 
 
 def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iterator[Policy]:
@@ -211,6 +236,7 @@ def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]
         notes=result.notes,
         left_out=result.left_out,
         does_not_fit=result.does_not_fit,
+        equal=result.equal,
         recordings=result.recordings,
         policies=result.policies,
         answers=[
@@ -330,7 +356,7 @@ class ReplayResults(Results):
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> ReplayResults:
         """The results in a file: everything but pictures, memory over time and cost terms."""
         from arborsim.core.records import convert
-        from arborsim.run.results import Answered, LeftOut, ReplayResult
+        from arborsim.run.results import Answered, EqualBudget, LeftOut, ReplayResult
 
         kv_bytes = metadata.get("kv_bytes_per_token", {})
         found = ReplayResult(
@@ -352,6 +378,7 @@ class ReplayResults(Results):
                 )
                 for each in metadata.get("answers", ())
             },
+            tuple(convert(EqualBudget, each) for each in metadata.get("equal", ())),
         )
         return cls(found, metadata)
 

@@ -50,6 +50,15 @@ def replay(
     calibration: list[str] = options.calibration_option(),
     oracle: bool = option(True, "Also replay the offline optimum, and show the gap to it."),
     answers: list[Path] = option([], "Log of arborsim live, whose right answers are shown."),
+    equal: str = option(
+        "", "Compare at equal memory, not budgets: peak or byte-seconds.", shown="equal budgets"
+    ),
+    reference: str = option(
+        "",
+        "With --equal: the memory is what this policy takes at --budget.",
+        complete="policy",
+        shown="that share of full retention's",
+    ),
     job: options.JobOptions = options.JobOptions(),
     machine: options.MachineOptions = options.MachineOptions(),
     event_by_event: bool = options.expert_option(
@@ -74,6 +83,7 @@ def replay(
     with interruptible():
         results = run(
             traces, **policies.fields(), calibration=calibration, oracle=oracle, answers=answers,
+            equal=equal, reference=reference,
             **job.fields(),
             **machine.fields(), pictures=output.report is not None, explain=output.explain,
             event_by_event=event_by_event, keep_matrices=keep_matrices, progress=True,

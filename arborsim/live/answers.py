@@ -220,9 +220,12 @@ def answered(result: ReplayResult, known: Answers | None = None) -> ReplayResult
     traces = {trace: Searched.of_recording(each) for trace, each in result.recordings.items()}
     found = {}
     cells = dict.fromkeys((each.trace, each.policy, each.budget) for each in result.episodes)
+    equal = result.found()
     for trace, policy, budget in cells:
         if trace in traces and policy in result.policies and policy not in ORACLES:
-            match = known.for_(traces[trace], policy, result.policies[policy], budget)
+            own = equal.get((trace, policy, budget))
+            held = own.found if own else budget
+            match = known.for_(traces[trace], policy, result.policies[policy], held)
             if match is not None:
                 found[trace, policy, budget] = match.answered
     for trace, searched in traces.items():

@@ -27,6 +27,7 @@ from arborsim.run.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture
 from arborsim.run.results import (
     ORACLES,
     EpisodeResult,
+    EqualBudget,
     LeftOut,
     ReplayResult,
     assumed_policy_time,
@@ -39,6 +40,16 @@ from arborsim.trace.schema import recording_options
 
 #: An episode of a trace, and what to replay it under.
 Unit = tuple[Path, int, list[Cell]]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Budgets found for each policy, and what goes into the result (`arborsim.run.equal`)."""
+
+    cells: dict[str, list[Cell]]  # by the name of the trace
+    equal: tuple[EqualBudget, ...]
+    left_out: tuple[LeftOut, ...]
+    note: str
 
 
 @dataclass
@@ -61,6 +72,7 @@ class Replay:
     #: result, but some of these must run.
     asked: frozenset[str] | None = None
     strict: bool = False  # each of these must run, everywhere
+    fixed: Fixed | None = None  # what to play in place of every policy under every budget
     workers: int = 1  # processes that share the episodes
     settings: dict[str, str] = field(default_factory=dict)  # shown in the report's appendix
 
@@ -73,7 +85,7 @@ class Replay:
                     f"{reader.path}: no episode {self.first}; it holds {reader.num_episodes}"
                 )
         asked = [(policy, reader) for reader in readers for policy in self.policies
-                 if self._is_asked(policy)]  # fmt: skip
+                 if self.asks_for(policy)]  # fmt: skip
         if self.strict or not any(self._serves(*each) for each in asked):
             for policy, reader in asked:
                 reader.require(policy.reads(), f"policy {policy.name}")
@@ -81,7 +93,8 @@ class Replay:
                     raise UsageError(why)
         return readers
 
-    def _is_asked(self, policy: Policy) -> bool:
+    def asks_for(self, policy: Policy) -> bool:
+        """Whether the user asked for a policy, which is then no mere reference."""
         return self.asked is None or policy.name in self.asked
 
     def chosen(self, reader: TraceReader) -> range:
@@ -96,6 +109,8 @@ class Replay:
 
     def cells(self, reader: TraceReader) -> list[Cell]:
         """Budgets x the policies that a trace serves; those that ignore budgets are played once."""
+        if self.fixed is not None:
+            return self.fixed.cells[self.name_of(reader)]
         return cells_of([p for p in self.policies if self._serves(p, reader)], self.budgets)
 
     def _serves(self, policy: Policy, reader: TraceReader) -> bool:
@@ -121,6 +136,8 @@ class Replay:
         self, results: Sequence[EpisodeResult], readers: Sequence[TraceReader]
     ) -> Iterator[str]:
         """What to know about the figures."""
+        if self.fixed is not None:
+            yield self.fixed.note
         yield from assumed_policy_time(
             (r.policy for r in results if r.measured.time.policy_s and r.policy not in ORACLES),
             self.machine.profile,
@@ -154,13 +171,14 @@ class Replay:
         """Replay everything; `advance(what, rows)` is called as work is done."""
         readers = self.open()
         left_out = [lack for reader in readers for lack in self._left_out(reader)]
+        left_out += self.fixed.left_out if self.fixed else ()
         infeasible: dict[tuple[str, str, str], LeftOut] = {}
         outcomes: list[Outcome] = []
         needed = {
             _key(self.name_of(reader), cell)
             for reader in readers
             for cell in self.cells(reader)
-            if self._is_asked(cell.policy)
+            if self.asks_for(cell.policy)
         }
         units = self._units(readers, infeasible)
         play = partial(play_unit, self, advance=advance if self.workers == 1 else None)
@@ -190,6 +208,7 @@ class Replay:
             tuple(does_not_fit(ran, profile.name)),
             {self.name_of(reader): reader.info.recording for reader in readers},
             {policy.label: values_of(policy) for policy in self.policies},
+            equal=self.fixed.equal if self.fixed else (),
         )
 
     def _units(
@@ -223,7 +242,7 @@ class Replay:
         if pinned:
             remedy += f"; --set {cell.policy.name}.pin_prompt=false lets the prompt compete"
         located = f"{outcome.trace}, episode {outcome.episode}: {outcome.infeasible}; {remedy}"
-        if self.strict and self._is_asked(cell.policy):
+        if self.strict and self.asks_for(cell.policy):
             raise ArborsimError(f"{located}; without --strict it is left out")
         too_small = outcome.infeasible
         enough = f"needs {least} or more" if least else "no budget is enough"

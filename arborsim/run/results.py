@@ -89,6 +89,25 @@ class Answered(Score):
         return not self.differs
 
 
+@dataclass(frozen=True)
+class EqualBudget:
+    """The budget at which a policy takes the memory that was asked for (`arborsim.run.equal`)."""
+
+    trace: str
+    policy: str
+    budget: str  # as it was asked for, by which rows go
+    found: str  # as a share or in tokens
+    measure: str  # "peak" or "byte-seconds"
+    #: Bytes, or byte-seconds
+    wanted: float
+    held: float
+
+    @property
+    def off(self) -> float:
+        """The error of the memory, as a share of what was wanted."""
+        return self.held / self.wanted - 1
+
+
 @dataclass(frozen=True, eq=False)
 class ReplayResult:
     """All results of a replay, and what they rest on."""
@@ -108,11 +127,17 @@ class ReplayResult:
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Counted live (`arborsim.live.answers.answered`), by trace, policy and budget
     answers: Mapping[tuple[str, str, str], Answered] = field(default_factory=dict)
+    equal: tuple[EqualBudget, ...] = ()  # budgets that were found, in a comparison at equal memory
+
+    def found(self) -> dict[tuple[str, str, str], EqualBudget]:
+        """`equal`, by trace, policy and the budget that was asked for."""
+        return {(each.trace, each.policy, each.budget): each for each in self.equal}
 
     def rows(self, left_out: Iterable[LeftOut] = ()) -> tuple[Row, ...]:
         """One row per trace, policy and budget (`aggregate`), with its answers."""
+        found = self.found()
         return tuple(
-            replace(row, answers=self.answers.get((row.trace, row.policy, row.budget)))
+            replace(row, answers=self.answers.get(row.cell), equal=found.get(row.cell))
             for row in aggregate(self.episodes, left_out)
         )
 
@@ -183,6 +208,12 @@ class Row:
     #: Counted live; None where that was not done
     answers: Answered | None = None
     left_out: str = ""
+    equal: EqualBudget | None = None  # in a comparison at equal memory
+
+    @property
+    def cell(self) -> tuple[str, str, str]:
+        """Trace, policy and budget."""
+        return self.trace, self.policy, self.budget
 
     @property
     def moved_bytes(self) -> int:
@@ -316,7 +347,7 @@ def _left_out_row(left_out: LeftOut) -> Row:
     nothing = dict.fromkeys((each.name for each in fields(Row)), math.nan)
     known: dict[str, Any] = {
         "trace": left_out.trace, "policy": left_out.policy, "budget": left_out.budget or ANY,
-        "left_out": left_out.reason, "answers": None,
+        "left_out": left_out.reason, "answers": None, "equal": None,
         "time": TimeSplit(*[math.nan] * len(fields(TimeSplit))),
         "relative": Relative(), "per": "", "kept_note": "", "bounded": True, "fits": True,
     }  # fmt: skip

@@ -61,6 +61,15 @@ ANSWERS: tuple[Column[Row], ...] = (
            "in brackets where it is not visible (Fisher's exact test, p of 0.05 or more).",
            ("vs", "full"), text=answers_words.difference, hide=UNKNOWN),
 )  # fmt: skip
+#: After the names, in a comparison at equal memory.
+EQUAL: tuple[Column[Row], ...] = (
+    Column("found", "Budget found", LABEL, text=lambda r: r.equal.found if r.equal else "",
+           about="The budget at which the policy takes the memory that was asked for.",
+           head=("found",)),
+    Column("off", "Memory off by", "percent", lambda r: r.equal.off if r.equal else math.nan,
+           "How far the policy's memory at that budget is from what was asked for.", ("off", "by"),
+           text=lambda r: f"{100 * r.equal.off + 0.0:+.1f}" if r.equal else ""),
+)  # fmt: skip
 MEMORY: tuple[Column[Row], ...] = (
     Column("peak_hbm", "HBM peak", "bytes", lambda r: r.peak_hbm_kv_bytes,
            "Largest KV footprint in HBM of any search: whole pages, staging buffers and pages "
@@ -148,7 +157,7 @@ PAGE_MEMORY: tuple[Column[Row], ...] = (
            "destroyed something; the HBM peak if there was none."),
     Column("hbm_byte_seconds", "HBM x time", "byte-seconds", lambda r: r.hbm_byte_seconds,
            "KV footprint in HBM times seconds, summed over searches: what a search keeps from "
-           "others."),
+           "others.", ("HBM", "byte-s")),
 )  # fmt: skip
 #: The figures that decide: one table of 80 columns.
 _DECIDING = (
@@ -204,7 +213,11 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
             for line in matrix(own, console.width):
                 console.print(line, markup=False, no_wrap=True, crop=False)
         else:
-            implied = ("right_interval", "moved", *_IMPLIED) if view == "short" else _IMPLIED
+            implied = (
+                ("right_interval", "off", "moved", "total", *_IMPLIED)
+                if view == "short"
+                else _IMPLIED
+            )
             print_tables(console, _groups(own, view, console.width), implied=implied)
     if rows:
         found = notes(result, rows)
@@ -216,6 +229,11 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
     wanted = [answers_words.would_decide(own, result) for own in ran]
     for line in (*result.does_not_fit, *left_out(result.left_out), *filter(None, wanted)):
         console.print(plain(line), markup=False)
+
+
+def leading(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
+    """The columns that say what a row is."""
+    return (*NAMES, *EQUAL) if any(row.equal for row in rows) else NAMES
 
 
 def short_tables(result: ReplayResult) -> Iterator[tuple[str, Table[Row]]]:
@@ -245,10 +263,13 @@ def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, T
         zero = ("peak_ddr", "moved")
         groups = {"": tuple(replace(COLUMNS[key], hide=NOTHING) if key in zero else COLUMNS[key]
                             for key in _DECIDING)}  # fmt: skip
+    if any(row.equal and row.equal.measure == "byte-seconds" for row in rows):
+        groups = {title: (*PAGE_MEMORY[1:] * (not done), *columns)
+                  for done, (title, columns) in enumerate(groups.items())}  # fmt: skip
     # Speed relative to full is the inverse of time relative to full: seldom room to say it twice.
     spare = () if width >= WIDE else ("speed_vs_full",)
     for title, columns in groups.items():
-        table = Table(rows, (*NAMES, *shown(columns, ran)), lambda row: row.budget_label,
+        table = Table(rows, (*leading(rows), *shown(columns, ran)), lambda row: row.budget_label,
                       reason=lambda row: row.left_out)  # fmt: skip
         yield title, table.without(spare)
 
@@ -394,13 +415,17 @@ def to_frame(result: ReplayResult) -> pd.DataFrame:
 
     columns = list(flat_sample())
     bounds = oracles(result.episodes)
+    equal = result.found()
     found = [_flat(episode, bounds) for episode in result.episodes]
+    for row in found:
+        if one := equal.get((row["trace"], row["policy"], row["budget"])):
+            row |= {"budget_found": one.found, "memory_wanted": one.wanted}
     missing = [
         {"trace": each.trace, "policy": each.policy, "budget": each.budget or ANY,
          "left_out": each.reason}
         for each in result.left_out
     ]  # fmt: skip
-    texts = ("per", "attention_kept_note")
+    texts = ("per", "attention_kept_note", "budget_found")
     return with_left_out(pd.DataFrame(found, columns=columns), missing, texts)
 
 
@@ -429,6 +454,8 @@ def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float])
         "output_error": result.output_error,
         "bounded": result.bounded,
         "left_out": "",
+        "budget_found": "",  # in a comparison at equal memory
+        "memory_wanted": math.nan,
     }
 
 

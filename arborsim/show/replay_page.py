@@ -16,7 +16,7 @@ from arborsim.run.pictures import TokenMap, TreePicture, packed_runs
 from arborsim.run.results import BASELINE, MACHINE, EpisodeResult, ReplayResult, Row
 from arborsim.show import answers_words, cliff, page, replay_figures, trees
 from arborsim.show.page import packed
-from arborsim.show.replay import COLUMNS, NAMES, PAGE_MEMORY, TIME, memory, to_frame
+from arborsim.show.replay import COLUMNS, PAGE_MEMORY, TIME, leading, memory, to_frame
 from arborsim.show.replay_words import cautions, headline, summarise, too_small
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted
@@ -65,12 +65,12 @@ def render(result: ReplayResult, known: Answers | None = None) -> str:
         for row in (own[-1] for own in by_trace.values())
     )
     on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
-    leading = [COLUMNS[key] for key in _LEADING]
+    names, first = leading(rows), [COLUMNS[key] for key in _LEADING]
     # Speed relative to full is the inverse of time relative to full.
     others = [
         c
         for c in (*memory(rows), *PAGE_MEMORY, *TIME)
-        if c not in leading and c.key != "speed_vs_full"
+        if c not in first and c.key != "speed_vs_full"
     ]
     return page.render(
         "replay",
@@ -82,9 +82,9 @@ def render(result: ReplayResult, known: Answers | None = None) -> str:
         caution=" ".join([*notes, *cautions(result, rows, "see below")]),
         table=Table(
             result.rows(too_small(result.left_out)),
-            shown((*NAMES, *leading, *others), rows), lambda row: row.trace,
+            shown((*names, *first, *others), rows), lambda row: row.trace,
             titled=len(by_trace) > 1, look=lambda row: "baseline" if row.is_baseline else "",
-            leading={column.key for column in (*NAMES, *leading)},
+            leading={column.key for column in (*names, *first)},
             reason=lambda row: row.left_out,
         ),
         memory_note=note,
