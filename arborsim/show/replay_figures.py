@@ -15,6 +15,7 @@ from arborsim.run.results import BASELINE, EpisodeResult, Row
 from arborsim.show import page
 from arborsim.show.replay import COLUMNS
 from arborsim.show.table import Column, scales
+from arborsim.show.words import listed
 
 R = TypeVar("R", bound=Row)
 
@@ -165,6 +166,23 @@ def _better(row: Row, other: Row, metric: Metric) -> bool:
     return sign * metric.value(row) < sign * metric.value(other) - 1e-9
 
 
+def _no_different(row: Row, rows: Sequence[Row], metric: Metric) -> str:
+    """Policies of as much memory whose right answers are not visibly other than the row's."""
+    if metric is not RIGHT or row.answers is None:
+        return ""
+    size = row.peak_hbm_kv_bytes
+    same = [
+        each.policy
+        for each in rows
+        if each.policy != row.policy
+        and each.answers
+        and abs(each.peak_hbm_kv_bytes - size) <= 2 * _SAME_MEMORY * size
+        and each.answers.alike(row.answers)
+        and not row.answers.beats(each.answers)
+    ]
+    return f"; not visibly different: {listed(dict.fromkeys(same))}" if same else ""
+
+
 class _Plane:
     """Rows of a trace as markers: memory across, a metric up."""
 
@@ -243,7 +261,7 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
     bound = [_bound(plane, [row for row in shown if row.policy == each]) for each in oracles]
     return {
         "figure": page.figure([*beaten, *bound, numbered], *plane.axes, 460),
-        "efficient": list(map(plane.words, best)),
+        "efficient": [plane.words(row) + _no_different(row, real, metric) for row in best],
         "policies": {
             policy: plane.markers([row for row in shown if row.policy == policy])
             for policy in policies
@@ -312,6 +330,8 @@ def _map(rows: Sequence[Row], budgets: Sequence[str], metric: Metric) -> dict[st
 
     found = []
     for row in {row.policy: row for row in rows}.values():
+        if metric is RIGHT and all(math.isnan(cells[key]) for key in cells if key[0] == row.policy):
+            continue  # of oracles and of most policies none were counted
         own = [cells.get((row.policy, budget), math.nan) for budget in budgets]
         text = ["" if math.isnan(value) else scale.show(value) for value in own]
         shades = list(map(shade, own))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from arborsim.live.answers import Answers, Counted, Searched, answered, shipped
 from arborsim.run.results import ReplayResult
+from arborsim.show import replay_figures
 from arborsim.show.cliff import MOST, MOST_INFEASIBLE, cliffs, of_replay
 from arborsim.show.plots import plots_of
 from arborsim.trace.reader import TraceReader
@@ -133,3 +135,14 @@ def test_every_figure_is_of_one_kind_of_problems(searched):
         assert made.full is not None
         figure = made.figure(made.chosen())
         assert len([t for t in figure["data"] if t.get("name") != "others"]) <= MOST + 1
+
+
+def test_equal_answers_are_named_together_and_oracles_have_no_row_of_answers():
+    rows = answered(game()).rows()
+    texts = replay_figures.pareto(rows, replay_figures.RIGHT)["efficient"]
+    assert "not visibly different" in texts[0]
+    assert ("h2o" in texts[0]) and ("epikv" in texts[0])
+    oracle = replace(rows[-1], policy="oracle", answers=None)
+    first = replay_figures.heat([*rows, oracle])["metrics"][0]
+    assert first["title"] == "Right answers"
+    assert {each["name"] for each in first["policies"]} == {"h2o", "epikv"}
