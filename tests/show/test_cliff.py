@@ -141,7 +141,7 @@ def test_equal_answers_are_named_together_and_oracles_have_no_row_of_answers():
     rows = answered(game()).rows()
     texts = replay_figures.pareto(rows, replay_figures.RIGHT)["efficient"]
     assert "not visibly different" in texts[0]
-    assert ("h2o" in texts[0]) and ("epikv" in texts[0])
+    assert all(name in texts[0] for name in ("h2o", "epikv"))
     oracle = replace(rows[-1], policy="oracle", answers=None)
     first = replay_figures.heat([*rows, oracle])["metrics"][0]
     assert first["title"] == "Right answers"
