@@ -158,7 +158,18 @@ def findings(stored: Stored) -> list[str]:
     def at(label: str, budget: str = "1") -> str:
         return shown(stored, label, budget)
 
+    if stored.name == "long":
+        names = ("h2o", "streaming-llm", "epikv", "arkv", "lag-kv")
+        said = [f"{name} {at(name, '0.85')}" for name in names]
+        known = [each for each in said if "unknown" not in each]
+        return [
+            f"Full retention {at('full')}; at 0.85 {', '.join(known)}. No policy pins the prompt "
+            "unless it does so as it comes. Arms without a row have not been run."
+        ]
     if stored.name == "cliff":
+        later = ("raas", "rkv", "quest, 2 layers dense", "adakv", "pyramidkv", "tova")
+        said = [f"{name} {at(name, '0.87')}" for name in later]
+        more = ", ".join(each for each in said if "unknown" not in each)
         return [
             "Answers fall off a cliff: hardly anything is lost at 0.95 of the tokens and nearly "
             "everything at 0.69. Attention tells what will be needed: at 0.87, H2O "
@@ -167,6 +178,7 @@ def findings(stored: Stored) -> list[str]:
             f"{at('epikv', '0.87')}: on this model the two bands of layers that the paper builds "
             "on were not found either (docs/calibration.md). This contradicts the paper for this "
             "model and task, and says nothing of the models it was written for."
+            + (f" Later arms at 0.87: {more}." if more else "")
         ]
     if stored.name == "family":
         arms = [arm["label"] for arm in stored.head["arms"] if arm["budget"] == "0.87"]
