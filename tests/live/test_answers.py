@@ -65,11 +65,17 @@ def test_a_near_budget_is_said_and_a_far_one_is_none():
 
 
 def test_other_problems_of_the_task_are_said():
-    found = shipped().for_(CHAIN, "h2o", {}, "0.85")
-    assert (found.counted.right, found.counted.n) == (3, 40)
+    found = shipped().for_(CHAIN, "streaming-llm", {}, "0.7")
+    assert (found.counted.right, found.counted.n) == (35, 40)
     assert found.differs == ("lines 12",)
     assert found.own_budget
     assert not found.exact
+
+
+def test_of_two_counts_that_on_the_traces_own_problems_is_taken():
+    found = shipped().for_(CHAIN, "h2o", {}, "0.85")
+    assert found.exact
+    assert (found.counted.right, found.counted.n) == (0, 100)
 
 
 def test_answers_are_not_carried_across_task_search_or_model():
