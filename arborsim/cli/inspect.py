@@ -83,10 +83,10 @@ def inspect(
             style="bold",
         )
         for line in draw_tree(episode, nodes, unicode):
-            _line(console, line)
+            _line(console, line, whole=all)
         answer = episode.text[-1] if episode.text else None
         if facts.answered and answer:
-            _line(console, f"answer: {escaped(answer, unicode)}")
+            _line(console, f"answer: {escaped(answer, unicode)}", whole=all)
     if not all:
         _line(console, "\nHow it was made, sizes per column, all signals: --all")
 
@@ -122,11 +122,12 @@ def _wrapped(console: Console, title: str, names: Sequence[str]) -> None:
         _line(console, line)
 
 
-def _line(console: Console, text: str, style: str = "") -> None:
-    """One line of the terminal: cut, never wrapped, never read as markup."""
+def _line(console: Console, text: str, style: str = "", whole: bool = False) -> None:
+    """One line of the terminal, cut unless it shall be whole; never read as markup."""
     from rich.text import Text
 
-    console.print(Text(text, style=style), no_wrap=True, overflow="crop", crop=True)
+    cut: dict[str, Any] = {} if whole else {"no_wrap": True, "overflow": "crop"}
+    console.print(Text(text, style=style), **cut)
 
 
 def _show_tables(console: Console, found: Description, unicode: bool) -> None:

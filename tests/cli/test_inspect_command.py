@@ -76,6 +76,18 @@ def test_the_short_form_draws_what_is_asked_for(
         assert ("Size per column" in shown) is ("--all" in options)
 
 
+def test_thoughts_are_cut_in_the_short_form_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    trace = str(TRACES / "chain-vectors.parquet")
+    shown = []
+    for options in ([], ["--all"]):
+        assert main(["inspect", trace, "--episodes", "1", *options]) == 0
+        shown.append(" ".join(capsys.readouterr().out.split()))
+    assert ["M67 v66 0 v67 0 \u2193" in text for text in shown] == [False, True]
+
+
 def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["inspect", str(path), "--all", "--episodes", "0"]) == 0
     return " ".join(capsys.readouterr().out.split())
