@@ -86,7 +86,7 @@ def test_the_example_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     assert found.name == "reasoning service"
     assert [entry.shared_prompt_tokens for entry in found.mix] == [200, 0]
     assert [candidate.policy.name for candidate in found.candidates()] == 2 * [
-        "full", *2 * ["streaming-llm"], *2 * ["64 sinks"]
+        "full", *2 * ["64 sinks"]
     ]  # fmt: skip
     tables = [each for name, each in vars(module).items() if name.endswith("Table")]
     keys = [each.name for table in tables for each in fields(table)]
@@ -100,7 +100,7 @@ def test_every_policy_of_the_example_runs_on_its_searches(tmp_path: Path) -> Non
     found = parse_workload(text, tmp_path)
     assert found.episodes() == [1, 1]
     machine = Machine(found.hardware[0].profile, found.geometry)
-    policies = [choice.policy for choice in (found.policies[0], found.policies[2])]
+    policies = [choice.policy for choice in (found.policies[0], found.policies[1])]
     for path in found.write_traces(tmp_path):
         job = Replay([path], policies, found.budgets[-1:], machine, quality=False)
         assert len(job.run().episodes) == 2
