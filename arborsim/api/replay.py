@@ -339,7 +339,8 @@ class ReplayResults(Results):
         ``"table"`` has all figures, ``"matrix"`` a line per policy, ``"pareto"`` is drawn with
         characters, and ``"auto"`` is the table or, with many policies, the matrix.
         """
-        from arborsim.show.plots import plots_of, print_plots
+        from arborsim.show.images import print_plots
+        from arborsim.show.plots import plots_of
         from arborsim.show.replay import print_replay
 
         if view == "pareto":

@@ -90,13 +90,14 @@ class Results(ABC):
         Parameters
         ----------
         kind : str
-            Of replays ``"pareto"`` (memory against a metric) or ``"heat"`` (policies by
-            budgets); of searches ``"pareto"`` (accuracy against KV size) or ``"width"``; of plans
-            ``"pareto"`` (cost, quality and latency) or ``"load"``; of live runs ``"cliff"``
-            (accuracy by budget).  None is the first of them.
+            Of replays ``"pareto"`` (memory against a metric), ``"heat"`` (policies by budgets) or
+            ``"cliff"`` (answers counted live); of searches ``"pareto"`` (accuracy against KV size)
+            or ``"width"``; of plans ``"pareto"`` (cost, quality and latency) or ``"load"``; of live
+            runs ``"cliff"`` (accuracy by budget).  None is the first of them.
         metric : str
-            What replays are drawn by: ``"kept"``, ``"error"``, ``"time"`` or ``"memory"``; None
-            for the first that is known.
+            What replays are drawn by: ``"right"`` (answers counted live), ``"kept"``, ``"error"``,
+            ``"time"`` or ``"memory"``; None for the first of ``"right"``, ``"kept"`` and ``"time"``
+            that is known.
         dark : bool
             Light on dark.
 
@@ -112,7 +113,8 @@ class Results(ABC):
         """
         from plotly.graph_objects import Figure
 
-        from arborsim.show.plots import plots_of, stacked, themed
+        from arborsim.show.images import stacked, themed
+        from arborsim.show.plots import plots_of
 
         return Figure(themed(stacked(plots_of(self.kind, self.raw, kind, metric)), dark))
 

@@ -24,7 +24,7 @@ def plot(
     ),
     metric: str = option(
         "",
-        "What a replay is drawn by: kept, error, time or memory.",
+        "What a replay is drawn by: right, kept, error, time or memory.",
         complete="metric",
         shown="the first known",
     ),
@@ -39,21 +39,22 @@ def plot(
     size, a plan's cost against latency, and a live run's cliff accuracy by budget.
     """
     from arborsim.api.results import load_results
-    from arborsim.show import plots
+    from arborsim.show.images import check_format, print_plots, write
+    from arborsim.show.plots import plots_of
 
     if out is not None:
-        plots.check_format(out)
+        check_format(out)
         check_output(out, "--out")
         if out.resolve() == results.resolve():
             raise UsageError(f"--out {out}: the command reads it; choose another name")
     if dark and (out is None or out.suffix == ".html"):
         raise UsageError("--dark: only for --out FILE.svg or .png; a page follows its reader")
     found = load_results(results)
-    made = plots.plots_of(found.kind, found.raw, kind, metric)
+    made = plots_of(found.kind, found.raw, kind, metric)
     if out is None:
-        plots.print_plots(made)
+        print_plots(made)
         return
     said = found.metadata
-    plots.write(made, out, dark=dark, command=said.get("command", ""),
+    write(made, out, dark=dark, command=said.get("command", ""),
                 settings=said.get("settings", {}))  # fmt: skip
     typer.echo(f"wrote {out}")

@@ -124,7 +124,7 @@ class _Axis:
 class _Series:
     """What one trace of a figure draws."""
 
-    name: str
+    name: str  #: in the legend; "" for none
     points: list[tuple[float, float]]
     marks: list[str]  #: of each point; "" for none
     letter: str
@@ -147,9 +147,9 @@ class _Plane:
     series: list[_Series] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        taken: set[str] = {SEVERAL}
+        letters: dict[str, str] = {}
         for trace in self.figure["data"]:
-            if made := _series(trace, taken):
+            if made := _series(trace, letters):
                 self.series.append(made)
 
     def lines(self) -> list[str]:
@@ -189,8 +189,8 @@ class _Plane:
             for (column, row), mark in zip(spots, each.marks, strict=True):
                 if column is None or row is None or not mark:
                     continue
-                owner = owners.setdefault((row, column), each.name)
-                if owner != each.name and not each.numbered:
+                owner = owners.setdefault((row, column), each.letter)
+                if owner != each.letter and not each.numbered:
                     mark = SEVERAL
                 start = min(column, x.length - len(mark))
                 cells[row][start : start + len(mark)] = list(mark)
@@ -209,6 +209,11 @@ class _Plane:
 
     def _legend(self, grid: Sequence[str]) -> list[str]:
         entries = [each.legend for each in self.series if each.name]
+        entries += [
+            f"{_DASH} {_said(each['text'])}"
+            for each in self.figure["layout"].get("annotations", ())
+            if each.get("xref") == "paper" and each.get("text")
+        ]
         if any(SEVERAL in row for row in grid):
             entries.append(f"{SEVERAL} several")
         # An entry stays on one line: its spaces are no places to break.
@@ -219,8 +224,11 @@ class _Plane:
         ]
 
 
-def _series(trace: Figure, taken: set[str]) -> _Series | None:
-    """A trace as points with marks; None for bars, bands and what a page only uses as a frame."""
+def _series(trace: Figure, letters: dict[str, str]) -> _Series | None:
+    """A trace as points with marks; None for bars, bands and what a page only uses as a frame.
+
+    `letters` are those of names so far: traces of one name share theirs.
+    """
     bare = trace.get("line", {}).get("width") == 0 and trace.get("mode") == "lines"
     if trace.get("type") != "scatter" or bare or isinstance(trace.get("x"), dict):
         return None
@@ -229,20 +237,21 @@ def _series(trace: Figure, taken: set[str]) -> _Series | None:
         for x, y in zip(trace["x"], trace["y"], strict=True)
         if x is not None and y is not None
     ]
-    name = _said(trace.get("name", "")) if trace.get("showlegend", True) else ""
+    name = _said(trace.get("name", ""))
+    said = name if trace.get("showlegend", True) else ""
     mode = trace.get("mode", "lines+markers")
     if not pairs:
         return None
     if "text" in mode:
-        return _Series(name, pairs, list(map(_said, trace["text"])), "", "lines" in mode, True)
+        return _Series(said, pairs, list(map(_said, trace["text"])), "", "lines" in mode, True)
     if "markers" not in mode:
-        return _Series(name, pairs, [""] * len(pairs), "", True)
-    letter = next(
-        (c for c in (*name.lower(), *name.upper(), *_SPARE) if c.isalpha() and c not in taken),
-        next((c for c in _SPARE if c not in taken), "o"),
-    )
-    taken.add(letter)
-    return _Series(name, pairs, [letter] * len(pairs), letter, "lines" in mode)
+        return _Series(said, pairs, [""] * len(pairs), "", True)
+    if name not in letters:
+        free = (c for c in (*name.lower(), *name.upper(), *_SPARE) if c.isalpha() or c in _SPARE)
+        taken = letters.values()
+        letters[name] = next((c for c in free if c not in taken), "o")
+    letter = letters[name]
+    return _Series(said, pairs, [letter] * len(pairs), letter, "lines" in mode)
 
 
 def _line(cells: list[list[str]], a: Any, b: Any) -> None:

@@ -95,6 +95,16 @@ def test_a_limit_is_a_dashed_line() -> None:
     limit = page.limit_line("target", 60.0)
     lines = drawn(figure(scatter("h100", [(1, 10), (2, 50)]), **limit), 60, 12)
     assert any(line.count("╌") > 30 for line in lines)
+    assert "╌ target" in lines[-1]
+
+
+def test_series_of_one_name_share_a_letter_and_an_entry() -> None:
+    others = {"legendgroup": "others", "showlegend": False}
+    made = figure(scatter("others", [(0, 0)]), scatter("others", [(1, 1)], **others),
+                  scatter("others", [(1, 1)], **others), scatter("h2o", [(2, 2)]))  # fmt: skip
+    lines = drawn(made, 60, 12)
+    assert lines[-1] == "o others   h h2o"
+    assert sum(line.count("o") for line in lines[1:-2]) == 2
 
 
 def test_labels_are_shown_as_they_are() -> None:

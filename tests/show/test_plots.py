@@ -6,16 +6,19 @@ import builtins
 import itertools
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from arborsim.core.errors import UsageError
-from arborsim.run.results import aggregate
-from arborsim.show import plots
+from arborsim.run.results import Answered, aggregate
+from arborsim.show import images, plots
+from arborsim.trace.reader import TraceReader
 from tests.show.plan_synthetic import plan as plan_of
 from tests.show.synthetic import result
 
+SHIPPED = Path(__file__).parents[2] / "traces" / "game24-tot.parquet"
 TRACES = ("tree.parquet", "linear.parquet")
 
 
@@ -30,12 +33,8 @@ def test_a_replay_has_a_plot_for_each_trace(replayed) -> None:
         assert [plot.title.partition(":")[0] for plot in made] == list(TRACES)
 
 
-@pytest.mark.parametrize("metric", [*plots.METRICS, ""])
+@pytest.mark.parametrize("metric", ["kept", "time", "memory", ""])
 def test_the_metric_that_is_named_is_drawn(replayed, metric) -> None:
-    if metric in ("error", "right"):  # the synthetic results know none
-        with pytest.raises(UsageError, match=f"--metric {metric}: tree.parquet has no known"):
-            plots.plots_of("replay", replayed, "pareto", metric)
-        return
     made = plots.plots_of("replay", replayed, "pareto", metric)[0]
     rows = [row for row in aggregate(replayed.episodes) if row.trace == "tree.parquet"]
     values = [plots.METRICS[metric or "kept"].value(row) for row in rows]
@@ -43,10 +42,42 @@ def test_the_metric_that_is_named_is_drawn(replayed, metric) -> None:
     assert sorted(set(drawn)) == pytest.approx(sorted({round(value, 5) for value in values}))
 
 
+@pytest.mark.parametrize("metric", ["error", "right"])
+def test_a_metric_that_is_not_known_is_refused(replayed, metric) -> None:
+    with pytest.raises(UsageError, match=rf"--metric {metric}: .* is not known of tree"):
+        plots.plots_of("replay", replayed, "pareto", metric)
+
+
+def test_answers_counted_live_come_first(replayed) -> None:
+    """Where they are known; the other trace is drawn by attention kept, with what that leaves."""
+    recorded = TraceReader(SHIPPED).info.recording
+    row = Answered(140, 200, 0, 144, "a run", budget="0.1", problems="game24")
+    answers = {("tree.parquet", "h2o", "0.1"): row}
+    known = replace(replayed, recordings={"tree.parquet": recorded}, answers=answers)
+    tree, linear = plots.plots_of("replay", known)
+    assert tree.title == "tree.parquet: right answers against memory"
+    assert linear.title == "linear.parquet: attention kept against memory"
+    drawn = [trace for trace in tree.figure["data"] if 70.0 in trace["y"]]
+    assert drawn, "140 of 200"
+    said = " ".join(linear.notes)
+    assert "It does not rank answers" in said
+
+
+def test_the_cliff_is_that_of_the_trace_s_problems(replayed) -> None:
+    recorded = TraceReader(SHIPPED).info.recording
+    known = replace(replayed, recordings={"tree.parquet": recorded})
+    made = plots.plots_of("replay", known, "cliff")
+    assert all(plot.title.startswith("tree.parquet: right answers by budget") for plot in made)
+    assert any("h2o" in trace["name"] for trace in made[0].figure["data"])
+    assert max(map(len, made[0].lines(80)[:-1])) <= 80
+    with pytest.raises(UsageError, match="no answers were counted live on such problems"):
+        plots.plots_of("replay", replayed, "cliff")
+
+
 def test_efficient_settings_are_said_below_their_numbers(replayed) -> None:
     made = plots.plots_of("replay", replayed)[0]
     texts = next(t["text"] for t in made.figure["data"] if "text" in t)
-    assert [note.split()[0] for note in made.notes] == list(texts)
+    assert [note.split()[0] for note in made.notes[: len(texts)]] == list(texts)
     assert "\n".join(made.notes) in "\n".join(made.lines())
 
 
@@ -86,23 +117,24 @@ def test_a_plan_is_drawn_by_what_its_page_weighs() -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_no_colour_is_left_a_name(replayed, dark) -> None:
-    made = plots.themed(plots.stacked(plots.plots_of("replay", replayed)), dark)
+    made = images.themed(images.stacked(plots.plots_of("replay", replayed)), dark)
     assert "var(" not in repr(made)
     assert made["layout"]["paper_bgcolor"] == ("#1b2128" if dark else "#ffffff")
 
 
 def test_plots_below_each_other_do_not_overlap(replayed) -> None:
-    made = plots.stacked(plots.plots_of("replay", replayed))
+    made = images.stacked(plots.plots_of("replay", replayed))
     ends = [made["layout"][axis]["domain"] for axis in ("yaxis", "yaxis2")]
     assert all(0 <= low < high <= 1 for low, high in ends)
     assert all(below[1] < above[0] for above, below in itertools.pairwise(ends))
-    names = [trace["name"] for trace in made["data"] if trace["showlegend"]]
-    assert len(names) == len(set(names))
+    legends = [made["layout"][legend]["y"] for legend in ("legend", "legend2")]
+    assert all(legend > end[1] for legend, end in zip(legends, ends, strict=True))
+    assert legends[1] < ends[0][0]
 
 
 def test_a_page_asks_nobody_and_fits(replayed, tmp_path: Path, browser) -> None:
     path = tmp_path / "plot.html"
-    plots.write(plots.plots_of("replay", replayed), path, command="arborsim replay", settings={})
+    images.write(plots.plots_of("replay", replayed), path, command="arborsim replay", settings={})
     for width, scheme in ((1280, "light"), (390, "dark")):
         complaints: list[str] = []
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -127,13 +159,13 @@ def test_images_show_every_policy_and_are_the_same_again(replayed, tmp_path: Pat
         pytest.skip("no Chrome or Chromium on this machine")
     made = plots.plots_of("replay", replayed)
     first, again, dots = tmp_path / "a.svg", tmp_path / "b.svg", tmp_path / "a.png"
-    plots.write(made, first)
-    plots.write(made, again)
+    images.write(made, first)
+    images.write(made, again)
     assert first.read_bytes() == again.read_bytes()
     text = first.read_text()
     for name in ("h2o", "hierarchy", "attention kept (%)", "tree.parquet"):
         assert name in text
-    plots.write(made, dots, dark=True)
+    images.write(made, dots, dark=True)
     assert dots.read_bytes().startswith(b"\x89PNG")
 
 
@@ -147,9 +179,9 @@ def test_without_kaleido_it_says_what_to_install(replayed, tmp_path: Path, monke
 
     monkeypatch.setattr(builtins, "__import__", lacking)
     with pytest.raises(UsageError, match=r"pip install 'arborsim\[images\]', or write \.html"):
-        plots.write(plots.plots_of("replay", replayed), tmp_path / "a.svg")
+        images.write(plots.plots_of("replay", replayed), tmp_path / "a.svg")
 
 
 def test_an_ending_without_a_format_is_refused(replayed, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="format of --out"):
-        plots.write(plots.plots_of("replay", replayed), tmp_path / "a.pdf")
+        images.write(plots.plots_of("replay", replayed), tmp_path / "a.pdf")
