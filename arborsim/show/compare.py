@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from arborsim.bank.results import SearchResult, rows_of
 from arborsim.core import documents
 from arborsim.core.errors import UsageError
+from arborsim.core.units import Scale
 from arborsim.live.backends import LiveResult
 from arborsim.plan.results import CandidateResult, PlanResult
 from arborsim.run.results import BASELINE, ReplayResult, aggregate
 from arborsim.show import live, plan_words, replay, search
 from arborsim.show.live import LiveReport, live_rows
+from arborsim.show.provenance import parameters
 from arborsim.show.table import LABEL, Column, Table, grid, name_column, print_heading, print_tables
 from arborsim.show.words import counted, plain
 
@@ -28,10 +30,9 @@ if TYPE_CHECKING:
 
 #: Kinds of columns whose differences are in percentage points.
 _SHARES = ("percent", "points")
-#: Of metadata: what is said elsewhere, or follows from the rest.
-_SILENT = ("settings.simulated on", "settings.versions", "settings.seconds",
-           "settings.error of seconds")  # fmt: skip
-_SHOWN = ("settings", "versions", "version", "facts", "request")
+#: Parts of metadata that are compared, and settings that follow from others.
+_SHOWN = ("settings", "facts", "versions")
+_SILENT = ("simulated on", "versions", "seconds", "error of seconds")
 _MOST_NAMED = 8
 _DIGEST = re.compile(r"sha256 (\w+)")
 
@@ -105,8 +106,10 @@ def compare(
     Raises
     ------
     UsageError
-        The two have nothing in common.
+        There is no comparison of such results, or the two have nothing in common.
     """
+    if kind not in _KINDS:
+        raise UsageError(f"{kind} results cannot be compared: {', '.join(_KINDS)} can")
     match, heads, columns = _KINDS[kind]
     pairs, only_first, only_second = match(first, second)
     if not pairs:
@@ -246,7 +249,7 @@ def _right(column: Column[Any]) -> Column[Any]:
         right = row.right if hasattr(row, "right") else row.correct
         return f"{right}/{row.judged}" if row.judged else "n/a"
 
-    return replace(column, head=("right",), text=text)
+    return replace(column, head=("right",), text=text, scale=lambda values: Scale("", 1.0, 0))
 
 
 def _of(columns: Iterable[Column[Any]], *keys: str) -> tuple[Column[Any], ...]:
@@ -284,15 +287,35 @@ _KINDS = {
 
 
 def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Settings that both runs have, with what differs in them; versions and options of one."""
-    a, b = dict(_flat("", first)), dict(_flat("", second))
+    """What made the runs, where it differs: of lists the parts that only one has."""
+    a, b = dict(_facts(first)), dict(_facts(second))
     found = {}
     for key in dict.fromkeys((*a, *b)):
-        name = key.removeprefix("settings.")
-        alone = (key not in a or key not in b) and name.startswith(("policy ", "trace "))
-        if a.get(key) != b.get(key) and key not in _SILENT and not alone:
-            found[name] = _other_parts(a.get(key, "-"), b.get(key, "-"))
+        alone = (key not in a or key not in b) and key.startswith(("policy ", "trace "))
+        if a.get(key) != b.get(key) and not alone:
+            found[key] = _other_parts(a.get(key, "-"), b.get(key, "-"))
     return found
+
+
+def _facts(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name and value of all that determines results."""
+    for cell in metadata.get("request", {}).get("cells", ()):
+        yield f"policy {cell['policy']}", parameters(cell["settings"])
+    for part in _SHOWN:
+        for key, value in _flat(metadata.get(part, {})):
+            name = key.replace("software.", "version of ")
+            name = f"version of {key}" if part == "versions" else name
+            if name not in _SILENT:
+                yield name, value
+    yield "version of arborsim", str(metadata.get("version", "-"))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)
 
 
 def _other_parts(a: str, b: str) -> tuple[str, str]:
@@ -301,15 +324,6 @@ def _other_parts(a: str, b: str) -> tuple[str, str]:
     left = [part for part in parts if part not in others]
     right = [part for part in others if part not in parts]
     return (", ".join(left) or "-", ", ".join(right) or "-") if left or right else (a, b)
-
-
-def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and (prefix or key in _SHOWN):
-            yield from _flat(f"{name}.", value)
-        elif prefix or key in _SHOWN:
-            yield name, str(value)
 
 
 # --- showing ---

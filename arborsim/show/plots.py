@@ -90,9 +90,10 @@ def _measured(
                 break
         else:
             if metric:
+                others = [name for name, each in METRICS.items() if replay_figures.known(each, own)]
                 raise UsageError(
                     f"--metric {metric}: {METRICS[metric].title.lower()} is not known of {trace}; "
-                    f"others: {', '.join(name for name in METRICS if name != metric)}"
+                    f"known: {', '.join(others)}"
                 )
 
 
@@ -201,7 +202,7 @@ def plots_of(
     Parameters
     ----------
     results
-        A key of `KINDS`.
+        The kind of results, a key of `KINDS`.
     record
         `ReplayResult`, a sequence of `SearchResult`, `PlanResult` or `LiveReport`.
     kind
@@ -214,7 +215,9 @@ def plots_of(
     UsageError
         There is no such plot, or nothing to draw.
     """
-    known = KINDS[results]
+    known = KINDS.get(results)
+    if known is None:
+        raise UsageError(f"there are no plots of {results} results: their page shows them")
     chosen = kind or next(iter(known))
     if chosen not in known:
         raise UnknownName(f"plot of {results} results", chosen, known)

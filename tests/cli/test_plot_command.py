@@ -72,7 +72,7 @@ def test_python_draws_what_a_file_holds(stored) -> None:
         (["--kind", "haet"], "did you mean heat or pareto?"),
         (["--kind", "width"], "unknown plot of replay results 'width'"),
         (["--metric", "cost"], "unknown metric 'cost'"),
-        (["--metric", "error"], "output error is not known of trace.parquet; others: kept"),
+        (["--metric", "error"], "output error is not known of trace.parquet; known: kept"),
         (["--out", "plot.pdf"], "format of --out"),
         (["--out", "no/such/plot.svg"], "there is no directory no/such"),
         (["--dark"], "only for --out FILE.svg or .png"),

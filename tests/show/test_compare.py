@@ -72,13 +72,21 @@ def test_live_runs_are_matched_by_problem() -> None:
             (verdicts["b"], "0.50", (live_result(7, "h2o", "0.5"), live_result(0, "tova", "0.5"))),
         )
     ]
-    found = compare("live", *runs, {"facts": {"device": "cpu"}}, {"facts": {"device": "cuda"}})
+    said_of = [
+        {"facts": {"device": "cpu", "software": {"torch": torch}},
+         "request": {"cells": [{"policy": "h2o", "settings": {"sinks": 0, "recent_share": share}}]}}
+        for torch, share in (("2.13", 0.5), ("2.14", 0.2))
+    ]  # fmt: skip
+    found = compare("live", *runs, *said_of)
     full, h2o = found.pairs
     assert (full.gained, full.lost, h2o.gained, h2o.lost) == (0, 0, 1, 2)
     assert (h2o.first.correct, h2o.first.judged) == (3, 4)
     assert (h2o.second.correct, h2o.second.judged) == (3, 5)
     assert found.only_second == ("tova 0.5",)
-    assert found.settings == {"facts.device": ("cpu", "cuda")}
+    assert found.settings == {
+        "policy h2o": ("recent_share 0.5", "recent_share 0.2"),
+        "version of torch": ("2.13", "2.14"),
+    }
     page = io.StringIO()
     print_comparison(found, ("a", "b"), ("", ""), Console(file=page, width=80))
     assert "+1 -2" in page.getvalue()
@@ -95,6 +103,11 @@ def test_plans_are_matched_by_candidate() -> None:
     for each in found.pairs:
         known = each.first.largest is not None
         assert change(largest, each) == (pytest.approx(1.0) if known else 0.0)
+
+
+def test_a_kind_without_rows_to_match_is_one_line() -> None:
+    with pytest.raises(UsageError, match="validate results cannot be compared: replay, search"):
+        compare("validate", None, None, {}, {})
 
 
 def test_nothing_in_common_is_one_line() -> None:

@@ -112,6 +112,11 @@ def test_a_plan_is_drawn_by_what_its_page_weighs() -> None:
         plots.plots_of("plan", plan, "pareto", "time")
 
 
+def test_results_that_only_their_page_shows_are_refused() -> None:
+    with pytest.raises(UsageError, match="no plots of validate results"):
+        plots.plots_of("validate", None)
+
+
 # --- files ---
 
 
