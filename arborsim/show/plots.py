@@ -98,13 +98,13 @@ def _measured(
 
 
 def replay_cliff(result: ReplayResult, metric: str = "") -> list[Plot]:
-    """Right answers by budget, counted live on the task of each trace."""
-    return [
-        Plot(f"{trace}: right answers by budget on {each['title']}", each["figure"],
-             (each["note"],))
-        for trace in dict.fromkeys(each.trace for each in result.episodes)
-        for each in cliff.of_replay(result, trace)
-    ]  # fmt: skip
+    """Right answers by budget, a plot per kind of problems that were counted live."""
+    found: dict[str, Plot] = {}
+    for trace in result.recordings:
+        for made in cliff.of_replay(result, trace):
+            title = f"Answers by budget, {made['title']}"
+            found.setdefault(title, Plot(title, made["figure"], (made["note"],)))
+    return list(found.values())
 
 
 def _heat(made: Mapping[str, Any], budgets: Sequence[str]) -> Figure:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from arborsim.live.answers import shipped
 from arborsim.show.cliff import Cliff, Line, cliffs, points
-from arborsim.show.plots import palette
+from arborsim.show.images import palette
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURE = ROOT / "docs" / "assets" / "eviction-cliff.svg"

@@ -67,7 +67,7 @@ def test_the_cliff_is_that_of_the_trace_s_problems(replayed) -> None:
     recorded = TraceReader(SHIPPED).info.recording
     known = replace(replayed, recordings={"tree.parquet": recorded})
     made = plots.plots_of("replay", known, "cliff")
-    assert all(plot.title.startswith("tree.parquet: right answers by budget") for plot in made)
+    assert all(plot.title.startswith("Answers by budget, game24") for plot in made)
     assert any("h2o" in trace["name"] for trace in made[0].figure["data"])
     assert max(map(len, made[0].lines(80)[:-1])) <= 80
     with pytest.raises(UsageError, match="no answers were counted live on such problems"):
