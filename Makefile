@@ -1,5 +1,5 @@
 # Three commands do everything on a machine with Python 3.11+ and make:
-#   make demo   replay the shipped traces, print the table, write report.html (no torch)
+#   make demo   plan long chains and wide trees on one GPU, write report.html (no torch)
 #   make test   install everything and run all tests
 #   make docs   build the documentation into site/ (no torch)
 # After either, .venv/bin/arborsim works.
@@ -7,13 +7,11 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-POLICIES := full,streaming-llm,h2o,epikv,hierarchy,arborkv
 
 .PHONY: demo test docs lint format traces bench validate-gpu clean
 
 demo: .venv/.core
-	$(BIN)/arborsim replay traces/chain-tree.parquet traces/chain-linear.parquet \
-	    --policy $(POLICIES) --budget 0.6 --episodes 4 --gpu h100 --model llama-3.1-8b --report report.html
+	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html
 
 test: .venv/.full
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile

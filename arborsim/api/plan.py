@@ -156,9 +156,9 @@ class Planning:
             if share is not None and not 0 <= share <= 1:
                 raise UsageError(f"min_{name} must be a share in [0, 1], not {share!r}")
         logs = [Path(each) for each in choices.listed(accuracy)]
-        if min_accuracy is not None and not logs:
-            raise UsageError("--min-accuracy needs --accuracy: a log of arborsim live")
         found = workload_for(workload, gpus=gpus, calibration=calibration, **asked)
+        if min_accuracy is not None and not logs and found.answers is None:
+            raise UsageError("--min-accuracy needs --accuracy: a log of arborsim live")
         found = resized(found, load=load, searches=searches, warm_up=warm_up, runs=runs)
         demanded = Demanded(min_attention_kept, min_accuracy)
         self.planner = Planner(found, demanded, read_accuracies(logs), workers)

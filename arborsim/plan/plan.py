@@ -12,6 +12,7 @@ from pathlib import Path
 from arborsim.core.errors import UsageError
 from arborsim.core.workers import unfold
 from arborsim.machine.fidelity import evidence
+from arborsim.plan.answers import counted
 from arborsim.plan.demands import (
     MixDemands,
     RecordedSearch,
@@ -88,6 +89,8 @@ class Planner:
             distinct.setdefault((each.hardware.name, each.recorded_as), each)
         #: All, numbered in the workload's order.
         self.candidates = [replace(each, number=n) for n, each in enumerate(distinct.values())]
+        counts = counted(self.workload).items()  # what the user's own logs say comes first
+        self.accuracies = {key: share for key, share in counts if share} | self.accuracies
         self._kept: dict[object, MixDemands] = {}
         self._kept_bytes = 0
         self._solved: list[Solved] = []

@@ -160,6 +160,11 @@ def cautions(
     for entry in workload.mix:
         if isinstance(entry.source, Path):
             found += _recorded(entry, entry.source, workload)
+    if workload.answers is not None:
+        found.append(
+            f"Answers were counted live on other problems ({workload.answers.text}) and stand for "
+            "those of this workload, which were not measured."
+        )
     return (*found, *_without_effect(workload), *_solved_shares(workload, results, solved))
 
 

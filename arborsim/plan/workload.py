@@ -128,6 +128,21 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """Problems whose answers, counted live, stand for those of the workload's searches."""
+
+    task: Text
+    search: Text
+    model: Text
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the task
+
+    @property
+    def text(self) -> str:
+        options = "".join(f", {name} {value}" for name, value in sorted(self.options.items()))
+        return f"{self.task}{options}, searched by {self.search} on {self.model}"
+
+
+@dataclass(frozen=True)
 class Workload:
     """Everything that a plan depends on."""
 
@@ -155,6 +170,7 @@ class Workload:
     warm_up: int = 100
     runs: int = 3  #: repetitions with other draws; run i has the seed ``seed + i``
     seed: int = 0
+    answers: Answered | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.warm_up < self.searches:
@@ -373,6 +389,7 @@ class WorkloadTable:
     candidates: CandidatesTable
     target: TargetTable
     prices: PricesTable = PricesTable()
+    answers: Answered | None = None
     serving: Mapping[str, Any] = field(default_factory=dict)
     name: Text | None = None
     seed: Seed = 0

@@ -28,6 +28,7 @@ from arborsim.machine.lookup import (
 )
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
+from arborsim.plan.answers import counted
 from arborsim.plan.arrivals import Arrivals, ClientLoop, Poisson, read_arrivals
 from arborsim.plan.generate import MOST, TreeSpec, generated_info, parse_counts
 from arborsim.plan.workload import (
@@ -139,7 +140,10 @@ def workload_of(
         warm_up=file.warm_up,
         runs=file.runs,
         seed=file.seed,
+        answers=file.answers,
     )
+    if file.answers is not None and not any(counted(workload).values()):
+        raise UsageError(f"[answers]: no live answers are known of {file.answers.text}")
     _check_signals(workload)
     return workload
 

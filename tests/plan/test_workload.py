@@ -121,7 +121,7 @@ def test_what_the_example_comments_out_is_its_default_or_works() -> None:
             continue  # other ways to say what stands above, or files of the user's
         parse_workload("\n".join([*lines[:number], line[2:], *lines[number + 1 :]]), Path())
         tried += 1
-    assert tried == 22
+    assert tried == 23
 
 
 def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
@@ -382,7 +382,7 @@ WRONG = {
                "[candidates] recalls item 1: unknown recall mode 'streaming': did you mean stream"),
     "no unit": ({"target": "[target]\npercentile = 95\nsearch = 60"},
                 '[target] search must be a time with its unit, such as "60 s" or "50 ms", not 60'),
-    "unit": ({"target": '[target]\npercentile = 95\nsearch = "60 sec"'},
+    "unit": ({"target": '[target]\npercentile = 95\nsearch = "60 parsec"'},
              "[target] search must be a time with its unit, such as"),
     "no time": ({"target": '[target]\npercentile = 95\ntoken = "0 ms"'},
                 "[target] token must be above 0"),

@@ -1,0 +1,103 @@
+"""Answers counted live on problems that a workload names, and the demo that rests on them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from arborsim.cli.app import main
+from arborsim.core.errors import UsageError
+from arborsim.core.statistics import clopper_pearson
+from arborsim.live.answers import shipped
+from arborsim.plan.answers import counted
+from arborsim.plan.plan import Planner
+from arborsim.plan.statistics import Estimate
+from arborsim.plan.workload_file import read_workload
+from tests.plan.make import small_workload
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "traces" / "demo.toml"
+NAMED = """
+[answers]
+task = "chain"
+search = "linear"
+model = "arborsim-chain"
+options = { lines = 32 }
+[prices]"""
+
+
+def test_the_demos_answers_are_those_that_were_counted() -> None:
+    workload = read_workload(DEMO)
+    found = counted(workload)
+    assert {name for name, _ in found} == {each.name for each in workload.policies}
+    rows = {
+        (row.policy, row.settings.get("bits"), row.settings.get("sinks"), row.budget): row
+        for row in shipped().rows
+        if row.searched.search == "linear" and row.searched.options == {"lines": 32}
+    }
+    for key, row in {
+        ("full", "-"): rows["full", None, None, "any"],
+        ("kivi-8bit", "-"): rows["kivi", 8, None, "any"],
+        ("kivi-4bit", "-"): rows["kivi", 4, None, "any"],
+        ("kivi-2bit", "-"): rows["kivi", 2, None, "any"],
+        ("streaming-llm", "0.69"): rows["streaming-llm", None, 164, "0.69"],
+    }.items():
+        n = row.n + row.infeasible
+        assert found[key] == Estimate(row.right / n, *clopper_pearson(row.right, n), n), key
+
+
+def test_only_the_same_settings_and_budget_count() -> None:
+    workload = small_workload(("[prices]", NAMED))
+    assert workload.answers is not None
+    found = counted(workload)
+    assert found["full", "-"] is not None
+    assert found["streaming-llm", "0.5"] is None, "counted with other sinks and budgets only"
+    assert counted(small_workload()) == {}
+
+
+def test_logs_of_ones_own_come_first() -> None:
+    workload = small_workload(("[prices]", NAMED))
+    own = Estimate(0.25, 0.1, 0.4, 8)
+    assert Planner(workload, accuracies={("full", "-"): own}).accuracies["full", "-"] == own
+    assert Planner(workload).accuracies["full", "-"].n == 200
+
+
+@pytest.mark.parametrize("change", [('"chain"', '"chess"'), ("lines = 32", "lines = 33")])
+def test_problems_that_nobody_counted_are_refused(change: tuple[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"\[answers\]: no live answers are known of ch"):
+        small_workload(("[prices]", NAMED.replace(*change)))
+
+
+def test_a_plan_says_where_its_answers_are_from() -> None:
+    workload = small_workload(("[prices]", NAMED)).with_run_length(12, 2, 1)
+    plan = Planner(workload).run()
+    said = "Answers were counted live on other problems (chain, lines 32, searched by linear on"
+    assert any(said in note for note in plan.notes)
+    full = next(each for each in plan.candidates if each.policy == "full")
+    assert full.quality is not None
+    assert full.quality.accuracy is not None
+    assert full.quality.accuracy.value == 0.97
+
+
+def test_the_sample_logs_are_those_of_their_program(tmp_path: Path) -> None:
+    logs = ROOT / "traces" / "logs"
+    subprocess.run([sys.executable, logs / "make.py", tmp_path], check=True)
+    made = sorted(tmp_path.iterdir())
+    assert [each.name for each in made] == sorted(
+        each.name for each in logs.iterdir() if each.suffix != ".py" and each.is_file()
+    )
+    assert all(each.read_bytes() == (logs / each.name).read_bytes() for each in made)
+
+
+@pytest.mark.parametrize(
+    "log", ["mooncake.jsonl", "bailian.jsonl", "azure.csv", "tot.json", "deft.json"]
+)
+def test_every_sample_log_is_imported_and_replayed(log: str, tmp_path: Path) -> None:
+    out = tmp_path / "made.parquet"
+    path = ROOT / "traces" / "logs" / log
+    assert main(["import", path.stem, str(path), str(out)]) == 0
+    assert main(["replay", str(out), "--policy", "full,streaming-llm", "--budget", "0.9",
+                 "--episodes", "2", "--set", "streaming-llm.pin_prompt=false"]) == 0  # fmt: skip
