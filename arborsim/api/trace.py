@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import os
 
     import pandas as pd
+    from rich.console import Console
 
     from arborsim.show.describe import Description
     from arborsim.trace.episode import Episode
@@ -124,6 +125,25 @@ class Trace:
     def __repr__(self) -> str:
         info = self.info
         return f"<Trace {self.path}: {len(self)} episodes of {info.task}, {info.search}>"
+
+    def inspect(
+        self,
+        console: Console | None = None,
+        *,
+        everything: bool = False,
+        episodes: int | None = None,
+        nodes: int | None = None,
+    ) -> None:
+        """Print what the trace holds: a screen of it, or `everything`.
+
+        `episodes` trees are drawn, of at most so many `nodes` each.
+        """
+        from arborsim.show.inspect import print_trace
+
+        print_trace(
+            self._reader, self.description, console, everything=everything, episodes=episodes,
+            nodes=nodes,
+        )  # fmt: skip
 
     def _facts(self) -> dict[str, Any]:
         info, found = self.info, self.description

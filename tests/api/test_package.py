@@ -69,3 +69,35 @@ def test_a_function_that_shares_its_name_with_a_package_is_both(name: str, befor
     )
     first = next(iter(inspect.signature(getattr(arborsim, name)).parameters))
     assert _run(code) == f"{first} True"
+
+
+def test_a_trace_shows_what_the_command_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from arborsim.cli.app import main
+
+    monkeypatch.setenv("COLUMNS", "80")
+    for options, keywords in (([], {}), (["--all", "--episodes", "1"], {"episodes": 1})):
+        assert main(["inspect", "traces/game24-tot.parquet", *options]) == 0
+        shown = capsys.readouterr().out
+        trace = arborsim.open_trace("traces/game24-tot.parquet")
+        trace.inspect(everything=bool(options), **keywords)
+        assert capsys.readouterr().out == shown
+
+
+def test_a_trace_reads_episodes_with_the_signals_that_are_asked_for() -> None:
+    trace = arborsim.open_trace("traces/game24-tot.parquet")
+    (episode,) = trace.episodes(["attention"], start=3, stop=4)
+    assert episode.index == 3
+    assert (
+        episode.num_tokens
+        == trace.to_pandas()["generated_tokens"][3] + (trace.to_pandas()["prompt_tokens"][3])
+    )
+    assert sum(1 for _ in trace) == len(trace) == len(trace.to_pandas())
+    assert "attention" in trace.signals
+    for text in (str(trace), trace._repr_html_(), repr(trace)):
+        assert "tot-bfs" in text
+    with pytest.raises(arborsim.ArborsimError, match="unknown signal 'attentin': did you mean"):
+        trace.episodes(["attentin"])
+    with pytest.raises(arborsim.ArborsimError, match="record it with --capture qkv"):
+        trace.episodes(["queries"])
