@@ -136,7 +136,7 @@ class Trace:
     ) -> None:
         """Print what the trace holds: a screen of it, or `everything`.
 
-        `episodes` trees are drawn, of at most so many `nodes` each.
+        The trees of the first `episodes` are drawn, with at most `nodes` nodes each.
         """
         from arborsim.show.inspect import print_trace
 

@@ -39,7 +39,7 @@ def print_trace(
 ) -> None:
     """Print a screen about a trace, or `everything`, and the trees of some `episodes`.
 
-    A tree has at most so many `nodes`.
+    A tree has at most `nodes` nodes.
     """
     from rich.console import Console
 
