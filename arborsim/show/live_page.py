@@ -111,8 +111,8 @@ def summarise(rows: Sequence[live.LiveRow]) -> list[str]:
     if not any(row.judged for row in others):
         return [_smallest(others, full), *_speeds(others)]
     if full is None or not full.judged:
-        best = max(others, key=lambda row: (row.accuracy, -row.peak_hbm_kv_bytes))
-        return [f"{_name(best)} solves most: {_score(best)}.", _smallest(others, None)]
+        solved = "; ".join(f"{_name(row)} solves {_score(row)}" for row in others if row.judged)
+        return [f"{solved}.", _smallest(others, None)]
     worse = [row for row in others if row.p < SIGNIFICANT and row.difference < 0]
     rest = [row for row in others if row not in worse and row.judged]
     sentences = [f"Full retention solves {_score(full)}. {_verdict(full, rest, worse)}"]
