@@ -70,6 +70,11 @@ class PlanOutput(OutputOptions):
     )
     json: bool = json_option()
 
+    def check_candidate(self, known: int) -> None:
+        """Refuse a number that none of the `known` candidates has."""
+        if self.candidate is not None and self.candidate >= known:
+            raise UsageError(f"--candidate {self.candidate}: there are {known}, counted from 0")
+
     def check(self, *inputs: Path) -> None:
         from arborsim.core.tables import check_format
 
@@ -136,11 +141,7 @@ def plan(
         min_attention_kept=min_attention_kept,
         workers=jobs or (len(os.sched_getaffinity(0)) if example else 1),
     )  # fmt: skip
-    if output.candidate is not None and output.candidate >= len(planning.planner.candidates):
-        raise UsageError(
-            f"--candidate {output.candidate}: there are {len(planning.planner.candidates)}, "
-            "counted from 0"
-        )
+    output.check_candidate(len(planning.planner.candidates))
     # Finished candidates are kept next to the results until all are.
     base = output.out or Path("plan" if workload is None else workload.name)
     log = base.with_name(f"{base.name}.partial.jsonl")
