@@ -92,12 +92,14 @@ def test_a_question_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"model": "llama-3.1-8b", "gpus": "h100", "p95": 60}, "what is searched is missing"),
         ({"workload": "none.toml"}, "none.toml"),
         ({"workload": "none.toml", "rate": "1/s"}, "rate asks without a workload: none.toml"),
-        ({"min_accuracy": 0.5}, "--min-accuracy needs --accuracy"),
+        ({"workload": "small", "min_accuracy": 0.5}, "--min-accuracy needs --accuracy"),
         ({"min_attention_kept": 2}, "min_attention_kept must be a share"),
         ({"searches": 0}, "searches must be a whole number of 1 or more"),
     ],
 )
-def test_what_cannot_work_is_one_line(keywords: dict[str, Any], said: str) -> None:
+def test_what_cannot_work_is_one_line(keywords: dict[str, Any], said: str, workload: Path) -> None:
+    if keywords.get("workload") == "small":
+        keywords = {**keywords, "workload": workload}
     with pytest.raises(ArborsimError) as caught:
         arborsim.plan(**keywords)
     assert said in str(caught.value)
