@@ -147,7 +147,10 @@ class Results(ABC):
         from rich.console import Console
 
         page = io.StringIO()
-        self.print(Console(file=page, width=_WIDTH, highlight=False))
+        plain = Console(
+            file=page, width=_WIDTH, highlight=False, force_jupyter=False, force_terminal=False
+        )
+        self.print(plain)
         return page.getvalue().rstrip("\n")
 
     def __repr__(self) -> str:
