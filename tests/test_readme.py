@@ -109,12 +109,19 @@ def test_the_number_of_policies_is_that_of_the_registry() -> None:
     assert f"under {len(available())} policies" in README
 
 
-def test_the_readmes_number_is_that_of_the_stored_results() -> None:
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_the_first_numbers_are_those_of_the_stored_results(name: str) -> None:
+    said = " ".join((ROOT / name).read_text().split())
     cells = figures.points(pd.read_parquet(figures.RESULTS)).set_index(["policy", "budget"])
     h2o, streaming = cells.loc["h2o", "0.85"], cells.loc["streaming-llm", "0.7"]
-    assert f"**{h2o.kept:.1f}%**" in README
-    assert f"**{h2o.right:.0f} of {h2o.n:.0f}**" in README
-    assert f"{streaming.kept:.1f}% and answers {streaming.right:.0f}." in " ".join(README.split())
+    assert f"keeps **{h2o.kept:.1f}%** of the attention" in said
+    assert f"answers **{h2o.right:.0f} of {h2o.n:.0f}** problems" in said
+    assert f"keeps {streaming.kept:.1f}% and answers {streaming.right:.0f}." in said
+    live = pd.read_parquet(ROOT / "reports" / "quality" / "results.parquet")
+    cliff = live.query("experiment == 'cliff' and label == 'h2o'").groupby("budget")["correct"]
+    right = {str(budget): 100 * each.astype(bool).mean() for budget, each in cliff}
+    assert f"in {right['0.95']:.0f}% of {len(cliff.get_group('0.95'))} problems" in said
+    assert f"with 95% of the tokens, in {right['0.69']:.0f}% with 69%" in said
 
 
 def test_the_figure_is_that_of_the_stored_results() -> None:

@@ -66,7 +66,7 @@ def _linked(text: str, here: str, source: str) -> str:
         if not target or "://" in target:
             return match.group()
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        if image and path.endswith(".svg"):
+        if image and 'class="figure"' in (ROOT / path).read_text()[:200]:
             return figure(ROOT / path)
         if path in pages:
             path = pages[path]
