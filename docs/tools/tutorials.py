@@ -26,7 +26,7 @@ def run(path: Path) -> Any:
     notebook = nbformat.read(path, as_version=4)
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "backends")])
-    os.environ.update(OMP_NUM_THREADS="1", COLUMNS="100", TQDM_DISABLE="1")
+    os.environ.update(OMP_NUM_THREADS="1", COLUMNS="80", TQDM_DISABLE="1")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before["PATH"]])
     try:
         NotebookClient(
