@@ -46,18 +46,27 @@ def run(path: Path) -> Any:
         cell.metadata = {key: cell.metadata[key] for key in ("tags",) if key in cell.metadata}
         if cell.cell_type == "code":
             cell.execution_count = None
-            cell.outputs = [_stored(o) for o in cell.outputs if o.get("name") != "stderr"]
+            cell.outputs = _stored(cell.outputs)
     return notebook
 
 
-def _stored(output: Any) -> Any:
-    if "execution_count" in output:
-        output.execution_count = None
-    if output.output_type in ("display_data", "execute_result"):
-        output.metadata = {}
-    if "text" in output:  # of commands that believe to write to a terminal
-        output.text = re.sub(r"\x1b\[[0-9;]*m", "", output.text)
-    return output
+def _stored(given: list[Any]) -> list[Any]:
+    """Without what differs between runs: counts, errors' colours, and how a text came in pieces."""
+    kept: list[Any] = []
+    for output in given:
+        if output.get("name") == "stderr":
+            continue
+        if "execution_count" in output:
+            output.execution_count = None
+        if output.output_type in ("display_data", "execute_result"):
+            output.metadata = {}
+        if "text" in output:  # commands believe that they write to a terminal
+            output.text = re.sub(r"\x1b\[[0-9;]*m", "", output.text).replace("\r\n", "\n")
+            if kept and kept[-1].output_type == "stream":
+                kept[-1].text += output.text
+                continue
+        kept.append(output)
+    return kept
 
 
 def outputs(cell: Any) -> list[str]:
