@@ -178,6 +178,7 @@ class Searching:
     def results(self) -> SearchResults:
         """Of the problems that are done."""
         from arborsim.bank.results import verdicts
+        from arborsim.machine.profile import assumed_numbers
         from arborsim.show.provenance import (
             machine_facts,
             search_heading,
@@ -186,13 +187,12 @@ class Searching:
         )
 
         job, results = self.job, tuple(self.job.ordered())
-        profile = job.machine.profile
         metadata = made_by(
             "search", self._command, *_LIBRARIES,
             **machine_facts(job.machine, [self.reader.info.geometry]),
             heading=search_heading(job, self.reader, results),
             settings=search_settings(job, self.reader),
-            assumed=[f"{name} {getattr(profile, name)}" for name in profile.assumed()],
+            assumed=assumed_numbers(job.machine.profile),
             verdicts=verdicts(results),
             notes=search_notes(job.machine, results),
             left_out=[*self._left_out, *job.notes()],

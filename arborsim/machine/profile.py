@@ -310,3 +310,12 @@ def numbers_of(profile: HardwareProfile) -> list[Number]:
         date = (_DATE.findall(source) or [""])[-1]
         found.append(Number(name, value, unit, about, source, date, assumed))
     return found
+
+
+def assumed_numbers(profile: HardwareProfile) -> tuple[str, ...]:
+    """What is assumed in a profile: plain names with values, as `arborsim hardware` has them."""
+    return tuple(
+        f"{number.called}: {number.text.replace(' us', ' µs')}"
+        for number in numbers_of(profile)
+        if number.assumed
+    )

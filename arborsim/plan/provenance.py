@@ -14,7 +14,7 @@ from arborsim.machine.cost import CostModel
 from arborsim.machine.fidelity import bases_text
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.price import Price
-from arborsim.machine.profile import numbers_of
+from arborsim.machine.profile import assumed_numbers as profile_numbers
 from arborsim.machine.weights import weights_type
 from arborsim.plan.demands import Facts
 from arborsim.plan.evaluate import STEP
@@ -129,10 +129,9 @@ def assumed_numbers(workload: Workload) -> tuple[str, ...]:
     """Numbers of the profiles that are assumed, as `arborsim hardware` shows."""
     profiles = {hardware.profile.name: hardware.profile for hardware in workload.hardware}
     return tuple(
-        f"{profile.name}: {number.called}: {number.text.replace(' us', ' µs')}"
-        for profile in profiles.values()
-        for number in numbers_of(profile)
-        if number.assumed
+        f"{name}: {number}"
+        for name, profile in profiles.items()
+        for number in profile_numbers(profile)
     )
 
 

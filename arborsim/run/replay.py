@@ -19,6 +19,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine, unsuited
+from arborsim.machine.profile import assumed_numbers
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters, values_of
 from arborsim.run.episode import Cell, cells_of, play_episode
@@ -201,7 +202,7 @@ class Replay:
             results,
             tuple(o.picture for o in kept if o.picture),
             self.settings,
-            tuple(f"{name} {getattr(profile, name)}" for name in profile.assumed()),
+            assumed_numbers(profile),
             (*left_out, *infeasible.values()),
             tuple(o.token_map for o in kept if o.token_map),
             tuple(dict.fromkeys(self._cautions(results, readers))),
