@@ -129,6 +129,37 @@ def test_the_figure_is_that_of_the_stored_results() -> None:
     assert figures.FIGURE.read_text() == drawn, "run `python docs/tools/figures.py`"
 
 
+def test_the_errors_of_seconds_are_those_of_the_published_runs() -> None:
+    section = (DOCS / "trust.md").read_text().split("<!-- fidelity -->\n")[1].split("\n\n")[0]
+    shown = [[cell.strip() for cell in row.strip("|").split("|")] for row in section.split("\n")]
+    runs = pd.read_csv(ROOT / "reports" / "validation" / "published" / "runs.csv")
+    runs = runs[(runs["side"] == "judged") & runs["simulated_tpot_ms"].notna()]
+    alone = runs["tensor_parallel"] * runs["data_parallel"] == 1
+    groups = {"all": runs, "one GPU": runs[alone], "several GPUs": runs[~alone]}
+    engines = {"vLLM": "vllm", "TensorRT-LLM": "trtllm", "SGLang": "sglang"}
+    groups |= {name: runs[runs["engine"] == engine] for name, engine in engines.items()}
+    groups |= {gpu: runs[runs["gpu"] == f"{gpu}_sxm"] for gpu in ("h100", "h200", "b200")}
+    assert [row[0] for row in shown[2:]] == list(groups)
+    for name, *cells in shown[2:]:
+        of = groups[name]
+        asked = of[of["aiconfigurator_tpot_ms"].notna()]
+        ours, there, theirs = _errors(of), _errors(asked), _errors(asked, "aiconfigurator")
+        found = [
+            len(of),
+            ours.median(),
+            ours.quantile(0.9),
+            len(asked),
+            there.median(),
+            theirs.median(),
+        ]
+        assert cells == [f"{x:.1f}" if isinstance(x, float) else str(x) for x in found], name
+
+
+def _errors(runs: pd.DataFrame, of: str = "simulated") -> pd.Series:
+    """Sizes of the errors of the seconds per output token, in per cent."""
+    return 100 * (runs[f"{of}_tpot_ms"] / runs["tpot_ms"] - 1).abs()
+
+
 def test_the_performance_page_is_made_of_the_figures() -> None:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
