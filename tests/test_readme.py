@@ -134,7 +134,7 @@ def test_the_errors_of_seconds_are_those_of_the_published_runs() -> None:
     shown = [[cell.strip() for cell in row.strip("|").split("|")] for row in section.split("\n")]
     runs = pd.read_csv(ROOT / "reports" / "validation" / "published" / "runs.csv")
     runs = runs[(runs["side"] == "judged") & runs["simulated_tpot_ms"].notna()]
-    alone = runs["tensor_parallel"] * runs["data_parallel"] == 1
+    alone = runs["tensor_parallel"] * runs["data_parallel"].fillna(1) == 1
     groups = {"all": runs, "one GPU": runs[alone], "several GPUs": runs[~alone]}
     engines = {"vLLM": "vllm", "TensorRT-LLM": "trtllm", "SGLang": "sglang"}
     groups |= {name: runs[runs["engine"] == engine] for name, engine in engines.items()}
