@@ -39,7 +39,10 @@ def on_files(files: Any, config: Any) -> Any:
     for name, path in ELSEWHERE.items():
         files.append(File.generated(config, name, content=(ROOT / path).read_text()))
     for path in sorted(DOCS.glob("tutorials/*.ipynb")):
-        made = notebook(json.loads(path.read_text()))
+        title, _, rest = notebook(json.loads(path.read_text())).partition("\n")
+        where = f"{REPOSITORY}/{path.relative_to(ROOT)}"
+        said = f"*A notebook: [docs/tutorials/{path.name}]({where}), with what it printed.*"
+        made = f"{title}\n\n{said}\n{rest}"
         files.append(File.generated(config, f"tutorials/{path.stem}.md", content=made))
     return files
 
