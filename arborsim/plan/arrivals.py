@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.trace.columns import numbers_of
@@ -173,7 +174,7 @@ def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
         moments = np.array([request.arrival_s for request in contents.searches])
     else:
         raise UnknownName("format of arrivals", format, [*FORMATS, TRACE])
-    moments.sort()
+    moments = np.sort(moments)
     if len(moments) < 2 or moments[0] == moments[-1]:
         raise UsageError(
             f"{path}: its arrivals ({len(moments)}) are all at one moment: no rate; name a "
@@ -200,8 +201,8 @@ def _of_trace(reader: TraceReader) -> np.ndarray:
             f"{reader.path}: the trace has no arrivals; name one that arborsim import mooncake, "
             "bailian or azure has made"
         )
-    tables = (reader.table(number, ["arrival_s"]) for number in range(reader.num_episodes))
-    moments = np.concatenate([numbers_of(table.column("arrival_s"))[:1] for table in tables])
+    tables = [reader.first_row(number, ["arrival_s"]) for number in range(reader.num_episodes)]
+    moments = numbers_of(pa.concat_tables(tables)["arrival_s"])
     missing = np.flatnonzero(~np.isfinite(moments))
     if len(missing):
         raise UsageError(

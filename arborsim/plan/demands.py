@@ -187,10 +187,9 @@ def prefix_blocks(reader: TraceReader, episodes: Iterable[int]) -> dict[int, tup
     """Ids of the blocks that the prompt of each episode is made of; {} if the trace has none."""
     if not reader.info.prefix_block_tokens or "prefix_blocks" not in reader.columns:
         return {}
-    tables = ((number, reader.table(number, ["prefix_blocks"])) for number in episodes)
+    rows = ((number, reader.first_row(number, ["prefix_blocks"])) for number in episodes)
     return {
-        number: tuple(lists_of(table.column("prefix_blocks").slice(0, 1))[0].tolist())
-        for number, table in tables
+        number: tuple(lists_of(row.column("prefix_blocks"))[0].tolist()) for number, row in rows
     }
 
 

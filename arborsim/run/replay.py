@@ -163,7 +163,7 @@ class Replay:
     def work(self, readers: Iterable[TraceReader]) -> int:
         """Rows to replay, for a progress bar."""
         return sum(
-            int(reader.metadata(i).num_rows) * len(self.cells(reader))
+            reader.num_rows(i) * len(self.cells(reader))
             for reader in readers
             for i in self.chosen(reader)
         )

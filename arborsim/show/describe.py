@@ -195,10 +195,9 @@ def count_transitions(episode: Episode) -> tuple[int, int]:
 def column_sizes(reader: TraceReader) -> tuple[ColumnSize, ...]:
     """Bytes per column from Parquet's metadata, largest first."""
     stored, unpacked = (dict.fromkeys(reader.columns, 0) for _ in range(2))
-    for episode in range(reader.num_episodes):
-        for name, chunk in reader.chunks(episode):
-            stored[name] += chunk.total_compressed_size
-            unpacked[name] += chunk.total_uncompressed_size
+    for name, chunk in reader.chunks():
+        stored[name] += chunk.total_compressed_size
+        unpacked[name] += chunk.total_uncompressed_size
     sizes = (ColumnSize(name, stored[name], unpacked[name]) for name in reader.columns)
     return tuple(sorted(sizes, key=lambda size: -size.stored_bytes))
 

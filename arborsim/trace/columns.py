@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 from arborsim.core.errors import UsageError
 from arborsim.trace.schema import ENDS, KINDS, Kind, TraceInfo, arrow_schema
 
-#: Columns a recorder must give; the writer adds `episode` and `seq`, the others default to null.
+#: Columns a recorder must give; the others default to null, `episode` and `seq` to one episode's.
 REQUIRED = ("kind", "iteration", "node", "parent", "depth", "position", "token", "time_s")
 
 # Written as null where negative: -1 stands for "none" in memory, but must not look like a value
 # to other tools that open the file.  (-1 in `parent` is a value: the root's parent.)
-_NEGATIVE_IS_NULL = {"position", "token", "correct"}
+_NEGATIVE_IS_NULL = {"position", "token", "correct", "run"}
 #: Few labels, many rows.
 _DICTIONARY = ["kind", "end", "answer"]
 #: Counters, whose differences need a bit or none.  The other integers repeat in patterns that zstd
@@ -33,7 +33,7 @@ _RISING = {"seq", "iteration", "node", "position", "prefix_blocks"}
 def encode(
     columns: Mapping[str, Any], info: TraceInfo, index: int, schema: pa.Schema | None = None
 ) -> pa.Table:
-    """The Arrow table of one episode.
+    """The Arrow table of one episode, or of several that are packed.
 
     Parameters
     ----------
@@ -41,11 +41,12 @@ def encode(
         By column name.  A column has one entry per row, or one per token (prefill and token rows;
         the other rows are null then).  List columns take a 2-D array, a sequence of 1-D arrays
         (or None), or an Arrow list array (`lists`).  `kind` and `end` take numbers or labels.
-        None, NaN, and in `position`, `token` and `correct` negative numbers are stored as null.
+        None, NaN, and in `position`, `token`, `correct` and `run` negative numbers are stored as
+        null.
     index : int
-        Episode number.
+        Episode number, of several that of the first.
     schema : pyarrow.Schema, optional
-        `arrow_schema` of `info`, for callers that write many episodes.
+        `arrow_schema` of `info`, for callers that write many episodes, or pack them.
 
     Raises
     ------
@@ -67,10 +68,10 @@ def encode(
     codes = kinds.indices.to_numpy(zero_copy_only=False)
     is_token = (codes == Kind.PREFILL) | (codes == Kind.TOKEN)
     given = {
-        **columns,
-        "kind": kinds,
         "episode": np.full(rows, index, dtype=np.int32),
         "seq": np.arange(rows, dtype=np.int32),
+        **columns,
+        "kind": kinds,
         "end": _end_array(columns.get("end"), index),
     }
     arrays = []

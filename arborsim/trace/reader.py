@@ -1,7 +1,8 @@
 """Read a trace one episode at a time, and only the columns that are asked for.
 
-A trace is a Parquet file, or the directory of an unfinished recording with one small Parquet file
-per whole episode.  Whatever is wrong with either becomes one line that says what to do.
+A trace is a Parquet file, which may be packed (`arborsim.trace.packed`), or the directory of an
+unfinished recording with one small Parquet file per whole episode.  Whatever is wrong with either
+becomes one line that says what to do.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
 from arborsim.trace.episode import Episode, decode_episode
+from arborsim.trace.packed import NEEDED, Places, expand
 from arborsim.trace.schema import (
     EVICTED_BY,
-    FORMAT_VERSION,
     LATER,
     METADATA_KEY,
+    PACKED_VERSION,
+    RUN,
     VERSION_KEY,
     TraceInfo,
     arrow_schema,
@@ -29,6 +33,7 @@ from arborsim.trace.schema import (
     recording_options,
     signal_columns,
 )
+from arborsim.trace.validate import Where
 
 _MAGIC = b"PAR1"
 _MAKE_ONE = "make a trace with 'arborsim record', or use one of those in traces/"
@@ -53,23 +58,39 @@ class TraceReader:
             _must_exist(self.path)
         files = part_files(self.path) if in_parts else [self.path]
         first = _open(files[0], self.path)
-        self.info = _info_of(first.schema_arrow, self.path)
+        self.info, packed = _info_of(first.schema_arrow, self.path)
         self.columns = tuple(first.schema_arrow.names)
-        _check_columns(first.schema_arrow, self.info, self.path)
+        _check_columns(first.schema_arrow, self.info, packed, self.path)
         self._open_file: tuple[Path, pq.ParquetFile] = (files[0], first)
-        # Where each episode lies: its file, and the row group in it.
+        # Each row group: its file, and its number there.  It is an episode unless they are packed.
         groups = 1 if in_parts else first.metadata.num_row_groups
-        self._places = [(file, group) for file in files for group in range(groups)]
-        if not self._places or first.metadata.num_rows == 0:
+        self._groups = [(file, group) for file in files for group in range(groups)]
+        if not self._groups or first.metadata.num_rows == 0:
             raise TraceError(f"{self.path}: the trace holds no episodes; record it again")
+        if packed and in_parts:
+            raise TraceError(f"{files[0]}: a part holds one episode, not packed; record it again")
         self._held: dict[Signal, bool] = {}
-        self.num_episodes = len(self._places)
+        self._packed = self._packed_places(first) if packed else None
+        #: The last row group of a packed trace that was read, with these columns.
+        self._group: tuple[int, tuple[str, ...] | None, pa.Table] | None = None
+        self.num_episodes = len(self._groups if self._packed is None else self._packed.group)
         self.file_bytes = sum(os.path.getsize(file) for file in files)
 
-    def metadata(self, episode: int) -> pq.RowGroupMetaData:
-        """Parquet's own account of one episode: rows, and bytes per column."""
-        file, group = self._places[episode]
-        return self._file(file).metadata.row_group(group)
+    def _packed_places(self, file: pq.ParquetFile) -> Places:
+        groups = range(file.num_row_groups)
+        try:
+            table = file.read(columns=["episode", RUN.name])
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise self._damaged("", error) from error
+        rows = np.array([file.metadata.row_group(group).num_rows for group in groups])
+        return Places.of(table, rows, str(self.path))
+
+    def num_rows(self, episode: int) -> int:
+        """Rows of one episode, without reading it."""
+        if self._packed is not None:
+            return int(self._packed.rows[episode])
+        file, group = self._groups[episode]
+        return int(self._file(file).metadata.row_group(group).num_rows)
 
     def has(self, signal: Signal) -> bool:
         """Whether any episode holds this observation."""
@@ -84,24 +105,23 @@ class TraceReader:
 
     def _has_values(self, column: str) -> bool:
         return column in self.columns and any(
-            name == column and _holds_values(chunk)
-            for episode in range(self.num_episodes)
-            for name, chunk in self.chunks(episode)
+            name == column and _holds_values(chunk) for name, chunk in self.chunks()
         )
 
-    def chunks(self, episode: int) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
-        """Parquet's account of each part of a column, with the column's name."""
-        group = self.metadata(episode)
-        for i in range(group.num_columns):
-            chunk = group.column(i)
-            try:
-                name = chunk.path_in_schema.split(".")[0]
-            except UnicodeDecodeError as error:
-                raise TraceError(
-                    f"{self.path}: episode {episode}: the name of column {i} is not UTF-8 "
-                    f"({error.reason}); copy the file again, or record it again"
-                ) from error
-            yield name, chunk
+    def chunks(self) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
+        """Parquet's account of each part of a column, with the column's name, of all episodes."""
+        for number, (file, own) in enumerate(self._groups):
+            group = self._file(file).metadata.row_group(own)
+            for i in range(group.num_columns):
+                chunk = group.column(i)
+                try:
+                    name = chunk.path_in_schema.split(".")[0]
+                except UnicodeDecodeError as error:
+                    raise TraceError(
+                        f"{self.path}: row group {number}: the name of column {i} is not UTF-8 "
+                        f"({error.reason}); copy the file again, or record it again"
+                    ) from error
+                yield name, chunk
 
     def require(self, needs: Iterable[Signal], who: str) -> None:
         """Raise `MissingSignal` unless the trace holds what `who`, e.g. ``"policy h2o"``, reads.
@@ -161,16 +181,45 @@ class TraceReader:
             yield decode_episode(table, self.info, str(self.path), index, wanted, text, embedding)
 
     def table(self, index: int, names: list[str] | None = None) -> pa.Table:
-        """One episode as it is stored, not validated; all columns by default."""
-        path, group = self._places[index]
+        """One episode, a row per event, not validated; all columns by default."""
+        if self._packed is None:
+            return self._read(index, index, names)
+        read = names if names is None else list(dict.fromkeys([*names, *NEEDED]))
+        table = expand(self._packed_rows(index, read), Where(str(self.path), index))
+        return table if names is None else table.select(names)
+
+    def first_row(self, index: int, names: list[str]) -> pa.Table:
+        """The first row of one episode, where what belongs to a request stands; not validated."""
+        stored = (
+            self._read(index, index, names)
+            if self._packed is None
+            else (self._packed_rows(index, names))
+        )
+        return stored.slice(0, 1)
+
+    def _packed_rows(self, index: int, names: list[str] | None) -> pa.Table:
+        """The rows of one episode as they are stored."""
+        assert self._packed is not None
+        group, key = int(self._packed.group[index]), None if names is None else tuple(names)
+        if self._group is None or self._group[:2] != (group, key):
+            self._group = (group, key, self._read(group, index, names))
+        first, stored = int(self._packed.first[index]), int(self._packed.stored[index])
+        return self._group[2].slice(first, stored)
+
+    def _read(self, number: int, episode: int, names: list[str] | None) -> pa.Table:
+        """A row group, read for one episode."""
+        path, group = self._groups[number]
         file = self._file(path)
         try:
             return file.read_row_group(group, columns=names)
         except (pa.ArrowException, OSError, MemoryError) as error:
-            raise TraceError(
-                f"{self.path}: episode {index}: its data are damaged ({_one_line(error)}); "
-                "copy the file again, or record it again"
-            ) from error
+            raise self._damaged(f"episode {episode}: ", error) from error
+
+    def _damaged(self, what: str, error: Exception) -> TraceError:
+        return TraceError(
+            f"{self.path}: {what}its data are damaged ({_one_line(error)}); copy the file "
+            "again, or record it again"
+        )
 
     def _file(self, path: Path) -> pq.ParquetFile:
         if self._open_file[0] != path:
@@ -275,32 +324,33 @@ def part_files(directory: Path) -> list[Path]:
     return [found[number] for number in range(len(found))]
 
 
-def _info_of(schema: pa.Schema, path: Path) -> TraceInfo:
-    """The trace's metadata, after a look at the format version."""
+def _info_of(schema: pa.Schema, path: Path) -> tuple[TraceInfo, bool]:
+    """The trace's metadata, and by the format version whether it is packed."""
     stored = schema.metadata or {}
     if METADATA_KEY not in stored or VERSION_KEY not in stored:
         raise TraceError(
             f"{path}: a Parquet file, but no trace: it has no arborsim metadata; {_MAKE_ONE}"
         )
     version = stored[VERSION_KEY].decode("ascii", "replace")
-    if not version.isdecimal() or not 1 <= int(version) <= FORMAT_VERSION:
+    if not version.isdecimal() or not 1 <= int(version) <= PACKED_VERSION:
         raise TraceError(
             f"{path}: trace format {version[:20]!r}, but this arborsim reads versions up to "
-            f"{FORMAT_VERSION}; upgrade arborsim, or record it again"
+            f"{PACKED_VERSION}; upgrade arborsim, or record it again"
         )
     try:
-        return TraceInfo.from_json(stored[METADATA_KEY].decode())
+        info = TraceInfo.from_json(stored[METADATA_KEY].decode())
     except TraceError as error:
         raise TraceError(f"{path}: {' '.join(str(error).split())}") from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
             f"{path}: the trace's metadata cannot be read ({_one_line(error)}); record it again"
         ) from error
+    return info, int(version) == PACKED_VERSION
 
 
-def _check_columns(schema: pa.Schema, info: TraceInfo, file: Path) -> None:
+def _check_columns(schema: pa.Schema, info: TraceInfo, packed: bool, file: Path) -> None:
     """Raise `TraceError` unless all columns of this capture level are there, of the right types."""
-    expected = arrow_schema(info)
+    expected = arrow_schema(info, packed)
     missing = [name for name in expected.names if name not in {*schema.names, *LATER}]
     if missing:
         raise TraceError(

@@ -1,7 +1,9 @@
-"""Trace format v1: columns, units, file metadata, and the columns that hold each observation.
+"""Trace format: columns, units, file metadata, and the columns that hold each observation.
 
 One file is one trace.  A row is one event in time order, a row group is one episode (one search
-over one prompt), so a reader streams one episode at a time.  `TraceInfo` is stored as JSON under
+over one prompt), so a reader streams one episode at a time.  Version 2 is the packed form of
+`arborsim.trace.packed`: a row may stand for a run of tokens, and episodes share row groups.
+`TraceInfo` is stored as JSON under
 the key ``arborsim.trace`` of the Parquet schema metadata.
 """
 
@@ -22,7 +24,9 @@ from arborsim.core.records import convert
 from arborsim.core.rope import Rope
 from arborsim.core.shape import CacheShape
 
+#: Version of traces with a row per token, and of packed ones.
 FORMAT_VERSION = 1
+PACKED_VERSION = 2
 METADATA_KEY = b"arborsim.trace"
 VERSION_KEY = b"arborsim.version"
 
@@ -235,6 +239,12 @@ REQUESTS: tuple[pa.Field, ...] = (
     _column("request", pa.string(), "", "the log's other fields, as JSON"),
 )  # fmt: skip
 
+#: The column that packed traces have besides those of the others.
+RUN = _column("run", pa.int32(), "rows",
+              "of a packed trace: tokens of one block in succession that the row stands for; null "
+              "is 1. Of each, seq and position are one higher (and iteration, of generated ones); "
+              "values of what has one per token belong to the first")  # fmt: skip
+
 #: Columns with one value per layer and token, and the signal each one holds.
 PER_LAYER: tuple[Signal, ...] = (
     Signal.HIDDEN_CHANGE,
@@ -262,7 +272,7 @@ EVICTED_BY: tuple[Signal, ...] = (Signal.ATTENTION, Signal.HEAD_ATTENTION)
 VECTORS: tuple[Signal, ...] = (Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES)
 
 
-def arrow_schema(info: TraceInfo) -> pa.Schema:
+def arrow_schema(info: TraceInfo, packed: bool = False) -> pa.Schema:
     """The Arrow schema of a trace with this capture level, metadata included."""
     columns = list(STRUCTURE)
     columns += REQUESTS if info.holds_requests else ()
@@ -276,7 +286,9 @@ def arrow_schema(info: TraceInfo) -> pa.Schema:
         columns += HIDDEN if info.hidden_layers else ()
     if info.capture is Capture.QKV:
         columns += QKV
-    metadata = {VERSION_KEY: str(FORMAT_VERSION).encode(), METADATA_KEY: info.to_json().encode()}
+    columns += (RUN,) if packed else ()
+    version = PACKED_VERSION if packed else FORMAT_VERSION
+    metadata = {VERSION_KEY: str(version).encode(), METADATA_KEY: info.to_json().encode()}
     return pa.schema(columns, metadata=metadata)
 
 

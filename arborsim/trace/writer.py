@@ -19,14 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arborsim.core.errors import UsageError
 from arborsim.trace.columns import encode, parquet_writer
 from arborsim.trace.episode import decode_episode
+from arborsim.trace.packed import Places, expand
 from arborsim.trace.reader import TraceReader, is_part, parts_directory
 from arborsim.trace.schema import TraceInfo, arrow_schema
+from arborsim.trace.validate import Where
 
 # What may differ between the two halves of a resumed recording: where and how it ran, not what.
 _MAY_DIFFER = {"device", "software", "timing", "command", "extra"}
@@ -224,14 +227,15 @@ class WholeTraceWriter:
     """Writes a trace straight into the file, with nothing to resume; a context manager.
 
     The file is no trace before the writer is left, and stays if it is left by an exception: give a
-    name that is moved into place afterwards.  A disk that cannot be written is an `OSError`.
+    name that is moved into place afterwards.  A disk that cannot be written is an `OSError`.  One
+    that is `packed` has many episodes at once, of which nothing is known per token.
     """
 
-    def __init__(self, path: Path, info: TraceInfo) -> None:
+    def __init__(self, path: Path, info: TraceInfo, packed: bool = False) -> None:
         self.path = path
         self.info = info
         self.num_episodes = 0
-        self._schema = arrow_schema(info)
+        self._schema = arrow_schema(info, packed)
         self._file = _parquet_on_disk(path, self._schema)
 
     def write_episode(self, columns: Mapping[str, Any]) -> None:
@@ -240,6 +244,19 @@ class WholeTraceWriter:
         decode_episode(table, self.info, str(self.path), self.num_episodes)
         self._parquet.write_table(table, row_group_size=table.num_rows)
         self.num_episodes += 1
+
+    def write_packed(self, columns: Mapping[str, Any]) -> None:
+        """Store whole episodes as one row group, with the columns `episode`, `seq` and `run`.
+
+        The first one is checked as a reader would check it.
+        """
+        first, file = self.num_episodes, str(self.path)
+        table = encode(columns, self.info, first, self._schema)
+        places = Places.of(table, np.array([table.num_rows]), file, first)
+        episode = expand(table.slice(0, int(places.stored[0])), Where(file, first))
+        decode_episode(episode, self.info, file, first)
+        self._parquet.write_table(table, row_group_size=table.num_rows)
+        self.num_episodes += len(places.rows)
 
     def __enter__(self) -> Self:
         self._parquet = self._file.__enter__()

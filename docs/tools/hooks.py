@@ -155,6 +155,7 @@ def columns() -> Iterator[str]:
         ("Outputs of layers (`--hidden-layers`)", schema.HIDDEN),
         ("Capture level qkv", schema.QKV),
         ("Imported requests", schema.REQUESTS),
+        ("Packed traces (version 2)", (schema.RUN,)),
     )
     yield from ("## Columns", "", "Units and meanings are in the metadata of each column, too.", "")
     for title, fields in tables:

@@ -180,7 +180,7 @@ def test_same_kept_sets_on_the_shipped_traces(name: str, trace: str) -> None:
     policy, oracle = PAIRS[name]
     reader = TraceReader(TRACES / f"{trace}.parquet")
     # the smallest search, because the oracle walks it token by token
-    smallest = min(range(reader.num_episodes), key=lambda i: reader.metadata(i).num_rows)
+    smallest = min(range(reader.num_episodes), key=lambda i: reader.num_rows(i))
     episode = next(iter(reader.episodes(signals_read(policy), start=smallest)))
     budget = int(SHARES[trace] * episode.num_tokens)
     tiers, moves = decide_all(policy, episode, budget)

@@ -386,7 +386,7 @@ def test_beladys_rule_is_near_the_best_on_the_shipped_traces(
 ) -> None:
     """The distances that `Oracle.method` states."""
     reader = TraceReader(TRACES / f"{trace}.parquet")
-    smallest = min(range(reader.num_episodes), key=lambda i: reader.metadata(i).num_rows)
+    smallest = min(range(reader.num_episodes), key=lambda i: reader.num_rows(i))
     episode = next(iter(reader.episodes(READ, start=smallest)))
     for share, most in {0.3: 1.5, 0.5: 0.3, 0.7: 0.05}.items():
         budget = int(share * episode.num_tokens)

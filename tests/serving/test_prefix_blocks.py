@@ -72,7 +72,7 @@ def test_other_logs_have_other_blocks() -> None:
 @settings(deadline=None, max_examples=40)
 def test_an_endless_cache_finds_all_that_came_before(prompts: Prompts) -> None:
     report = engine(prompts).run(one_by_one(prompts))
-    requests = [Request.of(0.0, BLOCK * len(p) + 1, 1, _chained(p)) for p in prompts]
+    requests = [Request(0.0, BLOCK * len(p) + 1, 1, _chained(p)) for p in prompts]
     total = sum(BLOCK * len(p) for p in prompts)
     saved = shared_prefix_tokens(requests, BLOCK)
     assert report.prefixes == PrefixTokens(hbm=saved, ddr=0, computed=total - saved)
@@ -145,7 +145,7 @@ def test_mooncakes_recording_in_an_endless_cache() -> None:
     """37.4% of the prompt tokens; but the last token of a prompt is always computed."""
     lines = [json.loads(line) for line in MOONCAKE.read_text().splitlines()]
     made = [with_blocks(chain(e["input_length"], 1), e["hash_ids"], 512) for e in lines]
-    requests = [Request.of(0.0, e["input_length"], 1, tuple(e["hash_ids"])) for e in lines]
+    requests = [Request(0.0, e["input_length"], 1, tuple(e["hash_ids"])) for e in lines]
     saved = shared_prefix_tokens(requests, 512)
     seen: set[int] = set()
     whole = 0

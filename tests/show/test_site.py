@@ -107,6 +107,7 @@ def test_every_column_and_key_is_in_the_trace_format(site: Path) -> None:
     tables = (
         schema.STRUCTURE, schema.SIGNALS, schema.ATTENTION_DENSE, schema.ATTENTION_SPARSE,
         schema.ATTENTION_LAYERS, schema.HIDDEN, schema.QKV, schema.REQUESTS,
+        (schema.RUN,),
     )  # fmt: skip
     for field in (field for table in tables for field in table):
         assert field.name in page

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from arborsim.machine.lookup import load_geometry
 from arborsim.trace.columns import encode
 from arborsim.trace.episode import decode_episode
-from arborsim.trace.importers.requests import FORMATS
-from arborsim.trace.importers.sources import Damage, WrittenSearch
+from arborsim.trace.importers.requests import FORMATS, Request, packed_columns
+from arborsim.trace.importers.sources import Damage, Imported, WrittenSearch
 from arborsim.trace.importers.trees import TotLog, deft_search
-from arborsim.trace.schema import TraceInfo
+from arborsim.trace.packed import expand
+from arborsim.trace.schema import TraceInfo, arrow_schema
+from arborsim.trace.validate import Where
 from tests.trace.import_helpers import deft_tree, tot_problem
 
 EXTRA = {"prefix_block_tokens": 512, "token_ids": "unknown"}
@@ -47,7 +49,7 @@ def damage(item: Any, data: st.DataObject) -> Any:
     return whole["item"]
 
 
-def search_or_damage(make: Callable[[Any], WrittenSearch], item: Any) -> None:
+def search_or_damage(make: Callable[[Any], Imported], item: Any) -> None:
     try:
         search = make(item)
     except Damage as error:
@@ -56,7 +58,12 @@ def search_or_damage(make: Callable[[Any], WrittenSearch], item: Any) -> None:
         return
     if search.num_tokens > 10**5:
         return  # a prompt may be long: only its rows would take their time
-    table = encode(search.columns(), INFO, 0)
+    if isinstance(search, Request):
+        packed = encode(packed_columns([search], 0), INFO, 0, arrow_schema(INFO, packed=True))
+        table = expand(packed, Where("fuzz", 0))
+    else:
+        assert isinstance(search, WrittenSearch)
+        table = encode(search.columns(), INFO, 0)
     episode = decode_episode(table, INFO, "fuzz", 0, text=True)
     assert episode.num_tokens == search.num_tokens
 

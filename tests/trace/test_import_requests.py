@@ -128,7 +128,7 @@ def test_shared_prefixes_are_those_of_some_earlier_prompt(
             continue
         ids = tuple(names.setdefault(tuple(words[: k + 1]), len(names)) for k in range(len(words)))
         tokens = 4 * (len(words) - 1) + last
-        made.append(Request.of(0.0, tokens, 1, ids))
+        made.append(Request(0.0, tokens, 1, ids))
         longest = max(
             (sum(1 for k in range(len(words)) if words[: k + 1] == other[: k + 1])
              for other in prompts[:i]), default=0)  # fmt: skip

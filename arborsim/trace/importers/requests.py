@@ -9,63 +9,122 @@ TIMESTAMP, ContextTokens and GeneratedTokens, without prefixes.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from arborsim.trace.columns import lists
 from arborsim.trace.importers import sources
+from arborsim.trace.schema import Kind
+from arborsim.trace.writer import WholeTraceWriter
 
 _AZURE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d|Z)?")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-@dataclass(frozen=True)
-class Request(sources.WrittenSearch):
-    """One request: a search without branches."""
+#: Most requests, and ids of prefix blocks, of a row group.
+_GROUP_REQUESTS, _GROUP_BLOCKS = 1024, 1 << 20
 
-    arrival_s: float = 0.0  # on the source's clock
+
+@dataclass(frozen=True)
+class Request(sources.Imported):
+    """One request: a search without branches, whose answer is a block if it has tokens."""
+
+    arrival_s: float  # on the source's clock
+    prompt_tokens: int
+    answer_tokens: int
     #: Ids of the prompt's blocks, in order; requests share the tokens of equal leading ids
     prefix_blocks: tuple[int, ...] = ()
     other: dict[str, Any] | None = None  # the source's other fields
 
-    @classmethod
-    def of(
-        cls, arrival_s: float, prompt_tokens: int, answer_tokens: int,
-        prefix_blocks: tuple[int, ...] = (), other: dict[str, Any] | None = None,
-    ) -> Request:  # fmt: skip
-        """A request by its lengths; an answer without tokens is no block."""
-        batches = (
-            [sources.ThoughtBatch([sources.Thought(0, answer_tokens)])] if answer_tokens else []
-        )
-        return cls(prompt_tokens, batches, None, None, arrival_s, prefix_blocks, other)
+    packed: ClassVar[bool] = True
 
-    def columns(self) -> dict[str, Any]:
-        """The rows of the search; what belongs to the request stands in the first one."""
-        columns = super().columns()
-        rows = len(columns["kind"])
-        arrival = np.full(rows, np.nan)
-        arrival[0] = self.arrival_s
-        columns["arrival_s"] = arrival
-        if self.prefix_blocks:
-            offsets = np.full(rows + 1, len(self.prefix_blocks), dtype=np.int32)
-            offsets[0] = 0
-            blocks = np.asarray(self.prefix_blocks, dtype=np.int64)
-            columns["prefix_blocks"] = lists(blocks, offsets, np.arange(rows) > 0)
-        if self.other:
-            other = pa.array([json.dumps(self.other, sort_keys=True)], pa.string())
-            columns["request"] = pa.concat_arrays([other, pa.nulls(rows - 1, pa.string())])
-        return columns
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + self.answer_tokens
+
+    @classmethod
+    def write(
+        cls, items: Sequence[Any], writer: WholeTraceWriter, advance: sources.Advance
+    ) -> None:
+        for group in _groups(items):
+            first = writer.num_episodes
+            writer.write_packed(packed_columns(group, first))
+            advance(f"request {first}", sum(request.num_tokens for request in group))
+
+
+def _groups(requests: Sequence[Request]) -> Iterator[list[Request]]:
+    """The requests of each row group: few enough to be held in memory at once."""
+    group: list[Request] = []
+    blocks = 0
+    for request in requests:
+        if len(group) == _GROUP_REQUESTS or (group and blocks > _GROUP_BLOCKS):
+            yield group
+            group, blocks = [], 0
+        group.append(request)
+        blocks += len(request.prefix_blocks)
+    yield group
+
+
+#: Rows of a request: its prompt, and if there is an answer the turn to it, the answer, its end.
+_KINDS = np.array([Kind.PREFILL, Kind.TRANSITION, Kind.TOKEN, Kind.BOUNDARY], dtype=np.int8)
+
+
+def packed_columns(requests: Sequence[Request], first: int) -> dict[str, Any]:
+    """The packed rows of requests, as `WholeTraceWriter.write_packed` takes them.
+
+    The first of them is episode number `first`.  What belongs to a request stands in its first row.
+    """
+    prompts = np.array([request.prompt_tokens for request in requests], dtype=np.int32)
+    answers = np.array([request.answer_tokens for request in requests], dtype=np.int32)
+    counts = np.where(answers > 0, len(_KINDS), 1)
+    number = np.repeat(np.arange(len(requests)), counts)  # of each row's request
+    begins = np.cumsum(counts) - counts
+    part = np.arange(len(number)) - begins[number]  # which of `_KINDS`
+    prompt, answer = prompts[number], answers[number]
+    begun, none = part == 0, np.full(len(number), -1, dtype=np.int32)
+
+    def of_each(*values: Any) -> np.ndarray:
+        return np.asarray(np.choose(part, values), dtype=np.int32)
+
+    columns = {
+        "episode": (first + number).astype(np.int32),
+        "seq": of_each(0, prompt, prompt + 1, prompt + 1 + answer),
+        "run": of_each(prompt, none, answer, none),
+        "kind": _KINDS[part],
+        "iteration": of_each(0, 0, 1, answer),
+        "node": of_each(0, 1, 1, 1),
+        "parent": of_each(-1, 0, 0, 0),
+        "depth": of_each(0, 1, 1, 1),
+        "position": of_each(0, none, prompt, none),
+        "token": none,  # no source here has any, nor times
+        "time_s": np.zeros(len(number)),
+        "arrival_s": np.full(len(number), np.nan),
+    }
+    columns["arrival_s"][begun] = [request.arrival_s for request in requests]
+    lengths = np.zeros(len(number) + 1, dtype=np.int64)
+    lengths[1:][begun] = [len(request.prefix_blocks) for request in requests]
+    ids = itertools.chain.from_iterable(request.prefix_blocks for request in requests)
+    blocks = np.fromiter(ids, dtype=np.int64, count=int(lengths.sum()))
+    other: list[str | None] = [None] * len(number)
+    for at, request in zip(begins.tolist(), requests, strict=True):
+        if request.other:
+            other[at] = json.dumps(request.other, sort_keys=True)
+    return {
+        **columns,
+        "prefix_blocks": lists(blocks, np.cumsum(lengths), lengths[1:] == 0),
+        "request": pa.array(other, pa.string()),
+    }
 
 
 def json_request(line: str, ticks_per_s: float, block_tokens: int) -> Request:
@@ -82,17 +141,21 @@ def json_request(line: str, ticks_per_s: float, block_tokens: int) -> Request:
     answer = sources.whole(sources.field(item, "output_length"), "output_length")
     named = ("timestamp", "input_length", "output_length", "hash_ids")
     other = {key: value for key, value in item.items() if key not in named}
-    blocks = tuple(
-        sources.whole(value, "an id in hash_ids", -(1 << 63), (1 << 63) - 1)
-        for value in sources.array(sources.field(item, "hash_ids"), "hash_ids")
-    )
+    blocks = sources.array(sources.field(item, "hash_ids"), "hash_ids")
+    low, high = -(1 << 63), (1 << 63) - 1
+    if not (
+        {*map(type, blocks)} <= {int}
+        and low <= min(blocks, default=0) <= max(blocks, default=0) <= high
+    ):
+        for value in blocks:
+            sources.whole(value, "an id in hash_ids", low, high)
     complete, every = prompt // block_tokens, math.ceil(prompt / block_tokens)
     if len(blocks) not in (complete, every):  # the last, partial one may be left out
         raise sources.Damage(
             f"hash_ids names {len(blocks)} blocks, but a prompt of {prompt} tokens has "
             f"{every} of {block_tokens}"
         )
-    return Request.of(arrival_s, prompt, answer, blocks, other or None)
+    return Request(arrival_s, prompt, answer, tuple(blocks), other or None)
 
 
 def azure_request(line: str) -> Request:
@@ -118,7 +181,7 @@ def azure_request(line: str) -> Request:
         counts.append(int(cell))
     prompt = sources.whole(counts[0], "ContextTokens", low=1)
     arrival_s = seconds + float(match[2] or 0)
-    return Request.of(arrival_s, prompt, sources.whole(counts[1], "GeneratedTokens"))
+    return Request(arrival_s, prompt, sources.whole(counts[1], "GeneratedTokens"))
 
 
 def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:
@@ -129,7 +192,7 @@ def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:
     seen: set[int] = set()
     saved = 0
     for request in requests:
-        leading = sum(1 for _ in takewhile(seen.__contains__, request.prefix_blocks))
+        leading = sum(1 for _ in itertools.takewhile(seen.__contains__, request.prefix_blocks))
         saved += min(leading * block_tokens, request.prompt_tokens)
         seen.update(request.prefix_blocks)
     return saved

@@ -11,11 +11,12 @@ import hashlib
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -123,13 +124,33 @@ class FinalAnswer:
     text: str | None = None
 
 
-@dataclass(frozen=True)
-class WrittenSearch:
-    """One search, whatever format it came in.
+#: Called with what was written, and its number of tokens.
+Advance = Callable[[str, int], None]
 
-    It is a `Damage` if the prompt is empty, or there are more tokens than a trace's reader should
-    have to hold.
-    """
+
+class Imported(ABC):
+    """What an item of a source becomes: one episode; a `Damage` if it has too many tokens."""
+
+    #: Whether the trace is packed (`arborsim.trace.packed`)
+    packed: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int: ...
+
+    @classmethod
+    @abstractmethod
+    def write(cls, items: Sequence[Any], writer: WholeTraceWriter, advance: Advance) -> None:
+        """Write items of this class, in order."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens > MOST_TOKENS:  # of which a trace's reader would have to hold them all
+            raise Damage(f"it has {self.num_tokens} tokens, more than {MOST_TOKENS}")
+
+
+@dataclass(frozen=True)
+class WrittenSearch(Imported):
+    """One search, whatever format it came in; a `Damage` if the prompt is empty."""
 
     prompt_tokens: int
     batches: Sequence[ThoughtBatch] = ()
@@ -139,13 +160,18 @@ class WrittenSearch:
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
             raise Damage("the prompt has no tokens")
-        if self.num_tokens > MOST_TOKENS:
-            raise Damage(f"it has {self.num_tokens} tokens, more than {MOST_TOKENS}")
+        super().__post_init__()
 
     @property
     def num_tokens(self) -> int:
         thoughts = (thought for batch in self.batches for thought in batch.thoughts)
         return self.prompt_tokens + sum(thought.tokens for thought in thoughts)
+
+    @classmethod
+    def write(cls, items: Sequence[Any], writer: WholeTraceWriter, advance: Advance) -> None:
+        for number, search in enumerate(items):
+            writer.write_episode(search.columns())
+            advance(f"search {number}", search.num_tokens)
 
     def columns(self) -> dict[str, Any]:
         """The rows of the search, as `arborsim.trace.columns.encode` takes them.
@@ -228,7 +254,7 @@ class _Rows:
         return found
 
 
-Search = TypeVar("Search", bound=WrittenSearch)
+Search = TypeVar("Search", bound=Imported)
 
 
 @dataclass(frozen=True)
@@ -372,22 +398,20 @@ def write_trace(
     info: TraceInfo,
     out: Path,
     overwrite: bool = False,
-    advance: Callable[[str, int], None] = lambda what, units: None,
+    advance: Advance = lambda what, units: None,
 ) -> None:
     """Write the searches to `out`, which appears when all of them are written.
 
-    `advance` is called with what was written and its number of tokens.  Raises `UsageError` if
-    `out` exists or cannot be written, or if there is no search to write.
+    Raises `UsageError` if `out` exists or cannot be written, or if there is no search to write.
     """
     check_out(out, overwrite)
     if not contents.searches:
         raise UsageError(f"nothing to import: {_nothing(contents)}")
     scrap = out.with_name(f".{out.name}.import")
     try:
-        with WholeTraceWriter(scrap, info) as writer:
-            for number, search in enumerate(contents.searches):
-                writer.write_episode(search.columns())
-                advance(f"search {number}", search.num_tokens)
+        kind = type(contents.searches[0])
+        with WholeTraceWriter(scrap, info, kind.packed) as writer:
+            kind.write(contents.searches, writer, advance)
         os.replace(scrap, out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
