@@ -44,6 +44,7 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/kernels.py --out reports/benchmarks/kernels.json
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py
+	$(BIN)/python benchmarks/importing.py
 
 validate-gpu: .venv/.full  ## everything that needs a GPU, in 9 minutes on an H200; adds to reports/validation
 	PYTHONPATH=.:backends $(BIN)/python benchmarks/validate_gpu.py --out reports
