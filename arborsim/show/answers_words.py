@@ -168,12 +168,10 @@ def would_decide(rows: Sequence[Row], result: ReplayResult) -> str:
     some = any(row.answers and row.answers.exact and row.policy != BASELINE for row in rows)
     policies = list(dict.fromkeys(row.policy for row in lacking))
     named = listed(policies) if len(policies) <= _MOST_NAMED else f"{len(policies)} policies"
-    policies = list(dict.fromkeys(row.policy for row in lacking))
-    named = listed(policies) if len(policies) <= _MOST_NAMED else f"{len(policies)} policies"
-    whose = f"of {named}" if some else "of any policy"
+    what = f"of {named} at some of these budgets" if some else "at these budgets"
     return (
-        f"Answers {whose} were not counted at all of these budgets on problems like these. This "
-        f"counts them: {command}; then replay with --answers answers.jsonl."
+        f"No answers {what} have been counted on problems like these. This counts them: "
+        f"{command}; then replay with --answers answers.jsonl."
     )
 
 
