@@ -192,7 +192,7 @@ CASES = {
     "record with another task's option": (
         "record --model game24 --lines 5 --out x.parquet", "no option --lines"),
     "output over the input": ("replay good.parquet --out good.parquet", "another name"),
-    "two outputs in one": ("replay good.parquet --out a.x --report a.x", "another name"),
+    "two outputs in one": ("replay good.parquet --out a.csv --report a.csv", "another name"),
     "first episode beyond the last": ("replay good.parquet --first 99", "it holds 3"),
     "window of nothing": ("replay good.parquet --policy epikv --set window=0", "[2, 65536]"),
     "negative seed": ("replay good.parquet --policy random --set seed=-1", "at least 0"),
