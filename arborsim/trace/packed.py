@@ -97,9 +97,12 @@ def expand(table: pa.Table, where: Where) -> pa.Table:
     iteration = np.where(kind[source] == Kind.TOKEN, step, 0)  # a prompt is of one iteration
     columns = {}
     for name in table.column_names:
-        if name in _COUNTING:
+        column = table[name]
+        if column.null_count == len(column) and name != RUN.name:
+            columns[name] = pa.nulls(len(source), column.type)
+        elif name in _COUNTING:
             added = iteration if name == "iteration" else step
-            columns[name] = pc.add(table[name].take(every), pa.array(added.astype(np.int32)))
+            columns[name] = pc.add(column.take(every), pa.array(added.astype(np.int32)))
         elif name != RUN.name:
-            columns[name] = table[name].take(every if name in _ALIKE else first)
+            columns[name] = column.take(every if name in _ALIKE else first)
     return pa.table(columns)

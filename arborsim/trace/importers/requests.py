@@ -9,14 +9,15 @@ TIMESTAMP, ContextTokens and GeneratedTokens, without prefixes.
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import math
 import re
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -44,7 +45,7 @@ class Request(sources.Imported):
     prompt_tokens: int
     answer_tokens: int
     #: Ids of the prompt's blocks, in order; requests share the tokens of equal leading ids
-    prefix_blocks: tuple[int, ...] = ()
+    prefix_blocks: Sequence[int] = ()
     other: dict[str, Any] | None = None  # the source's other fields
 
     packed: ClassVar[bool] = True
@@ -114,15 +115,14 @@ def packed_columns(requests: Sequence[Request], first: int) -> dict[str, Any]:
     columns["arrival_s"][begun] = [request.arrival_s for request in requests]
     lengths = np.zeros(len(number) + 1, dtype=np.int64)
     lengths[1:][begun] = [len(request.prefix_blocks) for request in requests]
-    ids = itertools.chain.from_iterable(request.prefix_blocks for request in requests)
-    blocks = np.fromiter(ids, dtype=np.int64, count=int(lengths.sum()))
+    ids = [np.asarray(request.prefix_blocks, dtype=np.int64) for request in requests]
     other: list[str | None] = [None] * len(number)
     for at, request in zip(begins.tolist(), requests, strict=True):
         if request.other:
             other[at] = json.dumps(request.other, sort_keys=True)
     return {
         **columns,
-        "prefix_blocks": lists(blocks, np.cumsum(lengths), lengths[1:] == 0),
+        "prefix_blocks": lists(np.concatenate(ids), np.cumsum(lengths), lengths[1:] == 0),
         "request": pa.array(other, pa.string()),
     }
 
@@ -141,21 +141,25 @@ def json_request(line: str, ticks_per_s: float, block_tokens: int) -> Request:
     answer = sources.whole(sources.field(item, "output_length"), "output_length")
     named = ("timestamp", "input_length", "output_length", "hash_ids")
     other = {key: value for key, value in item.items() if key not in named}
-    blocks = sources.array(sources.field(item, "hash_ids"), "hash_ids")
-    low, high = -(1 << 63), (1 << 63) - 1
-    if not (
-        {*map(type, blocks)} <= {int}
-        and low <= min(blocks, default=0) <= max(blocks, default=0) <= high
-    ):
-        for value in blocks:
-            sources.whole(value, "an id in hash_ids", low, high)
+    blocks = _identifiers(sources.array(sources.field(item, "hash_ids"), "hash_ids"))
     complete, every = prompt // block_tokens, math.ceil(prompt / block_tokens)
     if len(blocks) not in (complete, every):  # the last, partial one may be left out
         raise sources.Damage(
             f"hash_ids names {len(blocks)} blocks, but a prompt of {prompt} tokens has "
             f"{every} of {block_tokens}"
         )
-    return Request(arrival_s, prompt, answer, tuple(blocks), other or None)
+    return Request(arrival_s, prompt, answer, blocks, other or None)
+
+
+def _identifiers(values: list[Any]) -> Sequence[int]:
+    """Integers of 64 bits; there may be thousands, so they are looked at one by one if need be."""
+    try:
+        if {*map(type, values)} <= {int}:
+            return array("q", values)
+    except OverflowError:
+        pass
+    low, high = -(1 << 63), (1 << 63) - 1
+    return [sources.whole(value, "an id in hash_ids", low, high) for value in values]
 
 
 def azure_request(line: str) -> Request:
@@ -192,7 +196,7 @@ def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:
     seen: set[int] = set()
     saved = 0
     for request in requests:
-        leading = sum(1 for _ in itertools.takewhile(seen.__contains__, request.prefix_blocks))
+        leading = sum(1 for _ in takewhile(seen.__contains__, request.prefix_blocks))
         saved += min(leading * block_tokens, request.prompt_tokens)
         seen.update(request.prefix_blocks)
     return saved
