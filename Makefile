@@ -11,7 +11,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 .PHONY: demo test docs lint format traces bench validate-gpu clean
 
 demo: .venv/.core
-	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html
+	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html \
+	    --no-assumptions
 
 test: .venv/.full
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile

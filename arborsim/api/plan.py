@@ -196,7 +196,7 @@ class Planning:
                 f"{each.name}: {each.reason}" for each in result.candidates
                 if each.status == "does not fit"
             ],
-            recommendation=result.recommendation.text,
+            recommendation=_said(result),
         )  # fmt: skip
         return PlanResults(result, metadata, self.planner)
 
@@ -275,6 +275,10 @@ def resized(
     return workload.with_run_length(searches, warm_up, workload.runs if runs is None else runs)
 
 
+def _said(plan: PlanResult) -> str:
+    return " ".join(plan.recommendation.answer) or plan.recommendation.text
+
+
 class PlanResults(Results):
     """The load that each candidate carries, its cost, and which to take.
 
@@ -296,8 +300,8 @@ class PlanResults(Results):
 
     @property
     def recommendation(self) -> str:
-        """What to take and why, in words."""
-        return self.raw.recommendation.text
+        """What to rent, what it costs and what limits it, or why nothing meets the target."""
+        return _said(self.raw)
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per candidate: GPU, policy, budget and recall mode.
@@ -311,12 +315,18 @@ class PlanResults(Results):
         return to_frame(self.raw)
 
     def summary(self) -> pd.DataFrame:
-        """The columns that decide, one row per candidate, the recommended one first."""
+        """The columns that decide, one row per candidate, in the order of the printed table.
+
+        The recommended one comes first, the others by cost at the stated load; what does not meet
+        the target comes last.
+        """
+        from arborsim.plan.results import ranked
+
         frame = self.to_pandas()
         known = [name for name in _SUMMARY if name in frame]
-        order = ["recommended", *(["largest"] if "largest" in known else [])]
-        sorted_ = frame[known].sort_values(order, ascending=False, kind="stable")
-        return sorted_.reset_index(drop=True)
+        first = [row.number for row in ranked(self.raw)]
+        order = [*first, *(number for number in frame["number"] if number not in first)]
+        return frame[known].set_index("number", drop=False).loc[order].reset_index(drop=True)
 
     def to_json(self) -> str:
         from arborsim.plan.files import to_json
@@ -334,12 +344,14 @@ class PlanResults(Results):
         finally:
             del self.metadata["record"]
 
-    def report(self, path: str | os.PathLike[str], *, progress: bool = False) -> Path:
+    def report(
+        self, path: str | os.PathLike[str], *, progress: bool = False, assumptions: bool = True
+    ) -> Path:
         """Write one self-contained HTML page for a meeting.
 
         It shows loads, a timeline and changed assumptions, which can take several times as long as
         the plan itself; results of a file have none of these.  Interrupted, the page is written
-        without them.
+        without them; without `assumptions` it leaves out the changed ones, which take the longest.
 
         Raises
         ------
@@ -355,8 +367,8 @@ class PlanResults(Results):
             write_plan_page(PlanReport(self.raw), path)
             return path
         try:
-            with shown(progress, work(self.raw)) as advance:
-                drawn, found = detailed(planner, self.raw, planner.jobs, advance)
+            with shown(progress, work(self.raw, assumptions)) as advance:
+                drawn, found = detailed(planner, self.raw, planner.jobs, advance, assumptions)
         except KeyboardInterrupt:
             write_plan_page(PlanReport(self.raw), path)
             raise
@@ -367,7 +379,7 @@ class PlanResults(Results):
             f"{100 / math.sqrt(count):.0f} %, ratios by less, as all numbers are tried on the same "
             "searches. Longer searches are the same ones, stretched."
         )
-        write_plan_page(PlanReport(drawn, found, how), path)
+        write_plan_page(PlanReport(drawn, found, how if found else ""), path)
         return path
 
     def print(self, console: Console | None = None) -> None:

@@ -64,6 +64,11 @@ class PlanOutput(OutputOptions):
         "Write one HTML page for a meeting: its loads and changed assumptions can take "
         "several times as long as the plan itself.",
     )
+    assumptions: bool = output_option(
+        True,
+        "--report: show what changes with the machine's numbers, which takes most of its time.",
+        "--assumptions/--no-assumptions",
+    )
     explain: bool = output_option(False, "Also print every cost term of a candidate.", "--explain")
     candidate: int | None = output_option(
         None, "--explain, --perfetto: number in the table.", shown="recommended", min=0
@@ -145,8 +150,7 @@ def plan(
     # Finished candidates are kept next to the results until all are.
     base = output.out or Path("plan" if workload is None else workload.name)
     log = base.with_name(f"{base.name}.partial.jsonl")
-    page = output.report is not None
-    if not _run(planning, log, resume=resume, keep=output.out is not None, page=page):
+    if not _run(planning, log, resume=resume, output=output):
         return 130
     return _show(planning, output)
 
@@ -180,14 +184,14 @@ def _example(
     return found, replace(given, gpu=[], calibration=[])
 
 
-def _run(planning: Planning, path: Path, *, resume: bool, keep: bool, page: bool) -> bool:
+def _run(planning: Planning, path: Path, *, resume: bool, output: PlanOutput) -> bool:
     """Whether the plan is complete; if it was interrupted, what is done has been written.
 
-    With `keep`, candidates are on the disk as soon as they are finished.
+    Where results are written, candidates are on the disk as soon as they are finished.
     """
     from arborsim.plan.files import PlanLog
 
-    planner = planning.planner
+    planner, keep = planning.planner, output.out is not None
     log = PlanLog(path, planner.workload)
     if resume:
         planner.finished.update(log.resume())
@@ -198,7 +202,7 @@ def _run(planning: Planning, path: Path, *, resume: bool, keep: bool, page: bool
     if keep:
         log.write(planner.finished.values())
     try:
-        planning.run(progress=True, done=_Foretold(planner, log if keep else None, page))
+        planning.run(progress=True, done=_Foretold(planner, log if keep else None, output))
     except KeyboardInterrupt:
         if planner.finished:
             log.write(planner.finished.values())
@@ -217,8 +221,8 @@ def _run(planning: Planning, path: Path, *, resume: bool, keep: bool, page: bool
 class _Foretold:
     """Logs candidates as they are finished; after the first ones says how long the rest takes."""
 
-    def __init__(self, planner: Planner, log: PlanLog | None, page: bool) -> None:
-        self._planner, self._log, self._page = planner, log, page
+    def __init__(self, planner: Planner, log: PlanLog | None, output: PlanOutput) -> None:
+        self._planner, self._log, self._output = planner, log, output
         self._missing, self._began_s, self._done = len(planner.missing), time.monotonic(), 0
 
     def __call__(self, candidate: CandidateResult) -> None:
@@ -232,9 +236,11 @@ class _Foretold:
             return
         each_s = (time.monotonic() - self._began_s) / self._done
         left_s = each_s * (self._missing - self._done)
-        page_s = each_s * share_of_plan(self._planner.workload) if self._page else 0.0
+        pages = self._output.report is not None
+        share = share_of_plan(self._planner.workload, self._output.assumptions)
+        page_s = each_s * share if pages else 0.0
         if left_s + page_s > _LONG_S:
-            page = f", and {duration(page_s)} for the page" if self._page else ""
+            page = f", and {duration(page_s)} for the page" if pages else ""
             typer.echo(
                 f"arborsim: {self._done} of {self._missing} candidates took "
                 f"{duration(each_s * self._done)}: about {duration(left_s)} for the others{page}",
@@ -271,7 +277,7 @@ def _show(planning: Planning, output: PlanOutput) -> int:
         typer.echo(f"wrote {output.out}", err=output.json)
     if output.report is not None:
         try:
-            results.report(output.report, progress=True)
+            results.report(output.report, progress=True, assumptions=output.assumptions)
         except KeyboardInterrupt:
             page = output.report
             return interrupted(f": {page} has the plan, but no loads, timeline or assumptions")

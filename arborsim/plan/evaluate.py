@@ -1,9 +1,10 @@
 """One candidate: whether it fits, the largest load that meets the target, and figures there.
 
 The largest load is found run by run, then confirmed.  Loads in searches per second lie 2% apart
-(`STEP`); numbers of clients are whole, and 2% apart where that is more than one.  Candidates that
-are compared are therefore tried at the same loads, with the same arrivals and searches: where one
-meets the target at all loads at which another does, its largest load is no smaller.
+(`Workload.resolution`); numbers of clients are whole, and 2% apart where that is more than one.
+Candidates that are compared are therefore tried at the same loads, with the same arrivals and
+searches: where one meets the target at all loads at which another does, its largest load is no
+smaller.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from statistics import NormalDist
 
 import numpy as np
 
@@ -211,18 +213,30 @@ def load_curve(
     return tuple(sorted(points, key=lambda point: point.load))
 
 
-STEP = 1.02
 _WIDEST = 32  # steps of the grid
+_MOST_CLIENTS = 1_000_000
+_RATES = (6e-18, 1.6e17)  # searches per second: what any machine serves lies well between
 
 
-RATES = tuple(STEP**k for k in range(-2000, 2000))
-CLIENTS = [1.0]
-while CLIENTS[-1] < 1_000_000:
-    CLIENTS.append(max(CLIENTS[-1] + 1, float(math.floor(CLIENTS[-1] * STEP))))
+@cache
+def rates(resolution: float) -> tuple[float, ...]:
+    """Searches per second, 1 among them, that lie a share of `resolution` apart."""
+    step = 1 + resolution
+    least, most = (int(math.log(each) / math.log(step)) for each in _RATES)
+    return tuple(step**k for k in range(least, most))
+
+
+@cache
+def clients(resolution: float) -> tuple[float, ...]:
+    """Whole numbers from 1 on, a share of `resolution` apart where that is more than one."""
+    found = [1.0]
+    while found[-1] < _MOST_CLIENTS:
+        found.append(max(found[-1] + 1, float(math.floor(found[-1] * (1 + resolution)))))
+    return tuple(found)
 
 
 def below(loads: Sequence[float], load: float) -> int:
-    """Which of `RATES` or `CLIENTS` is the largest that is not above `load`; -1 for none."""
+    """Which of `rates` or `clients` is the largest that is not above `load`; -1 for none."""
     return bisect_right(loads, load) - 1
 
 
@@ -262,7 +276,8 @@ class LargestLoad:
         self._bench, self._workload = bench, bench.workload
         self._result, self._solved = result, solved
         self._closed = isinstance(bench.workload.arrivals, ClientLoop)
-        self._loads = CLIENTS if self._closed else RATES
+        grid = clients if self._closed else rates
+        self._loads = grid(bench.workload.resolution)
         self._last: dict[int, tuple[int, Run]] = {}  # seed -> k, its last run that met the target
 
     def found(self) -> CandidateResult:
@@ -323,7 +338,7 @@ class LargestLoad:
         """Where to begin: where the beginning of the run seems to have its border."""
         first = (low + high) // 2
         if not self._closed:
-            first = below(self._loads, _FIRST_GUESS * self._loads[high])
+            first = below(self._loads, self._expected(self._loads[high]))
         if self._workload.searches < _SCOUTED:
             return first
 
@@ -331,6 +346,29 @@ class LargestLoad:
             return self._bench.scout(self._loads[k], seed, _SCOUT)
 
         return largest(meets, low, high, first)[0]
+
+    def _expected(self, full_per_s: float) -> float:
+        """About the rate that meets the target, of a machine that finishes `full_per_s` at most.
+
+        A search takes longer with every other one that is in the machine: alone what it takes alone
+        (`result.alone`), and with as many as a run can hold what Little's law says.  So the target
+        tells how many others it allows.  Where the rate is m per search's stay, an arriving search
+        meets Poisson(m) others, of which the target's percentile counts.
+        """
+        alone, target = self._result.alone, self._workload.target
+        assert alone is not None
+        pairs = ((target.search_s, alone.at_percentile_s),
+                 (target.token_s, alone.token_at_percentile_s))  # fmt: skip
+        slower = min(limit / taken for limit, taken in pairs if limit is not None and taken > 0)
+        most = max(2, int(self._workload.searches * MOST_AT_ONCE))
+        each = (most / full_per_s / alone.seconds - 1) / (most - 1)  # slower by, per other search
+        ceiling = _FIRST_GUESS * full_per_s
+        if each <= 0 or slower <= 1:
+            return ceiling
+        z = NormalDist().inv_cdf(target.percentile / 100)
+        others = (slower - 1) / each
+        met = ((math.sqrt(z * z + 4 * others) - z) / 2) ** 2
+        return min(ceiling, met / (alone.seconds * (1 + met * each)))
 
     def _meets(self, seed: int, k: int) -> bool:
         run = self._bench.attempt(self._loads[k], seed)

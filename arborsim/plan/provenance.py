@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from arborsim.machine.price import Price
 from arborsim.machine.profile import assumed_numbers as profile_numbers
 from arborsim.machine.weights import weights_type
 from arborsim.plan.demands import Facts
-from arborsim.plan.evaluate import STEP
 from arborsim.plan.generate import TreeSpec
 from arborsim.plan.results import INFEASIBLE, CandidateResult
 from arborsim.plan.statistics import Estimate, Solved, solved_share
@@ -39,7 +39,7 @@ def settings_of(workload: Workload) -> dict[str, str]:
         "KV bytes per token": f"{workload.geometry.kv_bytes_per_token:,}",
         "searches per run": f"{workload.searches}, the first {workload.warm_up} not measured",
         "seeds": ", ".join(str(seed) for seed in workload.seeds()),
-        "loads tried": f"{STEP - 1:.0%} apart",
+        "loads tried": f"{100 * workload.resolution:g}% apart",
         "serving": serving,
         "tokens per page": str(workload.page_tokens),
         "tree attention": "on" if workload.tree_attention else "off",
@@ -164,6 +164,8 @@ def cautions(
             f"Answers were counted live on other problems ({workload.answers.text}) and stand for "
             "those of this workload, which were not measured."
         )
+    if short := _short_runs(workload, results):
+        found.append(short)
     return (*found, *_without_effect(workload), *_solved_shares(workload, results, solved))
 
 
@@ -188,6 +190,25 @@ def _recorded(entry: MixEntry, source: Path, workload: Workload) -> Iterator[str
             "run begins without any: longer runs find more. Blocks are held whole, whatever the "
             "policy of a request that uses them drops."
         )
+
+
+def _short_runs(workload: Workload, results: Sequence[CandidateResult]) -> str:
+    """How uncertain largest loads are that were sought in larger steps than usual; else ""."""
+    if workload.resolution <= Workload.resolution:
+        return ""
+    measured = workload.searches - workload.warm_up
+    rank, runs = workload.target.percentile, workload.runs
+    off = 1.96 * math.sqrt(rank * (100 - rank) / measured)  # of a binomial count, in percent
+    text = (
+        f"Largest loads were tried {100 * workload.resolution:g}% apart, in "
+        f"{runs} run{'s' * (runs > 1)} of {workload.searches} searches ({measured} measured): "
+        f"{rank:g}% of so few may be {rank - off:.0f}% to {min(rank + off, 100):.0f}% of many"
+    )
+    apart = [max(each.largest_by_seed) / min(each.largest_by_seed) - 1
+             for each in results if len(each.largest_by_seed) > 1]  # fmt: skip
+    if apart:
+        text += f", and the runs' own largest loads lie up to {max(apart):.0%} apart"
+    return f"{text}. More runs, more searches and a smaller resolution tell more."
 
 
 def _without_effect(workload: Workload) -> Iterator[str]:
@@ -221,12 +242,13 @@ def _solved_shares(
     share = solved_share([entry.weight for entry in workload.mix], solved) if solved else None
     if share is not None and any((each.policy, each.budget) not in live for each in priced):
         yield f"Costs per solved search rest on {_origin(workload, solved, share)}."
-    for (policy, budget), share in live.items():
-        name = policy if budget == "-" else f"{policy} at {budget}"
-        yield (
-            f"Costs per solved search of {name} rest on {_share_text(share)} of {share.n} "
-            "problems of live runs having a correct answer."
+    if live:
+        shares = ", ".join(
+            f"{policy if budget == '-' else f'{policy} at {budget}'} {_share_text(share)} of "
+            f"{share.n}"
+            for (policy, budget), share in live.items()
         )
+        yield f"Costs per solved search rest on right answers of live runs: {shares}."
 
 
 def _origin(workload: Workload, solved: Sequence[Solved], share: Estimate) -> str:

@@ -26,8 +26,8 @@ from arborsim.plan.workload_file import workload_of
 TREE, CHAIN = ("depth", "width", "thought", "branch"), ("tokens",)
 #: Policies that read no signals, so that they can serve searches which are only stated.
 POLICIES = ("full", "kivi", "streaming-llm")
-#: Length and number of runs with `quick`.
-QUICK = {"searches": 200, "warm_up": 20, "runs": 2}
+#: Length and number of runs with `quick`, and how far loads that are tried lie apart.
+QUICK = {"searches": 200, "warm_up": 20, "runs": 2, "resolution": 0.06}
 #: Distinct searches that are drawn; an even number of them can meet most stated solve rates.
 _DISTINCT = 40
 _PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}

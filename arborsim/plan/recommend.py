@@ -22,7 +22,6 @@ from arborsim.plan.results import (
     UNFIT,
     Alone,
     CandidateResult,
-    LoadPoint,
     PlanResult,
     Recommendation,
     machines_for,
@@ -30,7 +29,7 @@ from arborsim.plan.results import (
     middle_solved,
 )
 from arborsim.plan.statistics import mean_interval
-from arborsim.plan.words import limits_of, load_of, money, named, resource
+from arborsim.plan.words import limits_of, load_of, named
 
 
 def none_met(plan: PlanResult) -> str:
@@ -128,7 +127,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     best, *others = wanted
     cheaper = next((each for each in met if each not in good), None) if good else None
     alternative = others[0] if others else cheaper
-    sentences = [_what(best, plan), _why(good, met, demanded, plan)]
+    sentences = [_why(best, good, met, demanded, plan)]
     if alternative is not None and alternative is not cheaper:
         sentences.append(f"The nearest alternative is {_compared(alternative, best, plan)}.")
     if cheaper is not None and _rank(cheaper)[0] < (1 - _SAME) * _rank(best)[0]:
@@ -137,7 +136,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
             f"{_compared(cheaper, best, plan)}."
         )
     shown = [best] if alternative is None else [best, alternative]
-    sentences += [*_evidence(best), *_included(shown)]
+    sentences += [*_filled(best, plan), *_evidence(best), *_included(shown)]
     return Recommendation(
         best.number,
         " ".join(sentences),
@@ -155,76 +154,41 @@ def _rank(candidate: CandidateResult) -> tuple[float, float, int]:
     return middle_cost(candidate), gpus, candidate.number
 
 
-def _what(best: CandidateResult, plan: PlanResult) -> str:
-    point, fleet = best.at_largest, best.fleet
+def _filled(best: CandidateResult, plan: PlanResult) -> list[str]:
+    """What the answer leaves out about the largest load: its cost, and places that are lost."""
+    point, found = best.at_largest, []
     assert point is not None
-    assert best.largest is not None
-    text = (
-        f"Take {named(best)}: offered up to {load_of(best.largest, plan)}, one machine keeps "
-        f"{plan.percentile:g}% of the searches within {limits_of(plan)}, at "
-        f"{cost_at(point, best, plan)} ({_runs(best, point, plan)}). "
-        f"{_limit(best, point)}"
-    )
+    if best.fleet is not None and point.cost_per_1000 is not None:
+        found.append(f"One machine with all that it carries: {cost_at(point, best, plan)}.")
     if point.preemptions_per_1000 > _MANY_PREEMPTIONS:
-        text += (
-            f" Places are lost there {point.preemptions_per_1000:,.0f} times per 1,000 searches "
+        found.append(
+            f"Places are lost there {point.preemptions_per_1000:,.0f} times per 1,000 searches "
             "(preemption), and those searches wait."
         )
-    if fleet is not None:
-        machines = "one machine suffices" if fleet.machines == 1 else f"{fleet.machines} machines"
-        text += (
-            f" For {load_of(fleet.load, plan)}, {machines}: {fleet.gpus} GPU"
-            f"{'s' * (fleet.gpus != 1)} at {money(fleet.price_per_hour, plan.currency)} an hour, "
-            f"or {cost_at(fleet, best, plan)}."
-        )
-    return text
-
-
-def _runs(best: CandidateResult, point: LoadPoint, plan: PlanResult) -> str:
-    """How sure the largest load is, and what was served of it."""
-    found = f"runs of this length served {point.served_per_s.value:.3g} searches/s"
-    if plan.runs == 1:
-        return found
-    low, high = min(best.largest_by_seed), max(best.largest_by_seed)
-    spread = "which all have this limit" if low == high else (
-        f"whose own limits go up to {load_of(high, plan)}")  # fmt: skip
-    return f"met in each of {plan.runs} runs, {spread}; {found}"
-
-
-def _limit(best: CandidateResult, point: LoadPoint) -> str:
-    """What stands in the way of more load."""
-    why = {
-        "target": "that the target is missed",
-        "throughput": "that searches arrive faster than they finish",
-        "run length": (
-            "that, runs of so few searches show no steady state: it may serve more (longer runs "
-            "would tell)"
-        ),
-    }[best.limited_by]
-    return f"Beyond {why}; {resource(point, best.limited_by)}."
+    return found
 
 
 def _why(
+    best: CandidateResult,
     good: Sequence[CandidateResult],
     met: Sequence[CandidateResult],
     demanded: Demanded,
     plan: PlanResult,
 ) -> str:
-    all_kept = not demanded.anything
+    all_kept, name = not demanded.anything, named(best)
     one = "keeps every token" if all_kept else "reaches the quality that was asked for"
     several = "keep every token exactly" if all_kept else "reach the quality that was asked for"
     if not good:
         return (
-            f"It is the cheapest of {len(met)} candidates that meet the target, but none of them "
-            f"is known to be good enough: none {one}."
+            f"{name} is the cheapest of {len(met)} candidates that meet the target, but none of "
+            f"them is known to be good enough: none {one}."
         )
+    candidates = len(plan.candidates)
     if len(good) == 1:
-        return (
-            f"It is the only candidate of {len(plan.candidates)} that meets the target and {one}."
-        )
+        return f"{name} is the only candidate of {candidates} that meets the target and {one}."
     return (
-        f"It is the cheapest of the {len(good)} candidates (of {len(plan.candidates)}) that meet "
-        f"the target and {several}."
+        f"{name} is the cheapest of the {len(good)} candidates (of {candidates}) that meet the "
+        f"target and {several}."
     )
 
 

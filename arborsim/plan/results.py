@@ -217,7 +217,7 @@ class Recommendation:
     """What to rent, in words; the numbers are those of the candidates that it names."""
 
     candidate: int | None  #: None if none meets the target
-    text: str  #: one plain paragraph below the answer: what, why, and the nearest alternative
+    text: str  #: one plain paragraph that goes with the answer: why it, and the nearest alternative
     alternative: int | None = None
     unknown: tuple[str, ...] = ()  #: what the plan does not know, each one sentence
     #: Three lines: what to rent and what a solved search costs at the stated load; what an hour

@@ -188,12 +188,13 @@ def compared(plan: PlanResult) -> list[int]:
     return list(dict.fromkeys(numbers))[:MOST_CURVES]
 
 
-def work(plan: PlanResult) -> int:
+def work(plan: PlanResult, assumptions: bool = True) -> int:
     """Units of progress, at most."""
-    return _CURVE_UNITS * len(compared(plan)) + len(ASSUMPTIONS) * len(_named(plan))
+    changes = len(ASSUMPTIONS) * len(_named(plan)) if assumptions else 0
+    return _CURVE_UNITS * len(compared(plan)) + changes
 
 
-def share_of_plan(workload: Workload) -> float:
+def share_of_plan(workload: Workload, assumptions: bool = True) -> float:
     """How many candidates take about as long as what a page adds to a plan.
 
     A candidate takes about ten runs per seed; curves take three, and each changed number one short
@@ -203,7 +204,7 @@ def share_of_plan(workload: Workload) -> float:
     curves = MOST_CURVES * 3 * workload.runs * workload.searches
     short = min(MOST_SEARCHES, workload.searches)
     changes = 2 * len(ASSUMPTIONS) * (len(FACTORS) - 1) * 10 * short
-    return (curves + changes) / runs
+    return (curves + (changes if assumptions else 0)) / runs
 
 
 def detailed(
@@ -211,10 +212,12 @@ def detailed(
     plan: PlanResult,
     jobs: int = 1,
     advance: Callable[[str, int], None] = lambda what, units: None,
+    assumptions: bool = True,
 ) -> tuple[PlanResult, tuple[Sensitivity, ...]]:
     """The plan that `planner` has made, with curves and a timeline, and what its answer rests on.
 
-    `jobs` processes give the same; `advance` is called with what was done, and units of `work`.
+    The latter only with `assumptions`.  `jobs` processes give the same; `advance` is called with
+    what was done, and units of `work`.
     """
     chosen = plan.recommendation.candidate
     if chosen is None:
@@ -222,7 +225,7 @@ def detailed(
     by_number = {each.number: each for each in plan.candidates}
     tasks = [_curve(planner, by_number[number]) for number in compared(plan)]
     idle: list[Sensitivity] = []
-    for number in _named(plan):
+    for number in _named(plan) if assumptions else ():
         own, without = _assumptions(planner, by_number[number])
         tasks += own
         idle += without

@@ -170,6 +170,7 @@ class Workload:
     warm_up: int = 100
     runs: int = 3  #: repetitions with other draws; run i has the seed ``seed + i``
     seed: int = 0
+    resolution: float = 0.02  #: of loads that are tried: the share by which they lie apart
     answers: Answered | None = None
 
     def __post_init__(self) -> None:
@@ -396,6 +397,7 @@ class WorkloadTable:
     searches: Count = Workload.searches
     warm_up: Annotated[int, Meta(ge=0, le=10_000_000)] = Workload.warm_up
     runs: Count = Workload.runs
+    resolution: Annotated[float, Meta(ge=0.001, le=0.5)] = Workload.resolution
 
 
 #: Options that ``[serving]`` sets; the others belong to a candidate, or to how runs are shown.

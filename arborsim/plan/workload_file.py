@@ -140,6 +140,7 @@ def workload_of(
         warm_up=file.warm_up,
         runs=file.runs,
         seed=file.seed,
+        resolution=file.resolution,
         answers=file.answers,
     )
     if file.answers is not None and not any(counted(workload).values()):

@@ -20,6 +20,7 @@ from arborsim.plan.results import (
     ranked,
 )
 from arborsim.plan.words import limits_of, load_of
+from arborsim.show.plan_closing import closing_table, counted, finding
 from arborsim.show.plan_tables import at_largest
 from arborsim.show.plan_words import kept, kept_note, middle, shared_prefixes
 from arborsim.show.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown
@@ -44,7 +45,11 @@ _NAMES = {"policy": "policy", "budget": "budget", "recall": "recall", "GPU": "ha
 
 
 def print_plan(plan: PlanResult, console: Console | None = None) -> None:
-    """Print the answer in three lines, then the candidates as `ranked`, then all the rest."""
+    """Print the answer in three lines, the candidates as `ranked`, then notes.
+
+    Where right answers were counted live, a small table and one sentence sum up what that makes of
+    policies.
+    """
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -80,6 +85,11 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
         say(line)
     for note in (*plan.notes, *plan.recommendation.unknown):
         say(note, "dim")
+    if known := counted(plan):
+        console.print()
+        say("In short: searches solved under each policy")
+        print_tables(console, [("", closing_table(plan, known))])
+        say(finding(plan, known), "bold")
 
 
 def _text(

@@ -220,19 +220,21 @@ def test_a_recommendation_says_what_its_seconds_rest_on_and_widens_its_costs() -
     assert f"{low / 1.25:.3g} to {1.25 * high:.3g} USD per 1,000" in text
     # 20 searches/s over 2.49 is 9 machines; 8 or 11 if that is 25% off.
     low, high = compared_cost(plan.candidates[0]) or (0, 0)
-    assert f"{low * 7 / 9:.3g} to {high * 11 / 9:.3g} USD per 1,000 searches at 20 sea" in text
+    rent = f"{2 * low * 7 / 9:.3g} to {2 * high * 11 / 9:.3g} USD per 1,000 solved searches at 20 "
+    assert rent in plan.recommendation.answer[0], "half of the searches are solved"
     assert "the seconds' error leaves 7 to 11 machines open" in plan.recommendation.answer[2]
     assert "error" not in bare.recommendation.text
 
 
 def test_costs_of_an_unknown_error_are_those_of_prices() -> None:
-    text = _with(small_plan(), _of("rtx4090", None), _of("h100", None)).recommendation.text
+    found = _with(small_plan(), _of("rtx4090", None), _of("h100", None)).recommendation
+    text = found.text
     assert text.endswith(
         "The error of simulated seconds is not known: costs include nothing for it."
     )
     assert "a roofline with assumed shares" in text
     low, high = compared_cost(small_plan().candidates[0]) or (0, 0)
-    assert f"{low:.3g} to {high:.3g} USD per 1,000" in text
+    assert f"{2 * low:.3g} to {2 * high:.3g} USD per 1,000 solved" in found.answer[0]
 
 
 def _against(best: Evidence, other: Evidence, more: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.plan.evaluate import CLIENTS, RATES, below, largest
+from arborsim.plan.evaluate import below, clients, largest, rates
 
 
 @given(st.integers(-500, 500), st.integers(1, 400), st.data())
@@ -40,17 +40,19 @@ def test_a_good_guess_needs_few_questions() -> None:
     assert len(asked) <= 4
 
 
-@given(st.floats(1e-6, 1e6))
-def test_rates_lie_two_percent_apart(load: float) -> None:
-    k = below(RATES, load)
-    assert RATES[k] <= load < RATES[k + 1]
-    assert RATES[k + 1] / RATES[k] == pytest.approx(1.02)
+@given(st.floats(1e-6, 1e6), st.sampled_from([0.02, 0.06, 0.5]))
+def test_rates_lie_as_far_apart_as_is_said(load: float, resolution: float) -> None:
+    grid = rates(resolution)
+    k = below(grid, load)
+    assert grid[k] <= load < grid[k + 1]
+    assert grid[k + 1] / grid[k] == pytest.approx(1 + resolution)
+    assert 1.0 in grid
 
 
 def test_clients_are_whole_and_at_most_two_percent_apart() -> None:
-    loads = CLIENTS[:300]
+    loads = clients(0.02)[:300]
     assert loads[:60] == [float(n) for n in range(1, 61)]
     assert all(load == int(load) for load in loads)
     steps = itertools.pairwise(loads)
     assert all(b - a == 1 or b / a <= 1.02 for a, b in steps)
-    assert [below(CLIENTS, load) for load in (0.5, 1, 1.5, 2)] == [-1, 0, 0, 1]
+    assert [below(loads, load) for load in (0.5, 1, 1.5, 2)] == [-1, 0, 0, 1]

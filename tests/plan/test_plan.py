@@ -381,7 +381,8 @@ def test_the_spread_of_runs_is_named_where_it_leaves_the_order_open(
     best: tuple[float, ...], other: tuple[float, ...], stated: float | None, tied: bool
 ) -> None:
     text = _compared(best, other, stated)
-    assert text.startswith("Take full on rtx4090: offered up to 1 searches/s, one machine keeps")
+    assert text.startswith("full on rtx4090 is the cheapest of the 2 candidates (of 2) that meet")
+    assert "The nearest alternative is full on h100 at" in text
     assert ("within the spread of the runs: more of them would tell which" in text) == tied
     assert text.count(f"at {stated or 1:.3g} searches/s") >= 1
 

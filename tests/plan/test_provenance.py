@@ -209,7 +209,20 @@ def test_shares_of_live_runs_are_named_with_theirs() -> None:
     )
     notes = planner.run().notes
     assert (
-        "Costs per solved search of streaming-llm at 0.5 rest on 60.0% (50.0% to 70.0% at 95% "
-        "confidence) of 100 problems of live runs having a correct answer."
+        "Costs per solved search rest on right answers of live runs: streaming-llm at 0.5 60.0% "
+        "(50.0% to 70.0% at 95% confidence) of 100."
     ) in notes
-    assert any(note.startswith("Costs per solved search rest on") for note in notes), "of full"
+    assert any("searches of the mix having a correct answer" in note for note in notes), "of full"
+
+
+def test_short_runs_say_how_uncertain_largest_loads_are() -> None:
+    plan = small_plan()
+    workload = replace(small_workload().with_run_length(200, 20, 2), resolution=0.06)
+    rows = [replace(plan.candidates[0], largest_by_seed=(0.5, 0.6))]
+    (note,) = [each for each in cautions(workload, rows, []) if each.startswith("Largest loads")]
+    # 90% of 180 searches are a binomial count: 162, with a standard deviation of 4.02.
+    assert note.startswith(
+        "Largest loads were tried 6% apart, in 2 runs of 200 searches (180 measured): 90% of so "
+        "few may be 86% to 94% of many, and the runs' own largest loads lie up to 20% apart."
+    )
+    assert not any(each.startswith("Largest loads") for each in plan.notes)
