@@ -50,7 +50,7 @@ def test_rates_lie_as_far_apart_as_is_said(load: float, resolution: float) -> No
 
 
 def test_clients_are_whole_and_at_most_two_percent_apart() -> None:
-    loads = clients(0.02)[:300]
+    loads = list(clients(0.02)[:300])
     assert loads[:60] == [float(n) for n in range(1, 61)]
     assert all(load == int(load) for load in loads)
     steps = itertools.pairwise(loads)
