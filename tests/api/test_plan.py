@@ -14,6 +14,7 @@ from arborsim.api.plan import PlanResults
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
 from arborsim.core.tables import read_table
+from arborsim.plan.results import ranked
 from arborsim.plan.workload_file import read_workload
 from tests.cli.test_plan import SMALL
 
@@ -61,6 +62,9 @@ def test_the_recommended_candidate_comes_first(results: PlanResults) -> None:
     summary = results.summary()
     assert summary["recommended"].tolist() == [True] + [False] * (len(summary) - 1)
     assert set(summary["policy"]) == set(results.to_pandas()["policy"])
+    assert summary["number"].tolist()[: len(results.raw.met())] == [
+        row.number for row in ranked(results.raw)
+    ]
     assert results.recommendation in results._repr_html_()
 
 

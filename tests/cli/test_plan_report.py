@@ -57,6 +57,16 @@ def test_the_page_has_everything(workload: Path, capsys: pytest.CaptureFixture[s
     assert "one run of 24 searches with the seed 0" in page.read_text()
 
 
+def test_without_assumptions_the_page_has_loads_but_no_sliders(workload: Path) -> None:
+    page = workload.with_name("plan.html")
+    assert main(["plan", str(workload), "--report", str(page), "--no-assumptions", *LENGTHS]) == 0
+    data = data_of(page)
+    assert (data["sliders"], "sensitivity" in data["csv"]) == ([], False)
+    assert data["timeline"]["data"]
+    assert data["csv"]["curves"]
+    assert "one run of 24 searches" not in page.read_text()
+
+
 def test_help_says_that_the_page_takes_longer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
