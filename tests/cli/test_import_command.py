@@ -133,19 +133,25 @@ def test_limit_and_overwrite(folder: Path) -> None:
         assert (reader.num_episodes, reader.info.extra["source_items"]) == (1, limit)
 
 
+@pytest.mark.parametrize(
+    ("source", "method"),
+    [("deft deft.json", "write_episode"), ("bailian two.jsonl", "write_packed")],
+)
 def test_an_interruption_leaves_the_old_trace(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, method: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (folder / "two.jsonl").write_text(2 * (folder / "bailian.jsonl").read_text())
+    monkeypatch.setattr("arborsim.trace.importers.requests._GROUP_REQUESTS", 1)
     before = (folder / "there.parquet").read_bytes()
-    write = WholeTraceWriter.write_episode
+    write = getattr(WholeTraceWriter, method)
 
     def interrupted(self: WholeTraceWriter, columns: dict[str, object]) -> None:
         if self.num_episodes == 1:
             raise KeyboardInterrupt
         write(self, columns)
 
-    monkeypatch.setattr(WholeTraceWriter, "write_episode", interrupted)
-    assert main(shlex.split("import deft deft.json there.parquet --overwrite")) == 130
+    monkeypatch.setattr(WholeTraceWriter, method, interrupted)
+    assert main(["import", *source.split(), "there.parquet", "--overwrite"]) == 130
     assert (folder / "there.parquet").read_bytes() == before
     assert not list(folder.glob(".*"))
 
