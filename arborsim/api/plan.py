@@ -144,7 +144,7 @@ class Planning:
         progress: bool = False,
         **asked: Any,
     ) -> None:
-        from arborsim.plan.files import read_accuracies
+        from arborsim.plan.files import problems_of, read_accuracies
         from arborsim.plan.plan import Planner
         from arborsim.plan.recommend import Demanded
 
@@ -161,7 +161,7 @@ class Planning:
             raise UsageError("--min-accuracy needs --accuracy: a log of arborsim live")
         found = resized(found, load=load, searches=searches, warm_up=warm_up, runs=runs)
         demanded = Demanded(min_attention_kept, min_accuracy)
-        self.planner = Planner(found, demanded, read_accuracies(logs), workers)
+        self.planner = Planner(found, demanded, read_accuracies(logs), problems_of(logs), workers)
 
     def run(
         self,

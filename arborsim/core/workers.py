@@ -79,7 +79,8 @@ def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
     except BrokenProcessPool:
         raise UsageError(
-            f"one of {workers} worker processes died, perhaps for lack of memory: try fewer"
+            f"one of {workers} worker processes died, perhaps for lack of memory: try fewer; a "
+            "script that uses workers keeps its calls below if __name__ == '__main__'"
         ) from None
     except KeyboardInterrupt:
         for process in set(active_children()) - others:

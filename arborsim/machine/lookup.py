@@ -163,6 +163,7 @@ _HUB_WORDS = re.compile(
     r"-(instruct|it|chat|base|hf|thinking|fp8|bf16|awq|gptq|int4|gguf|\d{4})(?=-|$)"
 )
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?[bm])(?![\w.])")
+_FAMILY = re.compile(r"[a-z]+")
 
 
 def geometries_like(hub_id: str) -> list[str]:
@@ -179,7 +180,13 @@ def geometries_like(hub_id: str) -> list[str]:
         if found in known:
             return [found]
     size = _SIZE.search(name)
-    alike = [each for each in known if not size or size[1] in _SIZE.findall(each)]
+    family = _FAMILY.match(bare)
+    alike = [
+        each
+        for each in known
+        if (not size or size[1] in _SIZE.findall(each))
+        and (not family or each.startswith(family[0]))  # Mixtral is no Mistral
+    ]
     return difflib.get_close_matches(bare, alike, n=3, cutoff=0.6)
 
 

@@ -59,14 +59,15 @@ def _kept_by(best: CandidateResult) -> str:
 def _hourly(best: CandidateResult, plan: PlanResult, solved: bool) -> str:
     """The price of an hour, and what ranges and solve rates rest on."""
     fleet, price = best.fleet, best.price_per_hour
-    gpus = best.gpus if fleet is None else fleet.gpus
-    served = f"{plan.percentile:g}% of the searches take at most {limits_of(plan)}"
+    gpus = [best.gpus if fleet is None else fleet.gpus]
+    served = f"the target is met: {plan.percentile:g}% of the searches within {limits_of(plan)}"
     parts = []
     if price is not None:
         hourly = price
         if fleet is not None and fleet.price_per_hour is not None:
             fewest, most = machines_if_off(best, fleet)
             hourly = (fewest * price[0], most * price[1])
+            gpus = list(dict.fromkeys((fewest * best.gpus, most * best.gpus)))
         parts.append(f"{money(hourly, plan.currency)} an hour for {_gpus(gpus)}")
         if hourly[0] < hourly[1]:
             error = (
@@ -76,13 +77,15 @@ def _hourly(best: CandidateResult, plan: PlanResult, solved: bool) -> str:
     parts.append(served)
     accuracy = best.quality.accuracy if best.quality is not None else None
     if solved and (rate := accuracy or plan.solved) is not None:
-        origin = "live runs" if accuracy is not None else plan.solved_origin
+        live = f"live runs of {plan.answers_of}" if plan.answers_of else "live runs"
+        origin = live if accuracy is not None else plan.solved_origin
         parts.append(f"{_rate_text(rate, origin)} are solved")
     return f"{'; '.join(parts)}."
 
 
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count != 1)}"
+def _gpus(counts: Sequence[int]) -> str:
+    """``"1 GPU"``, ``"1 to 2 GPUs"``."""
+    return f"{' to '.join(map(str, counts))} GPU{'s' * (counts[-1] != 1)}"
 
 
 def _rate_text(rate: Estimate, origin: str) -> str:
@@ -99,15 +102,18 @@ def _bounds(best: CandidateResult, alternative: CandidateResult | None, plan: Pl
     assert best.largest is not None
     name = RESOURCES[point.saturated]
     if best.limited_by == "run length":
-        limit = f"No limit was seen in runs of this length (busiest: {name})"
+        limit = f"No limit was seen in runs of {plan.searches:,} searches (busiest: {name})"
     elif best.limited_by == "target" and point.saturated in TIME:
         limit = f"The latency target limits it ({name} is busiest)"
     else:
         limit = f"{name[0].upper()}{name[1:]} limits it"
     machines = 1 if fleet is None else fleet.machines
     carried = load_of(machines * best.largest, plan)
-    most = "at least" if best.limited_by == "run length" else "up to"
-    parts = [f"{limit}: {'they carry' if machines > 1 else 'it carries'} {most} {carried}"]
+    subject = "they" if machines > 1 else "it"
+    if best.limited_by == "run length":  # a queue that grows slowly is not seen either
+        parts = [f"{limit}: {subject} carried {carried}; longer runs can show more or less"]
+    else:
+        parts = [f"{limit}: {subject} {'carry' if machines > 1 else 'carries'} up to {carried}"]
     if fleet is not None:
         least, largest = machines_if_off(best, fleet)
         if least < largest:

@@ -16,7 +16,7 @@ from arborsim.core import documents
 from arborsim.core.documents import RecordLog, plain, strict
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import clopper_pearson
-from arborsim.live.answers import read_log
+from arborsim.live.answers import counted_in, read_log
 from arborsim.plan.provenance import settings_of
 from arborsim.plan.results import CandidateResult, PlanResult
 from arborsim.plan.statistics import Estimate
@@ -125,6 +125,13 @@ class PlanLog(RecordLog[CandidateResult]):
             self.open({"plan": self._plan})
         for result in results:
             self.add(result)
+
+
+def problems_of(paths: Iterable[Path]) -> str:
+    """What the logs' answers are of: ``"game24 by arborsim-game24"``; "" where they do not say."""
+    searched = (each.searched for path in paths for each in counted_in(path, "--accuracy"))
+    names = dict.fromkeys(f"{s.task} by {s.model}" for s in searched if s.task and s.model)
+    return " and ".join(names)
 
 
 def read_accuracies(paths: Iterable[Path]) -> dict[tuple[str, str], Estimate]:

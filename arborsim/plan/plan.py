@@ -79,6 +79,7 @@ class Planner:
     demanded: Demanded = field(default_factory=Demanded)  #: quality that a recommendation needs
     #: Share of correct answers by policy and budget, from live runs.
     accuracies: dict[tuple[str, str], Estimate] = field(default_factory=dict)
+    answers_of: str = ""  #: task and model of these runs: ``"chain by arborsim-chain"``
     jobs: int = 1  #: processes; results do not depend on it
     #: Candidates that are done, by number; may be filled before `run`, which then goes on.
     finished: dict[int, CandidateResult] = field(default_factory=dict)
@@ -91,6 +92,8 @@ class Planner:
         self.candidates = [replace(each, number=n) for n, each in enumerate(distinct.values())]
         counts = counted(self.workload).items()  # what the user's own logs say comes first
         self.accuracies = {key: share for key, share in counts if share} | self.accuracies
+        if (about := self.workload.answers) is not None and not self.answers_of:
+            self.answers_of = f"{about.task} by {about.model}"
         self._kept: dict[object, MixDemands] = {}
         self._kept_bytes = 0
         self._solved: list[Solved] = []
@@ -214,9 +217,10 @@ class Planner:
             recommendation=_NOTHING_YET,
             solved=solved_share(weights, self._solved) if self._solved else None,
             solved_origin=origin_of(self._solved),
+            answers_of=self.answers_of,
             settings={**settings_of(self.workload), **bases_of_seconds(self.workload)},
             assumed=assumed_numbers(self.workload),
-            notes=(*cautions(self.workload, done, self._solved), *self._short),
+            notes=(*cautions(self.workload, done, self._solved, self.answers_of), *self._short),
             complete=not self.missing,
         )
         return replace(plan, recommendation=recommend(plan, self.demanded))

@@ -136,11 +136,15 @@ def assumed_numbers(workload: Workload) -> tuple[str, ...]:
 
 
 def cautions(
-    workload: Workload, results: Sequence[CandidateResult], solved: Sequence[Solved] = ()
+    workload: Workload,
+    results: Sequence[CandidateResult],
+    solved: Sequence[Solved] = (),
+    answers_of: str = "",
 ) -> tuple[str, ...]:
     """Notes on the figures, each one sentence.
 
-    `solved` is what is known of how many searches have a correct answer, by entry of the mix.
+    `solved` is what is known of how many searches have a correct answer, by entry of the mix;
+    `answers_of` is what live runs counted answers of.
     """
     found = []
     infeasible = [each for each in results if each.status == INFEASIBLE]
@@ -166,7 +170,10 @@ def cautions(
         )
     if short := _short_runs(workload, results):
         found.append(short)
-    return (*found, *_without_effect(workload), *_solved_shares(workload, results, solved))
+    # Where the workload itself names these problems, that was said.
+    other = answers_of if workload.answers is None else ""
+    shares = _solved_shares(workload, results, solved, other)
+    return (*found, *_without_effect(workload), *shares)
 
 
 def _recorded(entry: MixEntry, source: Path, workload: Workload) -> Iterator[str]:
@@ -230,7 +237,10 @@ def _without_effect(workload: Workload) -> Iterator[str]:
 
 
 def _solved_shares(
-    workload: Workload, results: Sequence[CandidateResult], solved: Sequence[Solved]
+    workload: Workload,
+    results: Sequence[CandidateResult],
+    solved: Sequence[Solved],
+    answers_of: str,
 ) -> Iterator[str]:
     """What costs per solved search rest on."""
     priced = [each for each in results if each.at_largest and each.at_largest.cost_per_solved]
@@ -248,7 +258,8 @@ def _solved_shares(
             f"{share.n}"
             for (policy, budget), share in live.items()
         )
-        yield f"Costs per solved search rest on right answers of live runs: {shares}."
+        of = f" of {answers_of}, not of this workload's searches" if answers_of else ""
+        yield f"Costs per solved search rest on right answers of live runs{of}: {shares}."
 
 
 def _origin(workload: Workload, solved: Sequence[Solved], share: Estimate) -> str:

@@ -132,7 +132,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
         sentences.append(f"The nearest alternative is {_compared(alternative, best, plan)}.")
     if cheaper is not None and _rank(cheaper)[0] < (1 - _SAME) * _rank(best)[0]:
         sentences.append(
-            "Of those whose quality is not known to suffice, the cheapest is "
+            f"Of those whose quality {_doubt(cheaper, demanded)}, the cheapest is "
             f"{_compared(cheaper, best, plan)}."
         )
     shown = [best] if alternative is None else [best, alternative]
@@ -152,6 +152,14 @@ def _rank(candidate: CandidateResult) -> tuple[float, float, int]:
     assert candidate.largest is not None
     gpus = fleet.gpus if fleet is not None else candidate.gpus / candidate.largest
     return middle_cost(candidate), gpus, candidate.number
+
+
+def _doubt(row: CandidateResult, demanded: Demanded) -> str:
+    """Why a candidate's quality will not do: it was counted and falls short, or is not known."""
+    share = row.quality.accuracy if row.quality is not None else None
+    if share is not None and demanded.accuracy is not None and share.value < demanded.accuracy:
+        return "does not suffice"
+    return "is not known to suffice"
 
 
 def _filled(best: CandidateResult, plan: PlanResult) -> list[str]:

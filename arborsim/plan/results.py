@@ -249,6 +249,7 @@ class PlanResult:
     solved: Estimate | None = None
     #: Where that is from: "stated", "recorded" or "stated and recorded"; "" if it is not known.
     solved_origin: str = ""
+    answers_of: str = ""  #: task and model of the live runs whose answers were counted
     timeline: Timeline | None = None  #: of the recommended candidate at its largest load
     #: Everything that determines the result, for the appendix: versions, files, options.
     settings: Mapping[str, str] = field(default_factory=dict)

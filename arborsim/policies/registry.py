@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from arborsim.core.errors import UnknownName
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.plugins import find_plugin, installed
 from arborsim.core.settings import Setting, default_of, parsed, settings_of
 from arborsim.policies.base import Policy
@@ -111,6 +111,11 @@ def find(name: str) -> type[Policy]:
     if name.endswith(".toml"):
         return _composed(Path(name))
     if ":" not in name:
+        if name.endswith(".py"):
+            raise UsageError(
+                f"policy {name}: name its class, e.g. {Path(name).stem}:MyPolicy, and have the "
+                "file's folder in PYTHONPATH"
+            )
         if name not in names():
             raise UnknownName("policy", name, names())
         return _named(name)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.events import Event, Prune, TokenRun, Transition
 from arborsim.core.observations import SparseRows
 from arborsim.core.settings import setting
@@ -138,7 +138,10 @@ class Composed(Policy):
 
     @cached_property
     def score(self) -> Score:
-        raise TypeError(f"{type(self).__name__} does not say what tokens rank by")
+        raise UsageError(
+            f"policy {type(self).__name__} does not say what tokens rank by: give it a score, as "
+            "CONTRIBUTING.md shows"
+        )
 
     @cached_property
     def allocate(self) -> Allocation:

@@ -37,7 +37,7 @@ _RUNS_OUT = {
 #: Why there is no larger load, where it is not the target: a mark and what it means.
 _BEYOND = {
     "throughput": ("=", "beyond it searches arrive faster than they end"),
-    "run length": ("+", "runs are too short to tell: it may serve more, for less"),
+    "run length": ("+", "runs are too short to tell: longer ones can show more or less"),
 }
 #: Reads a range of costs (`arborsim.plan.results.paid`).
 Paid = Callable[[CandidateResult, LoadPoint | Fleet, str], tuple[float, float] | None]

@@ -25,7 +25,7 @@ STOPPED_BY = "More load is stopped by"
 STOPPED = {
     "target": "the latency target",
     "throughput": "searches arriving faster than they end",
-    "run length": "the length of the runs: it may serve more",
+    "run length": "the length of the runs: longer ones can show more or less",
 }
 
 

@@ -328,6 +328,11 @@ def _info_of(schema: pa.Schema, path: Path) -> tuple[TraceInfo, bool]:
     """The trace's metadata, and by the format version whether it is packed."""
     stored = schema.metadata or {}
     if METADATA_KEY not in stored or VERSION_KEY not in stored:
+        if b"arborsim" in stored:
+            raise TraceError(
+                f"{path}: results, not a trace: arborsim plot draws them, arborsim compare and "
+                "load_results read them"
+            )
         raise TraceError(
             f"{path}: a Parquet file, but no trace: it has no arborsim metadata; {_MAKE_ONE}"
         )

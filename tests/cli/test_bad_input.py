@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from arborsim.cli.app import main
 from arborsim.cli.options import check_output
+from arborsim.core.tables import write_table
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
 from arborsim.trace.writer import TraceWriter, WholeTraceWriter
 from tests.bank.banks import bank_columns, bank_info
@@ -69,6 +71,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "truncated.parquet").write_bytes(good.read_bytes()[:-200])
     (folder / "empty.parquet").write_bytes(b"")
     pq.write_table(pa.table({"a": [1, 2]}), folder / "other.parquet")
+    write_table(pd.DataFrame({"a": [1]}), folder / "results.parquet", {"kind": "replay"})
     table = pq.read_table(good)
     future = table.replace_schema_metadata({**table.schema.metadata, VERSION_KEY: b"99"})
     pq.write_table(future, folder / "future.parquet")
@@ -121,6 +124,11 @@ CASES = {
     "policy class that is not there": ("replay good.parquet --policy no.mod:C", "no.mod"),
     "policy class without a module": (
         "replay good.parquet --policy :X", "expected package.module:Class"),
+    "results for a trace": ("replay results.parquet", "results, not a trace"),
+    "a policy's file without its class": (
+        "replay good.parquet --policy mine.py", "name its class, e.g. mine:MyPolicy"),
+    "a policy without a score": (
+        "replay good.parquet --policy arborsim.policies.stream:StreamPolicy", "does not say"),
     "policy class of a relative module": (
         "replay good.parquet --policy ..a:X", "expected package.module:Class"),
     "policy module with a syntax error": (

@@ -67,7 +67,7 @@ def test_every_line_of_the_legend_is_short_and_of_what_is_there() -> None:
         base, candidates=tuple(replace(c, limited_by="run length") for c in base.candidates)
     )
     marks = [line for line in legend(short) if line.startswith("  ") and "runs are too" in line]
-    assert marks == ["  +  runs are too short to tell: it may serve more, for less"]
+    assert marks == ["  +  runs are too short to tell: longer ones can show more or less"]
     assert not any("no mark" in line for line in legend(short))
     unpriced = legend(plan(prices=False))
     assert not any("USD" in line for line in unpriced)

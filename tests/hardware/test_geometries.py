@@ -205,6 +205,7 @@ def test_numbers_that_contradict_each_other() -> None:
         ("meta-llama/Llama-3-8B", ["llama-3.1-8b"]),  # the nearest one of that size
         ("meta-llama/Llama-3.2-90B", []),  # nothing of that size
         ("facebook/opt-125m", []),
+        ("mistralai/Mixtral-8x7B-v0.1", []),  # Mixtral is no Mistral
     ],
 )
 def test_hub_ids_have_the_names_of_geometries(hub_id: str, names: list[str]) -> None:

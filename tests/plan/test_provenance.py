@@ -212,6 +212,9 @@ def test_shares_of_live_runs_are_named_with_theirs() -> None:
         "Costs per solved search rest on right answers of live runs: streaming-llm at 0.5 60.0% "
         "(50.0% to 70.0% at 95% confidence) of 100."
     ) in notes
+    planner.answers_of = "chain by a-model"
+    told = planner.result().notes
+    assert any("live runs of chain by a-model, not of this workload's searches:" in n for n in told)
     (full,) = [note for note in notes if note.startswith("Costs per solved search rest on a solve")]
     assert "stated, not measured" in full
 

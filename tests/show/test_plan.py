@@ -467,7 +467,7 @@ def test_what_stops_more_load_is_said_row_by_row() -> None:
     assert html.count('data-value="HBM bandwidth"') == 4
     assert html.count('data-value="not seen; busiest: HBM bandwidth"') == 2
     for text in ("the latency target", "searches arriving faster than they end",
-                 "the length of the runs: it may serve more"):  # fmt: skip
+                 "the length of the runs: longer ones can show more or less"):  # fmt: skip
         assert html.count(f'data-value="{text}"') == 2
     terms = {name: about for each in tables(result) for name, about in each.definitions().items()}
     assert "missed it" not in terms["Largest load, offered"]
