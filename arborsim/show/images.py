@@ -6,7 +6,12 @@ that pages have (`themed`).  It is drawn by kaleido, which runs Chrome or Chromi
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from arborsim.core.documents import strict
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.show import page
 from arborsim.show.characters import drawn
@@ -31,6 +37,15 @@ _MARGIN = {"l": 64, "r": 16, "t": 12, "b": 16}
 #: Pixels: above a plot for its title, below it for its axis, a line of notes, a line of the legend,
 #: a letter of its names, and the sign before each.
 _TITLE, _AXIS, _LINE, _ENTRY, _LETTER, _SIGN = 34, 70, 17, 21, 8, 48
+#: What makes an image, and how long it may take: a few seconds, but for a busy machine.
+_RENDER = """
+import json, sys
+from plotly import io
+figure, options = json.load(sys.stdin.buffer)
+image = io.to_image(figure, validate=False, **options)
+sys.stdout.buffer.write(image)
+"""
+_PATIENCE_S = 90
 _NOTE = 125  # characters of a line of notes
 #: What the page's style sheet says of fonts; image files have no system fonts to fall back to.
 _FONT = "Roboto, Helvetica Neue, Arial, DejaVu Sans, sans-serif"
@@ -109,7 +124,6 @@ def check_format(path: Path) -> None:
 def _image(figure: Figure, form: str) -> bytes:
     try:
         import kaleido  # noqa: F401  plotly would answer with a page of advice
-        from plotly import io
     except ImportError:
         raise UsageError(
             f"a .{form} file needs the package kaleido, and Chrome or Chromium for it: "
@@ -117,15 +131,34 @@ def _image(figure: Figure, form: str) -> bytes:
         ) from None
     layout = figure["layout"]
     size = {"width": _WIDTH, "height": layout["height"], "scale": _SCALE if form == "png" else 1}
-    try:
-        made = bytes(io.to_image(figure, format=form, validate=False, **size))
-    except Exception as error:  # what a browser may fail with has no common type
-        why = " ".join(str(error).split())[:160]
+    asked = json.dumps([strict(figure), {"format": form, **size}]).encode()
+    # Chrome sometimes stops answering kaleido: in a process of its own it can be tried again.
+    made, why = _rendered(asked)
+    if not made:
+        made, why = _rendered(asked)
+    if not made:
         raise UsageError(
             f"kaleido could not make the .{form} ({why}): it needs Chrome or Chromium on the "
             "path, or its folder in BROWSER_PATH; .html needs neither"
-        ) from None
+        )
     return _same_names(made) if form == "svg" else made
+
+
+def _rendered(asked: bytes) -> tuple[bytes, str]:
+    """The image that kaleido makes of a figure and options, else why there is none."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _RENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            image, said = process.communicate(asked, timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return b"", f"no answer within {_PATIENCE_S} s"
+    if process.returncode == 0:
+        return image, ""
+    lines = said.decode(errors="replace").split("\n")
+    return b"", next((line.strip()[:160] for line in reversed(lines) if line.strip()), "no reason")
 
 
 def _same_names(svg: bytes) -> bytes:

@@ -199,7 +199,8 @@ def test_what_a_budget_is_too_small_for_is_a_row(
     _, _, block = shown.partition("policy streaming-llm at budget 2\n")
     assert re.search(r"^ rebase +4 +needs \d+ tokens or more: ", block, re.MULTILINE)
     assert "left out:" not in shown, "said once"
-    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+    tables, _, _ = shown.partition("wrote ")  # paths are as long as they are
+    assert max(len(line.rstrip()) for line in tables.splitlines()) <= 80
     frame = pd.read_parquet(out)
     missing = frame[frame["left_out"] != ""]
     assert len(missing) == 8, "two searches on four problems"

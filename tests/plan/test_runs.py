@@ -9,8 +9,8 @@ import pytest
 
 from arborsim.machine.report import Utilisation
 from arborsim.plan.plan import Planner
-from arborsim.plan.recommend import resource
 from arborsim.plan.runs import Bench, Run, mean_shares, runs_out, used_shares
+from arborsim.plan.words import resource
 from tests.plan.make import small_plan, small_workload
 
 
