@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +20,8 @@ from tests.serving.make import chain, with_blocks
 from tests.serving.test_prefixes import SLOW
 from tests.serving.test_textbook import play
 from tests.simulator.bench import GEOMETRY, KV
+from tests.trace.import_helpers import recording
 
-MOONCAKE = Path("/work/shared/data/mooncake-conversation.jsonl")
 Prompts = Sequence[tuple[int, ...]]
 BLOCK = 4
 #: Requests whose blocks come from a small tree, so that they often have some in common.
@@ -140,10 +139,12 @@ def test_without_sharing_nothing_is_found() -> None:
     assert report.prefixes == PrefixTokens()
 
 
-@pytest.mark.skipif(not MOONCAKE.exists(), reason="needs Mooncake's recording")
 def test_mooncakes_recording_in_an_endless_cache() -> None:
     """37.4% of the prompt tokens; but the last token of a prompt is always computed."""
-    lines = [json.loads(line) for line in MOONCAKE.read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in recording("mooncake-conversation.jsonl").read_text().splitlines()
+    ]
     made = [with_blocks(chain(e["input_length"], 1), e["hash_ids"], 512) for e in lines]
     requests = [Request(0.0, e["input_length"], 1, tuple(e["hash_ids"])) for e in lines]
     saved = shared_prefix_tokens(requests, 512)
