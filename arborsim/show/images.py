@@ -45,7 +45,7 @@ figure, options = json.load(sys.stdin.buffer)
 image = io.to_image(figure, validate=False, **options)
 sys.stdout.buffer.write(image)
 """
-_PATIENCE_S = 90
+_PATIENCE_S, _ATTEMPTS = 60, 3
 _NOTE = 125  # characters of a line of notes
 #: What the page's style sheet says of fonts; image files have no system fonts to fall back to.
 _FONT = "Roboto, Helvetica Neue, Arial, DejaVu Sans, sans-serif"
@@ -133,10 +133,11 @@ def _image(figure: Figure, form: str) -> bytes:
     size = {"width": _WIDTH, "height": layout["height"], "scale": _SCALE if form == "png" else 1}
     asked = json.dumps([strict(figure), {"format": form, **size}]).encode()
     # Chrome sometimes stops answering kaleido: in a process of its own it can be tried again.
-    made, why = _rendered(asked)
-    if not made:
+    for _ in range(_ATTEMPTS):
         made, why = _rendered(asked)
-    if not made:
+        if made:
+            break
+    else:
         raise UsageError(
             f"kaleido could not make the .{form} ({why}): it needs Chrome or Chromium on the "
             "path, or its folder in BROWSER_PATH; .html needs neither"
