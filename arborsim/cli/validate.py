@@ -66,7 +66,8 @@ def validate(
     once eviction is real; does the replay rank policies as live accuracy does.  Results are kept
     problem by problem: Ctrl-C loses one at most, --resume goes on.
 
-    `arborsim validate published` compares with runs of serving engines that others measured.
+    `arborsim validate published` compares with runs of serving engines that others measured,
+    `arborsim validate claims` shows which claims of papers hold.
     """
     from arborsim.api.problems import live_fields
     from arborsim.live.backends import LiveRequest
@@ -127,8 +128,39 @@ def published(
     print_published(result)
 
 
+@dataclass(frozen=True)
+class ClaimsOutput:
+    """Files to write."""
+
+    out: Path | None = output_option(
+        None, "Write claims.parquet, index.html and README.md into this folder."
+    )
+    summary: list[Path] | None = output_option(
+        None, "Put the summary between the marks of this Markdown file; may be given again."
+    )
+
+
+@command
+def claims(
+    folder: Path = argument(Path("reports/claims"), "Folder of the files of claims (*.toml)."),
+    root: Path = expert_option(Path(), "Folder that the paths of raw results start from."),
+    output: ClaimsOutput = ClaimsOutput(),
+) -> None:
+    """Work out every number for the claims of papers, and show the verdicts.
+
+    A TOML file per paper says what the paper claims, which raw results test it, and the verdict;
+    the numbers and their intervals are worked out of the results, so none is typed.
+    """
+    from arborsim.show.claims import print_claims, write_claims
+    from arborsim.validate.claims import read_papers
+
+    papers = read_papers(folder, root)
+    write_claims(papers, output.out, output.summary or ())
+    print_claims(papers)
+
+
 #: Commands by their name after `validate`.
-SUBCOMMANDS = {"published": published}
+SUBCOMMANDS = {"published": published, "claims": claims}
 
 
 def _compared(runs: list[ServingRun], jobs: int, ask: bool) -> tuple[PlayedRun, ...]:

@@ -38,18 +38,20 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "
 MOST_BARS = 24
 
 
-def render(product: str, scripts: Sequence[str] = (), data: Any = None, **facts: Any) -> str:
+def render(
+    product: str, scripts: Sequence[str] = (), data: Any = None, *, draws: bool = True, **facts: Any
+) -> str:
     """The page of a product; the same facts give the same bytes.
 
     `product` names the template, ``PRODUCT.html``, and the style that is its own.  `scripts` are
-    assets that follow plotly.js and ``page.js``, and `data` is JSON for them; a page without
-    scripts has no script at all.  `facts` are all else that the template shows.
+    assets that follow ``page.js`` and, if the page `draws`, plotly.js; `data` is JSON for them.  A
+    page without scripts has no script at all.  `facts` are all else that the template shows.
     """
     return _templates().get_template(f"{product}.html").render(
         product=product,
         style=Markup(asset("page.css")),
         script=Markup("\n".join(map(asset, ("page.js", *scripts)))) if scripts else "",
-        plotly=Markup(_plotly()) if scripts else "",
+        plotly=Markup(_plotly()) if scripts and draws else "",
         data=Markup(in_script(data)),
         **facts,
     )  # fmt: skip

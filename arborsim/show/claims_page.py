@@ -1,0 +1,36 @@
+"""The page about claims of papers: the summary, and every claim with our numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from arborsim.show import page
+from arborsim.show.claims import interval_text, number_text, sentences, summary_table
+from arborsim.validate.claims import Paper, Verdict, to_frame
+
+
+def write_page(papers: Sequence[Paper], path: str | Path) -> None:
+    """Write the page; `UsageError` where the file cannot be written."""
+    page.write(render(papers), path)
+
+
+def render(papers: Sequence[Paper]) -> str:
+    """The whole page as text; the same claims give the same bytes."""
+    total = sum(len(paper.rows) for paper in papers)
+    return page.render(
+        "claims",
+        ("claims.js",),
+        {"csv": to_frame(papers).to_csv(index=False, lineterminator="\n")},
+        draws=False,
+        title="Claims of papers",
+        subtitle=f"{total:,} claims of {len(papers)} papers: what they say, what we found",
+        sentences=sentences(papers),
+        papers=papers,
+        summary=summary_table(papers),
+        verdicts=list(Verdict),
+        meanings={each.words: each.meaning for each in Verdict},
+        titles={paper.head.name: paper.head.title for paper in papers},
+        number_text=number_text,
+        interval_text=interval_text,
+    )
