@@ -126,11 +126,26 @@ def _grid() -> Experiment:
     return Experiment(CHAIN, (FULL, *arms))
 
 
+_TAILORS = ("arkv-origin", "arkv-quant", "arkv")
+
+
 def _arkv() -> Experiment:
+    """ARKV and its baselines: with the prompt evictable, kept, and as the public code decides."""
+    own = {"window": "16", "slack": "1"}
     arms = [
-        Arm(name, name, budget, {"window": "16", "slack": "1"})
-        for name in ("arkv-origin", "arkv-quant", "arkv")
-        for budget in ("0.97", "0.9", "0.8")
+        Arm(name, name, budget, own)
+        for name in _TAILORS
+        for budget in ("0.97", "0.9", "0.8", "0.5", "0.25")
+    ]
+    arms += [
+        Arm(f"{name}, prompt kept", name, budget, own | {"pin_prompt": "true"})
+        for name in _TAILORS
+        for budget in ("0.95", "0.87", "0.69", "0.5")
+    ]
+    arms += [
+        Arm(f"{name}, as published", name, budget, own | {"as_published": "true"})
+        for name in _TAILORS
+        for budget in ("0.97", "0.5")
     ]
     return Experiment(CHAIN, (FULL, *arms))
 
@@ -209,7 +224,12 @@ EXPERIMENTS = {
     "long": _long,
     "newer": lambda: _newer(CHAIN, "16", "32", "32", {}),
     "newer-game24": lambda: _newer(
-        GAME, "4", "8", "16", _OLDER | {"tova": ("tova", {})}, ("0.5", "0.35", "0.25")
+        GAME,
+        "4",
+        "8",
+        "16",
+        _OLDER | {"tova": ("tova", {})} | {each: (each, {"window": "8"}) for each in _TAILORS},
+        ("0.5", "0.35", "0.25"),
     ),
 }
 
