@@ -114,6 +114,44 @@ def _family() -> Experiment:
     return Experiment(CHAIN, (FULL, *arms))
 
 
+def _epikv_rivals() -> Experiment:
+    """EpiKV's family against the methods of its paper, and what its parts are good for.
+
+    ThinKV keeps at most 64 of 128 tokens of a segment, so it never uses these budgets up; its
+    short segments keep the share that the budgets leave.  Swapped layers rank by ``z_B - z_A``.
+    """
+    kept = {"pin_prompt": "true", "recent": "16"}
+    short = {"segment": "32", "keep_r": "32", "keep_e": "28", "keep_t": "20"}
+    swapped = {"layer_a": str(21 / 32), "layer_b": str(10 / 32)}
+    raw = {"window": "1"}
+    both, one = ("0.95", "0.87"), ("0.87",)
+    kinds: list[tuple[str, str, dict[str, str], tuple[str, ...]]] = [
+        ("thinkv", "thinkv", {}, both),
+        ("thinkv, short segments", "thinkv", short, both),
+        ("segment-hs", "segment-hs", {}, both),
+        ("segment-hs, short segments", "segment-hs", short, both),
+        ("epikv, layers swapped", "epikv", swapped, both),
+        ("hs-variance, layers swapped", "hs-variance", swapped, one),
+        ("hs-variance, not smoothed", "hs-variance", raw, one),
+        ("kv-key, not smoothed", "kv-key", raw, ("0.95", "0.87", "0.81", "0.69", "0.56")),
+        ("kv-value, not smoothed", "kv-value", raw, ("0.87", "0.69")),
+        *((name, name, {}, ("0.95",)) for name in (
+            "hs-variance", "band-adaptive", "kv-key", "kv-value", "lag-kv", "attn-hs")),
+    ]  # fmt: skip
+    arms = [
+        Arm(label, name, budget, kept | settings)
+        for label, name, settings, budgets in kinds
+        for budget in budgets
+    ]
+    # As the paper runs H2O: four sinks, prompt evictable, sums from the first generated token on.
+    h2o = {"sinks": "4", "recent_share": "0.05", "count_prompt": "false"}
+    arms += [
+        Arm("h2o, prompt evictable", "h2o", budget, h2o)
+        for budget in ("0.95", "0.87", "0.5", "0.25")
+    ]
+    return Experiment(CHAIN, (FULL, *arms))
+
+
 def _grid() -> Experiment:
     arms = []
     for beta in ("1", "0.5", "0.25"):
@@ -217,6 +255,7 @@ def _long() -> Experiment:
 EXPERIMENTS = {
     "cliff": _cliff,
     "family": _family,
+    "epikv-rivals": _epikv_rivals,
     "grid": _grid,
     "arkv": _arkv,
     "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),

@@ -301,6 +301,7 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
         BandAdaptive(window=3, adaptation="flat"),
         rolling(CHANGE, (BAND_A, BAND_B), True, 3, "flat")),
     "kv-key": (KVKey(), rolling(KEY, (ALL,), False)),
+    "kv-key-raw": (KVKey(window=1), rolling(KEY, (ALL,), False, 1)),
     "kv-key-flat": (KVKey(window=3, adaptation="flat"), rolling(KEY, (ALL,), False, 3, "flat")),
     "kv-value": (KVValue(window=2), rolling(VALUE, (ALL,), False, 2)),
     "kv-value-flat": (KVValue(adaptation="flat"), rolling(VALUE, (ALL,), False, 64, "flat")),

@@ -40,6 +40,12 @@ WINDOW = (
 )
 
 
+def mean_window() -> int:
+    """The setting `window` of policies that rank by a rolling mean."""
+    about = "trailing window of the rolling mean; 1 does not smooth"
+    return setting(64, about, unit="tokens", low=1, high=65536)
+
+
 @dataclass(frozen=True)
 class RollingPolicy(RecentPolicy):
     """What the policies of the EpiKV paper share: the prompt and the newest tokens stay.
@@ -82,6 +88,8 @@ class HSVariance(EpiKV):
     Both means drift with position, so the score ranks by age as much as by content; the paper
     reports it to show what the z-score of `EpiKV` corrects (section 3.2).
     """
+
+    window: int = mean_window()
 
     name: ClassVar[str] = "hs-variance"
     summary: ClassVar[str] = "epikv without the z-score: contrast of rolling means"
@@ -171,6 +179,8 @@ class BandAdaptive(RollingPolicy):
 @dataclass(frozen=True)
 class KVKey(RollingPolicy):
     """Rank by the rolling mean of the key's variance over the head dimension."""
+
+    window: int = mean_window()
 
     name: ClassVar[str] = "kv-key"
     summary: ClassVar[str] = "keep tokens around keys that vary most over their channels"
