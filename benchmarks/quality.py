@@ -68,6 +68,16 @@ TREE = {
     "temperature": 1.0,
     "dead_penalty": 0.3,  # the value sees dead ends late: the search has to come back, trees grow
 }
+#: No answer ends these searches: each goes on for as many thoughts, one leaf at a time, until its
+#: tree is several times a path, as those that ArborKV's paper measures.
+BUSHY = {
+    "model": "chain",
+    "task_options": {"lines": 24, "lines_per_thought": 4},
+    "search": "dpts",
+    "search_options": {"width": 1, "children": 3, "steps": 64, "accept": 2.0},
+    "temperature": 1.0,
+    "dead_penalty": 0.3,
+}
 FULL = Arm("full", "full", "1")
 
 
@@ -205,6 +215,32 @@ def _trees(search: dict[str, Any], *budgets: str) -> Experiment:
     return Experiment(search, (FULL, *arms))
 
 
+def _arborkv_ablations() -> Experiment:
+    """Tables 1, 3, 4 and 7 of ArborKV's paper, on trees that are several times a path."""
+    kinds: dict[str, tuple[str, dict[str, str]]] = {
+        "arborkv": ("arborkv", {}),
+        "arborkv, no rehydration": ("arborkv", {"rehydrate": "false"}),
+        "thinkv": ("thinkv", {}),
+        "streaming": ("streaming-llm", {}),
+        "h2o": ("h2o", {}),
+        "MSVE only": ("arborkv", {"lambda_distance": "0"}),
+        "tail only": ("arborkv", {"retain": "tail", "pin_prompt": "false"}),
+        "sinks + tail": ("arborkv", {"retain": "sinks+tail", "pin_prompt": "false"}),
+        "sinks + tail + heavy hitters": ("arborkv", {"pin_prompt": "false"}),
+        "TAE only": ("arborkv", {"msve": "false"}),
+        "no v": ("arborkv", {"use_value": "false"}),
+        "no u": ("arborkv", {"use_certainty": "false"}),
+        "no a": ("arborkv", {"use_attention": "false"}),
+        "no sibling coordination": ("arborkv", {"eta": "1"}),
+    }
+    arms = [
+        Arm(label, name, budget, settings)
+        for budget in ("0.25", "0.5")
+        for label, (name, settings) in kinds.items()
+    ]
+    return Experiment(BUSHY, (FULL, *arms))
+
+
 _OLDER = {
     "random": ("random", {"recent": "16"}),
     "streaming": ("streaming-llm", {}),
@@ -260,6 +296,7 @@ EXPERIMENTS = {
     "arkv": _arkv,
     "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),
     "chain-tree": lambda: _trees(TREE, "0.5", "0.25"),
+    "arborkv-ablations": _arborkv_ablations,
     "long": _long,
     "newer": lambda: _newer(CHAIN, "16", "32", "32", {}),
     "newer-game24": lambda: _newer(

@@ -27,6 +27,7 @@ TITLES = {
     "arkv": "ARKV and its two baselines",
     "game24": "ArborKV against baselines on trees of thoughts",
     "chain-tree": "ArborKV against baselines on deep searches",
+    "arborkv-ablations": "ArborKV without its parts, on trees several times a path",
     "newer": "Uneven budgets, selection, few bits: a chain",
     "newer-game24": "Uneven budgets, selection, few bits: trees of thoughts",
 }
@@ -46,6 +47,9 @@ ABOUT = {
     "game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7.",
     "chain-tree": "chain, 24 lines, 4 lines a thought, ToT-DFS, temperature 1; a dead end "
     "keeps 0.7 of its value, so that the search has to go back and trees outgrow their paths.",
+    "arborkv-ablations": "chain, 24 lines, 4 lines a thought, DPTS with one leaf at a time, at "
+    "most 3 children and 64 thoughts, temperature 1; no answer ends a search, so that trees are "
+    "several times a path.",
     "newer": "chain, 32 lines, greedy; no arm pins the prompt, which is 0.37 of a search, so a "
     "budget means the same for all. Quest's budget limits what a step reads, not what HBM holds. "
     "Windows and pages of 16 tokens; KIVI in groups of 32 after the newest 32.",
@@ -224,6 +228,13 @@ def findings(stored: Stored) -> list[str]:
             "out short trees: compare within a line. Whole paths kept are worth more here than "
             "single tokens chosen by any other arm, as the paper says; what rehydration "
             "adds can be read from its two arms."
+        ]
+    if stored.name == "arborkv-ablations":
+        return [
+            "Right answers, and those of full retention on the same problems: "
+            + "; ".join(_beside_full(stored))
+            + ". A path that is whole when it is read gives full retention's tokens, so arms "
+            "differ only where paths are not whole."
         ]
     if stored.name == "newer":
         formats = ("8 bits", "4 bits", "2 bits", "2 bits, outliers")
