@@ -28,13 +28,12 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from arborsim.api.choices import ChosenPolicies, budgets, policy_settings
 from arborsim.bank.arms import REFERENCE, Arm, Recipe, arms_of, chosen_algorithms
 from arborsim.bank.bank import read_bank
 from arborsim.bank.job import SearchJob
 from arborsim.bank.results import SearchResult
 from arborsim.bank.walk import walk
-from arborsim.cli.options import build_policies, policy_settings
-from arborsim.core.tiers import Budget
 from arborsim.live.backends import RecordProgress, RecordRequest, RewardChoice, get_backend
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
@@ -67,11 +66,15 @@ class Bank:
         Options of `arborsim.live.backends.RecordRequest`: the reward, the task.
     widths : tuple of int
     algorithms : tuple of str
-    swept : bool
-        Also run ETS at other values of lambda_b and lambda_d.
+    swept : tuple of str
+        Other values of lambda_b that the searches in `sweeping` run at; ETS then also runs at the
+        public code's lambda_d.
+    sweeping : tuple of str
     policies : tuple of str
         Run under each of `budgets` for `managed` searches at width 16, besides full retention.
     managed, budgets, settings : tuple of str
+    depth : int
+        Most levels of a search; 0 for the searches' default.
     capture : Capture
     """
 
@@ -81,11 +84,13 @@ class Bank:
     record: dict[str, Any] = field(default_factory=dict)
     widths: tuple[int, ...] = WIDTHS
     algorithms: tuple[str, ...] = ("all",)
-    swept: bool = False
+    swept: tuple[str, ...] = ()
+    sweeping: tuple[str, ...] = ("ets", "ets-kv")
     policies: tuple[str, ...] = ()
     managed: tuple[str, ...] = ("rebase", "ets")
     budgets: tuple[str, ...] = ("0.7", "0.5", "0.25")
     settings: tuple[str, ...] = ()
+    depth: int = 0
     capture: Capture = Capture.TREE
 
     def arms(self) -> list[Arm]:
@@ -94,26 +99,29 @@ class Bank:
             arm
             for width in self.widths
             for name in chosen_algorithms(self.algorithms)
-            for arm in arms_of(name, [width], {})
+            for arm in arms_of(name, [width], self.options)
         ]
         if self.swept:
-            found += _swept(self.widths)
+            found += self._swept()
         return list(dict.fromkeys(found))
 
+    @property
+    def options(self) -> dict[str, str]:
+        """What lets a search by levels go as deep as the bank does."""
+        return {"depth": str(self.depth)} if self.depth else {}
 
-def _swept(widths: Sequence[int]) -> list[Arm]:
-    """ETS and ETS-KV at other values."""
-    return [
-        arm
-        for width in widths
-        for name, option, values in (
-            ("ets", "lambda_b", LAMBDA_B),
-            ("ets-kv", "lambda_b", LAMBDA_B),
-            ("ets", "lambda_d", (LAMBDA_D[width],)),
-        )
-        for value in values
-        for arm in arms_of(name, [width], {option: value}, f"{option}={value}")
-    ]
+    def _swept(self) -> list[Arm]:
+        """ETS and ETS-KV at other values."""
+        return [
+            arm
+            for width in self.widths
+            for name, option, values in (
+                *((name, "lambda_b", self.swept) for name in self.sweeping),
+                ("ets", "lambda_d", (LAMBDA_D[width],)),
+            )
+            for value in values
+            for arm in arms_of(name, [width], {option: value} | self.options, f"{option}={value}")
+        ]
 
 
 VERIFIER: dict[str, Any] = {
@@ -124,12 +132,12 @@ WITHOUT_ATTENTION = ("arborkv", "streaming-llm", "random")
 
 BANKS = {
     "verifier-all": Bank(
-        "game24", 100, True, VERIFIER, swept=True, policies=WITHOUT_ATTENTION,
+        "game24", 100, True, VERIFIER, swept=LAMBDA_B, policies=WITHOUT_ATTENTION,
         settings=("arborkv.use_attention=false", "arborkv.retain=sinks+tail"),
     ),
-    "verifier-distinct": Bank("game24", 100, False, VERIFIER, swept=True),
-    "value-all": Bank("game24", 100, True, VALUE, swept=True),
-    "value-distinct": Bank("game24", 100, False, VALUE, swept=True),
+    "verifier-distinct": Bank("game24", 100, False, VERIFIER, swept=LAMBDA_B),
+    "value-all": Bank("game24", 100, True, VALUE, swept=LAMBDA_B),
+    "value-distinct": Bank("game24", 100, False, VALUE, swept=LAMBDA_B),
     "signals": Bank(
         "game24", 30, True, VERIFIER, (16,), ("rebase", "ets"),
         policies=("arborkv", "h2o", "streaming-llm", "random"), capture=Capture.SIGNALS,
@@ -137,6 +145,11 @@ BANKS = {
     "chain": Bank(
         "chain", 60, True, VERIFIER | {"task_options": {"lines": 24, "lines_per_thought": 4}},
         (16,), LEVELS,
+    ),
+    "chain-deep": Bank(
+        "chain", 100, True,
+        VERIFIER | {"noise": 0.1, "task_options": {"lines": 40, "lines_per_thought": 1}},
+        (16,), ("beam-4", "rebase", "ets", "ets-kv"), ("1.5", "2"), ("ets",), depth=48,
     ),
 }  # fmt: skip
 
@@ -151,9 +164,13 @@ def record(name: str, folder: Path) -> None:
         bank=Recipe(arms=tuple(arms.values()), dedupe=not bank.duplicates),
         command=f"python benchmarks/searches.py record {name}", **bank.record,
     )  # fmt: skip
-    before = time.process_time()
+    before, shown = time.process_time(), 0
 
     def show(seen: RecordProgress) -> None:
+        nonlocal shown
+        if seen.episode == shown:
+            return
+        shown = seen.episode
         spent = time.process_time() - before
         print(f"{name}: {seen.episode} problems, {seen.thoughts} thoughts, {spent:.0f} s CPU",
               flush=True)  # fmt: skip
@@ -182,13 +199,12 @@ def run(name: str, folder: Path, out: Path) -> None:
     groups["others"] = [a for a in arms if a.width not in bank.widths or a.swept]
     for what, group in groups.items():
         if group:
-            cells = cells_of(build_policies(policy_settings([FULL], ())), [Budget.parse("1")])
+            cells = _cells([FULL], (), "1")
             found, cpu_s[what] = _timed(bank, path, group, cells, machine)
             results += found
     if bank.policies:
         group = [a for a in arms if a.algorithm in bank.managed and a.width == bank.widths[0]]
-        policies = build_policies(policy_settings(bank.policies, bank.settings))
-        cells = cells_of(policies, [Budget.parse(text) for text in bank.budgets])
+        cells = _cells(bank.policies, bank.settings, ",".join(bank.budgets))
         found, cpu_s["policies"] = _timed(
             bank, path, [a for a in group if not a.swept], cells, machine
         )
@@ -197,6 +213,11 @@ def run(name: str, folder: Path, out: Path) -> None:
     rows = [{"bank": name} | {key: r.flat()[key] for key in COLUMNS} for r in results]
     _store(out, name, rows, facts)
     print(f"{name}: {len(rows)} searches, CPU seconds {cpu_s}")
+
+
+def _cells(names: Sequence[str], settings: Sequence[str], shares: str) -> list[Cell]:
+    chosen = ChosenPolicies(names)
+    return cells_of(chosen.build(policy_settings(chosen.names, settings)), budgets(shares))
 
 
 def _timed(
@@ -220,7 +241,7 @@ def _candidate_tokens(bank: Bank, path: Path) -> dict[int, list[int]]:
     for episode in range(reader.num_episodes):
         thoughts = read_bank(reader, episode)
         for width in bank.widths:
-            (arm,) = arms_of(REFERENCE, [width], {})
+            (arm,) = arms_of(REFERENCE, [width], bank.options)
             done = walk(arm.make(), thoughts, not bank.duplicates)
             own = (done.tokens[node] for step in done.steps for node in step.candidates)
             found[width].append(sum(own))

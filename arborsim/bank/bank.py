@@ -17,11 +17,10 @@ from arborsim.trace.schema import Kind
 
 
 @dataclass(frozen=True, eq=False)
-class Bank:
-    """One problem's recorded thoughts; all sequences have one entry per recorded node."""
+class Thoughts:
+    """One problem's thoughts, for searches to walk; all sequences have one entry per node."""
 
-    episode: Episode
-    #: As recorded; node 0 is the prompt.
+    #: Node 0 is the prompt.
     parent: list[int]
     depth: list[int]
     tokens: list[int]  #: of the node itself
@@ -35,8 +34,8 @@ class Bank:
     #: The first complete sibling that says the same: equal tokens, or equal texts where token ids
     #: are unknown; the node itself if there is none before it.
     twin: list[int]
-    children: list[tuple[int, ...]]  #: recorded children of each node, in order of opening
-    #: Whether the recording judges answers: then a search that hands in no answer is wrong.
+    children: Sequence[Sequence[int]]  #: of each node, in order of opening
+    #: Whether answers are judged: then a search that hands in no answer is wrong.
     judged: bool
     #: Of the nodes that have one: float16 ``[size]``.
     embedding: Mapping[int, np.ndarray] = field(default_factory=dict)
@@ -48,6 +47,17 @@ class Bank:
     @property
     def prompt_tokens(self) -> int:
         return self.tokens[0]
+
+    def below(self, node: int, first: int, count: int) -> Sequence[int]:
+        """`count` children of `node` from number `first` on, or as many as there are."""
+        return self.children[node][first : first + count]
+
+
+@dataclass(frozen=True, eq=False)
+class Bank(Thoughts):
+    """One problem's recorded thoughts, and the episode that they are from."""
+
+    episode: Episode = field(kw_only=True)
 
     @property
     def bare(self) -> Episode:

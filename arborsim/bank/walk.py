@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from arborsim.bank.bank import Bank
+from arborsim.bank.bank import Thoughts
 from arborsim.search import ROOT, Leaf, Search, ask, handed_in
 from arborsim.trace.schema import End
 
@@ -54,7 +54,7 @@ class Walk:
 
     search: str
     bank_node: tuple[int, ...]  #: number of each node in the bank
-    #: Of each node, as in `Bank`.
+    #: Of each node, as in `Thoughts`.
     parent: tuple[int, ...]
     depth: tuple[int, ...]
     tokens: tuple[int, ...]  #: decoded: fewer than recorded for a thought that still ran at the end
@@ -100,7 +100,7 @@ class Walk:
         return self.kv_tokens + self.prompt_tokens * self.selections
 
 
-def walk(search: Search, bank: Bank, dedupe: bool = True) -> Walk:
+def walk(search: Search, bank: Thoughts, dedupe: bool = True) -> Walk:
     """Run `search`, a new object, on `bank`.
 
     Expanding a node hands out its next recorded children that this search has not seen.  A node
@@ -124,7 +124,7 @@ class _Node:
 
 
 class _Driver:
-    def __init__(self, search: Search, bank: Bank, dedupe: bool) -> None:
+    def __init__(self, search: Search, bank: Thoughts, dedupe: bool) -> None:
         self.search, self.bank = search, bank
         self._dedupe = dedupe and not search.keeps_duplicates
         root = Leaf(ROOT, -1, 0, float("nan"))
@@ -192,7 +192,7 @@ class _Driver:
         opened, misses, ran_out = [], 0, False
         for number, count in wanted.items():
             node = self._nodes[number]
-            given = self.bank.children[node.recorded][node.visits :][:count]
+            given = self.bank.below(node.recorded, node.visits, count)
             node.visits += len(given)
             for recorded in given:
                 child, own = len(self._nodes), self.bank.tokens[recorded]

@@ -1,22 +1,25 @@
-"""`arborsim generate`: a trace of searches drawn from distributions of lengths and trees."""
+"""`arborsim generate`: a trace of searches, or a bank of thoughts, drawn from distributions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from arborsim.cli.command import command, option
+from arborsim.cli.command import command, option, panel
 from arborsim.cli.options import command_line
 from arborsim.core.errors import UsageError
 from arborsim.show.progress import PatientProgress
 
 if TYPE_CHECKING:
+    from arborsim.bank.arms import Recipe
     from arborsim.plan.generate import TreeSpec
+    from arborsim.plan.synthetic import BankSpec, Dense
 
+bank_option = panel("Banks (for arborsim search)")
 Rewards = StrEnum("Rewards", ["none", "uniform"])
 
 
@@ -59,6 +62,76 @@ class TreeOptions:
         )
 
 
+@dataclass(frozen=True)
+class BankOptions:
+    """Thoughts that several searches can be run on: what they are worth, and what they mean."""
+
+    bank: bool = bank_option(
+        False,
+        "Draw thoughts for searches to walk later, with rewards, meanings and answers.",
+        "--bank",
+    )
+    for_: str = bank_option(
+        "", "Hold only what these searches ask for, e.g. rebase,ets.", "--for",
+        shown="--first and --branching children", complete="algorithm",
+    )  # fmt: skip
+    width: str = bank_option("", "Widths of --for.", shown="16")
+    set_: list[str] = bank_option([], "An option of --for, name=value; repeatable.", "--set")
+    keep_duplicates: bool = bank_option(
+        False, "Searches of --for go on with thoughts that repeat a sibling.", "--keep-duplicates"
+    )
+    reward_correlation: float = bank_option(0.8, "Of a reward with the parent's.")
+    reward_spread: float = bank_option(1.0, "Rewards lie this wide around 0.5.")
+    truth: float = bank_option(0.5, "Correlation of last rewards with right answers (biserial).")
+    right: float = bank_option(0.5, "Share of answers that are right.")
+    difficulty: float = bank_option(0.3, "Share of what makes an answer right that is the problem.")
+    wrong_answers: int = bank_option(8, "Different wrong answers of a problem.")
+    meanings: int = bank_option(4, "Different things that siblings say; 0: each its own.")
+    common: float = bank_option(0.5, "Share of meanings that all thoughts of a level may have.")
+    repeated: float = bank_option(0.0, "Share of siblings that repeat an older one word for word.")
+
+    def spec(self, trees: TreeOptions) -> BankSpec:
+        """Raises `UsageError` for what is no distribution or share, or not part of a bank."""
+        from arborsim.plan.generate import parse_counts
+        from arborsim.plan.synthetic import BankSpec
+
+        for name in ("pruned", "parallel", "rewards", "solved"):
+            if getattr(trees, name) != getattr(TreeOptions(), name):
+                raise UsageError(
+                    f"--{name} is what one search does: leave it out with --bank (its searches "
+                    "decide; --right says how many answers are right)"
+                )
+        own = {f.name for f in fields(BankSpec)} & {f.name for f in fields(self)}
+        return BankSpec(
+            parse_counts(trees.prompt_tokens, "--prompt-tokens"),
+            parse_counts(trees.thought_tokens, "--thought-tokens"),
+            parse_counts(trees.depth, "--depth"),
+            _shares(trees.finished, "--finished"),
+            **{name: getattr(self, name) for name in own},
+        )
+
+    def recipe(self, trees: TreeOptions) -> Recipe | Dense:
+        """What the bank is to hold."""
+        from arborsim.api.choices import names, whole_numbers
+        from arborsim.bank.arms import recipe_for
+        from arborsim.plan.generate import parse_counts
+        from arborsim.plan.synthetic import Dense
+
+        if not self.for_:
+            for name in ("width", "set_", "keep_duplicates"):
+                if getattr(self, name):
+                    raise UsageError(f"--{name.strip('_').replace('_', '-')} needs --for")
+            branching = parse_counts(trees.branching, "--branching")
+            first = parse_counts(trees.first, "--first") if trees.first else branching
+            return Dense(first, branching)
+        if trees.first or trees.branching != TreeOptions().branching:
+            raise UsageError(
+                "--for holds what its searches ask for: leave out --branching, --first"
+            )
+        widths = whole_numbers(self.width or "16", "--width")
+        return recipe_for(names(self.for_), widths, self.set_, not self.keep_duplicates)
+
+
 @command
 def generate(
     out: Path = option(..., "The trace to make."),
@@ -69,23 +142,33 @@ def generate(
         "llama-3.1-8b", "Geometry to charge for: a name, or a config.json.", complete="model"
     ),
     overwrite: bool = option(False, "Replace the trace.", "--overwrite"),
+    bank: BankOptions = BankOptions(),
 ) -> None:
     """Make a trace of searches drawn from distributions of lengths and trees.
 
-    It holds structure and lengths, no signals: policies that read none can be replayed on it.
+    It holds structure and lengths, no signals: policies that read none can be replayed on it. With
+    --bank it holds thoughts that several searches can be run on.
     """
     from arborsim.machine.lookup import load_geometry
     from arborsim.plan.generate import write_generated
+    from arborsim.plan.synthetic import write_synthetic
     from arborsim.trace.importers.sources import check_out
 
     check_out(out, overwrite)
-    spec, geometry = trees.spec(), load_geometry(model)
+    geometry = load_geometry(model)
+    if not bank.bank and bank != BankOptions():
+        unchanged = vars(BankOptions())
+        name = next(name for name, value in vars(bank).items() if value != unchanged[name])
+        raise UsageError(f"--{name.strip('_').replace('_', '-')} needs --bank")
     with PatientProgress(searches) as progress:
-        tokens = write_generated(
-            spec, searches, seed, geometry, out, overwrite, command_line(),
-            lambda what, units: progress.advance(what, 1),
-        )  # fmt: skip
-    typer.echo(f"wrote {out}: {searches:,} searches, {tokens:,} tokens; no signals, no seconds")
+        rest = (searches, seed, geometry, out, overwrite, command_line(),
+                lambda what, units: progress.advance(what, 1))  # fmt: skip
+        if bank.bank:
+            tokens = write_synthetic(bank.spec(trees), bank.recipe(trees), *rest)
+        else:
+            tokens = write_generated(trees.spec(), *rest)
+    held = "problems" if bank.bank else "searches"
+    typer.echo(f"wrote {out}: {searches:,} {held}, {tokens:,} tokens; no signals, no seconds")
 
 
 def _shares(text: str, option: str) -> tuple[float, ...]:

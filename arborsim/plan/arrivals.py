@@ -35,6 +35,7 @@ class Stream(IntEnum):
     SEARCHES = 0  # lengths and trees of generated searches
     MIX = 1  # which search arrives
     ARRIVALS = 2  # when it arrives
+    BANKS = 3  # thoughts of drawn banks
 
 
 def stream(seed: int, purpose: Stream, number: int = 0) -> np.random.Generator:

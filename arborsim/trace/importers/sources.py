@@ -14,6 +14,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -105,6 +106,7 @@ class Thought:
     correct: int = -1  # 1, 0, or -1 for "not judged"
     end: End = End.NONE
     answer: str | None = None  # only of finished thoughts
+    embedding: np.ndarray | None = attribute(default=None, compare=False)  # float [size]
 
 
 @dataclass(frozen=True)
@@ -247,9 +249,9 @@ class _Rows:
         }  # fmt: skip
         for name in ("reward", "correct", "end"):
             found[name][list(self.thoughts)] = [getattr(t, name) for t in self.thoughts.values()]
-        for name in ("answer", "text"):
+        for name in ("answer", "text", "embedding"):
             by_row = {row: getattr(thought, name) for row, thought in self.thoughts.items()}
-            if any(text is not None for text in by_row.values()):
+            if any(value is not None for value in by_row.values()):
                 found[name] = [by_row.get(row) for row in range(self.count)]
         return found
 
