@@ -125,7 +125,7 @@ class SyntheticBank(Thoughts):
 
     @classmethod
     def of(cls, spec: BankSpec, seed: int, number: int) -> SyntheticBank:
-        """Problem `number` of a seed: the same however many there are, whichever search walks it."""
+        """Problem `number` of a seed: the same whichever searches walk it."""
         rng = _generator(seed, number, 0)
         prompt, levels = (int(n.draw(rng, 1)[0]) for n in (spec.prompt_tokens, spec.depth))
         drawn: list[list[int]] = [[]]
