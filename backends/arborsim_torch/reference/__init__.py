@@ -1,4 +1,4 @@
-"""Two tiny reference models whose reasoning depends on what their cache holds.
+"""Four tiny reference models whose reasoning depends on what their cache holds.
 
 >>> from arborsim_torch import reference
 >>> model, task = reference.load("chain")
@@ -30,6 +30,8 @@ __all__ = [
     "weights_path",
 ]
 
+#: The task that each shipped model learnt.
+MODELS = {"chain": "chain", "game24": "game24", "tail": "tail", "tail-deep": "tail"}
 _FILES = ("config.json", "model.safetensors", "vocab.json")
 
 
@@ -52,7 +54,7 @@ def load(
     Parameters
     ----------
     name
-        "chain" or "game24".
+        "chain", "game24", "tail", or "tail-deep" with its 24 layers.
     device
         Where to put the model.
     dtype
@@ -71,7 +73,9 @@ def load(
     FileNotFoundError
         If files of the model are missing.
     """
-    task = get_task(name, **options)
+    if name not in MODELS:
+        raise ValueError(f"unknown reference model {name!r}; known: {', '.join(MODELS)}")
+    task = get_task(MODELS[name], **options)
     path = weights_path(name) if folder is None else Path(folder)
     missing = [file for file in _FILES if not (path / file).is_file()]
     if missing:

@@ -7,20 +7,22 @@ on, and in which column of the training curve its accuracy is counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import game24
 from .chain import LINE_TOKENS, ChainTask
 from .game24 import Game24Task
-from .programs import MAX_LINES, NAMES, random_program
+from .programs import MAX_LINES, NAMES, random_program, woven_program
+from .tail import CHAINS, TailTask
 from .tasks import Task
 
-CONTEXT, DETERMINED, CHOICE, RECALL = range(4)
-KINDS = ("context", "determined", "choice", "recall")
+CONTEXT, DETERMINED, CHOICE, RECALL, FILLER = range(5)
+KINDS = ("context", "determined", "choice", "recall", "filler")
 POOL_BATCHES = 16  #: batches that are sorted by length together
+USUAL_CHAIN = 0.7  #: `tail`: probability that a line's filler is the one that its label tells
 
 
 class Example(NamedTuple):
@@ -60,6 +62,8 @@ class Stage:
     keep
         `chain`: probabilities, one drawn per trace, that a line which is not
         needed is evaluated all the same.
+    filler
+        `tail`: probability that a line is followed by its filler.
     """
 
     name: str
@@ -71,23 +75,83 @@ class Stage:
     until_recall: float | None = None
     lines: tuple[int, int] = (0, 0)
     keep: tuple[float, ...] = (0.0, 0.3, 0.6, 1.0)
+    filler: float = 1.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one of the shipped models is made.
+
+    Attributes
+    ----------
+    name
+        Of the model.
+    task
+        What it learns.
+    stages
+        The curriculum.
+    look_back
+        Heads that are planted to look back; see `arborsim_torch.reference.model`.  A chain line's
+        operator can only be found by the label two tokens before it.
+    start
+        Shipped weights to begin from, whose vocabulary this task's begins with; None for new ones.
+    config
+        Overrides of the model's configuration.
+    """
+
+    name: str
+    task: str
+    stages: tuple[Stage, ...]
+    look_back: int = 2
+    start: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
 
 
 _MOSTLY_ALL = (0.3, 0.6, 1.0, 1.0)
 
-CURRICULA: dict[str, tuple[Stage, ...]] = {
-    "chain": (
-        Stage("recall", 600, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.6, 0.9, (6, 14), _MOSTLY_ALL),
-        Stage("6-14", 250, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.1, None, (6, 14), _MOSTLY_ALL),
-        Stage("14-32", 150, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.05, None, (14, 32), _MOSTLY_ALL),
-        Stage("32-64", 200, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.0, None, (32, 64), _MOSTLY_ALL),
-        Stage("64-112", 120, 3500, (0.02, 0.012), (8e-3, 4e-3), 0.0, None, (64, 112), _MOSTLY_ALL),
-        Stage("24-125", 700, 4500, (0.012, 0.0), (4e-3, 0.0), 0.0, None, (24, MAX_LINES)),
-    ),
-    "game24": (
-        Stage("warm", 600, 4000, (0.02, 0.02), (8e-3, 8e-3)),
-        Stage("decay", 750, 5000, (0.02, 0.0), (8e-3, 0.0)),
-    ),
+_CHAIN = (
+    Stage("recall", 600, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.6, 0.9, (6, 14), _MOSTLY_ALL),
+    Stage("6-14", 250, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.1, None, (6, 14), _MOSTLY_ALL),
+    Stage("14-32", 150, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.05, None, (14, 32), _MOSTLY_ALL),
+    Stage("32-64", 200, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.0, None, (32, 64), _MOSTLY_ALL),
+    Stage("64-112", 120, 3500, (0.02, 0.012), (8e-3, 4e-3), 0.0, None, (64, 112), _MOSTLY_ALL),
+    Stage("24-125", 700, 4500, (0.012, 0.0), (4e-3, 0.0), 0.0, None, (24, MAX_LINES)),
+)
+_GAME24 = (
+    Stage("warm", 600, 4000, (0.02, 0.02), (8e-3, 8e-3)),
+    Stage("decay", 750, 5000, (0.02, 0.0), (8e-3, 0.0)),
+)
+_TAIL = (
+    Stage("4-8", 64, 3000, (0.01, 0.01), (3e-3, 3e-3), lines=(4, 8)),
+    Stage("4-16", 96, 3000, (0.01, 0.01), (3e-3, 3e-3), lines=(4, 16)),
+    Stage("4-26", 144, 3600, (0.01, 0.01), (3e-3, 3e-3), lines=(4, 26)),
+    Stage("decay", 720, 3600, (0.01, 0.0), (3e-3, 0.0), lines=(4, 26)),
+)
+_TAIL_DEEP = (
+    Stage("recall", 600, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.6, 0.9, (4, 10), filler=0.0),
+    Stage("4-10", 200, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.1, None, (4, 10), filler=0.1),
+    Stage("8-26", 250, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.05, None, (8, 26), filler=0.2),
+    Stage("filler", 250, 3600, (0.02, 0.012), (8e-3, 4e-3), 0.0, None, (4, 20), filler=0.6),
+    Stage("decay", 900, 3600, (0.012, 0.0), (4e-3, 0.0), 0.0, None, (4, 26)),
+)
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("chain", "chain", _CHAIN),
+        Recipe("game24", "game24", _GAME24, look_back=1),
+        Recipe("tail", "tail", _TAIL, start="chain"),
+        Recipe(
+            "tail-deep",
+            "tail",
+            _TAIL_DEEP,
+            config={
+                "num_hidden_layers": 24,
+                "hidden_size": 96,
+                "intermediate_size": 192,
+                "head_dim": 32,
+            },
+        ),
+    )
 }
 
 
@@ -109,6 +173,26 @@ def chain_example(task: ChainTask, rng: np.random.Generator, stage: Stage) -> Ex
     kinds = [DETERMINED] * (len(reasoning) + 1)
     kinds[0 : LINE_TOKENS * len(chosen) : LINE_TOKENS] = [CHOICE] * len(chosen)
     return Example([*prompt, *reasoning, task.eos_id], [CONTEXT] * len(prompt) + kinds)
+
+
+def tail_example(task: TailTask, rng: np.random.Generator, stage: Stage) -> Example:
+    """Draw a program and its evaluation with filler; 30% of lines take a chain at random."""
+    low, high = stage.lines
+    program = woven_program(rng, int(rng.integers(low, high + 1)))
+    prompt, reasoning, kinds = task.prompt(program), [], []
+    for k in range(program.lines):
+        line = task.line(program, k)
+        reasoning += line
+        kinds += [DETERMINED] * len(line)
+        if rng.random() < stage.filler:
+            usual = rng.random() < USUAL_CHAIN
+            chain = task.chain_of(program, k) if usual else int(rng.integers(CHAINS))
+            blocks = task.filler(program, k, chain)
+            reasoning += blocks
+            kinds += [CHOICE, *[FILLER] * (len(blocks) - 1)]
+    ending = [*task.ending(program), task.eos_id]
+    kinds += [DETERMINED] * len(ending)
+    return Example([*prompt, *reasoning, *ending], [CONTEXT] * len(prompt) + kinds)
 
 
 def recall_example(task: ChainTask, rng: np.random.Generator, stage: Stage) -> Example:
@@ -210,6 +294,7 @@ def _test_hands() -> frozenset[tuple[int, ...]]:
 _MAKERS: dict[str, Callable[..., Example]] = {
     "chain": chain_example,
     "game24": game24_example,
+    "tail": tail_example,
     "recall": recall_example,
 }
 

@@ -33,7 +33,7 @@ def export(run: Path, out: Path | None = None) -> Path:
     Returns the folder written to.
     """
     model, task, state = model_of(run / CHECKPOINT)
-    folder = weights_path(task.name) if out is None else out
+    folder = weights_path(state["name"]) if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     # Generation settings would only repeat the configuration's token ids.
@@ -51,7 +51,7 @@ def training_record(state: dict[str, Any], curve: Path) -> dict[str, Any]:
     every = max(1, len(points) // CURVE_POINTS)
     return {
         "task": state["task"],
-        "command": f"python -m arborsim_torch.reference.train {state['task']} "
+        "command": f"python -m arborsim_torch.reference.train {state['name']} "
         f"--out RUN --seed {state['seed']}",
         "seed": state["seed"],
         "steps": at["step"],

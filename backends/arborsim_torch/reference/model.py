@@ -59,6 +59,30 @@ def make_model(config: LlamaConfig, seed: int, look_back: int = 2) -> LlamaForCa
 
 
 @torch.no_grad()
+def grow_vocabulary(
+    model: LlamaForCausalLM, config: LlamaConfig, seed: int
+) -> LlamaForCausalLM:
+    """Return `model` with the larger vocabulary of `config`, whose first ids are the model's.
+
+    A new row is the mean of the old ones plus a random direction of matching length, in the
+    embeddings and in the head.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    grown = LlamaForCausalLM(config)
+    old = model.state_dict()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = old[name]
+        mean = rows.mean(dim=0)
+        count = config.vocab_size - rows.shape[0]
+        noise = torch.randn(count, rows.shape[1], generator=generator)
+        length = (rows - mean).norm(dim=1).mean()
+        new = mean + noise * (length / noise.norm(dim=1, keepdim=True))
+        old[name] = torch.cat([rows, new])
+    grown.load_state_dict(old)
+    return grown
+
+
+@torch.no_grad()
 def initialise(model: LlamaForCausalLM, generator: torch.Generator, look_back: int = 2) -> None:
     """Set all weights of a Llama as described at the top of this module.
 

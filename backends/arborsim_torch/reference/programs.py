@@ -92,3 +92,41 @@ def random_program(rng: np.random.Generator, lines: int) -> Program:
         operands=tuple((a, b) for a, b in chosen),
         query=int(rng.integers(lines - max(1, lines // 4), lines)),
     )
+
+
+def woven_program(rng: np.random.Generator, lines: int, needed: float = 0.75) -> Program:
+    """Draw a program of which the stated share of lines is needed for the answer.
+
+    The last needed line is asked for.  Every other needed line is read by a needed line that is
+    drawn from all later ones; what operands are left are digits with probability 0.1, else
+    results of earlier needed lines.  The others read any earlier line, and no needed line reads
+    them.
+    """
+    if not 1 <= lines <= MAX_LINES:
+        raise ValueError(f"lines must be in 1..{MAX_LINES}, not {lines}")
+    count = max(1, round(needed * lines))
+    chosen = np.sort(rng.permutation(lines)[:count]).tolist()
+    operands: list[list[int | None]] = [[None, None] for _ in range(lines)]
+    for place in range(count - 2, -1, -1):
+        free = [(k, i) for k in chosen[place + 1 :] for i in (0, 1) if operands[k][i] is None]
+        reader, i = free[rng.integers(len(free))]
+        operands[reader][i] = chosen[place]
+    filled = []
+    for k in range(lines):
+        earlier = [j for j in chosen if j < k] if k in chosen else list(range(k))
+        pair = []
+        for operand in operands[k]:
+            if operand is None:
+                digit = not earlier or rng.random() < CONSTANT_PROBABILITY
+                operand = (
+                    -1 - int(rng.integers(MODULUS)) if digit
+                    else earlier[rng.integers(len(earlier))]
+                )
+            pair.append(operand)
+        filled.append((pair[0], pair[1]))
+    return Program(
+        offset=int(rng.integers(NAMES)),
+        ops=tuple("+-"[i] for i in rng.integers(0, 2, lines)),
+        operands=tuple(filled),
+        query=chosen[-1],
+    )

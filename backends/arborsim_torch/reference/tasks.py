@@ -235,15 +235,16 @@ def noisy_value(
 
 
 def get_task(name: str, **options: Any) -> Task:
-    """Return the task called `name` ("chain" or "game24").
+    """Return the task called `name` ("chain", "game24" or "tail").
 
     Options are those of the task's class, e.g. ``lines_per_thought`` for
     `chain`.  Raises ValueError on an unknown name.
     """
     from .chain import ChainTask
     from .game24 import Game24Task
+    from .tail import TailTask
 
-    classes: dict[str, type] = {"chain": ChainTask, "game24": Game24Task}
+    classes: dict[str, type] = {"chain": ChainTask, "game24": Game24Task, "tail": TailTask}
     if name not in classes:
         raise ValueError(f"unknown task {name!r}; known: {', '.join(sorted(classes))}")
     task: Task = classes[name](**options)

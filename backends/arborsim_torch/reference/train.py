@@ -24,19 +24,18 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from .curriculum import CHOICE, CURRICULA, DETERMINED, RECALL, Stage, TrainingBatch, make_pool
-from .model import make_config, make_model
+from . import load
+from .curriculum import KINDS, RECIPES, Recipe, Stage, TrainingBatch, make_pool
+from .model import grow_vocabulary, make_config, make_model
 from .muon import Muon
-from .tasks import Task, get_task
+from .tasks import get_task
 
 CHECKPOINT = "checkpoint.pt"
 CURVE = "curve.jsonl"
 WARMUP_STEPS = 20  #: of each stage
 SMOOTHING = 0.95  #: of the running averages
-#: A chain line's operator can only be found by the label two tokens before it.
-LOOK_BACK_HEADS = {"chain": 2, "game24": 1}
 
 
 @dataclass
@@ -59,16 +58,12 @@ class Trainer:
 
     Parameters
     ----------
-    task
-        What to learn.
-    stages
-        The curriculum.
+    recipe
+        What to learn, how, and from which weights.
     seed
         Of weights and data.
     device
         "cpu" or "cuda".
-    config
-        Overrides of the model's configuration.
     bf16
         Autocast to bfloat16.  Pays on GPUs and on CPUs with native bfloat16;
         others emulate it, far slower than float32.
@@ -76,18 +71,19 @@ class Trainer:
 
     def __init__(
         self,
-        task: Task,
-        stages: Sequence[Stage],
+        recipe: Recipe,
         seed: int,
         device: str = "cpu",
-        config: dict[str, Any] | None = None,
         bf16: bool = False,
     ) -> None:
-        self.task, self.stages, self.seed = task, tuple(stages), seed
+        self.recipe, self.task = recipe, get_task(recipe.task)
+        self.stages, self.seed = recipe.stages, seed
         self.device, self.bf16 = torch.device(device), bf16
-        self.model = make_model(
-            make_config(task, **(config or {})), seed, LOOK_BACK_HEADS[task.name]
-        )
+        config = make_config(self.task, **recipe.config)
+        if recipe.start is None:
+            self.model = make_model(config, seed, recipe.look_back)
+        else:
+            self.model = grow_vocabulary(load(recipe.start)[0], config, seed)
         # transformers wraps `Module.to` in a decorator that loses `self` to type checkers.
         self.model.to(self.device)  # type: ignore[arg-type]
         self.progress = Progress()
@@ -144,7 +140,7 @@ class Trainer:
         loss = F.cross_entropy(logits.float(), targets)
         right = (logits.argmax(-1) == targets).float()
         self._average("loss", loss.item())
-        for name, kind in (("determined", DETERMINED), ("choice", CHOICE), ("recall", RECALL)):
+        for kind, name in enumerate(KINDS):
             mask = kinds == kind
             if mask.any():
                 self._average(name, right[mask].mean().item())
@@ -180,6 +176,7 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write a checkpoint; a reader sees the old or the new one, never half of it."""
         state = {
+            "name": self.recipe.name,
             "task": self.task.name,
             "seed": self.seed,
             "model": self.model.state_dict(),
@@ -195,8 +192,8 @@ class Trainer:
     def restore(self, path: Path) -> None:
         """Continue from a checkpoint; the curriculum may have changed from its stage on."""
         state = torch.load(path, map_location=self.device, weights_only=True)
-        if (state["task"], state["seed"]) != (self.task.name, self.seed):
-            raise ValueError(f"{path} is of task {state['task']}, seed {state['seed']}")
+        if (state["name"], state["seed"]) != (self.recipe.name, self.seed):
+            raise ValueError(f"{path} is of model {state['name']}, seed {state['seed']}")
         self.model.load_state_dict(state["model"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
@@ -245,7 +242,7 @@ def model_of(path: Path) -> tuple[LlamaForCausalLM, Task, dict[str, Any]]:
     """Return the model in a checkpoint, its task and the checkpoint itself."""
     state = torch.load(path, map_location="cpu", weights_only=True)
     task = get_task(state["task"])
-    model = LlamaForCausalLM(make_config(task))
+    model = LlamaForCausalLM(LlamaConfig(**state["config"]))
     model.load_state_dict(state["model"])
     model.eval()
     return model, task, state
@@ -254,7 +251,7 @@ def model_of(path: Path) -> tuple[LlamaForCausalLM, Task, dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="arborsim_torch.reference.train", description=__doc__)
-    parser.add_argument("task", choices=sorted(CURRICULA))
+    parser.add_argument("model", choices=sorted(RECIPES))
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--minutes", type=float, default=600.0, help="stop after this long")
     parser.add_argument("--threads", type=int, default=1)
@@ -266,12 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     torch.set_num_threads(options.threads)
-    stages = [
-        replace(stage, steps=max(1, round(stage.steps * options.scale)))
-        for stage in CURRICULA[options.task]
-    ]
+    recipe = RECIPES[options.model]
+    stages = [replace(s, steps=max(1, round(s.steps * options.scale))) for s in recipe.stages]
     bf16 = options.bf16 or options.device.startswith("cuda")
-    trainer = Trainer(get_task(options.task), stages, options.seed, options.device, bf16=bf16)
+    recipe = replace(recipe, stages=tuple(stages))
+    trainer = Trainer(recipe, options.seed, options.device, bf16=bf16)
     checkpoint = options.out / CHECKPOINT
     if options.resume:
         trainer.restore(checkpoint)
