@@ -24,10 +24,10 @@ class Problems(TypedDict, total=False):
     Attributes
     ----------
     task : str
-        ``"chain"`` or ``"game24"``; "" for that of the model.
+        ``"chain"``, ``"game24"`` or ``"tail"``; "" for that of the model.
     model : str
-        ``"chain"`` or ``"game24"`` (shipped), a folder with safetensors, a model id, or
-        ``"config:llama-3.1-8b"``: random weights.
+        ``"chain"``, ``"game24"``, ``"tail"``, ``"tail-deep"`` (shipped), a folder with
+        safetensors, a model id, or ``"config:llama-3.1-8b"``: random weights.
     prompts : path
         JSON lines, each ``{"prompt": "..."}``.
     chat : bool
@@ -38,7 +38,7 @@ class Problems(TypedDict, total=False):
         How many problems (0: 8, or all prompts), and the first one.
     split : {"test", "train"}
     lines, lines_per_thought : int
-        Of `chain`: program lines, and lines per thought.
+        Of `chain` and `tail`: program lines, and lines per thought.
     max_tokens : int
         Per path; 0 for the task's.
     prompt_tokens : int

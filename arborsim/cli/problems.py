@@ -19,14 +19,14 @@ class ProblemOptions:
     task: str = problem_option("", "chain or game24; with --model FOLDER, whose weights those are.")
     model: str = problem_option(
         "",
-        "chain or game24 (shipped), a folder with safetensors, a model id, or "
+        "chain, game24, tail or tail-deep (shipped), a folder with safetensors, a model id, or "
         "config:llama-3.1-8b: random weights.",
         shown="the task's",
     )
     prompts: Path | None = problem_option(None, 'JSON lines, each {"prompt": "..."}.')
     episodes: int = problem_option(0, "Problems.", shown="8, or all prompts", min=0)
     first: int = problem_option(0, "Number of the first problem.", min=0)
-    lines: int = problem_option(0, "chain: program lines.", shown="96", min=0)
+    lines: int = problem_option(0, "chain, tail: program lines.", shown="96, 16", min=0)
     max_tokens: int = problem_option(0, "Per path.", shown="the task's", min=0)
     device: str = problem_option("cpu", "cpu or cuda.")
     dtype: str = problem_option("auto", "auto, float32, bfloat16 or float16.")
@@ -57,7 +57,9 @@ class RewardedProblems(ProblemOptions):
     """Problems, and what scores and embeds the thoughts of their search."""
 
     split: str = problem_option("test", "test or train.")
-    lines_per_thought: int = problem_option(0, "chain: lines per thought.", shown="4", min=0)
+    lines_per_thought: int = problem_option(
+        0, "chain, tail: lines per thought.", shown="4, 1", min=0
+    )
     trust_remote_code: bool = problem_option(
         False, "Run code that comes with a model.", "--trust-remote-code"
     )

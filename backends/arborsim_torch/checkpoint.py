@@ -17,6 +17,7 @@ from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.machine.lookup import config_of, geometries_like
+from arborsim_torch.reference import MODELS
 
 #: ``config.model_type`` of the models whose attention the decoder computes as they do.
 #: Gemma 3's `gemma3` sees images, too: its language model, `gemma3_text`, is what runs.
@@ -30,7 +31,6 @@ _WHY = {
     "deepseek_v2": "its cache holds latent vectors, not keys and values of heads",
     "deepseek_v3": "its cache holds latent vectors, not keys and values of heads",
 }
-REFERENCES = ("chain", "game24")  #: models that are shipped, each with its task
 CONFIG = "config:"  #: before the name of a geometry: random weights
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl")
@@ -40,7 +40,7 @@ _REACH_S = 1.2  # how long to wait for the hub
 
 def is_plain(model: str, task: str = "") -> bool:
     """Whether that is a folder or an id of Hugging Face, with no problems of its own."""
-    return not task and model not in REFERENCES and not model.startswith(CONFIG)
+    return not task and model not in MODELS and not model.startswith(CONFIG)
 
 
 def check_checkpoint(model: str) -> None:
@@ -56,7 +56,7 @@ def check_checkpoint(model: str) -> None:
         _check_folder(option, path)
         return
     if "/" not in model and os.sep not in model:
-        raise UnknownName("model", model, [*REFERENCES, "a folder with safetensors", "owner/model"])
+        raise UnknownName("model", model, [*MODELS, "a folder with safetensors", "owner/model"])
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UsageError(f"{option}: no such folder")
     cached = _cached(model)

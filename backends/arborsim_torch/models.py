@@ -19,14 +19,9 @@ from arborsim.core.shape import CacheShape
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
 from arborsim_torch.cache.layout import Layout
-from arborsim_torch.checkpoint import (
-    CONFIG,
-    REFERENCES,
-    check_checkpoint,
-    check_family,
-    instead,
-)
+from arborsim_torch.checkpoint import CONFIG, check_checkpoint, check_family, instead
 from arborsim_torch.hardware.memory import free_bytes
+from arborsim_torch.reference import MODELS
 from arborsim_torch.reference.tasks import Task
 
 _RANDOM_STD = 0.02
@@ -113,10 +108,10 @@ def load_model(
     Parameters
     ----------
     name : str
-        "chain", "game24", a folder with safetensors, a model id, or "config:" and the name of a
-        known geometry (or a config.json): random weights.
+        "chain", "game24", "tail", "tail-deep", a folder with safetensors, a model id, or
+        "config:" and the name of a known geometry (or a config.json): random weights.
     task : str
-        "chain" or "game24": `name` is a folder with weights of that reference task.
+        "chain", "game24" or "tail": `name` is a folder with weights of that reference task.
     dtype : str
         "auto" is the type the weights are stored in.
 
@@ -131,16 +126,17 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     if dtype != "auto" and dtype not in _DTYPES:
         raise UnknownName("dtype", dtype, ["auto", *_DTYPES])
-    if task and task not in REFERENCES:
-        raise UnknownName("task", task, REFERENCES)
-    if name in REFERENCES and task not in ("", name):
+    tasks = sorted(set(MODELS.values()))
+    if task and task not in tasks:
+        raise UnknownName("task", task, tasks)
+    if name in MODELS and task not in ("", MODELS[name]):
         raise UsageError(f"--model {name} cannot do --task {task}: their vocabularies differ")
     if name.startswith(CONFIG):
         if task:
             raise UsageError(f"--model {name} has random weights: it can do no --task {task}")
         return _random_model(name.removeprefix(CONFIG), device, dtype)
-    if name in REFERENCES or task:
-        return _load_reference(name, task or name, device, dtype, task_options or {})
+    if name in MODELS or task:
+        return _load_reference(name, task, device, dtype, task_options or {})
     return _load_pretrained(name, device, dtype, trust_remote_code)
 
 
@@ -149,18 +145,23 @@ def _load_reference(
 ) -> LoadedModel:
     from arborsim_torch import reference
 
-    folder = None if name in REFERENCES else Path(name)
+    folder = None if name in MODELS else Path(name)
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--model {name}: no such folder")
     try:
         model, built = reference.load(
-            task, device, _DTYPES.get(dtype), folder=folder, **dict(options)
+            name if folder is None else task,
+            device,
+            _DTYPES.get(dtype),
+            folder=folder,
+            **dict(options),
         )
     except TypeError as error:
-        raise UsageError(f"task {task} has no option --{', --'.join(options)}") from error
+        what = task or MODELS[name]
+        raise UsageError(f"task {what} has no option --{', --'.join(options)}") from error
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(f"--model {name}: {error}") from error
-    return LoadedModel(f"arborsim-{task}" if folder is None else folder.name, model, built)
+    return LoadedModel(f"arborsim-{name}" if folder is None else folder.name, model, built)
 
 
 def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedModel:

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from arborsim_torch.reference import get_task, load, weights_path
-from arborsim_torch.reference.curriculum import Stage
+from arborsim_torch.reference.curriculum import RECIPES, Recipe, Stage
 from arborsim_torch.reference.decoder import generate
 from arborsim_torch.reference.evaluate import judge_all, tree_of_thoughts
 from arborsim_torch.reference.export import export
@@ -59,7 +59,7 @@ def _trainer(steps=6):
         Stage("a", 3, 300, (0.02, 0.02), (8e-3, 8e-3), 0.5, None, (4, 8)),
         Stage("b", steps - 3, 300, (0.02, 0.0), (8e-3, 0.0), 0.0, None, (4, 8)),
     )
-    return Trainer(get_task("chain"), stages, seed=3, config=SMALL)
+    return Trainer(Recipe("small", "chain", stages, config=SMALL), seed=3)
 
 
 def test_resumed_training_equals_uninterrupted_training(tmp_path):
@@ -82,9 +82,20 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path):
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     _trainer().save(tmp_path / CHECKPOINT)
-    other = Trainer(get_task("chain"), (), seed=4, config=SMALL)
+    other = Trainer(Recipe("small", "chain", (), config=SMALL), seed=4)
     with pytest.raises(ValueError, match="seed"):
         other.restore(tmp_path / CHECKPOINT)
+
+
+def test_a_larger_vocabulary_keeps_what_was_learnt():
+    """A model of `tail` begins as that of `chain`: equal logits over the old words."""
+    trainer = Trainer(dataclasses.replace(RECIPES["tail"], stages=()), seed=1)
+    chain, task = load("chain")
+    ids = torch.tensor([task.problem("test", 0, lines=8).prompt])
+    with torch.no_grad():
+        grown = trainer.model.eval()(ids).logits
+        assert grown.shape[-1] == get_task("tail").vocab_size > task.vocab_size
+        assert torch.equal(grown[..., : task.vocab_size], chain(ids).logits)
 
 
 def test_training_lowers_the_loss():
@@ -100,7 +111,8 @@ def test_training_lowers_the_loss():
 
 def test_export_and_load(tmp_path):
     task = get_task("game24")
-    trainer = Trainer(task, (Stage("a", 2, 300, (0.02, 0.02), (8e-3, 8e-3)),), seed=1)
+    stages = (Stage("a", 2, 300, (0.02, 0.02), (8e-3, 8e-3)),)
+    trainer = Trainer(dataclasses.replace(RECIPES["game24"], stages=stages), seed=1)
     train(trainer, tmp_path / "run", minutes=5, log_steps=1)
     folder = export(tmp_path / "run", tmp_path / "weights")
     model, loaded = load("game24", folder=folder)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim_torch.reference import Verdict, get_task, noisy_value
-from arborsim_torch.reference.curriculum import CURRICULA, KINDS, make_pool
+from arborsim_torch.reference.curriculum import KINDS, RECIPES, make_pool
 from arborsim_torch.reference.game24 import moves, remainder, solvable, splits
 from arborsim_torch.reference.programs import random_program
 from arborsim_torch.reference.tasks import ValueReadout, Vocabulary
@@ -21,7 +21,7 @@ GAME = get_task("game24")
 quick = settings(max_examples=40, deadline=None)
 
 
-@pytest.mark.parametrize("task", [CHAIN, GAME], ids=["chain", "game24"])
+@pytest.mark.parametrize("task", [CHAIN, GAME, get_task("tail")], ids=["chain", "game24", "tail"])
 def test_tokeniser_round_trip(task, tmp_path):
     ids = list(range(task.vocab_size))
     assert task.vocab.encode(task.text(ids).split()) == ids
@@ -125,7 +125,7 @@ def test_splits_of_game24_are_disjoint_and_complete():
 
 
 def test_training_never_sees_a_test_puzzle():
-    stage = dataclasses.replace(CURRICULA["game24"][0], tokens=4000)
+    stage = dataclasses.replace(RECIPES["game24"].stages[0], tokens=4000)
     test = {tuple(GAME.prompt(hand)) for hand in splits()["test"]}
     for pool in range(3):
         for batch in make_pool(GAME, stage, (0, 0, pool)):
@@ -205,11 +205,11 @@ def test_noisy_value():
         noisy_value(alive, rng, -1.0)
 
 
-@pytest.mark.parametrize("name", ["chain", "game24"])
+@pytest.mark.parametrize("name", ["chain", "game24", "tail", "tail-deep"])
 @pytest.mark.parametrize("place", [0, -1])
 def test_training_batches(name, place):
     """Reproducible, within the budget, hardly padded, and true to the verifier."""
-    task, stage = get_task(name), CURRICULA[name][place]
+    task, stage = get_task(RECIPES[name].task), RECIPES[name].stages[place]
     pool = make_pool(task, stage, (1, 0, 0))
     again = make_pool(task, stage, (1, 0, 0))
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(pool, again, strict=True))
@@ -218,4 +218,6 @@ def test_training_batches(name, place):
     padding = sum((batch.ids == task.pad_id).sum() for batch in pool)
     assert padding < 0.1 * total
     trained = {KINDS[k] for batch in pool for k in np.unique(batch.kinds)}
-    assert {"context", "determined", "choice"} <= trained
+    assert {"context", "determined"} <= trained
+    assert ("filler" in trained) == (task.name == "tail" and stage.filler > 0)
+    assert ("choice" in trained) == (task.name != "tail" or stage.filler > 0)

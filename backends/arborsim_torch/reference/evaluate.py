@@ -4,6 +4,7 @@
 
     python -m arborsim_torch.reference.evaluate chain --lines 40,64,96,112 --n 200
     python -m arborsim_torch.reference.evaluate game24 --n 269
+    python -m arborsim_torch.reference.evaluate tail --lines 8,16,20 --n 200
 
 prints a table and writes it as `accuracy.json` and `accuracy.md` next to the
 weights.  Intervals are Clopper-Pearson, 95%.
@@ -27,9 +28,10 @@ import transformers
 
 from arborsim.core.statistics import clopper_pearson
 
-from . import load, weights_path
+from . import MODELS, get_task, load, weights_path
 from .chain import ChainTask
 from .decoder import Generation, generate
+from .tail import TailTask
 from .tasks import Problem, Task, Verdict
 
 BEST_OF = 16
@@ -105,17 +107,19 @@ def sampled(
 def evaluate_chain(
     model: Any, task: ChainTask, lines: Sequence[int], n: int, seed: int, batch: int
 ) -> list[AccuracyRow]:
-    """Greedy accuracy per program length; then sampling on the first of them."""
+    """Greedy accuracy per program length; then, of `chain`, sampling on the first of them."""
     rows = []
     for count in lines:
         began = time.perf_counter()
-        cap = 9 * count + 4
+        cap = get_task(task.name, lines=count).max_tokens
         problems = [task.problem("test", i, lines=count) for i in range(n)]
         made = generate(model, task, problems, max_tokens=cap, batch=batch)
         length = float(np.mean([len(g.tokens) for g in made]))
         right = [v.correct for v in judge_all(task, problems, made)]
         rows.append(make_row("greedy", f"{count} lines", right, length, began))
         print_row(rows[-1])
+    if isinstance(task, TailTask):
+        return rows
     count = lines[0]
     began = time.perf_counter()
     problems = [task.problem("test", i, lines=count) for i in range(min(n, SAMPLED_PROBLEMS))]
@@ -244,9 +248,9 @@ def markdown(rows: Sequence[AccuracyRow], record: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="arborsim_torch.reference.evaluate", description=__doc__)
-    parser.add_argument("task", choices=("chain", "game24"))
-    parser.add_argument("--lines", default="40,64,96,112", help="chain: program lengths")
-    parser.add_argument("--n", type=int, help="problems; default 200 (chain), 269 (game24)")
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--lines", help="program lengths; default 40,64,96,112 (tail: 8,16,20)")
+    parser.add_argument("--n", type=int, help="problems; default 200, of game24 269")
     parser.add_argument("--seed", type=int, default=0, help="of sampling")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -256,12 +260,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    model, task = load(options.task, options.device, dtype, folder=options.weights)
+    model, task = load(options.model, options.device, dtype, folder=options.weights)
     if isinstance(task, ChainTask):
         n = options.n or 200
-        lines = [int(count) for count in options.lines.split(",")]
+        lengths = options.lines or ("8,16,20" if isinstance(task, TailTask) else "40,64,96,112")
+        lines = [int(count) for count in lengths.split(",")]
         rows = evaluate_chain(model, task, lines, n, options.seed, options.batch or 50)
-        what = f"chain --lines {options.lines} --n {n}"
+        what = f"{options.model} --lines {lengths} --n {n}"
     else:
         n = options.n or 269
         rows = evaluate_game24(model, task, n, options.seed, options.batch or 512)
@@ -278,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "transformers": transformers.__version__,
         },
     }
-    folder = options.weights or weights_path(options.task)
+    folder = options.weights or weights_path(options.model)
     table = [{**asdict(row), "accuracy": row.accuracy} for row in rows]
     (folder / "accuracy.json").write_text(json.dumps({**record, "rows": table}, indent=1) + "\n")
     (folder / "accuracy.md").write_text(markdown(rows, record))

@@ -59,9 +59,7 @@ def make_model(config: LlamaConfig, seed: int, look_back: int = 2) -> LlamaForCa
 
 
 @torch.no_grad()
-def grow_vocabulary(
-    model: LlamaForCausalLM, config: LlamaConfig, seed: int
-) -> LlamaForCausalLM:
+def grow_vocabulary(model: LlamaForCausalLM, config: LlamaConfig, seed: int) -> LlamaForCausalLM:
     """Return `model` with the larger vocabulary of `config`, whose first ids are the model's.
 
     A new row is the mean of the old ones plus a random direction of matching length, in the

@@ -119,7 +119,8 @@ def woven_program(rng: np.random.Generator, lines: int, needed: float = 0.75) ->
             if operand is None:
                 digit = not earlier or rng.random() < CONSTANT_PROBABILITY
                 operand = (
-                    -1 - int(rng.integers(MODULUS)) if digit
+                    -1 - int(rng.integers(MODULUS))
+                    if digit
                     else earlier[rng.integers(len(earlier))]
                 )
             pair.append(operand)

@@ -180,7 +180,7 @@ class TailTask(ChainTask):
         return starts
 
     def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int]:
-        """Return how many needed lines stand in `generated` without a mistake, and how many there are.
+        """Return (needed lines that `generated` holds without a mistake, needed lines).
 
         A line counts by its first evaluation.
         """

@@ -30,7 +30,7 @@ from . import load
 from .curriculum import KINDS, RECIPES, Recipe, Stage, TrainingBatch, make_pool
 from .model import grow_vocabulary, make_config, make_model
 from .muon import Muon
-from .tasks import get_task
+from .tasks import Task, get_task
 
 CHECKPOINT = "checkpoint.pt"
 CURVE = "curve.jsonl"
