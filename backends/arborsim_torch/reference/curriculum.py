@@ -94,7 +94,7 @@ class Recipe:
         Heads that are planted to look back; see `arborsim_torch.reference.model`.  A chain line's
         operator can only be found by the label two tokens before it.
     start
-        Shipped weights to begin from, whose vocabulary this task's begins with; None for new ones.
+        Shipped weights to begin from (`arborsim_torch.reference.model.grow`); None for new ones.
     config
         Overrides of the model's configuration.
     """
@@ -128,11 +128,8 @@ _TAIL = (
     Stage("decay", 720, 3600, (0.01, 0.0), (3e-3, 0.0), lines=(4, 26)),
 )
 _TAIL_DEEP = (
-    Stage("recall", 600, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.6, 0.9, (4, 10), filler=0.0),
-    Stage("4-10", 200, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.1, None, (4, 10), filler=0.1),
-    Stage("8-26", 250, 3000, (0.02, 0.02), (8e-3, 8e-3), 0.05, None, (8, 26), filler=0.2),
-    Stage("filler", 250, 3600, (0.02, 0.012), (8e-3, 4e-3), 0.0, None, (4, 20), filler=0.6),
-    Stage("decay", 900, 3600, (0.012, 0.0), (4e-3, 0.0), 0.0, None, (4, 26)),
+    Stage("4-12", 60, 3000, (0.01, 0.01), (3e-3, 3e-3), lines=(4, 12)),
+    Stage("decay", 340, 3000, (0.01, 0.0), (3e-3, 0.0), lines=(4, 16)),
 )
 RECIPES = {
     recipe.name: recipe
@@ -140,17 +137,7 @@ RECIPES = {
         Recipe("chain", "chain", _CHAIN),
         Recipe("game24", "game24", _GAME24, look_back=1),
         Recipe("tail", "tail", _TAIL, start="chain"),
-        Recipe(
-            "tail-deep",
-            "tail",
-            _TAIL_DEEP,
-            config={
-                "num_hidden_layers": 24,
-                "hidden_size": 96,
-                "intermediate_size": 192,
-                "head_dim": 32,
-            },
-        ),
+        Recipe("tail-deep", "tail", _TAIL_DEEP, start="tail", config={"num_hidden_layers": 24}),
     )
 }
 

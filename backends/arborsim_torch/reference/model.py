@@ -59,14 +59,20 @@ def make_model(config: LlamaConfig, seed: int, look_back: int = 2) -> LlamaForCa
 
 
 @torch.no_grad()
-def grow_vocabulary(model: LlamaForCausalLM, config: LlamaConfig, seed: int) -> LlamaForCausalLM:
-    """Return `model` with the larger vocabulary of `config`, whose first ids are the model's.
+def grow(model: LlamaForCausalLM, config: LlamaConfig, seed: int) -> LlamaForCausalLM:
+    """Return `model` with the larger vocabulary and the more layers of `config`.
 
-    A new row is the mean of the old ones plus a random direction of matching length, in the
-    embeddings and in the head.
+    The first ids of the vocabulary are the model's; a new row is the mean of the old ones plus a
+    random direction of matching length, in the embeddings and in the head.  Where `config` has a
+    multiple of the model's layers, every layer is followed by new ones, initialised as at the
+    start of a training: they write little at first, so the function hardly changes.
     """
     generator = torch.Generator().manual_seed(seed)
     grown = LlamaForCausalLM(config)
+    initialise(grown, generator, look_back=0)
+    times, rest = divmod(config.num_hidden_layers, model.config.num_hidden_layers)
+    if rest:
+        raise ValueError(f"{config.num_hidden_layers} layers are no multiple of the model's")
     old = model.state_dict()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         rows = old[name]
@@ -76,7 +82,14 @@ def grow_vocabulary(model: LlamaForCausalLM, config: LlamaConfig, seed: int) -> 
         length = (rows - mean).norm(dim=1).mean()
         new = mean + noise * (length / noise.norm(dim=1, keepdim=True))
         old[name] = torch.cat([rows, new])
-    grown.load_state_dict(old)
+    weights = {}
+    for name, value in old.items():
+        before, layers, after = name.partition(".layers.")
+        layer, _, part = after.partition(".")
+        known = f"{before}{layers}{int(layer) * times}.{part}" if layers else name
+        weights[known] = value
+    missing = grown.load_state_dict(weights, strict=False)
+    assert not missing.unexpected_keys
     return grown
 
 

@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from . import load
 from .curriculum import KINDS, RECIPES, Recipe, Stage, TrainingBatch, make_pool
-from .model import grow_vocabulary, make_config, make_model
+from .model import grow, make_config, make_model
 from .muon import Muon
 from .tasks import Task, get_task
 
@@ -83,7 +83,7 @@ class Trainer:
         if recipe.start is None:
             self.model = make_model(config, seed, recipe.look_back)
         else:
-            self.model = grow_vocabulary(load(recipe.start)[0], config, seed)
+            self.model = grow(load(recipe.start)[0], config, seed)
         # transformers wraps `Module.to` in a decorator that loses `self` to type checkers.
         self.model.to(self.device)  # type: ignore[arg-type]
         self.progress = Progress()
