@@ -174,6 +174,32 @@ def _grid() -> Experiment:
     return Experiment(CHAIN, (FULL, *arms))
 
 
+def _hierarchy() -> Experiment:
+    """The memory hierarchy at its paper's own ratios (its Tables 3, 4, 12 and 17).
+
+    Its window of 128 tokens and interval of 64 belong to chains of 1,422 tokens; searches have 263
+    here, so both are scaled by that.  The share r is of the candidates of each decision, as its
+    Algorithm 1 is printed.
+    """
+    scaled = {"recent": "24", "interval": "12"}
+    arms = [
+        Arm(f"beta={beta} r={r}", "hierarchy", "1", scaled | {"hbm_ratio": beta, "evict_ratio": r})
+        for beta in ("0.5", "0.3", "0.7")
+        for r in ("0.05", "0.03", "0.1")
+    ]
+    half = scaled | {"hbm_ratio": "0.5", "evict_ratio": "0.05"}
+    arms.append(Arm("8 bit in DDR r=0.05", "hierarchy", "1", half | {"quantised_ratio": "1"}))
+    scores = {
+        "redundancy": ("redundancy", {}),
+        "attention x value": ("attn-val-redundancy", {"weight": "0"}),
+        "attention x value - redundancy": ("attn-val-redundancy", {}),
+    }
+    arms += [Arm(label, name, "1", half | own) for label, (name, own) in scores.items()]
+    rkv = {"pin_prompt": "true", "interval": "12"}
+    arms += [Arm("rkv", "rkv", budget, rkv) for budget in ("0.83", "0.61", "0.5")]
+    return Experiment(CHAIN, (FULL, *arms))
+
+
 _TAILORS = ("arkv-origin", "arkv-quant", "arkv")
 
 
@@ -293,6 +319,7 @@ EXPERIMENTS = {
     "family": _family,
     "epikv-rivals": _epikv_rivals,
     "grid": _grid,
+    "hierarchy": _hierarchy,
     "arkv": _arkv,
     "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),
     "chain-tree": lambda: _trees(TREE, "0.5", "0.25"),
