@@ -1,0 +1,297 @@
+"""What the memory-hierarchy paper claims of destroyed shares, scores, bytes and seconds.
+
+    python -m benchmarks.claims.hierarchy --out reports/claims
+
+Right answers under Algorithm 1 come from masked searches of the reference model
+(`benchmarks.claims.masked`), which the live rows of ``benchmarks/quality.py hierarchy`` are compared
+with; bytes and seconds from replays of ``traces/chain-linear.parquet`` on the paper's GPUs and
+models.  The paper's window of 128 tokens and interval of 64 belong to chains of 1,422 tokens, and are
+scaled to the 263 of the reference model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arborsim.core.tiers import Budget
+from arborsim.machine.config import with_types
+from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine, ServingOptions
+from arborsim.machine.places import ClosedLoop
+from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.server import ServingEngine
+from arborsim.policies.registry import build
+from arborsim.run.replay import Replay
+from benchmarks.claims import Row, Store, run
+from tests.helpers.demands import record_demands
+
+TRACE = Path(__file__).parents[2] / "traces" / "chain-linear.parquet"
+MODEL = "r1-distill-qwen-7b"
+LINES = 32  # of a program; its 164 prompt tokens are protected
+EPISODES = 100
+CHAIN, LONG, CAP = 1422, 3800, 2048  # tokens: mean of GSM8K, of MATH Level-5, most generated
+WINDOW, INTERVAL = 24, 12  # 128 and 64 tokens of 1,422, of 263
+WINDOWS, INTERVALS = (6, 12, 24, 47, 94), (3, 6, 12, 24, 47)  # Tables 15 and 16
+RATIOS = (0.03, 0.05, 0.1, 0.5)  # of which equation 4's bound is tested
+#: Bandwidths of Figure 6, from and to the GPU, of unpinned memory.
+DOWN, UP = 22e9, 15e9
+
+
+# Shares that Algorithm 1 destroys and keeps: counting, no model
+
+
+def _counts(tokens: int, ratio: float, beta: float, interval: int, total: bool) -> Iterator[Row]:
+    """Tokens by tier after each decision of Algorithm 1 (lines 17 to 27), without the prompt."""
+    sinks, window, gone = 4, 128, 0
+    for step in range(interval, tokens + 1, interval):
+        ever = max(0, step - sinks - window)
+        candidates = max(0, ever - gone)
+        wanted = int(ratio * ever) - gone if total else int(ratio * candidates)
+        gone += max(0, min(wanted, candidates))
+        in_hbm = int(beta * max(0, ever - gone))
+        protected = min(step, sinks + window)
+        yield {
+            "step": step, "hbm": protected + in_hbm, "ddr": max(0, ever - gone) - in_hbm,
+            "evicted": gone, "evicted_share": gone / step, "hbm_share": (protected + in_hbm) / step,
+        }  # fmt: skip
+
+
+def counting(store: Store) -> None:
+    """How much is destroyed at the end, by what r is a share of."""
+    cells = [(tokens, ratio, 64) for tokens in (CHAIN, LONG) for ratio in (0.03, 0.05, 0.1, 0.2)]
+    cells += [(CHAIN, 0.05, interval) for interval in (16, 32, 128, 256)]
+    for tokens, ratio, interval in cells:
+        for total in (False, True):
+            setting = {"tokens": tokens, "ratio": ratio, "interval": interval, "total": total}
+            *_, last = _counts(tokens, ratio, 0.5, interval, total)
+            store.cell("counting", setting, lambda last=last: [last])
+    for total in (False, True):
+        store.cell(
+            "tiers", {"tokens": LONG, "ratio": 0.1, "total": total},
+            lambda total=total: list(_counts(LONG, 0.1, 0.5, 64, total)),
+        )  # fmt: skip
+
+
+# Right answers: masked searches of the reference model
+
+
+def _masked(store: Store, model: Any, task: Any, episodes: int, **chosen: Any) -> None:
+    from benchmarks.claims.masked import Rule, search
+
+    rule = Rule(**chosen)
+
+    def make() -> Iterator[Row]:
+        problems = [task.problem("test", i) for i in range(episodes)]
+        for first in range(0, episodes, 50):
+            found = search(model, task, problems[first : first + 50], rule)
+            yield from ({"episode": first + i, **asdict(one)} for i, one in enumerate(found))
+
+    store.cell("masked", asdict(rule), lambda: list(make()))
+
+
+def answers(store: Store) -> None:
+    """Tables 3, 12, 13, 15 and 16, Figures 2 to 4: what is destroyed, when, by which score."""
+    import torch
+
+    from arborsim_torch import reference
+
+    torch.set_num_threads(1)
+    model, task = reference.load("chain", lines=LINES)
+    model.requires_grad_(False)
+
+    def cell(episodes: int = EPISODES, **chosen: Any) -> None:
+        _masked(store, model, task, episodes, **{"interval": INTERVAL, "window": WINDOW} | chosen)
+
+    for total in (False, True):
+        for ratio in (0.05, 0.1, 0.03, 0.2, 0.07, 0.15, 0.3, 0.5):
+            cell(ratio=ratio, total=total)
+    for ratio in (0.1, 0.3, 0.5):
+        cell(ratio=ratio, total=True, score="random")
+        cell(50, ratio=ratio, total=True, score="gradient")
+    for total in (False, True):
+        for window in WINDOWS:
+            cell(ratio=0.05, total=total, window=window)
+        for interval in INTERVALS:
+            cell(ratio=0.05, total=total, interval=interval)
+    store.cell("scores", {"lines": LINES}, lambda: list(_scores(model, task, 50)))
+
+
+def _scores(model: Any, task: Any, episodes: int) -> Iterator[Row]:
+    """Of searches with everything kept: how attention is spread, how gradients rank, equation 4."""
+    from scipy.stats import spearmanr
+
+    from benchmarks.claims.masked import Rule, observe
+
+    problems = [task.problem("test", i) for i in range(episodes)]
+    rule = Rule(interval=INTERVAL, window=WINDOW)
+    for episode, search in enumerate(observe(model, task, problems, RATIOS, rule)):
+        prompt, attended, moved = search.prompt, search.attended, search.moved
+        row: dict[str, Any] = {"episode": episode}
+        for ratio in RATIOS:
+            row[f"over_{ratio:g}"], row[f"worst_{ratio:g}"] = search.over[ratio], search.worst[ratio]
+        for name, part in (("all", attended), ("generated", attended[prompt:])):
+            falling = np.sort(part)[::-1] / part.sum()
+            n = len(falling)
+            row[f"top_fifth_{name}"] = float(falling[: n // 5].sum())
+            row[f"bottom_half_{name}"] = float(falling[n - n // 2 :].sum())
+            row[f"bottom_3_percent_{name}"] = float(falling[n - round(0.03 * n) :].sum())
+            row[f"bottom_5_percent_{name}"] = float(falling[n - round(0.05 * n) :].sum())
+        rank = spearmanr(attended[prompt:], moved[prompt:]).statistic
+        yield row | {"tokens": len(attended), "spearman": float(rank)}
+
+
+# Bytes and seconds
+
+
+def _prototype(profile: HardwareProfile) -> HardwareProfile:
+    """With the bandwidths that the paper measured."""
+    return replace(
+        profile, h2d_bytes_per_s=UP, d2h_bytes_per_s=DOWN, block_efficiency=(1.0,) * 4
+    )  # fmt: skip
+
+
+def system(store: Store) -> None:
+    """Tables 6 and 10, Figures 7, 10 and 11: the prototype's machine, one search at a time."""
+    arms = {
+        "full": ("full", "1", {}),
+        "eviction 50%": ("h2o", "0.7", {"pin_prompt": "true", "recent_share": "0.1"}),
+        "hierarchy 50% HBM, 10% evicted": ("hierarchy", "1", {"evict_ratio": "0.1"}),
+        "hierarchy 30% HBM, 10% evicted":
+            ("hierarchy", "1", {"hbm_ratio": "0.3", "evict_ratio": "0.1"}),
+        "hierarchy 50% HBM, 5% evicted": ("hierarchy", "1", {"evict_ratio": "0.05"}),
+        "hierarchy 50% HBM, none evicted": ("hierarchy", "1", {"evict_ratio": "0"}),
+    }  # fmt: skip
+    geometry = with_types(load_geometry(MODEL), "fp8", "")  # a byte per weight, as int8
+    profile = _prototype(load_profile("rtx5080"))
+    for recall in ("stage", "stream", "near"):
+        machine = Machine(profile, geometry, recall=recall)
+        for label, (name, budget, settings) in arms.items():
+            if recall != "stage" and name != "hierarchy":
+                continue
+            for overlap in (True, False):
+                if name != "hierarchy" and not overlap:
+                    continue
+                setting = {"label": label, "recall": recall, "overlap": overlap}
+                on = replace(machine, overlap=overlap)
+                store.cell(
+                    "system", setting,
+                    lambda n=name, b=budget, s=settings, m=on: list(_replayed(n, b, s, m)),
+                )  # fmt: skip
+
+
+def _replayed(name: str, budget: str, settings: dict[str, str], machine: Machine) -> Iterator[Row]:
+    found = Replay([TRACE], [build(name, settings)], [Budget.parse(budget)], machine, quality=False)
+    for result in found.run().episodes:
+        m = result.measured
+        time = m.time
+        moved = time.exposed_transfer_s + time.hidden_transfer_s
+        yield {
+            "episode": result.episode,
+            "tokens": m.generated_tokens,
+            "seconds": time.total_s,
+            "tokens_per_s": m.generated_tokens / time.total_s,
+            "transfer_share": moved / time.total_s,
+            "exposed_share": time.exposed_transfer_s / time.total_s,
+            "policy_share": time.policy_s / time.total_s,
+            "peak_hbm_bytes": m.peak_hbm_kv_bytes,
+            "peak_tokens": m.peak_hbm_kv_tokens,
+            "peak_staging_bytes": m.peak_staging_bytes,
+            "peak_ddr_bytes": m.peak_ddr_bytes,
+            "full_bytes": (m.prompt_tokens + m.generated_tokens) * result.kv_bytes_per_token,
+            "evicted_tokens": m.evicted_tokens,
+        }
+
+
+def transfers(store: Store) -> None:
+    """Figures 5 and 6: what moving all layers' keys and values takes at the paper's bandwidths."""
+    geometry = load_geometry(MODEL)
+    for tokens in (64, 600):
+        for kv_heads in (geometry.kv_heads, 28):
+            size = tokens * replace(geometry, kv_heads=kv_heads).kv_bytes_per_token
+            store.cell(
+                "transfers", {"tokens": tokens, "kv_heads": kv_heads},
+                lambda size=size: [
+                    {"bytes": size, "down_ms": 1e3 * size / DOWN, "up_ms": 1e3 * size / UP}
+                ],
+            )  # fmt: skip
+
+
+#: Tables 11 and 18: model, bits of a weight, sequences, tokens of each, and what is printed in GB.
+SIZES = (
+    ("7B fp16, batch 1, 2K", MODEL, "", 1, 2000, 0.5, 0.3),
+    ("7B fp16, batch 8, 2K", MODEL, "", 8, 2000, 3.8, 2.3),
+    ("7B fp16, batch 1, 16K", MODEL, "", 1, 16000, 3.8, 2.3),
+    ("7B int4, batch 8, 2K", MODEL, "int4", 8, 2000, 3.8, 2.3),
+    ("70B fp16, batch 8, 4K", "llama-3.1-70b", "", 8, 4000, 80.0, 48.0),
+    ("70B int4, batch 8, 4K", "llama-3.1-70b", "int4", 8, 4000, 80.0, 48.0),
+)
+
+
+def sizes(store: Store) -> None:
+    """Tables 11 and 18: keys and values, their share of memory, and what 60% of them are."""
+    for label, model, weights, sequences, tokens, printed, saved in SIZES:
+        geometry = with_types(load_geometry(model), weights, "")
+        kv = sequences * tokens * geometry.kv_bytes_per_token
+        row = {
+            "kv_gb": kv / 1e9, "kv_share": kv / (kv + geometry.weight_bytes),
+            "saved_gb": 0.6 * kv / 1e9, "printed_kv_gb": printed, "printed_saved_gb": saved,
+            "times_too_large": printed / (kv / 1e9),
+        }  # fmt: skip
+        store.cell("sizes", {"label": label}, lambda row=row: [row])
+
+
+def serving(store: Store) -> None:
+    """Section 4.10 and Table 18: throughput of many searches at once, where the cache is large.
+
+    As many clients as are told start one search after the other.  R1-Distill-Qwen-14B on an A100 of
+    40 GB; the chains are those of the trace, their lengths times one.
+    """
+    profile, geometry = load_profile("a100-40"), load_geometry("r1-distill-qwen-14b")
+    hierarchy = {"evict_ratio": "0.03"}
+    arms = [("full", "full", {}, "stage")]
+    arms += [
+        (f"hierarchy, {recall}", "hierarchy", hierarchy, recall)
+        for recall in ("stage", "stream", "near")
+    ]
+    for label, name, settings, recall in arms:
+        machine = Machine(profile, geometry, recall=recall)
+        missing = [
+            clients for clients in (1, 8, 16, 32, 64)
+            if not store.has("serving", {"label": label, "clients": clients})
+        ]  # fmt: skip
+        if not missing:
+            continue
+        policy, budget = build(name, settings), Budget.parse("1")
+        engine = ServingEngine(
+            list(record_demands(TRACE, policy, budget, machine)), profile, geometry,
+            ServingOptions(),
+        )  # fmt: skip
+        for clients in missing:
+            count = max(2 * clients, 18)
+            report = engine.run(ClosedLoop(clients, tuple(i % 9 for i in range(count))))
+            row = {
+                "tokens_per_s": report.tokens / report.total_s,
+                "preemptions": report.preemptions,
+                "peak_hbm_bytes": report.peak_hbm_bytes,
+                "kv_pool_bytes": engine.kv_bytes,
+                "exposed_share": report.busy.exposed_s / report.total_s,
+            }
+            store.cell("serving", {"label": label, "clients": clients}, lambda row=row: [row])
+
+
+def experiments(store: Store) -> None:
+    counting(store)
+    sizes(store)
+    transfers(store)
+    system(store)
+    serving(store)
+    answers(store)
+
+
+if __name__ == "__main__":
+    run("hierarchy", experiments)
