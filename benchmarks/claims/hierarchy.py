@@ -29,12 +29,13 @@ from arborsim.machine.server import ServingEngine
 from arborsim.policies.registry import build
 from arborsim.run.replay import Replay
 from benchmarks.claims import Row, Store, run
+from benchmarks.claims.masked import Rule, observe, search
 from tests.helpers.demands import record_demands
 
 TRACE = Path(__file__).parents[2] / "traces" / "chain-linear.parquet"
 MODEL = "r1-distill-qwen-7b"
 LINES = 32  # of a program; its 164 prompt tokens are protected
-EPISODES = 100
+EPISODES, CHUNK = 100, 50  # problems; searched side by side
 CHAIN, LONG, CAP = 1422, 3800, 2048  # tokens: mean of GSM8K, of MATH Level-5, most generated
 WINDOW, INTERVAL = 24, 12  # 128 and 64 tokens of 1,422, of 263
 WINDOWS, INTERVALS = (6, 12, 24, 47, 94), (3, 6, 12, 24, 47)  # Tables 15 and 16
@@ -87,18 +88,21 @@ def counting(store: Store) -> None:
 # Right answers: masked searches of the reference model
 
 
-def _masked(store: Store, model: Any, task: Any, episodes: int, **chosen: Any) -> None:
-    from benchmarks.claims.masked import Rule, search
-
-    rule = Rule(**chosen)
-
-    def make() -> Iterator[Row]:
-        problems = [task.problem("test", i) for i in range(episodes)]
-        for first in range(0, episodes, 50):
-            found = search(model, task, problems[first : first + 50], rule)
-            yield from ({"episode": first + i, **asdict(one)} for i, one in enumerate(found))
-
-    store.cell("masked", asdict(rule), lambda: list(make()))
+def rules() -> Iterator[tuple[Rule, int]]:
+    """What is searched, what decides most first, and how many problems of it."""
+    base = Rule(interval=INTERVAL, window=WINDOW)
+    for ratio in (0.05, 0.1, 0.2, 0.03):
+        yield from ((replace(base, ratio=ratio, total=total), EPISODES) for total in (False, True))
+    for ratio in (0.3, 0.5, 0.0):
+        yield replace(base, ratio=ratio, total=True), EPISODES
+    for score in ("value", "attention - redundancy", "value - redundancy"):
+        yield replace(base, score=score), EPISODES
+    for ratio in (0.3, 0.1, 0.5):
+        yield replace(base, ratio=ratio, total=True, score="gradient"), CHUNK
+        yield replace(base, ratio=ratio, total=True, score="random"), EPISODES
+    for total in (False, True):
+        yield from ((replace(base, window=each, total=total), EPISODES) for each in WINDOWS)
+        yield from ((replace(base, interval=each, total=total), EPISODES) for each in INTERVALS)
 
 
 def answers(store: Store) -> None:
@@ -110,44 +114,33 @@ def answers(store: Store) -> None:
     torch.set_num_threads(1)
     model, task = reference.load("chain", lines=LINES)
     model.requires_grad_(False)
-
-    def cell(episodes: int = EPISODES, **chosen: Any) -> None:
-        _masked(store, model, task, episodes, **{"interval": INTERVAL, "window": WINDOW} | chosen)
-
-    for ratio in (0.05, 0.1, 0.03, 0.2):
-        for total in (False, True):
-            cell(ratio=ratio, total=total)
-    for ratio in (0.0, 0.3, 0.5):
-        cell(ratio=ratio, total=True)
-    for score in ("value", "attention - redundancy", "value - redundancy"):
-        cell(ratio=0.05, score=score)
-    for ratio in (0.3, 0.1, 0.5):
-        cell(50, ratio=ratio, total=True, score="gradient")
-        cell(ratio=ratio, total=True, score="random")
-    for window in WINDOWS:
-        cell(ratio=0.05, window=window)
-    for interval in INTERVALS:
-        cell(ratio=0.05, interval=interval)
-    for other in ({"window": 6}, {"window": 94}, {"interval": 3}, {"interval": 47}):
-        cell(ratio=0.05, total=True, **other)
-    store.cell("scores", {"lines": LINES}, lambda: list(_scores(model, task, 50)))
+    for first in range(0, EPISODES, CHUNK):
+        problems = [task.problem("test", first + i) for i in range(CHUNK)]
+        for rule, episodes in rules():
+            if first < episodes:
+                setting = {**asdict(rule), "first": first}
+                store.cell("masked", setting, partial(_masked, model, task, problems, rule))
+        if not first:
+            store.cell("scores", {"lines": LINES}, partial(_scores, model, task, problems))
 
 
-def _scores(model: Any, task: Any, episodes: int) -> Iterator[Row]:
+def _masked(model: Any, task: Any, problems: list[Any], rule: Rule) -> list[Row]:
+    found = search(model, task, problems, rule)
+    return [{"episode": p.index, **asdict(f)} for p, f in zip(problems, found, strict=True)]
+
+
+def _scores(model: Any, task: Any, problems: list[Any]) -> Iterator[Row]:
     """Of searches with everything kept: how attention is spread, how gradients rank, equation 4."""
     from scipy.stats import spearmanr
 
-    from benchmarks.claims.masked import Rule, observe
-
-    problems = [task.problem("test", i) for i in range(episodes)]
     rule = Rule(interval=INTERVAL, window=WINDOW)
-    for episode, search in enumerate(observe(model, task, problems, RATIOS, rule)):
-        prompt, attended, moved = search.prompt, search.attended, search.moved
+    for episode, seen in enumerate(observe(model, task, problems, RATIOS, rule)):
+        prompt, attended, moved = seen.prompt, seen.attended, seen.moved
         row: dict[str, Any] = {"episode": episode}
         for ratio in RATIOS:
             row[f"over_{ratio:g}"], row[f"worst_{ratio:g}"] = (
-                search.over[ratio],
-                search.worst[ratio],
+                seen.over[ratio],
+                seen.worst[ratio],
             )
         for name, part in (("all", attended), ("generated", attended[prompt:])):
             falling = np.sort(part)[::-1] / part.sum()
