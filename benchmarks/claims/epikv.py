@@ -6,7 +6,7 @@ Writes ``epikv.parquet``; finished cells are kept.
 
 - ``signals``: rank correlation (`rho`, its `size`, and `auc`) of every signal of the paper with
   labels of importance, on greedy reasonings of the reference models that end right: Table 2,
-  Figure 5, Tables 10 and 11, appendices E and F.  Episode -1 pools the tokens of all traces.
+  Figure 5, Tables 10 and 11, appendices E and F; ``pooled`` has them over the tokens of all traces.
 - ``important``: the share of tokens that a kind of label calls important.
 - ``forward``, ``requests``, ``state``, ``replay``, ``paged``: memory of a forward pass, requests
   that fit, what the method remembers, one long reasoning under the paper's policies, and memory in
@@ -54,10 +54,9 @@ POLICIES = ("full", "epikv", "hs-variance", "band-adaptive", "kv-key", "kv-value
 
 #: What an occlusion regenerates, and tokens of its window and stride; the first is the paper's.
 OCCLUSIONS = {"answer": ("answer", 32, 16), "rest": ("rest", 32, 16)}
-#: All kinds of labels: occlusions, what the task's rules read later, attention of later tokens, and
-#: a token's place in the reasoning.
-LABELS = (*OCCLUSIONS, "needed", "attention", "position")
-
+#: Kinds of labels, by what is run for them: occlusions, what the task's rules read later, attention
+#: of later tokens, and a token's place in the reasoning.
+LABELS = (("answer", "needed", "attention", "position"), ("rest",))
 
 Signals = dict[tuple[str, int], np.ndarray]
 """Float64 ``[tokens]``, by name and layer; -1 is the mean over layers."""
@@ -173,8 +172,16 @@ def read_later(attention: np.ndarray, prompt: int) -> np.ndarray:
     return np.where(readers > 0, (rows * later).sum(axis=0) / np.maximum(readers, 1), np.nan)
 
 
-def reasonings(name: str, lines: int) -> list[Reasoning]:
-    """Greedy reasonings of test problems that end right, with signals and labels."""
+def read_by_rule(readers: list[Any]) -> np.ndarray:
+    """Whether a later step of the reasoning than its own reads a token: bool ``[tokens]``.
+
+    `readers` are the task's: of each token the step that follows it, its own and later readers.
+    """
+    return np.array([max(steps) > steps[0] for _, *steps in readers])
+
+
+def reasonings(name: str, lines: int, kinds: tuple[str, ...]) -> list[Reasoning]:
+    """Greedy reasonings of test problems that end right, with signals and labels of these kinds."""
     from arborsim.calibrate.backend import ModelChoice, OcclusionRequest
     from arborsim_torch import reference
     from arborsim_torch.calibration import occlude
@@ -183,7 +190,8 @@ def reasonings(name: str, lines: int) -> list[Reasoning]:
     options = {"lines": lines}
     choice = ModelChoice(name, task_options=options)
     found = {}
-    for kind, (regenerate, window, stride) in OCCLUSIONS.items():
+    for kind in OCCLUSIONS.keys() & set(kinds):
+        regenerate, window, stride = OCCLUSIONS[kind]
         request = OcclusionRequest(
             choice, TRACES, "test", window=window, stride=stride, regenerate=regenerate
         )
@@ -197,52 +205,52 @@ def reasonings(name: str, lines: int) -> list[Reasoning]:
         length, prompt = len(traces[i].hidden_change), len(problem.prompt)
         body = tuple(generation.tokens[:length])
         seen = measure(model, problem.prompt, body)
-        labels: dict[str, np.ndarray] = {kind: token_labels(own[i]) for kind, own in found.items()}
-        labels["attention"] = read_later(seen["attention"], prompt)
-        labels["needed"] = task.needed(problem, generation.tokens)[prompt : prompt + length]
-        labels["position"] = np.arange(length, dtype=np.float64)
-        result.append(Reasoning(problem.index, signals_of(seen, prompt), labels))
+        labels = {
+            **{kind: token_labels(own[i]) for kind, own in found.items()},
+            "attention": read_later(seen["attention"], prompt),
+            "needed": read_by_rule(task.readers(problem, generation.tokens)[prompt:])[:length],
+            "position": np.arange(length, dtype=np.float64),
+        }
+        result.append(
+            Reasoning(
+                problem.index, signals_of(seen, prompt), {kind: labels[kind] for kind in kinds}
+            )
+        )
     return result
 
 
-def share_rows(traces: list[Reasoning]) -> Iterator[Row]:
-    """How many tokens of each trace are important, by kind of label."""
+def share_rows(traces: list[Reasoning], kind: str) -> Iterator[Row]:
+    """How many tokens of each trace a kind of label calls important."""
     for trace in traces:
-        for kind, label in trace.labels.items():
-            if label.dtype == bool:
-                yield {"label": kind, "episode": trace.problem, "share": float(label.mean())}
+        yield {"episode": trace.problem, "share": float(trace.labels[kind].mean())}
 
 
 def signal_rows(traces: list[Reasoning], kind: str) -> Iterator[Row]:
-    """Agreement of the signals with a kind of label, in each trace and over all of them.
-
-    A trace whose tokens are all alike says nothing and has no rows.
-    """
-    pooled: dict[tuple[str, int, str], list[np.ndarray]] = {}
-    labels = []
+    """Agreement of the signals with a kind of label, in each trace."""
     for trace in traces:
-        label = trace.labels[kind]
-        labels.append(label)
-        for signal, layer, way, values in scores(trace.signals):
-            pooled.setdefault((signal, layer, way), []).append(values)
-            yield from _agreement((signal, layer, way, trace.problem), values, label)
-    everything = np.concatenate(labels)
-    for key, parts in pooled.items():
-        yield from _agreement((*key, -1), np.concatenate(parts), everything)
+        for *key, values in scores(trace.signals):
+            for found in _agreement(values, trace.labels[kind]):
+                yield {**dict(zip(KEY, key, strict=True)), "episode": trace.problem, **found}
 
 
-def _agreement(
-    key: tuple[str, int, str, int], values: np.ndarray, label: np.ndarray
-) -> Iterator[Row]:
+def pooled_rows(traces: list[Reasoning], kind: str) -> Iterator[Row]:
+    """The same over the tokens of all traces together, as in the paper's Table 2."""
+    label = np.concatenate([trace.labels[kind] for trace in traces])
+    for same in zip(*(scores(trace.signals) for trace in traces), strict=True):
+        for found in _agreement(np.concatenate([values for *_, values in same]), label):
+            yield {**dict(zip(KEY, same[0][:-1], strict=True)), **found}
+
+
+KEY = ("signal", "layer", "smoothing")
+
+
+def _agreement(values: np.ndarray, label: np.ndarray) -> Iterator[Row]:
+    """One row, or none if all labels are alike: that says nothing."""
     known = ~np.isnan(label.astype(np.float64))
     rho = spearman(values[known], label[known])
     if not np.isnan(rho):
-        signal, layer, way, episode = key
-        yield {
-            "signal": signal, "layer": layer, "smoothing": way, "episode": episode, "rho": rho,
-            "size": abs(rho), "tokens": int(known.sum()),
-            "auc": auc(values, label) if label.dtype == bool else np.nan,
-        }  # fmt: skip
+        area = auc(values, label) if label.dtype == bool else np.nan
+        yield {"rho": rho, "size": abs(rho), "auc": area, "tokens": int(known.sum())}
 
 
 # --- machine ---------------------------------------------------------------------------------
@@ -339,16 +347,16 @@ def experiments(store: Store) -> None:
         store.cell("replay", {"gpu": gpu, "budget": budget}, partial(replay_rows, gpu, budget))
     for page in (1, 16):
         store.cell("paged", {"page": page, "budget": "0.75"}, partial(paged_rows, page))
-    for name, lines in MODELS:
-        setting = {"model": name, "lines": lines}
-        missing = [kind for kind in LABELS if not store.has("signals", {**setting, "label": kind})]
-        if missing:
-            traces = reasonings(name, lines)
-            for kind in missing:
-                store.cell(
-                    "signals", {**setting, "label": kind}, partial(signal_rows, traces, kind)
-                )
-            store.cell("important", setting, partial(share_rows, traces))
+    for (name, lines), kinds in product(MODELS, LABELS):
+        cells = {kind: {"model": name, "lines": lines, "label": kind} for kind in kinds}
+        if all(store.has("signals", setting) for setting in cells.values()):
+            continue
+        traces = reasonings(name, lines, kinds)  # once for all labels
+        for kind, setting in cells.items():
+            store.cell("signals", setting, partial(signal_rows, traces, kind))
+            store.cell("pooled", setting, partial(pooled_rows, traces, kind))
+            if traces[0].labels[kind].dtype == bool:
+                store.cell("important", setting, partial(share_rows, traces, kind))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""The signals that the claims of EpiKV rest on are those that a recording holds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from arborsim.core.observations import Signal  # noqa: E402
+from arborsim.trace.reader import TraceReader  # noqa: E402
+from benchmarks.claims.epikv import (  # noqa: E402
+    layers_of_paper,
+    measure,
+    read_later,
+    signals_of,
+    smoothed,
+)
+
+
+def test_signals_are_those_of_the_shipped_recording() -> None:
+    """A forward pass of transformers' own model gives what was recorded token by token."""
+    pytest.importorskip("torch")
+    from arborsim_torch import reference
+
+    model, _ = reference.load("chain", attn_implementation="eager")
+    reader = TraceReader(ROOT / "traces" / "chain-vectors.parquet")
+    needs = (Signal.HIDDEN_CHANGE, Signal.KEY_VARIANCE, Signal.VALUE_VARIANCE, Signal.ATTENTION)
+    episode = next(iter(reader.episodes(needs)))
+    tokens = tuple(episode.token[episode.position >= 0].tolist())
+    prompt = 84  # 16 lines of 5, and 4 more
+    seen = measure(model, tokens[:prompt], tokens[prompt:])
+    found = signals_of(seen, prompt)
+    recorded = episode.per_layer
+    for layer in range(6):
+        change = recorded[Signal.HIDDEN_CHANGE][prompt:, layer]
+        assert found["hidden change", layer] == pytest.approx(change, rel=2e-3)
+    for name, signal in (
+        ("key variance", Signal.KEY_VARIANCE), ("value variance", Signal.VALUE_VARIANCE),
+    ):  # fmt: skip
+        mean = recorded[signal][prompt:].mean(axis=1, dtype=np.float64)
+        assert found[name, -1] == pytest.approx(mean, rel=2e-3)
+    assert episode.attention is not None
+    rows = np.zeros((len(tokens), len(tokens)))
+    for t in range(len(tokens)):
+        rows[t, : t + 1] = episode.attention.row(t)
+    total = rows[:, prompt:].sum(axis=0)
+    assert found["cumulative attention", -1] == pytest.approx(total, rel=0.02)
+
+
+def test_a_rotation_changes_the_variance_of_keys() -> None:
+    """Or the comparison of keys before and after RoPE would compare a signal with itself."""
+    pytest.importorskip("torch")
+    from arborsim_torch import reference
+
+    model, task = reference.load("chain", attn_implementation="eager", lines=8)
+    problem = task.problem("test", 0)
+    seen = measure(model, problem.prompt, tuple(task.solution(problem)))
+    norms = [np.linalg.norm(seen[what], axis=-1) for what in ("keys", "before")]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    found = signals_of(seen, len(problem.prompt))
+    after, before = (found[f"key variance{what}", -1] for what in ("", " before RoPE"))
+    assert not np.allclose(after, before, rtol=1e-3)
+
+
+def test_smoothings_are_literal() -> None:
+    values = np.random.default_rng(0).normal(size=150)
+    ways = smoothed(values)
+    mean = values[0]
+    for t, value in enumerate(values):
+        window = values[max(0, t - 63) : t + 1]
+        mean = 0.9 * mean + 0.1 * value if t else value
+        z = (value - window.mean()) / (window.std() + 1e-6) if t else 0.0
+        assert ways["rolling-64"][t] == pytest.approx(window.mean())
+        assert ways["ema-0.9"][t] == pytest.approx(mean)
+        assert ways["z-64"][t] == pytest.approx(z)
+
+
+def test_attention_of_later_tokens_leaves_out_the_next_64() -> None:
+    rows = np.tril(np.ones((100, 100)))
+    rows[70:, 10] = 3.0
+    later = read_later(rows, prompt=5)
+    assert later[5] == 1 + 2 * 26 / 26  # token 10, read by tokens 74 to 99
+    assert later[4] == 1
+    assert np.isnan(later[31:]).all()
+    assert not np.isnan(later[:31]).any()
+
+
+def test_layers_of_the_paper() -> None:
+    assert layers_of_paper(32) == (10, 21)
+    assert layers_of_paper(6) == (2, 4)
