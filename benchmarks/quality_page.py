@@ -22,6 +22,7 @@ from scipy.stats import beta, fisher_exact
 TITLES = {
     "cliff": "The eviction cliff",
     "family": "EpiKV's family and other scores without attention",
+    "epikv-rivals": "EpiKV's family against the methods of its paper",
     "long": "The shipped chains",
     "grid": "The hierarchy: share in HBM against share evicted",
     "arkv": "ARKV and its two baselines",
@@ -37,6 +38,9 @@ ABOUT = {
     "the reasoning tokens instead of keeping to a budget. The arms from TOVA on were run on "
     "2026-11-23.",
     "family": "chain, 32 lines, greedy; all keep the prompt and the newest 16 tokens.",
+    "epikv-rivals": "chain, 32 lines, greedy; all but H2O keep the prompt and the newest 16 "
+    "tokens. ThinKV's segments of 128 tokens keep 64 at most, whatever the budget; short segments "
+    "of 32 keep 32, 28 or 20. Swapped layers rank by z_B - z_A. H2O is as the paper runs it.",
     "long": "chain, 120 lines, greedy: the first 100 problems like those of the shipped trace "
     "`chain-linear`, under policies as they come.",
     "grid": "chain, 32 lines, greedy; beta is the share of the survivors in HBM (the others lie in "
@@ -192,6 +196,15 @@ def findings(stored: Stored) -> list[str]:
         return [
             f"At 0.87: {', '.join(known)}. Random eviction of the same tokens is in the table "
             "above. Arms without a row have not been run."
+        ]
+    if stored.name == "epikv-rivals":
+        arms = [arm["label"] for arm in stored.head["arms"] if arm["budget"] == "0.87"]
+        known = [row for row in (f"{label} {at(label, '0.87')}" for label in arms)
+                 if "unknown" not in row]  # fmt: skip
+        return [
+            f"At 0.87: {', '.join(known)}. The variance of a token's key, read from the cache, "
+            "tells what will be needed; the published mean over 64 tokens, seven lines of a "
+            "chain, takes that away (table above). Arms without a row have not been run."
         ]
     if stored.name == "grid":
         return [
