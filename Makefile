@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test docs lint format traces bench validate-gpu clean
+.PHONY: demo test docs lint format traces bench claims validate-gpu clean
 
 demo: .venv/.core
 	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html \
@@ -46,6 +46,9 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py
 	$(BIN)/python benchmarks/importing.py
+
+claims: .venv/.core  ## numbers and verdicts for the claims of papers, from the raw results in reports
+	$(BIN)/arborsim validate claims --out reports/claims --summary README.md --summary docs/claims.md
 
 validate-gpu: .venv/.full  ## everything that needs a GPU, in 9 minutes on an H200; adds to reports/validation
 	PYTHONPATH=.:backends $(BIN)/python benchmarks/validate_gpu.py --out reports

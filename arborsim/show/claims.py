@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arborsim.core.errors import UsageError
-from arborsim.show.table import LABEL, Column, Table, name_column, print_tables
+from arborsim.show.table import Column, Table, name_column, print_tables
 from arborsim.show.words import counted, plain
 from arborsim.validate.claim_numbers import EXACT, UNITS, Number
-from arborsim.validate.claims import Judged, Paper, Verdict, to_frame
+from arborsim.validate.claims import Claim, Judged, Paper, Verdict, to_frame
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,21 +62,26 @@ def ours_text(row: Judged) -> str:
     return "; ".join(f"{each.label}: {number_text(each)}" for each in row.numbers)
 
 
-def sentences(papers: Sequence[Paper]) -> list[str]:
-    """How many claims there are and what came out; the first is the headline."""
+def headline(papers: Sequence[Paper]) -> str:
+    """How many claims there are and what came out."""
     total = sum(len(paper.rows) for paper in papers)
     counts = {each: sum(paper.count(each) for paper in papers) for each in Verdict}
     tested = total - counts[Verdict.NOT_TESTABLE]
-    said = [
-        f"Of {counted(total, 'claim')} of {counted(len(papers), 'paper')}, {tested:,} can be "
-        f"tested here: {counts[Verdict.REPRODUCED]:,} are reproduced, "
-        f"{counts[Verdict.IN_FORM]:,} hold in form, {counts[Verdict.CONTRADICTED]:,} are "
-        "contradicted."
+    return (
+        f"{tested:,} of {counted(total, 'claim')} of {counted(len(papers), 'paper')} can be tested "
+        f"here: reproduced {counts[Verdict.REPRODUCED]:,}, in form {counts[Verdict.IN_FORM]:,}, "
+        f"contradicted {counts[Verdict.CONTRADICTED]:,}."
+    )
+
+
+def contradicted(papers: Sequence[Paper]) -> list[tuple[Paper, Claim]]:
+    """What our results contradict, in the order of the papers."""
+    return [
+        (paper, row.claim)
+        for paper in papers
+        for row in paper.rows
+        if row.claim.verdict is Verdict.CONTRADICTED
     ]
-    for paper in papers:
-        against = [row for row in paper.rows if row.claim.verdict is Verdict.CONTRADICTED]
-        said += [f"{paper.head.name}, {row.claim.where}: {row.claim.why}" for row in against]
-    return said
 
 
 # --- tables ---
@@ -95,11 +100,6 @@ SUMMARY: tuple[Column[Paper], ...] = (
     Column("rows", "rows", "count", lambda paper: len(paper.rows),
            text=lambda paper: str(len(paper.rows))),
 )  # fmt: skip
-CONTRADICTED: tuple[Column[tuple[Paper, Judged]], ...] = (
-    name_column("paper", lambda row: row[0].head.name),
-    name_column("where", lambda row: row[1].claim.where, LABEL),
-    name_column("id", lambda row: row[1].claim.id, LABEL),
-)
 
 
 def summary_table(papers: Sequence[Paper]) -> Table[Paper]:
@@ -112,9 +112,11 @@ def print_claims(papers: Sequence[Paper], console: Console | None = None) -> Non
     from rich.console import Console
 
     console = console or Console(highlight=False)
-    for sentence in sentences(papers):
-        console.print(plain(sentence), markup=False)
+    console.print(headline(papers), markup=False)
     print_tables(console, [("", summary_table(papers))])
+    for paper, claim in contradicted(papers):
+        said = f"{paper.head.name}, {claim.where}: {claim.claim} Contradicted: {claim.why}"
+        console.print(plain(said), markup=False)
 
 
 def summary_markdown(papers: Sequence[Paper]) -> str:
@@ -135,7 +137,7 @@ def readme(papers: Sequence[Paper]) -> str:
         "[docs/claims.md](../../docs/claims.md) says how verdicts are defined, how to make the "
         "numbers again and how to object. `index.html` is the same to filter, with settings, "
         "commands and objections; `claims.parquet` has a row per claim and number.", "",
-        *sentences(papers)[:1], "", summary_markdown(papers), "",
+        headline(papers), "", summary_markdown(papers), "",
         *(f"- **{each.words}**: {each.meaning}." for each in Verdict), "",
         "Our numbers stand with their 95% interval in brackets and the number of rows or pairs.",
     ]  # fmt: skip
@@ -198,5 +200,5 @@ def with_summary(path: Path, papers: Sequence[Paper]) -> str:
     between = re.compile(f"({re.escape(MARKS[0])}\n).*?({re.escape(MARKS[1])})", re.DOTALL)
     if not between.search(text):
         raise UsageError(f"--summary {path}: it has no lines {MARKS[0]} and {MARKS[1]}")
-    made = f"\n{summary_markdown(papers)}\n\n"
+    made = f"{summary_markdown(papers)}\n"
     return between.sub(lambda found: found[1] + made + found[2], text)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup, escape
+
 from arborsim.show import page
-from arborsim.show.claims import interval_text, number_text, sentences, summary_table
-from arborsim.validate.claims import Paper, Verdict, to_frame
+from arborsim.show.claims import (
+    contradicted,
+    headline,
+    interval_text,
+    number_text,
+    summary_table,
+)
+from arborsim.validate.claims import Claim, Paper, Verdict, to_frame
 
 
 def write_page(papers: Sequence[Paper], path: str | Path) -> None:
@@ -25,7 +34,8 @@ def render(papers: Sequence[Paper]) -> str:
         draws=False,
         title="Claims of papers",
         subtitle=f"{total:,} claims of {len(papers)} papers: what they say, what we found",
-        sentences=sentences(papers),
+        sentences=[headline(papers), *map(_against, contradicted(papers))],
+        code=code,
         papers=papers,
         summary=summary_table(papers),
         verdicts=list(Verdict),
@@ -34,3 +44,15 @@ def render(papers: Sequence[Paper]) -> str:
         number_text=number_text,
         interval_text=interval_text,
     )
+
+
+def code(text: str) -> Markup:
+    """A text whose parts between backticks are code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _against(found: tuple[Paper, Claim]) -> Markup:
+    """What is contradicted, with a link to its row."""
+    paper, claim = found
+    link = Markup('<a href="#{}">{}, {}</a>').format(claim.id, paper.head.name, claim.where)
+    return link + Markup(": ") + code(claim.claim) + Markup(" Contradicted: ") + code(claim.why)

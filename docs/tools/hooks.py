@@ -24,6 +24,7 @@ ELSEWHERE = {
     "changelog.md": "CHANGELOG.md",
     "reports/quality.md": "reports/quality/README.md",
     "reports/search.md": "reports/search/README.md",
+    "reports/claims.md": "reports/claims/README.md",
     "reports/reference-models.md": "backends/arborsim_torch/reference/README.md",
     "reports/traces.md": "traces/README.md",
 }
