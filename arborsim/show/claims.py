@@ -114,9 +114,11 @@ def print_claims(papers: Sequence[Paper], console: Console | None = None) -> Non
     console = console or Console(highlight=False)
     console.print(headline(papers), markup=False)
     print_tables(console, [("", summary_table(papers))])
-    for paper, claim in contradicted(papers):
-        said = f"{paper.head.name}, {claim.where}: {claim.claim} Contradicted: {claim.why}"
-        console.print(plain(said), markup=False)
+    against = contradicted(papers)
+    if against:
+        console.print("Contradicted:")
+    for paper, claim in against:
+        console.print(plain(f"  {paper.head.name}, {claim.where}: {claim.claim}"), markup=False)
 
 
 def summary_markdown(papers: Sequence[Paper]) -> str:

@@ -16,7 +16,7 @@ from arborsim.show.claims import (
     number_text,
     summary_table,
 )
-from arborsim.validate.claims import Claim, Paper, Verdict, to_frame
+from arborsim.validate.claims import Paper, Verdict, to_frame
 
 
 def write_page(papers: Sequence[Paper], path: str | Path) -> None:
@@ -34,7 +34,8 @@ def render(papers: Sequence[Paper]) -> str:
         draws=False,
         title="Claims of papers",
         subtitle=f"{total:,} claims of {len(papers)} papers: what they say, what we found",
-        sentences=[headline(papers), *map(_against, contradicted(papers))],
+        headline=headline(papers),
+        contradicted=contradicted(papers),
         code=code,
         papers=papers,
         summary=summary_table(papers),
@@ -49,10 +50,3 @@ def render(papers: Sequence[Paper]) -> str:
 def code(text: str) -> Markup:
     """A text whose parts between backticks are code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _against(found: tuple[Paper, Claim]) -> Markup:
-    """What is contradicted, with a link to its row."""
-    paper, claim = found
-    link = Markup('<a href="#{}">{}, {}</a>').format(claim.id, paper.head.name, claim.where)
-    return link + Markup(": ") + code(claim.claim) + Markup(" Contradicted: ") + code(claim.why)

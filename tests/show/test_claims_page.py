@@ -198,7 +198,7 @@ def test_filters_rows_and_links(browser: Any, tmp_path: Path, width: int) -> Non
     assert rows.count() == 1
     assert page.locator("#shown").inner_text() == "1 of 11 claims"
     assert page.locator("tr.group:visible").count() == 1
-    page.locator("#answer-section a").first.click()  # a link opens its row, whatever the filter
+    page.locator("#against-section a").first.click()  # a link opens its row, whatever the filter
     assert rows.count() == 11
     assert page.locator("#first-2-more").is_visible()
     page.locator("#open-all").click()
