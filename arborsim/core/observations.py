@@ -52,6 +52,8 @@ class Signal(StrEnum):
     """How queries and keys were rotated by their positions; in a trace's metadata."""
     EVICTION_TIME = "eviction_time"
     """Iteration after which the offline optimum evicts the token; known to replays only."""
+    READERS = "readers"
+    """Step the reasoning is at after the token, then the steps that read it, as its task knows."""
     ENTROPY = "entropy"
     """Entropy of the next-token distribution, nats."""
     REWARD = "reward"
@@ -369,8 +371,9 @@ class Observations:
     num_tokens: int
     attention: AttentionRows | None = None
     #: mapping of Signal to float16 [num_tokens, layers]: the signals that have one value per token
-    #: and layer; the key sketch ``[num_tokens, sketch size]`` and eviction times, float64
-    #: ``[num_tokens, groups]``, are here too
+    #: and layer; the key sketch ``[num_tokens, sketch size]``, eviction times, float64
+    #: ``[num_tokens, groups]``, and readers, int32 ``[num_tokens, 1 + most readers]`` filled up
+    #: with -1, are here too
     per_layer: Mapping[Signal, np.ndarray] = field(default_factory=dict)
     layer_attention: LayerRows | None = None
     head_attention: HeadRows | None = None

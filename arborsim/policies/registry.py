@@ -44,6 +44,7 @@ MODULES: dict[str, str] = {
     "kv-value": "epikv",
     "lag-kv": "lag_kv",
     "lag-kv-official": "lag_kv",
+    "needed": "baselines",
     "oracle": "baselines",
     "pyramidkv": "pyramidkv",
     "quest": "quest",

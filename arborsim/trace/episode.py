@@ -115,6 +115,8 @@ def decode_episode(
         for signal in (*PER_LAYER, Signal.KEY_SKETCH)
         if signal in needs
     }
+    if Signal.READERS in needs:
+        found["per_layer"][Signal.READERS] = _readers(table, episode, where)
     if needs & {Signal.HEAD_ATTENTION, Signal.KEYS}:
         found["keys"] = _vectors(table, "keys", episode, where)
     if Signal.VALUES in needs:
@@ -203,6 +205,20 @@ def _per_layer(table: pa.Table, signal: Signal, episode: Episode, where: Where) 
     off, what = (lengths != width) | (lengths == 0), f"{signal.value} has {{}} values, {expected}"
     where.check(off, what, lengths, rows=episode.token_rows)
     return values.reshape(episode.num_tokens, -1)
+
+
+def _readers(table: pa.Table, episode: Episode, where: Where) -> np.ndarray:
+    """Int32 ``[tokens, 1 + most readers]``, filled up with -1."""
+    values, offsets = _token_lists(table, Signal.READERS.value, episode.token_rows, where)
+    lengths = np.diff(offsets)
+    where.check(lengths == 0, "readers has no step", rows=episode.token_rows)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    wrong = np.zeros(len(lengths), dtype=bool)
+    wrong[owner[values < 0]] = True
+    where.check(wrong, "readers has a negative step", rows=episode.token_rows)
+    found = np.full((len(lengths), int(lengths.max(initial=1))), -1, dtype=np.int32)
+    found[owner, np.arange(len(values)) - np.repeat(offsets[:-1] - offsets[0], lengths)] = values
+    return found
 
 
 def _attention(table: pa.Table, episode: Episode, where: Where) -> AttentionRows:

@@ -205,7 +205,9 @@ SIGNALS: tuple[pa.Field, ...] = (
     _column("key_norm", _F16_LIST, "", "L2 norm of the key, mean over heads, per layer"),
     _column("value_norm", _F16_LIST, "", "L1 norm of the value, mean over heads, per layer"),
     _column("key_sketch", _F16_LIST, "", "random projection of the keys (all layers and heads)"),
-)
+    _column("readers", pa.list_(pa.int32()), "step",
+            "of a reference task: the step after the token, then the steps that read it"),
+)  # fmt: skip
 ATTENTION_DENSE: tuple[pa.Field, ...] = (
     _column("attention", _F16_LIST, "probability", "mean over layers and heads, per position"),
 )
@@ -262,8 +264,8 @@ ROW_COLUMNS = (
     "position", "token", "entropy", "reward", "correct", "end",
 )  # fmt: skip
 
-#: Columns that recorders of version 0.1 did not write: a trace may lack them.
-LATER: frozenset[str] = frozenset({"key_norm", "value_norm", "end", "answer"})
+#: Columns that earlier recorders did not write: a trace may lack them.
+LATER: frozenset[str] = frozenset({"key_norm", "value_norm", "end", "answer", "readers"})
 
 #: Rows that eviction times can be worked out from.
 EVICTED_BY: tuple[Signal, ...] = (Signal.ATTENTION, Signal.HEAD_ATTENTION)
@@ -334,6 +336,8 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
             options.append("--attention-layers all")
         elif signal is Signal.HIDDEN:
             options.append("--hidden-layers all")
+        elif signal is Signal.READERS:
+            options.append("--capture signals, from a reference model, by this version of arborsim")
         elif info.capture is Capture.TREE:
             options.append("--capture signals")
         elif signal in (Signal.ATTENTION, Signal.EVICTION_TIME):

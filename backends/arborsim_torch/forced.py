@@ -24,7 +24,7 @@ from arborsim_torch.decoder import PREFILL_BLOCK, Observer, TreeDecoder
 from arborsim_torch.prompts import CHAIN, read_lines
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
-from arborsim_torch.reference.tasks import Problem
+from arborsim_torch.reference.tasks import Problem, Readers
 from arborsim_torch.sampling import Choice, Sampler, scored
 from arborsim_torch.sources import Source
 
@@ -182,6 +182,11 @@ class ForcedSource:
 
     def text(self, ids: Sequence[int]) -> str:
         return self._base.text(ids)
+
+    def readers(
+        self, problem: Problem, generated: Sequence[int], start: int
+    ) -> list[Readers] | None:
+        return None  # whatever wrote the text, no task says who reads it
 
 
 class ForcedDecoder(TreeDecoder):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Expansion, Search, ask, handed_in
 from arborsim.trace.schema import End, Kind
 from arborsim_torch.cache.tiered import TieredCache
@@ -32,7 +33,7 @@ from arborsim_torch.recording import (
     Listener,
     LiveNode,
 )
-from arborsim_torch.reference.tasks import Problem
+from arborsim_torch.reference.tasks import Problem, Readers
 from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.rewards.exact import SourceReward
 from arborsim_torch.sampling import Draws, Sampler, entropies
@@ -121,6 +122,8 @@ class EpisodeRecorder:
         So that the iterations of several searches can be computed together (`run_batched`).
         """
         self.problem = problem
+        readers = self._readers_of_prompt()
+        self._readers = None if readers is None else list(readers)
         self.rows = EventRows()
         self.decoder = self._make_decoder()
         noise = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
@@ -137,7 +140,7 @@ class EpisodeRecorder:
         self._prefill()
         prefill_s = self._clock()
         if self.listener is not None:
-            self.listener.prompt(self.problem.prompt)
+            self.listener.prompt(self.problem.prompt, readers)
         yield from self._search()
         decode_s = self._clock() - prefill_s
         correct = self._answer()
@@ -146,10 +149,25 @@ class EpisodeRecorder:
         columns = self.rows.columns(with_embeddings=signals is not None and embedded)
         if signals is not None:
             columns.update(signals.columns())
+            if self._readers is not None:
+                columns["readers"] = self._readers
         return EpisodeResult(
             columns, correct, self._generated, len(self.nodes) - 1, len(problem.prompt),
             self.rows.iteration, prefill_s, decode_s, self._forward_s,
         )  # fmt: skip
+
+    def _readers_of_prompt(self) -> list[Readers] | None:
+        """None if it is not asked for, or the source does not know."""
+        heard = self.listener is not None and self.listener.wants_readers
+        if not heard and (self.capture is None or not self.capture.keeps):
+            return None
+        found = self.source.readers(self.problem, (), 0)
+        if heard and found is None:
+            raise UsageError(
+                f"policy needed keeps what the task will read, which {self.source.name} cannot "
+                "say: take a reference model with its own problems"
+            )
+        return found
 
     def _make_decoder(self) -> TreeDecoder | PrefixDecoder:
         if self.share_prefixes:
@@ -269,11 +287,22 @@ class EpisodeRecorder:
                 self._draws.discard(n)
                 ended.append((n, choice.entropy[row]))
         self._generated += len(active)
+        readers = None
+        if self._readers is not None:
+            readers = [self._readers_of_newest(n) for n in active]
+            self._readers += readers
         if self.listener is not None:
-            self.listener.iteration(active, [token for token, _ in fed])
+            self.listener.iteration(active, [token for token, _ in fed], readers)
         if self.on_tokens is not None:
             self.on_tokens(len(active))
         return ended
+
+    def _readers_of_newest(self, n: int) -> Readers:
+        generated = self.nodes[n].generated
+        newest = len(self.problem.prompt) + len(generated) - 1
+        found = self.source.readers(self.problem, generated, newest)
+        assert found is not None, "a source that knew who reads the prompt"
+        return found[0]
 
     def _close(self, n: int, entropy: float) -> None:
         """The thought of `n` is complete: hand it to the search, as it is stored."""

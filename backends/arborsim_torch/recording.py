@@ -13,6 +13,7 @@ from torch import Tensor
 from arborsim.search import Leaf
 from arborsim.trace.schema import End, Kind
 from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.reference.tasks import Readers
 
 _Result = TypeVar("_Result")
 Iterations = Generator[list[int], Tensor, _Result]  # tokens of the leaves, their logits
@@ -24,10 +25,16 @@ class Listener(Protocol):
     def began(self, decoder: TreeDecoder) -> None:
         """A search begins on this decoder."""
 
-    def prompt(self, tokens: Sequence[int]) -> None:
+    @property
+    def wants_readers(self) -> bool:
+        """Whether it is to be told who reads the tokens."""
+
+    def prompt(self, tokens: Sequence[int], readers: Sequence[Readers] | None) -> None:
         """The prompt has been computed."""
 
-    def iteration(self, leaves: Sequence[int], tokens: Sequence[int]) -> None:
+    def iteration(
+        self, leaves: Sequence[int], tokens: Sequence[int], readers: Sequence[Readers] | None
+    ) -> None:
         """Each leaf, in batch order, has computed one token."""
 
     def turned(self, leaves: tuple[int, ...], parents: tuple[int, ...]) -> None:

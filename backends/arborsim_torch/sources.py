@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim_torch.reference.tasks import Problem, Task
+from arborsim_torch.reference.tasks import Problem, Readers, Task
 from arborsim_torch.rewards.base import Reward, Thought
 from arborsim_torch.rewards.exact import OwnValue, Verifier
 
@@ -48,6 +48,11 @@ class Source(Protocol):
         """Verdict on an answer; None if it cannot be judged."""
 
     def text(self, ids: Sequence[int]) -> str: ...
+
+    def readers(
+        self, problem: Problem, generated: Sequence[int], start: int
+    ) -> list[Readers] | None:
+        """Who reads each token of prompt and generated from number `start` on; None if unknown."""
 
 
 class TaskSource:
@@ -124,6 +129,11 @@ class TaskSource:
     def text(self, ids: Sequence[int]) -> str:
         return self.task.text(ids)
 
+    def readers(
+        self, problem: Problem, generated: Sequence[int], start: int
+    ) -> list[Readers] | None:
+        return self.task.readers(problem, generated, start)
+
 
 class _Unjudged:
     """Text without values or verdicts."""
@@ -134,6 +144,11 @@ class _Unjudged:
         return None
 
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
+        return None
+
+    def readers(
+        self, problem: Problem, generated: Sequence[int], start: int
+    ) -> list[Readers] | None:
         return None
 
 

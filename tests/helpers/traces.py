@@ -316,6 +316,7 @@ def _add_signals(
     for signal in PER_LAYER:
         columns[signal.value] = vectors(rng.lognormal(0.0, 0.5, (tokens, layers)))
     columns["key_sketch"] = vectors(rng.normal(size=(tokens, SKETCH_SIZE)))
+    columns["readers"] = _readers(np.random.default_rng(tokens), rows)
     columns["embedding"] = _embeddings(columns["kind"], rng)
     # Attention as models show it: a sink, a taste for the recent, and a few heavy hitters.
     weight = rng.gamma(0.3, 3.0, tokens)
@@ -340,6 +341,16 @@ def _add_signals(
         captured = len(info.qkv_layers)
         for name, width in (("queries", heads), ("keys", kv_heads), ("values", kv_heads)):
             columns[name] = vectors(rng.normal(size=(tokens, captured * width * size)))
+
+
+def _readers(rng: np.random.Generator, rows: Rows) -> list[list[int]]:
+    """Steps go up by one every few positions, and some tokens have many readers, some none."""
+    found = []
+    for path in rows.path_of_token:
+        step = max(0, len(path) // 5 - 4)
+        ahead = rng.integers(0, 12, rng.integers(0, 5))
+        found.append([step, *(step + np.unique(ahead)).tolist()])
+    return found
 
 
 def _embeddings(kinds: list[int], rng: np.random.Generator) -> list[np.ndarray | None]:

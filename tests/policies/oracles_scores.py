@@ -1,4 +1,4 @@
-"""Literal re-implementations of RaaS and the redundancy ablations."""
+"""Literal re-implementations of RaaS, the redundancy ablations and the bound by the task."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
+from arborsim.policies.methods.baselines import Needed
 from arborsim.policies.methods.hierarchy import AttnValRedundancy, Redundancy
 from arborsim.policies.methods.raas import Raas
-from tests.helpers.slow_world import SlowWorld
+from tests.helpers.slow_world import EVICTED, SlowWorld
 from tests.policies.oracles import SlowHierarchy, SlowStream
 
 
@@ -111,11 +112,57 @@ class SlowValueRedundancy(SlowRedundancy):
     values = True
 
 
+class SlowNeeded(SlowStream):
+    """What no step of an active path reads goes first, then what its own thought's end needs."""
+
+    def __init__(self, adaptation: str = "flat", fill: bool = True) -> None:
+        super().__init__(adaptation)
+        self.fill = fill
+
+    def sinks(self, world: SlowWorld) -> int:
+        return 4
+
+    def recent(self, world: SlowWorld) -> int:
+        return min(16, world.budget // 4)
+
+    def step_after(self, world: SlowWorld, token: int) -> int:
+        return int(world.episode.per_layer[Signal.READERS][token][0])
+
+    def until_read(self, world: SlowWorld, token: int, now: int) -> float:
+        readers = world.episode.per_layer[Signal.READERS][token].tolist()[1:]
+        return min((step - now for step in readers if step >= now), default=math.inf)
+
+    def score(self, world: SlowWorld, token: int) -> float:
+        end = world.block(world.node[token])[-1]
+        score = -1e6 - self.until_read(world, token, self.step_after(world, end))
+        for now, path in self.active:
+            if token in path:
+                score = max(score, -self.until_read(world, token, now))
+        return score
+
+    def shrink(self, world: SlowWorld) -> None:
+        paths = [world.path(leaf) for leaf in world.leaves]
+        self.active = [(self.step_after(world, path[-1]), set(path)) for path in paths]
+        super().shrink(world)
+
+    def step(self, world: SlowWorld) -> None:
+        self.shrink(world)
+        if not self.fill:
+            every = range(len(world.tier))
+            stream = every if self.adaptation == "flat" else world.active_tokens()
+            for token in set(stream) - self.protected(world):
+                if world.tier[token] != EVICTED and self.score(world, token) == -math.inf:
+                    world.tier[token] = EVICTED
+
+
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "raas": (Raas(), SlowRaas),
     "raas-flat": (Raas(adaptation="flat"), lambda: SlowRaas(adaptation="flat")),
     "raas-pages": (
         Raas(variant="pages", page=4, threshold=0.06), lambda: SlowRaas(4, 0.06)),
+    "needed": (Needed(), SlowNeeded),
+    "needed-path": (Needed(adaptation="path"), lambda: SlowNeeded("path")),
+    "needed-alone": (Needed(fill=False), lambda: SlowNeeded(fill=False)),
     "redundancy": (Redundancy(interval=4, recent=6), lambda: SlowRedundancy(4, 6)),
     "attn-val-redundancy": (
         AttnValRedundancy(interval=3, recent=4, evict_ratio=0.2, quantised_ratio=0.5),

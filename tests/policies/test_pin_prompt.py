@@ -27,8 +27,8 @@ PINNED = {
     "segment-hs", "staircase", "thinkv-paper",
 }  # fmt: skip
 NOT_PINNED = {
-    "arkv", "arkv-origin", "arkv-quant", "h2o", "key-norm", "keydiff", "lag-kv-official", "oracle",
-    "rkv", "snapkv", "streaming-llm", "thinkv", "tova", "vatp",
+    "arkv", "arkv-origin", "arkv-quant", "h2o", "key-norm", "keydiff", "lag-kv-official", "needed",
+    "oracle", "rkv", "snapkv", "streaming-llm", "thinkv", "tova", "vatp",
 }  # fmt: skip
 FLOORS = {"path_floor": "0.05", "k_min": "1", "tail": "1"}
 # Windows that small budgets have room for.

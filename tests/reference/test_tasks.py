@@ -95,6 +95,78 @@ def test_chain_verifier_agrees_with_the_slow_one(seed):
     assert CHAIN.is_finished(problem, tokens) == verdict.finished
 
 
+def _chain_positions_read(problem, words, at):
+    """Positions that the tokens from `at` on look up, by the words of prompt and reasoning."""
+    start, end = len(problem.prompt), len(problem.prompt) - 3
+    line_of = {words[i]: range(i, i + 5) for i in range(1, end, 5)}
+    result_of = {words[i]: (i, i + 1) for i in range(start + 7, len(words), 9)}
+    found = set(range(end, start))  # the question
+    for i in range(start, len(words), 9):
+        part = words[i : i + 9]
+        if i + len(part) <= at or part[0] == "?":
+            continue
+        found |= set(line_of[part[0]])
+        for operand in (part[1], part[5]):
+            found |= set(result_of.get(operand, ()))
+        found |= {p for p in range(i, i + 9) if p < at}  # what it has written of itself
+    if words[-3] == "?":
+        found |= set(result_of[words[-2]])
+    return {p for p in found if p < at}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_chain_needs_what_the_rest_reads_and_no_result_after_its_last_reader(seed):
+    rng = np.random.default_rng(seed)
+    problem = CHAIN.problem("train", seed, lines=int(rng.integers(2, 24)))
+    program, tokens = problem.data, _random_trace(rng, problem.data)
+    words = CHAIN.text([*problem.prompt, *tokens]).split()
+    before = np.ones(0, dtype=bool)
+    for i in range(len(tokens)):
+        needed = CHAIN.needed(problem, tokens[:i])
+        at = len(problem.prompt) + i
+        assert needed.shape == (at,)
+        assert _chain_positions_read(problem, words, at) <= set(np.flatnonzero(needed).tolist())
+        assert not (needed[: len(before)] & ~before).any()  # what is done with stays so
+        before = needed
+    assert CHAIN.readers(problem, tokens, 11) == CHAIN.readers(problem, tokens)[11:]
+    before = CHAIN.needed(problem, tokens[:-3])  # before the answer
+    evaluated = [int(words[p][1:]) for p in range(len(problem.prompt), len(words) - 3, 9)]
+    lines = [(n - program.offset) % 128 for n in evaluated]
+    for k, position in zip(lines, range(len(problem.prompt) + 7, len(words), 9), strict=False):
+        later = [j for j in range(lines[-1] + 1, program.lines) if k in program.operands[j]]
+        assert before[position] == (k == program.query or bool(later))
+
+
+@quick
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_steps_count_needed_lines_that_are_right(seed, broken):
+    problem = CHAIN.problem("train", seed, lines=12)
+    solution = CHAIN.solution(problem)
+    count = len(problem.data.needed)
+    assert CHAIN.steps(problem, solution) == (count, count)
+    assert CHAIN.steps(problem, solution[: 9 * (count - 1)]) == (count - 1, count)
+    wrong = list(solution)
+    wrong[broken % (9 * count)] = CHAIN.vocab.bos_id
+    assert CHAIN.steps(problem, wrong) == (count - 1, count)
+    index = seed % 269
+    game = GAME.problem("test", index)
+    moves_made = GAME.solution(game)
+    for lines, end in enumerate((0, 11, 21, 30)):
+        assert GAME.steps(game, moves_made[:end]) == (lines, 3)
+
+
+def test_game24_needs_the_numbers_that_are_left():
+    problem = GAME.problem("test", 3)
+    solution = GAME.solution(problem)
+    for written, first, last in ((0, 1, 7), (11, 12, 17), (21, 23, 27)):
+        needed = GAME.needed(problem, solution[:written])
+        brackets = set(range(first, last))
+        assert brackets <= set(np.flatnonzero(needed).tolist())
+        assert needed[:7].all() == (written == 0)
+    assert GAME.readers(problem, solution, 9) == GAME.readers(problem, solution)[9:]
+
+
 def test_chain_thoughts_are_blocks_of_lines():
     problem = CHAIN.problem("test", 5)
     tokens = CHAIN.reasoning(problem.data, range(problem.data.query + 1))

@@ -1,4 +1,8 @@
-"""What every method is compared with: all is kept, chance decides, or the future is known."""
+"""What every method is compared with: all is kept, chance decides, or the future is known.
+
+Two bounds know the future.  `Oracle` loses the least attention, whatever attention is good for;
+`Needed` keeps what the task will read, so that answers survive.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from arborsim.core.events import Decode, Event
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
-from arborsim.policies.base import Method, Policy
-from arborsim.policies.blocks import ANY, Allocation, Decision, Protect
-from arborsim.policies.placement import Pool
+from arborsim.core.tiers import Tier, hbm_mask
+from arborsim.policies.base import CacheView, Method, Policy
+from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, Protect
+from arborsim.policies.placement import ADAPTATIONS, Pool
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
+from arborsim.signals.readers import Readers, distance
 from arborsim.signals.scores import GROUPINGS, EvictionTime, Score, SeededUniform
 
 
@@ -110,3 +116,104 @@ class Oracle(StreamPolicy):
     @cached_property
     def protect(self) -> Protect:
         return Protect(self.pin_prompt, self.sinks, self.recent, recent_share=ANY)
+
+
+_COMES_BACK = 1e6  # further off than any step
+
+
+@dataclass(frozen=True)
+class OnlyRead(Pool):
+    """What nothing will read goes, whether or not there is room for it."""
+
+    about: ClassVar[str] = "one pool, of tokens that will be read"
+
+    def allot(self, at: Decision, tiers: np.ndarray) -> None:
+        super().allot(at, tiers)  # counts what is held before this decision
+        tiers[at.movable & hbm_mask(tiers) & np.isneginf(at.rank)] = Tier.EVICTED
+
+
+@dataclass(frozen=True)
+class EveryIteration(EveryStep):
+    """Decide after every iteration, whatever the budget."""
+
+    wait: bool = False
+
+    about: ClassVar[str] = "every iteration"
+
+    def next_decision(self, view: CacheView, spare: int) -> int:
+        return 1
+
+    def due(self, view: CacheView, event: Event) -> bool:
+        return isinstance(event, Decode)
+
+
+@dataclass(frozen=True)
+class Needed(StreamPolicy):
+    """Keep what the task says later tokens read: the bound for answers.
+
+    The reference tasks know which step of their reasoning reads which token
+    (`arborsim.signals.readers`).  What no later step of an active path reads goes first; of that,
+    last go tokens that a path would need which goes on from the end of their own thought, as a
+    search that turns back may.  If still more has to go, the token whose next reader is furthest
+    off does.  Of equals the older goes.  Nothing else is known of the future: which thoughts the
+    search will give up is not.
+
+    With ``fill=false`` tokens that nothing reads go at once, whatever the budget: then the peak is
+    what the task needs, and answers show whether that is enough for the model.
+    """
+
+    adaptation: str = setting("flat", "what the stream is on a tree", choices=ADAPTATIONS)
+    sinks: int = setting(4, "protected first tokens", unit="tokens", low=0)
+    recent: int = setting(
+        16, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
+    )
+    fill: bool = setting(True, "keep what nothing reads as long as there is room for it")
+
+    name: ClassVar[str] = "needed"
+    paper: ClassVar[str] = "bound by the task, after Belady 1966, doi:10.1147/sj.52.0078"
+    summary: ClassVar[str] = "bound for answers: keep what the task will read (reference models)"
+    formula: ClassVar[str] = (
+        "s(i) = -min {r - t : step r reads i, r >= t}, t the step the path is at; the lowest goes"
+    )
+    words: ClassVar[Mapping[str, Any]] = {
+        "recover": "never: a bound for eviction only; tiers and recomputing can do better"
+    }
+    deviations: ClassVar[tuple[str, ...]] = (
+        "a bound by what the answer needs, not by what the model does: a model may also read other "
+        "tokens, and then answers less often than with all of them",
+    )
+
+    @cached_property
+    def score(self) -> Score:
+        return Readers()
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.pin_prompt, self.sinks, self.recent)
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        return Pool(self.adaptation) if self.fill else OnlyRead(self.adaptation)
+
+    @cached_property
+    def schedule(self) -> EveryStep:
+        return EveryStep() if self.fill else EveryIteration()
+
+    def plans_runs(self, view: CacheView) -> bool:
+        return False  # what is needed changes from one iteration to the next
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        rows = view.scores["score"][0]
+        held = np.flatnonzero(hbm_mask(view.tier).any(axis=0))
+        steps = rows[held, 1:]
+        node = view.tree.node_of_token.values
+        last = np.zeros(len(view.tree), dtype=np.int64)
+        last[node] = np.arange(len(node))  # ids rise: the last token of a node is what stays
+        values = -_COMES_BACK - distance(steps, rows[last[node[held]], 0])
+        for leaf in view.leaves:
+            path = view.tree.path(leaf)
+            own = np.isin(held, path, assume_unique=True, kind="table")
+            values[own] = np.maximum(values[own], -distance(steps[own], rows[path[-1], 0]))
+        ranked = np.full((1, view.num_tokens), -np.inf)
+        ranked[0, held] = values
+        return ranked

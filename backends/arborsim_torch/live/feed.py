@@ -34,9 +34,11 @@ from arborsim.core.observations import (
 )
 from arborsim.core.rope import Rope
 from arborsim.core.tree import GrowingArray, ThoughtTree
+from arborsim.signals.readers import table_of
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.models import rope_of
+from arborsim_torch.reference.tasks import Readers
 
 _MOST_HELD = 256  # iterations
 
@@ -98,6 +100,7 @@ class Feed:
         self._leaves: tuple[int, ...] = ()
         self._tokens: list[int] = []
         self._due = 0
+        self._readers: list[Readers] = []  # of the tokens that were held back
 
     def began(self, decoder: TreeDecoder) -> None:
         self._decoder = decoder
@@ -105,13 +108,20 @@ class Feed:
         if self._on_begin is not None:
             self._on_begin(decoder)
 
-    def prompt(self, tokens: Sequence[int]) -> None:
+    @property
+    def wants_readers(self) -> bool:
+        return Signal.READERS in self._needs
+
+    def prompt(self, tokens: Sequence[int], readers: Sequence[Readers] | None) -> None:
         begun = self._clock()
         self._opened = 1
+        self._readers = list(readers or ())
         self._tell(Prefill(self._run((0,), list(tokens))))
         self.handling_s += self._clock() - begun
 
-    def iteration(self, leaves: Sequence[int], tokens: Sequence[int]) -> None:
+    def iteration(
+        self, leaves: Sequence[int], tokens: Sequence[int], readers: Sequence[Readers] | None
+    ) -> None:
         begun = self._clock()
         if self._leaves != tuple(leaves):
             self._flush()
@@ -119,6 +129,7 @@ class Feed:
         if not self._tokens:
             self._due = min(min(c.due() for c in self._controllers), _MOST_HELD)
         self._tokens += tokens
+        self._readers += readers or ()
         if len(self._tokens) >= self._due * len(leaves):
             self._flush()
         self.handling_s += self._clock() - begun
@@ -160,8 +171,11 @@ class Feed:
         return TokenRun(leaves, len(token) // len(leaves), token, self._observed(len(token)))
 
     def _observed(self, count: int) -> Observations:
+        known: dict[Signal, np.ndarray] = {}
+        if self.wants_readers:
+            known[Signal.READERS], self._readers = table_of(self._readers), []
         if self._capture is None:
-            return Observations(count)
+            return Observations(count, per_layer=known)
         self._capture.drain(self._decoder)
         fresh = self._capture.take()
         n = self._controllers[0].tree.num_tokens
@@ -177,7 +191,7 @@ class Feed:
         return Observations(
             count,
             fresh.attention(lengths) if Signal.ATTENTION in self._needs else None,
-            fresh.per_layer(self._needs),
+            {**fresh.per_layer(self._needs), **known},
             fresh.layer_attention(self._layers),
             heads,
             keys,

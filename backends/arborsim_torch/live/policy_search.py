@@ -174,7 +174,7 @@ def capture_of_signals(
     vectors = needs & {Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES}
     rows = layers if Signal.LAYER_ATTENTION in needs else ()
     embeddings = keep or search.uses_embeddings
-    if not needs and not embeddings:
+    if needs <= {Signal.READERS} and not embeddings:
         return None
     return Capture(
         top, layers if vectors else (), rows, layers if Signal.HIDDEN in needs else (),

@@ -19,14 +19,27 @@ cannot stand in for look-ups.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from .programs import MODULUS, NAMES, Program, random_program
-from .tasks import BOS, EOS, PAD, SPLIT_SEEDS, Problem, ValueReadout, Verdict, Vocabulary, WordTask
+from .tasks import (
+    BOS,
+    EOS,
+    PAD,
+    SPLIT_SEEDS,
+    Problem,
+    Readers,
+    ValueReadout,
+    Verdict,
+    Vocabulary,
+    WordTask,
+)
 
 LINE_TOKENS = 9
+PROMPT_LINE_TOKENS = 5
 ANSWER_TOKENS = 3
 _TASK_SEED = 0x636861696E
 
@@ -185,6 +198,67 @@ class ChainTask(WordTask):
                 pending.pop()
         progress = 1.0 - len(pending) / len(program.needed)
         return Verdict(False, False, False, progress, len(pending) * LINE_TOKENS + ANSWER_TOKENS)
+
+    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int]:
+        """Return how many needed lines are written as they should be, and how many are needed."""
+        program: Program = problem.data
+        tokens = list(generated[: self._finish(generated)])
+        lines = range(0, len(tokens), LINE_TOKENS)
+        written = {tuple(tokens[start : start + LINE_TOKENS]) for start in lines}
+        right = sum(tuple(self.line(program, k)) in written for k in program.needed)
+        return right, len(program.needed)
+
+    def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
+        """Return who reads each token (`Task.readers`); steps are program lines, then the answer.
+
+        A prompt line is read when it is evaluated, and may be as long as no later one was; the
+        question is read to the end.  Of a reasoning line, all is read until it is complete, the
+        label by the choice of the next line, and name and result by every line that has it as an
+        operand.
+        """
+        program: Program = problem.data
+        prompt = len(problem.prompt)
+        rows: list[Readers] = []
+        for at in range(start, prompt):
+            line = min(max(0, at - 1) // PROMPT_LINE_TOKENS, program.lines)
+            rows.append((0, line))
+        for at in range(max(0, start - prompt), len(generated)):
+            first = at - at % LINE_TOKENS
+            if generated[first] in (self._ask, self.eos_id):
+                rows.append((program.lines, program.lines))
+                continue
+            k = self._choice(program, generated[first])
+            if not 0 <= k < program.lines:
+                now = self._next_line(program, generated, first)
+                rows.append((now, now))
+                continue
+            inside = at - first
+            steps: list[int] = []
+            if inside == 0:
+                steps = [k + 1]
+            elif inside >= LINE_TOKENS - 2:
+                steps = self._readers_of(program)[k]
+            rows.append((k + (inside == LINE_TOKENS - 1), k, *steps))
+        return rows
+
+    def _next_line(self, program: Program, generated: Sequence[int], end: int) -> int:
+        """Return the line after the last one that begins before `end`; 0 without any."""
+        for first in range(end - LINE_TOKENS, -1, -LINE_TOKENS):
+            k = self._choice(program, generated[first])
+            if 0 <= k < program.lines:
+                return k + 1
+        return 0
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def _readers_of(program: Program) -> list[list[int]]:
+        """Return the lines that have each line's result as an operand; the answer is the last."""
+        found: list[list[int]] = [[] for _ in range(program.lines)]
+        for k, pair in enumerate(program.operands):
+            for operand in sorted({j for j in pair if j >= 0}):
+                found[operand].append(k)
+        found[program.query].append(program.lines)
+        return found
 
     def is_value_next(self, problem: Problem, generated: Sequence[int]) -> bool:
         """Return False: this task's model states no value; use `noisy_value`."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .tasks import BOS, EOS, PAD, Problem, ValueReadout, Verdict, Vocabulary, WordTask
+from .tasks import BOS, EOS, PAD, Problem, Readers, ValueReadout, Verdict, Vocabulary, WordTask
 
 TARGET = 24
 LARGEST = 199  #: largest number that has a token
@@ -194,6 +194,29 @@ class Game24Task(WordTask):
             numbers = after
             start += length
         return Verdict(True, True, False, 1.0, 0)
+
+    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int]:
+        """Return how many operations keep 24 reachable, up to the first that does not; of three."""
+        steps = len(LINE_TOKENS)
+        return round(steps * self.judge(problem, generated).progress), steps
+
+    def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
+        """Return who reads each token (`Task.readers`); steps are lines, from 0.
+
+        A line reads the numbers that were left before it: those of the prompt, or between the
+        brackets of the line before.
+        """
+        prompt = len(problem.prompt)
+        rows: list[Readers] = [(0, 0)] * max(0, prompt - start)
+        for at in range(max(0, start - prompt), len(generated)):
+            line = sum(at >= end for end in LINE_ENDS)
+            if line == len(LINE_ENDS):
+                rows.append((line, line))
+                continue
+            inside = at - LINE_ENDS[line] + LINE_TOKENS[line]
+            left = (line + 1,) if 5 <= inside < LINE_TOKENS[line] - 1 else ()
+            rows.append((line + (inside == LINE_TOKENS[line] - 1), line, *left))
+        return rows
 
     def is_value_next(self, problem: Problem, generated: Sequence[int]) -> bool:
         """Tell whether the next token is a line's Y or N."""

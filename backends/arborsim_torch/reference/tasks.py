@@ -8,6 +8,7 @@ needs no more than this module's `Task` to expand, score and stop.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,10 @@ class ValueReadout:
         return margin.double().sigmoid()
 
 
+#: Of one token: the step that the reasoning is at after it, then the steps that read it, ascending.
+Readers = tuple[int, ...]
+
+
 class Vocabulary:
     """A word-level tokeniser: one id per word, words separated by blanks."""
 
@@ -173,6 +178,18 @@ class Task(Protocol):
     def solution(self, problem: Problem) -> list[int]:
         """Return the ids of one shortest correct reasoning, end marker excluded."""
 
+    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int]:
+        """Return how many needed steps are written down right, wherever, and how many there are."""
+
+    def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
+        """Return who reads each token of prompt and generated, from number `start` on.
+
+        A token is read at some steps of the reasoning; it is needed until the last of them.
+        """
+
+    def needed(self, problem: Problem, generated: Sequence[int]) -> np.ndarray:
+        """Return which tokens later ones read; bool over prompt and generated."""
+
     def is_value_next(self, problem: Problem, generated: Sequence[int]) -> bool:
         """Tell whether the model's own value token comes next."""
 
@@ -183,7 +200,7 @@ class Task(Protocol):
         """Return ids as words."""
 
 
-class WordTask:
+class WordTask(ABC):
     """What tasks over a word-level vocabulary share.
 
     Parameters
@@ -200,6 +217,16 @@ class WordTask:
     def text(self, ids: Iterable[int]) -> str:
         """Return ids as words."""
         return self.vocab.decode(ids)
+
+    @abstractmethod
+    def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
+        """See `Task.readers`."""
+
+    def needed(self, problem: Problem, generated: Sequence[int]) -> np.ndarray:
+        """See `Task.needed`."""
+        rows = self.readers(problem, generated)
+        now = rows[-1][0]
+        return np.array([any(step >= now for step in steps) for _, *steps in rows])
 
 
 def noisy_value(
