@@ -118,6 +118,7 @@ def test_needed_covers_what_is_read_and_little_else(index, lines, share):
     k = int(share * len(solution))
     needed = TAIL.needed(problem, solution[:k])
     assert needed.shape == (len(problem.prompt) + k,)
+    assert TAIL.readers(problem, solution, k) == TAIL.readers(problem, solution)[k:]
     wanted = _read_later(problem, solution, k)
     assert wanted <= set(np.flatnonzero(needed).tolist())
     # Besides, only the last one or two lines, the block that is being written, and the question.

@@ -225,7 +225,8 @@ class ChainTask(WordTask):
         for at in range(max(0, start - prompt), len(generated)):
             first = at - at % LINE_TOKENS
             if generated[first] in (self._ask, self.eos_id):
-                rows.append((program.lines, program.lines))
+                answered = at - first >= ANSWER_TOKENS - 1
+                rows.append((program.lines + answered, program.lines))
                 continue
             k = self._choice(program, generated[first])
             if not 0 <= k < program.lines:

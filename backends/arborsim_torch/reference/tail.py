@@ -21,9 +21,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .chain import ANSWER_TOKENS, LINE_TOKENS, ChainTask
+from .chain import ANSWER_TOKENS, LINE_TOKENS, PROMPT_LINE_TOKENS, ChainTask
 from .programs import MODULUS, NAMES, Program, woven_program
-from .tasks import SPLIT_SEEDS, Problem, Verdict, Vocabulary
+from .tasks import SPLIT_SEEDS, Problem, Readers, Verdict, Vocabulary
 
 MAX_LINES = 48  #: so that the dead ends' variables are no program's
 WORDS = 60  #: of remarks
@@ -31,7 +31,7 @@ _TASK_SEED = 0x7461696C
 _CHAINS_SEED = 0x66696C6C
 CHAINS, OPENERS = 16, 45
 DEAD_ENDS = (64, 80)  #: how far from the line's name the names of a dead end lie
-PROMPT_LINE = 5
+_STEPS = 64  #: of a line: its own, and one for each block after it
 
 
 def _draw_fillers() -> tuple[list[list[str]], dict[str, list[int]], list[int]]:
@@ -229,37 +229,40 @@ class TailTask(ChainTask):
         todo = sum(k > last for k in program.needed)
         return max(0, within) + todo * LINE_TOKENS + ANSWER_TOKENS
 
-    def needed(self, problem: Problem, generated: Sequence[int]) -> np.ndarray:
-        """Return which positions later tokens read, bool of shape (prompt + generated,).
+    def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
+        """Return who reads each token (`Task.readers`); a line and each block after it are steps.
 
-        A prompt line until its line is evaluated; a result (`v_n z`) until the last line that
-        reads it is; the question, and the result it asks for, to the end; the last line and the
-        last block until the next one is complete.  Positions that only fix the beginning of the
-        text (``<bos>``) are not among them.
+        A prompt line is read until its line is evaluated; a result (`v_n z`) by the lines that have
+        it as an operand, or by the answer; the question to the end; a line until the next one is
+        complete; a block while it is written.
         """
         program = problem.data
-        before = len(problem.prompt)
-        read = np.zeros(before + len(generated), dtype=bool)
-        if self.is_finished(problem, generated):
-            return read
-        starts = self._line_starts(program, generated)
-        done = {k for k, i in starts.items() if len(generated) - i >= LINE_TOKENS}
-        for k in range(program.lines):
-            first = 1 + PROMPT_LINE * k
-            read[first : first + PROMPT_LINE] = k not in done
-        read[1 + PROMPT_LINE * program.lines : before] = True
-        readers: dict[int, set[int]] = {program.query: {program.lines}}
-        for k, operands in enumerate(program.operands):
-            for j in operands:
-                readers.setdefault(j, set()).add(k)
-        for k in done:
-            if readers.get(k, set()) - done:
-                end = before + starts[k] + LINE_TOKENS
-                read[end - 2 : end] = True
-        for start in sorted(starts.values())[-1:]:
-            read[before + start : before + start + LINE_TOKENS] = True
-            if len(generated) - start < LINE_TOKENS:  # the line before, until this one is complete
-                for earlier in sorted(starts.values())[-2:-1]:
-                    read[before + earlier : before + earlier + LINE_TOKENS] = True
-        read[before + self._last_block(generated)[0] :] = True
-        return read
+        before, end = len(problem.prompt), _STEPS * program.lines
+        rows: list[Readers] = [
+            (0, min(_STEPS * (max(0, at - 1) // PROMPT_LINE_TOKENS), end))
+            for at in range(start, before)
+        ]
+        first = max(0, start - before)
+        begin = next((i for i in range(first, -1, -1) if self._is_label(generated, i)), 0)
+        line, block, ahead = -1, 0, begin
+        for at in range(begin, len(generated)):
+            token = generated[at]
+            if token in self._label_number:
+                line, block, ahead = self._choice(program, token), 0, at
+            elif token in self._openers:
+                block = min(block + 1, _STEPS - 1)
+            inside = at - ahead
+            now = max(0, min(_STEPS * line + block, end))
+            after, steps = now, [now]
+            if not block and 0 <= line < program.lines and inside < LINE_TOKENS:
+                own = self._readers_of(program)[line] if inside >= LINE_TOKENS - 2 else []
+                steps += sorted({line + 1, *own})
+                steps[1:] = [_STEPS * each for each in steps[1:]]
+                after += inside == LINE_TOKENS - 1
+            after += line >= program.lines and inside == ANSWER_TOKENS
+            if at >= first:
+                rows.append((after, *steps))
+        return rows
+
+    def _is_label(self, generated: Sequence[int], i: int) -> bool:
+        return i < len(generated) and generated[i] in self._label_number
