@@ -27,7 +27,8 @@ from arborsim.trace.importers.sources import (
     trace_info,
     write_trace,
 )
-from arborsim.trace.importers.trees import TotLog, deft_search
+from arborsim.trace.importers.tot import TotLog
+from arborsim.trace.importers.trees import deft_search
 from arborsim.trace.reader import TraceReader
 
 LOGS = Path(__file__).resolve().parents[1] / "traces" / "logs"

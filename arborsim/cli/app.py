@@ -134,6 +134,10 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `arborsim ... | head` has read enough, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as error:  # what rich makes of a broken pipe
+        if isinstance(error.__context__, BrokenPipeError):
+            return 0
+        raise
     except OSError as error:  # a full disk, a file that was taken away meanwhile
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 import_ = group("Make a trace of a recording in another format (structure and lengths).")
 OnDamage = StrEnum("OnDamage", ["refuse", "skip"])
+Order = StrEnum("Order", {"levels": "levels", "depth_first": "depth-first"})
 _MOST_SHOWN = 10
 
 
@@ -64,32 +65,90 @@ class ImportOptions:
         )
 
 
+@dataclass(frozen=True)
+class LengthOptions:
+    """Tokens of what has text only."""
+
+    tokens_per_character: float = option(0.62, "Tokens of a text, where the source has no number.")
+    prompt_tokens: int = option(0, "Length of the prompt.", shown="of the problem's text", min=0)
+    thought_tokens: int = option(0, "Length of each thought.", shown="of its text", min=0)
+
+    def check(self, value_scale: float) -> None:
+        if not 0 < self.tokens_per_character <= 100:
+            raise UsageError("--tokens-per-character is a number above 0, at most 100")
+        if not 0 < value_scale < float("inf"):
+            raise UsageError("--value-scale is a finite number above 0")
+
+    def given(self) -> dict[str, Any]:
+        """Those that the trace's metadata has: lengths that were made up."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    def said(self) -> str:
+        if self.thought_tokens:
+            return f"{self.thought_tokens} a thought, as asked for"
+        return f"characters x {self.tokens_per_character:g}, rounded"
+
+
 @subcommand(import_, "Log of the tree-of-thoughts program (JSON).")
 def tot(
     given: ImportOptions,
-    tokens_per_character: float = option(
-        0.62, "Lengths of thoughts: the log has text, but no tokens."
-    ),
-    prompt_tokens: int = option(0, "Length of the prompt.", shown="of the problem's text", min=0),
+    lengths: LengthOptions = LengthOptions(),
     value_scale: float = option(60.0, "Value that becomes reward 1."),
-    task: str = option("game24", "Name of the task."),
+    task: str = option("", "Name of the task.", shown="game24; crosswords if depth first"),
 ) -> None:
-    """Log of the tree-of-thoughts program (JSON): states, proposals, values, verdicts."""
-    from arborsim.trace.importers.sources import Description, check_out, read_list
-    from arborsim.trace.importers.trees import TotLog
+    """Log of the tree-of-thoughts program (JSON): breadth first, depth first, or samples."""
+    from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_list
+    from arborsim.trace.importers.tot import DEPTH_FIRST, TotLog
 
-    if not 0 < tokens_per_character <= 100:
-        raise UsageError("--tokens-per-character is a number above 0, at most 100")
-    if not 0 < value_scale < float("inf"):
-        raise UsageError("--value-scale is a finite number above 0")
+    lengths.check(value_scale)
     check_out(given.out, given.overwrite)
-    reading = TotLog(tokens_per_character, prompt_tokens, value_scale)
+    reading = TotLog(**asdict(lengths), value_scale=value_scale)
     contents = read_list(given.log, reading.search_of, given.limit)
-    options = {"tokens_per_character": tokens_per_character, "value_scale": value_scale}
-    if prompt_tokens:
-        options["prompt_tokens"] = prompt_tokens
-    lengths = f"characters x {tokens_per_character:g}, rounded"
-    given.write(contents, Description("tot", task, "tot-bfs", lengths, options, {}))
+    searches = sorted({search.algorithm for search in contents.searches})
+    deep = DEPTH_FIRST in searches
+    about = Description(
+        "tot", task or ("crosswords" if deep else "game24"), ", ".join(searches), lengths.said(),
+        lengths.given() | {"value_scale": value_scale}, NO_ENDS if deep else {},
+    )  # fmt: skip
+    given.write(contents, about)
+
+
+@subcommand(import_, "Trees of nested objects (JSON, or JSON lines).")
+def tree(
+    given: ImportOptions,
+    root: str = option("", "Field that holds the tree; a.b: b in a.", shown="the item itself"),
+    children: str = option("children", "Field of a node that lists its children."),
+    text: str = option("text", "Field of a node's text; '' for none."),
+    value: str = option("", "Field of a node's value, which becomes its reward.", shown="none"),
+    tokens: str = option("", "Field of a node's number of tokens.", shown="by the text"),
+    order: Order = option(Order.levels, "How the tree is written: level by level, or depth first."),
+    lengths: LengthOptions = LengthOptions(),
+    value_scale: float = option(1.0, "Value that becomes reward 1."),
+    task: str = option("reasoning trees", "Name of the task."),
+) -> None:
+    """Trees of nested objects (JSON, or JSON lines): which field has what is named here."""
+    from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_objects
+    from arborsim.trace.importers.trees import NestedTree
+
+    lengths.check(value_scale)
+    if not children:
+        raise UsageError("--children names the field that lists the children of a node")
+    if not (text or tokens or lengths.thought_tokens):
+        raise UsageError("lengths need --text, --tokens or --thought-tokens")
+    check_out(given.out, given.overwrite)
+    deep = order is Order.depth_first
+    reading = NestedTree(
+        **asdict(lengths), children=children, text=text, value=value, tokens=tokens, root=root,
+        value_scale=value_scale, depth_first=deep,
+    )  # fmt: skip
+    contents = read_objects(given.log, reading.search_of, given.limit)
+    options = lengths.given() | {
+        "children": children, "text": text, "value": value, "tokens": tokens, "root": root,
+        "value_scale": value_scale,
+    }  # fmt: skip
+    how = "depth first" if deep else "level by level"
+    said = f"the source's ({tokens})" if tokens else lengths.said()
+    given.write(contents, Description("tree", task, how, said, options, NO_ENDS))
 
 
 @subcommand(import_)

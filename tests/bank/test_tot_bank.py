@@ -11,7 +11,7 @@ from arborsim.bank.visited import visited
 from arborsim.bank.walk import walk
 from arborsim.search import make_search
 from arborsim.trace.importers.sources import read_list
-from arborsim.trace.importers.trees import TotLog
+from arborsim.trace.importers.tot import TotLog
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from tests.trace.import_helpers import imported, recording, tot_problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
 from arborsim.trace.writer import TraceWriter, WholeTraceWriter
 from tests.bank.banks import bank_columns, bank_info
 from tests.helpers.traces import make_trace
+
+GAMES = Path(__file__).parents[2] / "traces" / "game24-tot.parquet"
 
 SEARCHES = """
 from dataclasses import dataclass, field
@@ -323,3 +326,16 @@ def test_the_module_runs_as_the_command_does() -> None:
     command = [sys.executable, "-m", "arborsim", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("arborsim ")
+
+
+@pytest.mark.parametrize("command", ["policies", "policies h2o --json", f"inspect {GAMES}"])
+def test_a_reader_that_has_read_enough_is_no_error(command: str) -> None:
+    """As in ``arborsim policies | head -1``, with a reader that is gone before the first byte."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "arborsim", *command.split()],
+        stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -12,7 +12,13 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import WholeTraceWriter
-from tests.trace.import_helpers import deft_tree, tot_problem
+from tests.trace.import_helpers import (
+    deft_tree,
+    nested_tree,
+    tot_problem,
+    tot_samples,
+    tot_visits,
+)
 
 BROKEN = {"incompleted": True, "prompt": "x", "data": {}}
 
@@ -25,6 +31,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,30,4\n"
     files = {
         "tot.json": json.dumps([tot_problem(seed) for seed in range(3)]),
+        "dfs.json": json.dumps([tot_visits(seed) for seed in range(3)]),
+        "samples.json": json.dumps([tot_samples(seed) for seed in range(3)]),
+        "tree.jsonl": "".join(f"{json.dumps(nested_tree(seed))}\n" for seed in range(3)),
         "deft.json": json.dumps([deft_tree(seed) for seed in range(3)]),
         "part.json": json.dumps([deft_tree(0), BROKEN, deft_tree(1), [], deft_tree(2)]),
         "broken.json": json.dumps([BROKEN]),
@@ -45,17 +54,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "source", ["tot.json", "deft.json", "mooncake.jsonl", "bailian.jsonl", "azure.csv"]
-)
+    ("format", "source", "ends"),
+    [
+        ("tot", "tot.json", True), ("tot", "dfs.json --prompt-tokens 20", False),
+        ("tot", "samples.json --prompt-tokens 20 --thought-tokens 9", True),
+        ("deft", "deft.json", False), ("mooncake", "mooncake.jsonl", False),
+        ("tree", "tree.jsonl --root a.tree --value v --tokens n", False),
+        ("tree", "tree.jsonl --root a.tree --order depth-first", False),
+        ("bailian", "bailian.jsonl", False), ("azure", "azure.csv", False),
+    ],
+)  # fmt: skip
 def test_every_format_can_be_inspected_and_replayed(
-    source: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    format: str, source: str, ends: bool, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    format = source.partition(".")[0]
-    assert main(["import", format, source, "out.parquet"]) == 0
+    source, *options = source.split()
+    assert main(["import", format, source, "out.parquet", *options]) == 0
     assert "wrote out.parquet" in capsys.readouterr().out
     reader = TraceReader(Path("out.parquet"))
-    assert reader.info.knows_ends == (format == "tot")
-    assert all((e.end is not None) == (format == "tot") for e in reader.episodes())
+    assert reader.info.knows_ends == ends
+    assert all((e.end is not None) == ends for e in reader.episodes())
     assert main(["inspect", "out.parquet"]) == 0
     assert f"{source} ({format})" in capsys.readouterr().out
     command = "replay out.parquet --policy full,streaming-llm --budget 16 --json"
@@ -91,6 +108,13 @@ CASES = {
     "length is no number": ("tot tot.json out.parquet --tokens-per-character nan", "above 0"),
     "scale 0": ("tot tot.json out.parquet --value-scale 0", "above 0"),
     "small scale": ("tot tot.json out.parquet --value-scale 1e-4", "more than 0.0001"),
+    "no prompt": ("tot dfs.json out.parquet", "the length of the prompt with --prompt-tokens"),
+    "samples without a prompt": ("tot samples.json out.parquet", "--prompt-tokens"),
+    "no text": ("tree tree.jsonl out.parquet", "line 1: the root: text is missing; all 3 items"),
+    "no lengths": ("tree tree.jsonl out.parquet --text ''", "--text, --tokens or --thought-tokens"),
+    "no children": ("tree tree.jsonl out.parquet --children ''", "--children names the field"),
+    "another order": ("tree tree.jsonl out.parquet --order random", "'random' is not one of"),
+    "no tree": ("tree tot.json out.parquet --root a.b", "item 0: the tree: a is missing"),
     "fewer than none": ("tot tot.json out.parquet --limit -1", "--limit"),
     "unknown format": ("burst burst.csv out.parquet", "No such command"),
 }

@@ -93,11 +93,17 @@ def test_the_sample_logs_are_those_of_their_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "log", ["mooncake.jsonl", "bailian.jsonl", "azure.csv", "tot.json", "deft.json"]
-)
-def test_every_sample_log_is_imported_and_replayed(log: str, tmp_path: Path) -> None:
+    ("log", "options"),
+    [
+        ("mooncake.jsonl", ""), ("bailian.jsonl", ""), ("azure.csv", ""), ("tot.json", ""),
+        ("tot-dfs.json", "--prompt-tokens 40"), ("tot-samples.json", "--prompt-tokens 40"),
+        ("deft.json", ""), ("tree.jsonl", "--root steps --value mc_value"),
+    ],
+)  # fmt: skip
+def test_every_sample_log_is_imported_and_replayed(log: str, options: str, tmp_path: Path) -> None:
     out = tmp_path / "made.parquet"
     path = ROOT / "traces" / "logs" / log
-    assert main(["import", path.stem, str(path), str(out)]) == 0
+    format = path.stem.partition("-")[0]
+    assert main(["import", format, str(path), str(out), *options.split()]) == 0
     assert main(["replay", str(out), "--policy", "full,streaming-llm", "--budget", "0.9",
                  "--episodes", "2", "--set", "streaming-llm.pin_prompt=false"]) == 0  # fmt: skip

@@ -71,6 +71,51 @@ def tot_problem(seed: int, steps: int = 3, keep: int = 2) -> dict[str, Any]:
     return {"steps": logged, "idx": seed, "ys": ys, "infos": [{"r": rng.randrange(2)} for _ in ys]}
 
 
+def tot_visits(seed: int, children: int = 3, deepest: int = 5) -> list[dict[str, Any]]:
+    """A problem as the tree-of-thoughts program would log it, depth first, with equal actions."""
+    rng = random.Random(seed)
+    visits: list[dict[str, Any]] = []
+
+    def visit(actions: list[str]) -> None:
+        for _ in range(rng.randrange(children + 1)):
+            if len(visits) == 30:
+                return
+            path = [*actions, rng.choice(["h1. taste", "v2. motor", "h3. aé"])]
+            count = {name: rng.randrange(3) for name in ("sure", "maybe", "impossible")}
+            info = {"r_letter": rng.random(), "r_word": rng.choice([0.0, 0.4, 1.0])}
+            visits.append({"total_step": len(visits), "env_step": len(path), "actions": path,
+                           "info": info, "count": count})  # fmt: skip
+            if len(path) < deepest and (rng.random() < 0.3 or not count["impossible"]):
+                visit(path)
+
+    while not visits:
+        visit([])
+    return visits
+
+
+def tot_samples(seed: int, samples: int = 4) -> dict[str, Any]:
+    """A problem that the tree-of-thoughts program only sampled answers to."""
+    rng = random.Random(seed)
+    ys = [f"so\nAnswer: {rng.randrange(9)}" for _ in range(samples)]
+    return {"idx": seed, "ys": ys, "infos": [{"r": rng.randrange(2)} for _ in ys]}
+
+
+def nested_tree(seed: int, deepest: int = 4) -> dict[str, Any]:
+    """A tree as `NestedTree(root="a.tree", value="v", tokens="n")` reads it."""
+    rng = random.Random(seed)
+
+    def node(depth: int) -> dict[str, Any]:
+        made: dict[str, Any] = {"text": f"node {rng.randrange(99)}", "n": rng.randrange(1, 9)}
+        if rng.random() < 0.7:
+            made["v"] = rng.choice([None, 0, 0.25, 1])
+        if depth < deepest or rng.random() < 0.5:
+            below = rng.randrange(4) if depth < deepest else 0
+            made["children"] = [node(depth + 1) for _ in range(below)]
+        return made
+
+    return {"a": {"tree": node(0)}, "number": seed}
+
+
 def deft_tree(seed: int, nodes: int = 12) -> dict[str, Any]:
     """A tree with ids in no particular order but for the root's."""
     rng = random.Random(seed)

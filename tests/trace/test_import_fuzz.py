@@ -14,11 +14,18 @@ from arborsim.trace.columns import encode
 from arborsim.trace.episode import decode_episode
 from arborsim.trace.importers.requests import FORMATS, Request, packed_columns
 from arborsim.trace.importers.sources import Damage, Imported, WrittenSearch
-from arborsim.trace.importers.trees import TotLog, deft_search
+from arborsim.trace.importers.tot import TotLog
+from arborsim.trace.importers.trees import NestedTree, deft_search
 from arborsim.trace.packed import expand
 from arborsim.trace.schema import TraceInfo, arrow_schema
 from arborsim.trace.validate import Where
-from tests.trace.import_helpers import deft_tree, tot_problem
+from tests.trace.import_helpers import (
+    deft_tree,
+    nested_tree,
+    tot_problem,
+    tot_samples,
+    tot_visits,
+)
 
 EXTRA = {"prefix_block_tokens": 512, "token_ids": "unknown"}
 INFO = TraceInfo(load_geometry("chain"), "model", "task", "search", extra=EXTRA)
@@ -71,7 +78,16 @@ def search_or_damage(make: Callable[[Any], Imported], item: Any) -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 99), data=st.data())
 def test_tree_of_thoughts_logs(seed: int, data: st.DataObject) -> None:
-    search_or_damage(TotLog().search_of, damage(tot_problem(seed), data))
+    log = TotLog(prompt_tokens=4)  # what is left of a problem may be a log without its text
+    made = data.draw(st.sampled_from([tot_problem, tot_visits, tot_samples]))(seed)
+    search_or_damage(log.search_of, damage(made, data))
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 99), depth_first=st.booleans(), data=st.data())
+def test_nested_trees(seed: int, depth_first: bool, data: st.DataObject) -> None:
+    reading = NestedTree(root="a.tree", value="v", tokens="n", depth_first=depth_first)
+    search_or_damage(reading.search_of, damage(nested_tree(seed), data))
 
 
 @settings(max_examples=60)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from arborsim.cli.app import main
 from arborsim.trace.episode import Episode
 from arborsim.trace.importers.sources import Damage, read_list
-from arborsim.trace.importers.trees import TotLog
+from arborsim.trace.importers.tot import TotLog
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import KINDS, End, Kind
 from tests.trace.import_helpers import Change, imported, parents, recording, rows, tot_problem

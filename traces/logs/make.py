@@ -93,6 +93,62 @@ def tot() -> str:
     return json.dumps(problems, indent=1) + "\n"
 
 
+def tot_dfs() -> str:
+    """Problems of the tree-of-thoughts program, depth first: small crosswords of three words."""
+    rng = random.Random(8)
+    problems = []
+    for _ in range(4):
+        visits: list[dict[str, Any]] = []
+        waiting: list[list[str]] = [[]]
+        while waiting and len(visits) < 24:
+            actions = waiting.pop()
+            if actions:
+                count = {"sure": rng.randrange(3), "maybe": rng.randrange(3),
+                         "impossible": int(rng.random() < 0.4)}  # fmt: skip
+                right = rng.randrange(11) / 10
+                visits.append({
+                    "total_step": len(visits), "env_step": len(actions), "actions": actions,
+                    "info": {"r_letter": right, "r_word": right}, "count": count,
+                })  # fmt: skip
+            if not actions or (not visits[-1]["count"]["impossible"] and len(actions) < 6):
+                word = f"h{len(actions) + 1}. "
+                waiting += [
+                    [*actions, word + "".join(rng.choices("aeinorst", k=5))]
+                    for _ in range(rng.randint(1, 3))
+                ]
+        problems.append(visits)
+    return json.dumps(problems, indent=1) + "\n"
+
+
+def tot_samples() -> str:
+    """Problems that the tree-of-thoughts program only sampled answers to."""
+    rng = random.Random(9)
+    problems = []
+    for index in range(6):
+        ys = [
+            f"Steps:\n{rng.randint(1, 13)} + {rng.randint(1, 13)} = {rng.randint(2, 26)}\n"
+            f"Answer: {rng.randint(1, 30)}"
+            for _ in range(8)
+        ]
+        infos = [{"r": int(rng.random() < 0.2)} for _ in ys]
+        problems.append({"idx": index, "ys": ys, "infos": infos})
+    return json.dumps(problems, indent=1) + "\n"
+
+
+def tree() -> str:
+    """Nested trees with a value per thought, an object a line."""
+    rng = random.Random(10)
+
+    def node(depth: int) -> dict[str, Any]:
+        below = rng.randint(1, 3) if depth < 3 else 0
+        return {"text": " ".join(rng.choices(["so", "then", "x", "is", "7"], k=12)),
+                "mc_value": rng.randrange(9) / 8,
+                "children": [node(depth + 1) for _ in range(below)]}  # fmt: skip
+
+    lines = [{"question": f"problem {index}", "steps": node(0)} for index in range(4)]
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+
 def deft() -> str:
     """Trees of 15 thoughts."""
     rng = random.Random(7)
@@ -113,6 +169,7 @@ def deft() -> str:
 
 LOGS = {
     "mooncake.jsonl": mooncake, "bailian.jsonl": bailian, "azure.csv": azure, "tot.json": tot,
+    "tot-dfs.json": tot_dfs, "tot-samples.json": tot_samples, "tree.jsonl": tree,
     "deft.json": deft,
 }  # fmt: skip
 

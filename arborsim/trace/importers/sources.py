@@ -65,6 +65,14 @@ def finite(value: Any, what: str, low: float = -math.inf) -> float:
     return number
 
 
+def reward(value: Any, what: str, scale: float) -> float:
+    """A value of the source as a reward, of which `scale` makes 1."""
+    share = finite(value, what, low=0.0) / scale
+    if share > 1:
+        raise Damage(f"{what} is {shown(value)}, more than {scale:g}")
+    return share
+
+
 def text(value: Any, what: str) -> str:
     """A string that can be stored (JSON can name half of a surrogate pair)."""
     if not isinstance(value, str):
@@ -117,6 +125,26 @@ class ThoughtBatch:
     pruned: Sequence[int] = ()
 
 
+def one_by_one(thoughts: Sequence[Thought], ends_given_up: bool = False) -> list[ThoughtBatch]:
+    """Thoughts of a depth-first search, in the order of its visits, as batches of one.
+
+    Each continues the one before it or a block above that.  To go on from a block above is to
+    return to it: what is left below is given up, the deepest first.  The last thought is if
+    `ends_given_up`.
+    """
+    path = [0]
+    left: list[list[int]] = []
+    for number, thought in enumerate(thoughts, 1):
+        at = path.index(thought.parent)
+        left.append(path[:at:-1])
+        path = [*path[: at + 1], number]
+    last = path[-1:] if ends_given_up else []
+    return [
+        ThoughtBatch([thought], given_up)
+        for thought, given_up in zip(thoughts, [*left, last][1:], strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class FinalAnswer:
     """How a search ended: the chosen leaf, the verdict (1, 0 or -1), and the text."""
@@ -124,6 +152,33 @@ class FinalAnswer:
     node: int
     correct: int
     text: str | None = None
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of texts: sources that have text have no tokens."""
+
+    #: In GPT-4's Game of 24 log there are 138,989 pieces of about cl100k's splitting pattern (a
+    #: token or more each) in 225,183 characters
+    tokens_per_character: float = 0.62
+    #: Of the prompt, of which the source has only the problem or nothing; 0: the problem's length
+    prompt_tokens: int = 0
+    thought_tokens: int = 0  # of each thought; 0: its text's length
+
+    def of(self, written: str) -> int:
+        """Tokens of a text; at least one."""
+        return max(1, round(len(written) * self.tokens_per_character))
+
+    def thought(self, written: str) -> int:
+        return self.thought_tokens or self.of(written)
+
+    def prompt(self, problem: str | None) -> int:
+        if problem is None and not self.prompt_tokens:
+            raise UsageError(
+                "the recording does not hold its problems: give the length of the prompt with "
+                "--prompt-tokens"
+            )
+        return self.prompt_tokens or self.of(problem or "")
 
 
 #: Called with what was written, and its number of tokens.
@@ -158,6 +213,7 @@ class WrittenSearch(Imported):
     batches: Sequence[ThoughtBatch] = ()
     prompt_text: str | None = None
     answer: FinalAnswer | None = None
+    algorithm: str = ""  # what searched, if that differs between sources of one format
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -275,15 +331,47 @@ def read_list(path: Path, search_of: Callable[[Any], Search], limit: int = 0) ->
 
     Raises `UsageError` if the file cannot be read or is no JSON list.
     """
-    try:
-        found = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        at = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise UsageError(f"{path}{at}: this is not JSON; is it the right file?") from None
+    found = _json(path)
     if not isinstance(found, list):
         raise UsageError(f"{path}: expected a JSON list of searches; is it the right file?")
     items = ((f"item {i}", item) for i, item in enumerate(found))
     return _contents(path, items, search_of, limit)
+
+
+def read_objects(
+    path: Path, search_of: Callable[[Any], Search], limit: int = 0
+) -> Contents[Search]:
+    """As `read_list`; the file may also hold one object alone, or an object a line."""
+    lines = (line for line in _text(path).split("\n") if line.strip())
+    if isinstance(_parsed(next(lines, "")), dict):
+        return read_lines(path, lambda line: search_of(_object(line)), limit)
+    found = _json(path)
+    if isinstance(found, dict):
+        return _contents(path, iter([("item 0", found)]), search_of, limit)
+    return read_list(path, search_of, limit)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        at = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UsageError(f"{path}{at}: this is not JSON; is it the right file?") from None
+
+
+def _parsed(line: str) -> Any:
+    """What a line holds; None if it is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _object(line: str) -> dict[str, Any]:
+    found = _parsed(line)
+    if not isinstance(found, dict):
+        raise Damage("this is no JSON object")
+    return found
 
 
 def read_lines(

@@ -1,159 +1,36 @@
-"""Logs of tree searches: those of the tree-of-thoughts program, and DeFT's reasoning trees.
-
-*Tree of thoughts* (breadth first), such as GPT-4's log of the Game of 24: Yao et al. (2023, "Tree
-of Thoughts"), whose program writes a JSON list of problems.  A problem has `steps`; a step has the
-states `ys` it began with, all proposals `new_ys` (each a state and what was added to it), their
-`values`, and the selection `select_new_ys`; `infos` holds the verdict `r` on each of the final
-`ys`.
+"""Trees of thoughts without a record of their search: DeFT's, and any tree of nested objects.
 
 *DeFT*: Yao et al. (2025, "DeFT: Decoding with Flash Tree-attention"), whose data is a JSON list
 of trees ``{"incompleted", "prompt", "data": {id: {"id", "value", "start", "end", "children"}}}``:
 `value` is a node's number of tokens, `start` and `end` its first and last position counted from
 the end of the prompt, and node 0 the prompt.
+
+*Nested*: an object has its children in a list, and so have these (`NestedTree`).  OpenR's OmegaPRM
+trees are such: ``{"question", "reasoning_steps": {"text", "mc_value", "children": [...]}}``.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from arborsim.trace.importers.sources import (
     Damage,
-    FinalAnswer,
+    Lengths,
     Thought,
     ThoughtBatch,
     WrittenSearch,
     array,
     field,
-    finite,
+    kind_of,
+    one_by_one,
+    reward,
     text,
     whole,
 )
-from arborsim.trace.schema import End
-
-
-@dataclass(frozen=True)
-class TotLog:
-    """How a log becomes searches."""
-
-    #: The log has text, but no tokens.  In GPT-4's Game of 24 log there are 138,989 pieces of about
-    #: cl100k's splitting pattern (a token or more each) in 225,183 characters
-    tokens_per_character: float = 0.62
-    #: Length of the prompt, of which the log has only the problem; 0: the problem's length
-    prompt_tokens: int = 0
-    #: The value that becomes reward 1: three votes of at most 20 ("sure"), as the program's value
-    #: prompt scores them
-    value_scale: float = 60.0
-
-    def tokens(self, written: str) -> int:
-        """Tokens of a text; at least one."""
-        return max(1, round(len(written) * self.tokens_per_character))
-
-    def search_of(self, item: Any) -> WrittenSearch:
-        """One problem: each step is a batch of proposals, after which the unselected are given up.
-
-        The answer is right if any of the final states is (for b = 5: any of 5); its leaf is the
-        first right one, or the first.  The verdict on each state stands at its block as well.  All
-        proposals of the last step are finished; one whose last line is ``Answer: ...`` answers it.
-
-        It is a `Damage` if steps do not follow from each other, a proposal continues no state, a
-        selection was not proposed, or a field is of the wrong type.
-        """
-        steps = array(field(item, "steps"), "steps")
-        if not steps:
-            raise Damage("there are no steps")
-        problem = text(field(steps[0], "x"), "step 0: x")
-        states = [("", 0)]
-        count, batches = 1, []
-        for index, step in enumerate(steps):
-            at = f"step {index}"
-            if field(step, "x") != problem:
-                raise Damage(f"{at}: x differs from that of step 0")
-            if _texts(step, "ys", at) != [state for state, _ in states]:
-                raise Damage(f"{at}: ys are not what the step before selected")
-            thoughts, proposals = self._thoughts(step, states, at)
-            states = _selected(_texts(step, "select_new_ys", at), proposals, count, at)
-            kept = {node for _, node in states}
-            pruned = [node for node in range(count, count + len(thoughts)) if node not in kept]
-            count += len(thoughts)
-            batches.append(ThoughtBatch(thoughts, pruned))
-        finished = [
-            replace(thought, end=End.FINISHED, answer=_answer(state))
-            for thought, state in zip(thoughts, proposals, strict=True)
-        ]
-        batches[-1] = ThoughtBatch(finished, pruned)
-        answer = _judge(item, states, batches, count)
-        prompt_tokens = self.prompt_tokens or self.tokens(problem)
-        return WrittenSearch(prompt_tokens, batches, problem, answer)
-
-    def _thoughts(
-        self, step: Any, states: list[tuple[str, int]], at: str
-    ) -> tuple[list[Thought], list[str]]:
-        proposals = _texts(step, "new_ys", at)
-        values = array(field(step, "values"), f"{at}: values")
-        if len(values) != len(proposals):
-            raise Damage(f"{at}: {len(values)} values for {len(proposals)} proposals")
-        thoughts = []
-        for i, (proposal, value) in enumerate(zip(proposals, values, strict=True)):
-            above = [state for state in states if proposal.startswith(state[0])]
-            if not above:
-                raise Damage(f"{at}: proposal {i} continues none of the step's ys")
-            state, node = max(above, key=lambda state: len(state[0]))  # the first of equal ones
-            reward = finite(value, f"{at}: value {i}", low=0.0) / self.value_scale
-            if reward > 1:
-                raise Damage(f"{at}: value {i} is {value}, more than {self.value_scale:g}")
-            added = proposal[len(state) :]
-            thoughts.append(Thought(node, self.tokens(added), reward, added))
-        return thoughts, proposals
-
-
-def _texts(step: Any, name: str, at: str) -> list[str]:
-    return [text(value, f"{at}: {name}") for value in array(field(step, name), f"{at}: {name}")]
-
-
-def _selected(
-    selection: list[str], proposals: list[str], first: int, at: str
-) -> list[tuple[str, int]]:
-    """The selected states and their nodes; equal proposals are taken in order."""
-    nodes: dict[str, deque[int]] = {}
-    for node, proposal in enumerate(proposals, first):
-        nodes.setdefault(proposal, deque()).append(node)
-    states = []
-    for i, state in enumerate(selection):
-        if not nodes.get(state):
-            raise Damage(f"{at}: selection {i} was not proposed")
-        states.append((state, nodes[state].popleft()))
-    return states
-
-
-def _answer(state: str) -> str | None:
-    """What a state answers, if its last line does."""
-    line = state.strip().rpartition("\n")[2]
-    label, colon, said = line.partition(":")
-    return said.strip() if colon and label.strip().lower() == "answer" else None
-
-
-def _judge(
-    item: Any, states: list[tuple[str, int]], batches: list[ThoughtBatch], count: int
-) -> FinalAnswer | None:
-    """The answer; the verdicts on final states go to their thoughts, too."""
-    if _texts(item, "ys", "the end") != [state for state, _ in states]:
-        raise Damage("the final ys are not what the last step selected")
-    infos = array(field(item, "infos"), "infos")
-    if len(infos) != len(states):
-        raise Damage(f"{len(infos)} verdicts for {len(states)} final ys")
-    verdicts = [whole(field(info, "r"), f"verdict {i}", high=1) for i, info in enumerate(infos)]
-    if not states:
-        return None
-    last = list(batches[-1].thoughts)
-    first = count - len(last)
-    for (_, node), verdict in zip(states, verdicts, strict=True):
-        old = last[node - first]
-        last[node - first] = replace(old, correct=verdict)
-    batches[-1] = ThoughtBatch(last, batches[-1].pruned)
-    best = verdicts.index(max(verdicts))
-    return FinalAnswer(states[best][1], max(verdicts), states[best][0])
 
 
 def deft_search(item: Any) -> WrittenSearch:
@@ -175,7 +52,8 @@ def deft_search(item: Any) -> WrittenSearch:
         raise Damage("the tree has no node 0, the prompt")
     children = {name: _node_children(name, node, data) for name, node in data.items()}
     tokens = {name: _node_tokens(name, node) for name, node in data.items()}
-    return WrittenSearch(tokens["0"], _levels(data, children, tokens), prompt)
+    thoughts = _deft_thoughts(data, children, tokens)
+    return WrittenSearch(tokens["0"], by_levels(thoughts), prompt)
 
 
 def _node_children(name: str, node: Any, data: dict[str, Any]) -> list[str]:
@@ -200,30 +78,130 @@ def _node_tokens(name: str, node: Any) -> int:
     return tokens
 
 
-def _levels(
+def _deft_thoughts(
     data: dict[str, Any], children: dict[str, list[str]], tokens: dict[str, int]
-) -> list[ThoughtBatch]:
+) -> list[Thought]:
+    """Level by level."""
     number = {"0": 0}
     if data["0"]["end"] != 0:
         raise Damage(f"the prompt ends at {data['0']['end']} instead of 0")
-    level, batches = ["0"], []
-    while pairs := [(up, name) for up in level for name in children[up]]:
-        for up, name in pairs:
+    order, thoughts = ["0"], []
+    for up in order:  # grows
+        for name in children[up]:
             if name in number:
                 raise Damage(f"node {name} is reached twice: this is no tree")
-            number[name] = len(number)
             if data[name]["start"] != data[up]["end"] + 1:
                 raise Damage(
                     f"node {name} starts at {data[name]['start']}, but node {up} above it ends at "
                     f"{data[up]['end']}"
                 )
-        level = [name for _, name in pairs]
-        ended = [name for name in level if not children[name]]
-        pruned = [number[name] for name in ended] if len(ended) < len(level) else []
-        batches.append(
-            ThoughtBatch([Thought(number[up], tokens[name]) for up, name in pairs], pruned)
-        )
+            number[name] = len(number)
+            order.append(name)
+            thoughts.append(Thought(number[up], tokens[name]))
     lost = [name for name in data if name not in number]
     if lost:
         raise Damage(f"node {lost[0]} is no descendant of node 0")
-    return batches
+    return thoughts
+
+
+def by_levels(thoughts: Sequence[Thought]) -> list[ThoughtBatch]:
+    """Thoughts as a level-synchronous search: those of a level are written side by side.
+
+    They come level by level.  Those without children are given up once their level is complete,
+    unless it is the last one: the search went on elsewhere and never came back.
+    """
+    depth, levels = [0], [[0]]
+    for number, thought in enumerate(thoughts, 1):
+        depth.append(depth[thought.parent] + 1)
+        if depth[number] == len(levels):
+            levels.append([])
+        levels[depth[number]].append(number)
+    above = {thought.parent for thought in thoughts}
+    return [
+        ThoughtBatch(
+            [thoughts[number - 1] for number in level],
+            [number for number in level if number not in above] if level is not levels[-1] else [],
+        )
+        for level in levels[1:]
+    ]
+
+
+@dataclass(frozen=True)
+class NestedTree(Lengths):
+    """Where a nested tree has what: names of fields, with dots where objects lie in objects."""
+
+    children: str = "children"
+    text: str = "text"  # "" for none
+    value: str = ""  # what becomes the reward; "" for none
+    tokens: str = ""  # numbers of tokens; "" for those of the texts
+    root: str = ""  # of an item, where the prompt's node is; "" for the item itself
+    value_scale: float = 1.0  # the value that becomes reward 1
+    #: Thoughts one after the other, children in their order, as a depth-first search would write
+    #: them; else level by level
+    depth_first: bool = False
+
+    def search_of(self, item: Any) -> WrittenSearch:
+        """One tree.  The source does not say in what order it grew: that is the reader's choice.
+
+        It is a `Damage` if a node has no text (or number of tokens), or a field is of a wrong type.
+        """
+        root = _at(item, self.root, "the tree") if self.root else item
+        if not isinstance(root, dict):
+            raise Damage(f"the root is {kind_of(root)} instead of an object")
+        prompt = self._text(root, "the root")
+        length = self.prompt_tokens or (
+            self._tokens(root, "the root") if self.tokens else self.prompt(prompt)
+        )
+        thoughts = self._thoughts(root)
+        batches = one_by_one(thoughts) if self.depth_first else by_levels(thoughts)
+        return WrittenSearch(length, batches, prompt)
+
+    def _thoughts(self, root: dict[str, Any]) -> list[Thought]:
+        """Those below the root, in the order of the search; nodes are named by places in lists."""
+        found: list[Thought] = []
+        waiting = deque([(root, "", -1)])
+        while waiting:
+            node, name, parent = waiting.pop() if self.depth_first else waiting.popleft()
+            if name:
+                found.append(self._thought(node, f"node {name:.60}", parent))
+            number = len(found)
+            below = [
+                (child, f"{name}.{i}" if name else f"{i}", number)
+                for i, child in enumerate(self._children(node, name))
+            ]
+            waiting.extend(reversed(below) if self.depth_first else below)
+        return found
+
+    def _children(self, node: Any, name: str) -> list[Any]:
+        """Those of a node; none if it does not name any, or null."""
+        at = f"node {name:.60}" if name else "the root"
+        below = _at(node, self.children, at, missing=True)
+        return [] if below is None else array(below, f"{at}: {self.children}")
+
+    def _thought(self, node: Any, at: str, parent: int) -> Thought:
+        written = self._text(node, at)
+        length = self._tokens(node, at) if self.tokens else self.thought(written or "")
+        value = _at(node, self.value, at, missing=True) if self.value else None
+        worth = (
+            math.nan if value is None else reward(value, f"{at}: {self.value}", self.value_scale)
+        )
+        return Thought(parent, length, worth, written)
+
+    def _text(self, node: Any, at: str) -> str | None:
+        return text(_at(node, self.text, at), f"{at}: {self.text}") if self.text else None
+
+    def _tokens(self, node: Any, at: str) -> int:
+        return whole(_at(node, self.tokens, at), f"{at}: {self.tokens}", low=1)
+
+
+def _at(node: Any, path: str, where: str, missing: bool = False) -> Any:
+    """What stands at a path of names with dots; None if it may be `missing` and is."""
+    for name in path.split("."):
+        if not isinstance(node, dict):
+            raise Damage(f"{where}: expected an object with {name}, found {kind_of(node)}")
+        if name not in node:
+            if missing:
+                return None
+            raise Damage(f"{where}: {name} is missing")
+        node = node[name]
+    return node
