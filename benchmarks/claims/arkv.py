@@ -5,7 +5,7 @@
 Records what it replays first, in ``build/claims`` (needs torch).  Experiments:
 
 ``oq``          the sensitivity of every layer and the quantised share that the public code logs
-``precision``   what cuts really leave in FP8 and evict, and what that costs the attention output
+``precision``   what cuts really leave in FP8 and evict
 ``tuning``      the error of every trial by which temperatures and gamma were tuned here
 ``throughput``  the paper's four models, budgets and GPU: tokens per second, bytes, byte-seconds
 
@@ -32,7 +32,6 @@ from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
 from arborsim.run.controller import Meter
 from arborsim.run.episode import Cell, Played, play_episode
-from arborsim.run.meters import UNMEASURED, Quality
 from arborsim.signals.spread import LayerSensitivity
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
@@ -139,16 +138,10 @@ def long_prompts() -> TraceReader:
 
 
 def played(
-    episode: Episode,
-    policy: Policy,
-    budget: str,
-    machine: Machine,
-    quality: Quality = UNMEASURED,
-    *meters: Meter,
+    episode: Episode, policy: Policy, budget: str, machine: Machine, *meters: Meter
 ) -> Played:
     executor = machine.executor(policy, episode.info)
-    cell = Cell(policy, Budget.parse(budget))
-    return play_episode(episode, cell, executor, quality=quality, meters=meters)
+    return play_episode(episode, Cell(policy, Budget.parse(budget)), executor, meters=meters)
 
 
 def sensitivity(reader: TraceReader, window: int = 32) -> Iterator[Row]:
@@ -173,19 +166,14 @@ def sensitivity(reader: TraceReader, window: int = 32) -> Iterator[Row]:
 
 def precision(reader: TraceReader, policy: Policy, budget: str) -> Iterator[Row]:
     machine = Machine(load_profile("a6000", engine="transformers"))
-    quality = Quality.of(reader)
-    needs = set(policy.reads()) | set(quality.reads([policy.grouping]))
-    for episode in reader.episodes(needs):
+    for episode in reader.episodes(policy.reads()):
         meter = Precision()
-        found = played(episode, policy, budget, machine, quality, meter)
-        measured = found.measured
+        measured = played(episode, policy, budget, machine, meter).measured
         yield {
             "episode": episode.index,
             "quantised": meter.share,
             "ever_quantised": measured.quantised_tokens / episode.num_tokens,
             "evicted": measured.evicted_tokens / episode.num_tokens,
-            "attention_kept": found.attention_kept,
-            "output_error": found.output_error,
             "decisions": measured.decisions,
         }
 
@@ -224,12 +212,6 @@ def experiments(store: Store) -> None:
     for window in (32, 16):
         store.cell("oq", {"model": "chain", "window": window},
                    lambda w=window: sensitivity(reader, w))  # fmt: skip
-    for way, (settings, budgets) in WAYS.items():
-        for name, budget in ((n, each) for n in budgets for each in budgets[n]):
-            policy = build(name, settings)
-            setting = {"model": "chain", "policy": name, "way": way, "budget": budget}
-            store.cell("precision", setting,
-                       lambda p=policy, b=budget: precision(reader, p, b))  # fmt: skip
     long = long_prompts()
     for model in MODELS:
         for name in ("full", *WAYS["equations"][1]):
@@ -238,6 +220,12 @@ def experiments(store: Store) -> None:
                 policy = build(name)
                 store.cell("throughput", setting, lambda p=policy, s=size, m=model: throughput(
                     long, p, s, m))  # fmt: skip
+    for way, (settings, budgets) in WAYS.items():
+        for name, budget in ((n, each) for n in budgets for each in budgets[n]):
+            policy = build(name, settings)
+            setting = {"model": "chain", "policy": name, "way": way, "budget": budget}
+            store.cell("precision", setting,
+                       lambda p=policy, b=budget: precision(reader, p, b))  # fmt: skip
 
 
 if __name__ == "__main__":
