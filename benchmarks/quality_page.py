@@ -238,9 +238,9 @@ def findings(stored: Stored) -> list[str]:
             "Right answers, and those of full retention on the same problems: "
             + "; ".join(_beside_full(stored))
             + ". A budget that cannot hold the active path is infeasible for ArborKV, which leaves "
-            "out short trees: compare within a line. Whole paths kept are worth more here than "
-            "single tokens chosen by any other arm, as the paper says; what rehydration "
-            "adds can be read from its two arms."
+            "out short trees: compare within a line. At a quarter, whole paths are worth more than "
+            "what any other arm keeps, as the paper says; at half StreamingLLM, which gives up "
+            "whole branches first, is level. What rehydration adds can be read from its two arms."
         ]
     if stored.name == "arborkv-ablations":
         return [

@@ -8,9 +8,9 @@
 drawn rewards, replayed as Llama-3.1-8B in FP16 on an RTX 4090.  The paper does not say how many
 thoughts an expansion writes: one, three (what the slope of its table 2 comes to) and five (its
 branching factor) are run.  ``program``: tokens by Eq. 2 against the optimum of the program that it
-is derived from.  ``ablations``: the variants of tables 3, 4, 7 and 8 replayed on searches of the
-`chain` model, with recorded attention.  ``live``: where the seconds of live searches go.  The last
-two need torch.
+is derived from.  ``ablations``: the variants of tables 3, 4, 7 and 8 replayed on the
+shipped trace of searches of the `chain` model.  ``live``: where the seconds of live searches go
+(needs torch).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import TokenRun
 from arborsim.core.tiers import Budget, Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, RecordRequest, get_backend
+from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves
@@ -50,9 +50,15 @@ PROMPT = 256  # tokens; the paper does not say
 THOUGHT = 128  # T_node
 #: Branching and depth of the paper's two configurations.
 SHAPES = {"S": (3, 6), "L": (5, 8)}
+#: Searches of each; they differ little.
+S_TREES, L_TREES = 5, 1
+LIVE_SEARCHES = 4
 SCRATCH = Path("build/claims")  # traces, made anew where they are missing
 #: Generated trees hold no attention: blocks keep sinks and tails, MSVE goes by v and u.
 BLIND = {"use_attention": "false", "retain": "sinks+tail"}
+
+#: Trimmed only under pressure, all variants use up the same budget.
+PRESSED = {"only_under_pressure": "true"}
 
 #: Table 3, as settings (`arborsim policies arborkv`).
 SIGNALS: dict[str, dict[str, str]] = {
@@ -186,10 +192,13 @@ def replayed(
             "total_s": m.time.total_s, "decode_s": m.time.decode_s, "policy_s": m.time.policy_s,
             "rehydration_s": m.time.rehydration_s, "rehydrations": m.rehydrations,
             "rehydrated_tokens": m.rehydrated_tokens, "decisions": m.decisions,
+            "token_s": m.time.decode_s / m.generated_tokens,
             "path_missing": seen.missing / max(seen.tokens, 1), "switches": seen.switches,
             "switches_broken": seen.broken,
             "largest_drop": float(np.max(held[:-1] - held[1:], initial=0) / m.peak_hbm_kv_bytes),
         }  # fmt: skip
+        if m.rehydrated_tokens:
+            row["rehydrated_token_s"] = m.time.rehydration_s / m.rehydrated_tokens
         if quality.attention:
             row["attention_kept"] = played.attention_kept
         yield row
@@ -212,29 +221,34 @@ def trees(store: Store) -> None:
             lambda: replayed(grown(shape, count), policy, settings, budget, machine),
         )  # fmt: skip
 
-    compared = {
+    compared: dict[str, tuple[str, dict[str, str]]] = {
         "arborkv": ("arborkv", BLIND),
         "arborkv, no rehydration": ("arborkv", BLIND | {"rehydrate": "false"}),
-        "arborkv, only under pressure": ("arborkv", BLIND | {"only_under_pressure": "true"}),
+        "arborkv, only under pressure": ("arborkv", BLIND | PRESSED),
+        "arborkv, no rehydration, only under pressure": (
+            "arborkv",
+            BLIND | PRESSED | {"rehydrate": "false"},
+        ),
         "streaming-llm": ("streaming-llm", {}),
-        "random": ("random", {}),
     }
     for per in (1, 3):
-        cell("S", 64, per, "full", "full", {}, "1", 12)
-        for budget in ("0.5", "0.25"):
-            for label, (policy, settings) in compared.items():
-                cell("S", 64, per, label, policy, settings, budget, 12)
-    printed = BLIND | {"boundary_trims_path": "true"}
-    cell("S", 64, 3, "arborkv, Algorithm 2 as printed", "arborkv", printed, "0.25", 12)
+        cell("S", 64, per, "full", "full", {}, "1", S_TREES)
+        for budget in ("0.25", "0.5"):
+            for label in compared if per == 3 else ("arborkv", "arborkv, only under pressure"):
+                policy, settings = compared[label]
+                cell("S", 64, per, label, policy, settings, budget, S_TREES)
     for label, changed in SIGNALS.items():
         if label != "no a":  # there is none
-            cell("S", 64, 3, label, "arborkv", BLIND | changed, "0.25", 12)
-    for expansions in (64, 128, 256):
-        for per in (1, 3, 5):
-            cell("L", expansions, per, "full", "full", {}, "1", 3)
-            for label in ("arborkv", "streaming-llm"):
-                policy, settings = compared[label]
-                cell("L", expansions, per, label, policy, settings, "0.25", 3)
+            cell("S", 64, 3, label, "arborkv", BLIND | changed, "0.25", S_TREES)
+    for label in ("MSVE only", "TAE only", "no sibling coordination"):
+        settings = BLIND | SIGNALS[label] | PRESSED
+        cell("S", 64, 3, f"{label}, only under pressure", "arborkv", settings, "0.25", S_TREES)
+    printed = BLIND | {"boundary_trims_path": "true"}
+    cell("S", 64, 3, "arborkv, Algorithm 2 as printed", "arborkv", printed, "0.25", S_TREES)
+    for expansions, per in ((64, 3), (128, 3), (256, 1), (256, 3), (128, 5), (256, 5)):
+        cell("L", expansions, per, "full", "full", {}, "1", L_TREES)
+        if expansions == 256 and per > 1:
+            cell("L", expansions, per, "arborkv", "arborkv", BLIND, "0.25", L_TREES)
 
 
 # --- the program that Eq. 2 is derived from ---
@@ -274,21 +288,10 @@ def _capped(weights: np.ndarray, sizes: np.ndarray, budget: float) -> np.ndarray
 
 # --- searches of the chain model ---
 
-
-def recorded(episodes: int) -> TraceReader:
-    """Searches of `arborkv-ablations` in `benchmarks.quality`, with attention."""
-    path = SCRATCH / "chain-bushy.parquet"
-    if not path.exists():
-        import torch
-
-        torch.set_num_threads(1)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        request = RecordRequest(
-            out=path, episodes=episodes, capture=Capture.SIGNALS, attention="dense", batch=12,
-            command="python -m benchmarks.claims.arborkv", **BUSHY,
-        )  # fmt: skip
-        get_backend("torch").record(request, lambda progress: None)
-    return TraceReader(path)
+#: Eight searches with attention: DPTS, 96 program lines, trees of 4.5 paths.
+TRACE = Path("traces/chain-tree.parquet")
+#: A path and its prompt are half of that; of a quarter of the tree they would be nearly all.
+ABLATED = "0.4"
 
 
 def variants() -> dict[str, tuple[str, dict[str, str]]]:
@@ -297,7 +300,12 @@ def variants() -> dict[str, tuple[str, dict[str, str]]]:
     theta = {name: str(value) for name, value in own.items()}
     found = {"arborkv": ("arborkv", {}), "arborkv, theta of chain": ("arborkv", theta)}
     found |= {label: ("arborkv", changed) for label, changed in (SIGNALS | INSIDE).items()}
+    found["arborkv, only under pressure"] = ("arborkv", PRESSED)
+    for label, changed in SIGNALS.items():
+        found[f"{label}, only under pressure"] = ("arborkv", changed | PRESSED)
     found["arborkv, no rehydration"] = ("arborkv", {"rehydrate": "false"})
+    alone = {"rehydrate": "false"} | PRESSED
+    found["arborkv, no rehydration, only under pressure"] = ("arborkv", alone)
     found["arborkv, Algorithm 2 as printed"] = ("arborkv", {"boundary_trims_path": "true"})
     for name in ("h2o", "streaming-llm", "thinkv"):
         found[name] = (name, {})
@@ -307,12 +315,17 @@ def variants() -> dict[str, tuple[str, dict[str, str]]]:
 
 def ablations(store: Store) -> None:
     machine = Machine(load_profile(GPU), load_geometry(MODEL))
-    for budget in ("0.5", "0.25"):
-        for label, (policy, settings) in variants().items():
-            store.cell(
-                "ablations", {"label": label, "budget": budget},
-                lambda p=policy, s=settings, b=budget: replayed(recorded(24), p, s, b, machine),
-            )  # fmt: skip
+    for label, (policy, settings) in variants().items():
+        store.cell(
+            "ablations", {"label": label, "budget": ABLATED},
+            lambda p=policy, s=settings: replayed(TraceReader(TRACE), p, s, ABLATED, machine),
+        )  # fmt: skip
+
+
+def calibration(store: Store) -> None:
+    """What the shipped calibration of theta found."""
+    found = read_calibration("chain-msve").evidence
+    store.cell("calibration", {"model": "chain"}, lambda: [{k: found[k] for k in ("auc", "lost")}])
 
 
 class _Kept:
@@ -320,7 +333,6 @@ class _Kept:
 
     def __init__(self) -> None:
         self.results: list[LiveResult] = []
-        self._full: dict[int, int] = {}
 
     def began(self, facts: LiveFacts, episodes: int) -> None: ...
 
@@ -330,35 +342,30 @@ class _Kept:
         return True
 
     def full_tokens(self, episode: int) -> int:
-        return self._full.get(episode, 0)
+        return 0
 
     def finished(self, result: LiveResult) -> None:
-        self._full[result.episode] = result.full_tokens
         self.results.append(result)
 
 
 def live(store: Store) -> None:
-    """One search at a time, so that its seconds are its own."""
-    for label, policy, budget in (
-        ("full", "full", "1"), ("arborkv", "arborkv", "0.5"), ("arborkv", "arborkv", "0.25"),
-        ("h2o", "h2o", "0.25"), ("streaming-llm", "streaming-llm", "0.25"),
-    ):  # fmt: skip
-        store.cell(
-            "live", {"label": label, "budget": budget},
-            lambda p=policy, b=budget: list(_timed(p, b)),
-        )  # fmt: skip
+    """Searches of ``arborkv-ablations``, one at a time, so that its seconds are its own."""
+    store.cell("live", {"model": "chain"}, lambda: list(_timed(LIVE_SEARCHES)))
 
 
-def _timed(policy: str, budget: str) -> Iterable[Row]:
+def _timed(searches: int) -> Iterable[Row]:
     import torch
 
     torch.set_num_threads(1)
     kept = _Kept()
-    cell = Cell(build(policy, {}), Budget.parse(budget))
-    get_backend("torch").live(LiveRequest(cells=(cell,), episodes=8, **BUSHY), kept)
+    arms = (("full", "1"), ("arborkv", "0.5"), ("arborkv", "0.25"))
+    cells = tuple(Cell(build(policy, {}), Budget.parse(budget)) for policy, budget in arms)
+    get_backend("torch").live(LiveRequest(cells=cells, episodes=searches, **BUSHY), kept)
     for result in kept.results:
-        row: dict[str, Any] = {"episode": result.episode, "full_tokens": result.full_tokens,
-                               "infeasible": bool(result.infeasible)}  # fmt: skip
+        row: dict[str, Any] = {
+            "label": result.policy, "budget": result.budget, "episode": result.episode,
+            "full_tokens": result.full_tokens, "infeasible": bool(result.infeasible),
+        }  # fmt: skip
         if not result.infeasible:
             m = result.measured
             row |= {
@@ -367,7 +374,10 @@ def _timed(policy: str, budget: str) -> Iterable[Row]:
                 "decode_s": m.time.decode_s, "policy_s": m.time.policy_s,
                 "rehydration_s": m.time.rehydration_s, "rehydrations": m.rehydrations,
                 "rehydrated_tokens": m.rehydrated_tokens, "decisions": m.decisions,
+                "token_s": m.time.decode_s / m.generated_tokens,
             }  # fmt: skip
+            if m.rehydrated_tokens:
+                row["rehydrated_token_s"] = m.time.rehydration_s / m.rehydrated_tokens
         yield row
 
 
@@ -375,6 +385,7 @@ def experiments(store: Store) -> None:
     program(store)
     trees(store)
     ablations(store)
+    calibration(store)
     live(store)
 
 
