@@ -249,6 +249,16 @@ def trees(store: Store) -> None:
         cell("L", expansions, per, "full", "full", {}, "1", L_TREES)
         if expansions == 256 and per > 1:
             cell("L", expansions, per, "arborkv", "arborkv", BLIND, "0.25", L_TREES)
+    for budget in ("0.25", "0.5", "0.6"):  # what the card can hold lies between the last two
+        label = "arborkv, only under pressure"
+        cell("L", 256, 3, label, *compared[label], budget, L_TREES)
+    for model in (MODEL, "qwen2.5-7b"):
+        store.cell("models", {"model": model, "label": "full"}, lambda m=model: _charged_as(m))
+
+
+def _charged_as(model: str) -> Iterator[Row]:
+    machine = Machine(load_profile(GPU), load_geometry(model))
+    return replayed(grown(Shape("S", 192), S_TREES), "full", {}, "1", machine)
 
 
 # --- the program that Eq. 2 is derived from ---
