@@ -147,7 +147,7 @@ BANKS = {
         (16,), LEVELS,
     ),
     "chain-deep": Bank(
-        "chain", 100, True,
+        "chain", 60, True,
         VERIFIER | {"noise": 0.1, "task_options": {"lines": 40, "lines_per_thought": 1}},
         (16,), ("beam-4", "rebase", "ets", "ets-kv"), ("1.5", "2"), ("ets",), depth=48,
     ),

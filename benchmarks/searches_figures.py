@@ -137,18 +137,7 @@ class Searches:
 
         `against` is the figure of the reference, if it is another one.
         """
-        mine = self.groups[cell][figure]
-        other = self.groups[reference][against or figure]
-        if not mine.index.equals(other.index):
-            shared = mine.index.intersection(other.index)
-            mine, other = mine[shared], other[shared]
-        mine, other = mine.to_numpy(dtype=float), other.to_numpy(dtype=float)
-        if not len(mine) or not mine.sum():
-            return Ratio(math.nan, math.nan, math.nan, len(mine))
-        times = resamples(len(mine))
-        found = (times @ other) / (times @ mine)
-        low, high = np.percentile(found, (2.5, 97.5))
-        return Ratio(float(other.sum() / mine.sum()), float(low), float(high), len(mine))
+        return ratio_of(self.groups[cell][figure], self.groups[reference][against or figure])
 
     def rebase(self, width: int) -> Cell:
         return Cell(REFERENCE, "", width)
@@ -167,6 +156,19 @@ class Searches:
         reference = self.rebase(width)
         fine = [c for c in tried if self.paired(c, reference).difference >= -MARGIN - 1e-12]
         return max(fine, key=lambda c: c.lambda_b, default=None), tried
+
+
+def ratio_of(mine: pd.Series, other: pd.Series) -> Ratio:
+    """`other` over `mine`, both by problem, over the problems that both have."""
+    if not mine.index.equals(other.index):
+        shared = mine.index.intersection(other.index)
+        mine, other = mine[shared], other[shared]
+    own, theirs = mine.to_numpy(dtype=float), other.to_numpy(dtype=float)
+    if not len(own) or not own.sum():
+        return Ratio(math.nan, math.nan, math.nan, len(own))
+    times = resamples(len(own))
+    low, high = np.percentile((times @ theirs) / (times @ own), (2.5, 97.5))
+    return Ratio(float(theirs.sum() / own.sum()), float(low), float(high), len(own))
 
 
 @cache

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from benchmarks.searches_depth import PAPER, Depths, sentence
 from benchmarks.searches_figures import Cell, Ratio, Searches, difference_text
 
-#: Least and most KV reduction of ETS in the paper's table 1 (three models, two data sets).
-PAPER = {16: (1.1, 1.5), 64: (1.2, 1.7), 256: (1.3, 1.8)}
 #: Whose budgets are quoted of those that policies run at.
 QUOTED = "0.5"
 
 
-def findings(banks: Mapping[str, Searches]) -> list[str]:
+def findings(banks: Mapping[str, Searches], depths: Depths) -> list[str]:
     """One paragraph each, of the banks that there are."""
     full = [s for s in banks.values() if s.rebase(s.facts["widths"][0]) in s.groups]
     grown = [s for s in full if len(s.facts["widths"]) > 1]
     own = [s for s in full if s.name != "signals"]  # a part of another bank's problems
-    found = [*_reductions(grown), *_rule(grown), *_repeats(banks), *_bound(own), *_peak(grown)]
-    found += [_widths(s) for s in grown] + _deep(banks)
+    found = [sentence(depths), *_deep(banks), *_reductions(grown), *_rule(grown)]
+    found += [*_repeats(banks), *_bound(own), *_peak(grown)]
+    found += [_widths(s) for s in grown]
     found += [_best(s, s.facts["widths"][-1]) for s in grown]
     for searches in full:
         if searches.facts["policies"]:
@@ -29,23 +29,18 @@ def findings(banks: Mapping[str, Searches]) -> list[str]:
 
 
 def _reductions(banks: Iterable[Searches]) -> list[str]:
-    """ETS as it is by default, against table 1 of its paper."""
-    below: list[str] = []
-    inside: list[str] = []
-    above: list[str] = []
-    for searches in banks:
-        for width in searches.facts["widths"]:
-            ratio = _kv(searches, Cell("ets", "", width))
-            low, high = PAPER[width]
-            to = below if ratio.high < low else above if ratio.low > high else inside
-            to.append(f"`{searches.name}` {width}: {ratio}")
-    if not (below or inside or above):
+    """ETS as it is by default, on trees of three levels."""
+    found = [
+        f"`{searches.name}` {width}: {_kv(searches, Cell('ets', '', width))}"
+        for searches in banks
+        for width in searches.facts["widths"]
+    ]
+    if not found:
         return []
-    paper = ", ".join(f"{low} to {high} at width {w}" for w, (low, high) in PAPER.items())
-    parts = [f"KV size of ETS (lambda_b 1, lambda_d 1) against REBASE; the paper has {paper}."]
-    named = {"Wholly below that": below, "Not distinguished from it": inside, "Wholly above": above}
-    parts += [f"{what}: {'; '.join(rows)}." for what, rows in named.items() if rows]
-    return [" ".join(parts)]
+    return [
+        "KV size of ETS (lambda_b 1, lambda_d 1) against REBASE on trees of three levels, times "
+        f"less: {'; '.join(found)}."
+    ]
 
 
 def _kv(searches: Searches, cell: Cell) -> Ratio:
@@ -140,8 +135,8 @@ def _bound(banks: Iterable[Searches]) -> list[str]:
         "REBASE's KV size over the own tokens of its candidates is what it could save at most with "
         "as many candidates of the same lengths (in brackets what beam-4 gets, which keeps four "
         f"states whatever the width): {'; '.join(parts)}. More can come only from fewer "
-        "or shorter candidates. The shallower the trees, the less there is to save: the paper's "
-        "paths have many steps, these have three (chain: six)."
+        "or shorter candidates. The shallower the trees, the less there is to save: those of "
+        "game24 have three levels, `chain` about six, `chain-deep` some thirty."
     ]
 
 
@@ -170,25 +165,27 @@ def _widths(searches: Searches) -> str:
 
 
 def _deep(banks: Mapping[str, Searches]) -> list[str]:
-    """The task with more levels."""
-    searches = banks.get("chain")
-    if searches is None:
-        return []
-    (width,) = searches.facts["widths"]
-    reference = searches.rebase(width)
-    parts = [
-        f"{name} {_kv(searches, Cell(name, '', width))} times less KV at "
-        f"{difference_text(searches.paired(Cell(name, '', width), reference))} points"
-        for name in ("ets", "ets-kv")
-    ]
-    low, high = PAPER[width]
-    ets = _kv(searches, Cell("ets", "", width))
-    below, above = ets.high < low, ets.low > high
-    place = "wholly below" if below else "wholly above" if above else "not distinguished from it"
-    return [
-        f"On deeper trees (`chain`, width {width}, n = {searches.facts['problems']}): "
-        f"{'; '.join(parts)}. For ETS the paper has {low} to {high}: {place}."
-    ]
+    """The same model and task with a few levels, and with a level per line."""
+    parts = []
+    for name, what in (("chain-deep", "a line a thought"), ("chain", "four lines a thought")):
+        searches = banks.get(name)
+        if searches is None:
+            continue
+        (width,) = searches.facts["widths"]
+        levels = searches.groups[searches.rebase(width)]["selections"].mean()
+        cells = [
+            cell
+            for swept in (False, True)
+            for cell in searches.cells(width=width, swept=swept)
+            if cell.algorithm.startswith("ets") and not np.isnan(cell.lambda_b)
+        ]
+        worth = "; ".join(f"{cell.label} {_worth(searches, cell)}" for cell in cells)
+        low, high = PAPER[width]
+        parts.append(
+            f"{what} (`{name}`, {levels:.0f} selections on average, width {width}, n = "
+            f"{searches.facts['problems']}; the paper: {low} to {high}): {worth}"
+        )
+    return [f"Thoughts of a model, {'. '.join(parts)}."] if parts else []
 
 
 def _best(searches: Searches, width: int) -> str:
@@ -279,8 +276,8 @@ def limits(banks: Mapping[str, Searches]) -> list[str]:
         f"Whether ETS costs accuracy: the intervals of its difference to REBASE are about {wide} "
         "points wide to either side, the paper's margin is 0.2 points. That it costs nothing "
         "cannot be shown with this many problems, only that no large loss is there.",
-        "What ETS saves on long reasoning: these trees have few levels and thoughts of about a "
-        "dozen tokens; the share of ancestors in a KV size grows with depth.",
+        "What ETS costs in accuracy on deep trees of a real model: `chain-deep` has a tiny model, "
+        "and the answers of synthetic trees are drawn.",
         "How searches rank on a real model: the thoughts are those of a tiny model trained on the "
         "task, the rewards are a noisy exact verifier or the same model's own judgement, and "
         "embeddings are its hidden states, not those of a sentence model.",

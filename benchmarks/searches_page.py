@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.searches_depth import Depths, section
 from benchmarks.searches_figures import (
     FULL,
     Cell,
@@ -31,6 +32,7 @@ BANKS = {
     "value-all": "The model's own value, repeated thoughts go on",
     "value-distinct": "The model's own value, repeated thoughts are dead",
     "chain": "Deeper: programs of 24 lines, 4 lines a thought",
+    "chain-deep": "Deepest: programs of 40 lines, a line a thought",
 }
 SIGNALS = "signals"
 
@@ -150,7 +152,11 @@ def _freed(searches: Searches, cell: Cell, reference: Cell) -> str:
     return f"| {cell.algorithm} | none, given up is freed | | {fits} | {peak} | {area} | 0 | 0 | |"
 
 
-def page(results: Results) -> str:
+#: From the page's folder.
+FIGURE = "../../docs/assets/ets-depth.svg"
+
+
+def page(results: Results, depths: Depths) -> str:
     """The whole page."""
     banks = {name: results.bank(name) for name in results.facts}
     shown = [name for name in BANKS if name in banks]
@@ -183,11 +189,13 @@ def page(results: Results) -> str:
         "",
         "## What comes out",
         "",
-        *(f"- {finding}" for finding in findings(banks)),
+        *(f"- {finding}" for finding in findings(banks, depths)),
         "",
         "## What cannot be concluded",
         "",
         *(f"- {limit}" for limit in limits(banks)),
+        "",
+        *section(depths, FIGURE),
     ]
     for name in shown:
         searches = banks[name]
@@ -253,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("reports/search"))
     folder = parser.parse_args().folder
-    (folder / "README.md").write_text(page(Results.read(folder / "results.parquet")))
+    (folder / "README.md").write_text(page(Results.read(folder / "results.parquet"), Depths.read()))
     print(f"wrote {folder / 'README.md'}")
 
 

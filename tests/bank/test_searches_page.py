@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -13,11 +14,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.searches_depth import Depths  # noqa: E402
 from benchmarks.searches_figures import Cell, Ratio, Results, Searches  # noqa: E402
 from benchmarks.searches_page import page  # noqa: E402
+from docs.tools import depth  # noqa: E402
 
 REPORT = ROOT / "reports" / "search"
 REBASE = Cell("rebase", "", 16)
+
+
+@pytest.fixture(scope="module")
+def depths() -> Depths:
+    return Depths.read(ROOT / "reports" / "claims" / "ets.parquet")
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +33,21 @@ def results() -> Results:
     return Results.read(REPORT / "results.parquet")
 
 
-def test_the_page_is_made_of_the_committed_searches(results: Results) -> None:
-    assert (REPORT / "README.md").read_text() == page(results)
+def test_the_page_is_made_of_the_committed_searches(results: Results, depths: Depths) -> None:
+    assert (REPORT / "README.md").read_text() == page(results, depths)
+
+
+def test_the_figure_is_drawn_from_the_committed_searches(depths: Depths) -> None:
+    assert depth.FIGURE.read_text() == depth.figure(depths)
+
+
+def test_what_ets_saves_grows_with_depth(depths: Depths) -> None:
+    """The page says so."""
+    for width in depths.widths:
+        saved = {levels: depths.kv(levels, width, "ets", 2.0) for levels in (3, 6, 10, 16)}
+        found = [ratio for ratio in saved.values() if ratio]
+        assert [each.value for each in found] == sorted(each.value for each in found)
+        assert found[0].high < found[1].low < found[1].high < found[2].low
 
 
 def test_every_search_ran_on_every_problem_of_its_bank(results: Results) -> None:
