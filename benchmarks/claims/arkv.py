@@ -8,6 +8,7 @@ Records what it replays first, in ``build/claims`` (needs torch).  Experiments:
 ``precision``   what cuts really leave in FP8 and evict
 ``tuning``      the error of every trial by which temperatures and gamma were tuned here
 ``throughput``  the paper's four models, budgets and GPU: tokens per second, bytes, byte-seconds
+``live``        answers of ARKV's arms, taken over from the lines that `benchmarks/quality.py` stored
 
 About 4 minutes on one core.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ from arborsim.trace.reader import TraceReader
 from benchmarks.claims import Row, Store, run
 
 RECORDINGS = Path("build/claims")
+#: Experiments of `benchmarks/quality.py` with arms of ARKV.
+SEARCHES = ("arkv", "newer-game24", "tail")
 EPISODES = 8
 LINES = 64
 #: The paper's models, under the names of their geometries, and its cache sizes.
@@ -206,7 +210,28 @@ def tuning() -> Iterator[Row]:
         yield {"held_out": trial, "output_error": error}
 
 
+def live(store: Store) -> None:
+    """Answers of ARKV, its baselines and full retention; run ``benchmarks/quality.py`` first.
+
+    Experiments and arms that are not there are left out.
+    """
+    for search in SEARCHES:
+        path = Path(f"build/quality/{search}.jsonl")
+        head, *lines = map(json.loads, path.read_text().splitlines()) if path.exists() else [{}]
+        for number, arm in enumerate(head.get("arms", ())):
+            found = {line["episode"]: line for line in lines if line["arm"] == number}
+            rows = [
+                {"episode": each, **{key: found[each][key] for key in ("correct", "full_tokens")}}
+                for each in sorted(found)
+                if not found[each]["infeasible"]
+            ]
+            if rows and arm["policy"] in ("full", *WAYS["equations"][1]):
+                setting = {"search": search, "label": arm["label"], "budget": arm["budget"]}
+                store.cell("live", setting, partial(list, rows))
+
+
 def experiments(store: Store) -> None:
+    live(store)
     store.cell("tuning", {"model": "chain"}, tuning)
     reader = chains()
     for window in (32, 16):
