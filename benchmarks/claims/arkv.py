@@ -8,7 +8,7 @@ Records what it replays first, in ``build/claims`` (needs torch).  Experiments:
 ``precision``   what cuts really leave in FP8 and evict
 ``tuning``      the error of every trial by which temperatures and gamma were tuned here
 ``throughput``  the paper's four models, budgets and GPU: tokens per second, bytes, byte-seconds
-``live``        answers of ARKV's arms, taken over from the lines that `benchmarks/quality.py` stored
+``live``        live answers of its arms, taken over from what `benchmarks/quality.py` stored
 
 About 4 minutes on one core.
 """
