@@ -26,6 +26,7 @@ from arborsim.core.tiers import Budget
 from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.policies.registry import build, find, parameters
 from arborsim.run.episode import Cell
+from arborsim_torch.reference import MODELS
 
 LINES = 32
 PROMPT = 5 * LINES + 4  # tokens of a chain program of LINES lines
@@ -81,6 +82,16 @@ BUSHY = {
 FULL = Arm("full", "full", "1")
 
 
+def _needed(*budgets: str, recent: str = "16") -> list[Arm]:
+    """The bound for answers: alone, whatever the budget, and with what else a budget has room for.
+
+    Alone its peak is what the task needs.
+    """
+    own = {"recent": recent}
+    alone = Arm("needed, nothing else", "needed", "1", own | {"fill": "false"})
+    return [alone, *(Arm("needed", "needed", budget, own) for budget in budgets)]
+
+
 def _cliff() -> Experiment:
     kinds = {
         "random": ("random", {"recent": "16"}),
@@ -112,7 +123,7 @@ def _cliff() -> Experiment:
         for label, (name, settings) in pinned.items()
         for budget in ("0.95", "0.87", "0.81")
     ]
-    return Experiment(CHAIN, (FULL, *arms))
+    return Experiment(CHAIN, (FULL, *arms, *_needed(*CLIFF, "0.5", "0.4", "0.25")))
 
 
 def _family() -> Experiment:
@@ -238,7 +249,7 @@ def _trees(search: dict[str, Any], *budgets: str) -> Experiment:
         for label, (name, settings) in kinds.items()
         for budget in budgets
     ]
-    return Experiment(search, (FULL, *arms))
+    return Experiment(search, (FULL, *arms, *_needed(*budgets, recent="8")))
 
 
 def _arborkv_ablations() -> Experiment:
@@ -314,6 +325,53 @@ def _long() -> Experiment:
     return Experiment(CHAIN | {"task_options": {"lines": 120}}, (FULL, *arms))
 
 
+#: Shares of a whole search of task `tail`, of which its prompt is about 0.11.
+TAIL = ("0.1", "0.2", "0.3", "0.5", "0.7", "0.9")
+
+
+def _tail(model: str) -> Experiment:
+    """A task of which most tokens are read by nothing later, under everything.
+
+    Evictable is all but four sinks and the newest 32 tokens, as far as a policy can protect them;
+    arms ``prompt kept`` pin the prompt, too.
+    """
+    free = {"pin_prompt": "false", "recent": "32"}
+    tailor = {"window": "32", "slack": "1"}
+    kinds: dict[str, tuple[str, dict[str, str]]] = {
+        "random": ("random", free | {"sinks": "4"}),
+        "streaming": ("streaming-llm", {}),
+        "h2o": ("h2o", {"sinks": "4", "recent_share": "0.1"}),
+        "tova": ("tova", {}),
+        "snapkv": ("snapkv", {"window": "32"}),
+        "rkv": ("rkv", {"window": "32", "interval": "16"}),
+        "raas": ("raas", {"pin_prompt": "false"}),
+        **{name: (name, free) for name in ("epikv", "band-adaptive", "hs-variance")},
+        **{name: (name, tailor) for name in _TAILORS},
+    }
+    arms = [
+        Arm(label, name, budget, settings)
+        for label, (name, settings) in kinds.items()
+        for budget in TAIL
+    ]
+    del kinds["snapkv"]  # it cuts the prompt alone
+    kinds["streaming"] = ("streaming-llm", {"sinks": "0"})
+    arms += [
+        Arm(f"{label}, prompt kept", name, budget, settings | {"pin_prompt": "true"})
+        for label, (name, settings) in kinds.items()
+        for budget in TAIL[1:]
+    ]
+    for r in ("0.05", "0.1", "0.3", "0.5", "0.7"):
+        settings = {
+            "evict": "of-total", "evict_ratio": r, "hbm_ratio": "1", "recent": "32",
+            "interval": "16",
+        }  # fmt: skip
+        arms.append(Arm(f"hierarchy r={r}", "hierarchy", "1", settings))
+    for bits in ("8", "4", "2"):
+        settings = {"bits": bits, "group": "32", "residual": "32"}
+        arms.append(Arm(f"kivi, {bits} bits", "kivi", "1", settings))
+    return Experiment({"model": model}, (FULL, *_needed(*TAIL, recent="32"), *arms))
+
+
 EXPERIMENTS = {
     "cliff": _cliff,
     "family": _family,
@@ -326,6 +384,8 @@ EXPERIMENTS = {
     "arborkv-ablations": _arborkv_ablations,
     "long": _long,
     "newer": lambda: _newer(CHAIN, "16", "32", "32", {}),
+    "tail": lambda: _tail("tail"),
+    "tail-deep": lambda: _tail("tail-deep"),
     "newer-game24": lambda: _newer(
         GAME,
         "4",
@@ -383,6 +443,7 @@ class Collector:
             "quantised": m.quantised_tokens, "offloaded": m.offloaded_tokens,
             "rehydrated": m.rehydrated_tokens, "peak_hbm_bytes": m.peak_hbm_kv_bytes,
             "peak_ddr_bytes": m.peak_ddr_bytes, "staging_bytes": m.peak_staging_bytes,
+            "steps_right": result.steps_right, "steps": result.steps,
         }  # fmt: skip
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
@@ -412,12 +473,19 @@ def restore(name: str, arms: tuple[Arm, ...], out: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def run(name: str, episodes: int, batch: int, out: Path, only: list[str] | None = None) -> None:
+def run(
+    name: str, episodes: int, batch: int, out: Path, only: list[str] | None = None,
+    weights: str = "",
+) -> None:  # fmt: skip
     """One experiment, cell by cell: what is finished is on the disk.
 
-    `only` names arms that are run, as ``"h2o@0.5"``, in their order; None for all.
+    `only` names arms that are run, as ``"h2o@0.5"``, in their order; None for all.  `weights` is a
+    folder with other weights of the experiment's task.
     """
     experiment = EXPERIMENTS[name]()
+    search = experiment.search
+    if weights:
+        search = search | {"model": weights, "task": MODELS[search["model"]]}
     restore(name, experiment.arms, out)
     collector = Collector(out / f"{name}.jsonl", experiment.arms)
     backend = get_backend("torch")
@@ -430,9 +498,7 @@ def run(name: str, episodes: int, batch: int, out: Path, only: list[str] | None 
     for arm, cell in (cells[each] for each in only or cells):
         watch = _Watch(collector, cell)
         begun = time.time()
-        backend.live(
-            LiveRequest(cells=(cell,), episodes=episodes, batch=batch, **experiment.search), watch
-        )
+        backend.live(LiveRequest(cells=(cell,), episodes=episodes, batch=batch, **search), watch)
         print(
             f"{name:10} {arm.label:24} {arm.budget:5} {watch.right}/{watch.judged} right, "
             f"{watch.infeasible} infeasible, {time.time() - begun:.0f} s",
@@ -474,6 +540,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("reports/quality"))
     parser.add_argument("--arm", action="append", help="only this arm, LABEL@BUDGET; repeatable")
+    parser.add_argument("--weights", default="", help="a folder with other weights of the task")
     options = parser.parse_args()
     import torch
     from transformers.utils import logging
@@ -483,7 +550,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.experiments:
         try:
-            run(name, options.episodes, options.batch, options.out, options.arm)
+            run(name, options.episodes, options.batch, options.out, options.arm, options.weights)
         except UsageError as error:
             raise SystemExit(f"{name}: {error}") from error
 

@@ -185,6 +185,10 @@ class LiveResult:
     #: Largest memory of the framework's allocator on the device, weights included; 0 on the CPU
     device_peak_bytes: int = 0
     infeasible: str = ""  #: why the budget cannot hold the search; empty if it could
+    #: Needed steps of the reasoning: those that are right in what was handed in, and how many there
+    #: are; None where the task does not count them
+    steps_right: int | None = None
+    steps: int | None = None
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,9 @@ class ForcedSource:
     def text(self, ids: Sequence[int]) -> str:
         return self._base.text(ids)
 
+    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int] | None:
+        return None
+
     def readers(
         self, problem: Problem, generated: Sequence[int], start: int
     ) -> list[Readers] | None:

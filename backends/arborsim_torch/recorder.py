@@ -153,7 +153,7 @@ class EpisodeRecorder:
                 columns["readers"] = self._readers
         return EpisodeResult(
             columns, correct, self._generated, len(self.nodes) - 1, len(problem.prompt),
-            self.rows.iteration, prefill_s, decode_s, self._forward_s,
+            self.rows.iteration, prefill_s, decode_s, self._forward_s, self._steps,
         )  # fmt: skip
 
     def _readers_of_prompt(self) -> list[Readers] | None:
@@ -331,6 +331,7 @@ class EpisodeRecorder:
         """Hand in one of the search's candidates; whether it is right."""
         candidates = handed_in(self.search, self._frontier.leaves, len(self.nodes))
         chosen, correct = self._completion.choose(candidates)
+        self._steps = self.source.steps(self.problem, self.nodes[chosen].generated)
         self.rows.time_s = self._clock()
         self.rows.answer(chosen, correct, self.source.text(self.nodes[chosen].generated))
         if self.listener is not None:

@@ -121,6 +121,9 @@ def path_ends(nodes: Sequence[LiveNode], n: int) -> tuple[int, ...]:
 class EpisodeResult:
     """What `EpisodeRecorder.run` hands back; times in seconds.
 
+    `steps` are needed steps of the reasoning handed in: those that are right, and how many there
+    are (None where the source does not count them).
+
     `decode_s` is all that came after the prompt, `forward_s` the part of it that decode iterations
     took in the model and in drawing tokens.
     """
@@ -134,6 +137,7 @@ class EpisodeResult:
     prefill_s: float
     decode_s: float
     forward_s: float
+    steps: tuple[int, int] | None = None
 
 
 class Frontier:

@@ -49,6 +49,9 @@ class Source(Protocol):
 
     def text(self, ids: Sequence[int]) -> str: ...
 
+    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int] | None:
+        """How many needed steps are right, and how many there are; None if unknown."""
+
     def readers(
         self, problem: Problem, generated: Sequence[int], start: int
     ) -> list[Readers] | None:
@@ -129,6 +132,9 @@ class TaskSource:
     def text(self, ids: Sequence[int]) -> str:
         return self.task.text(ids)
 
+    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int] | None:
+        return self.task.steps(problem, generated)
+
     def readers(
         self, problem: Problem, generated: Sequence[int], start: int
     ) -> list[Readers] | None:
@@ -144,6 +150,9 @@ class _Unjudged:
         return None
 
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
+        return None
+
+    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int] | None:
         return None
 
     def readers(

@@ -151,7 +151,7 @@ class SlowNeeded(SlowStream):
             every = range(len(world.tier))
             stream = every if self.adaptation == "flat" else world.active_tokens()
             for token in set(stream) - self.protected(world):
-                if world.tier[token] != EVICTED and self.score(world, token) == -math.inf:
+                if world.tier[token] != EVICTED and self.score(world, token) <= -1e6:
                     world.tier[token] = EVICTED
 
 

@@ -99,12 +99,13 @@ def _read_later(problem, solution, k):
         if words[place][0] == "L" and words[place] in words[1 : before - 4 : 5]:
             starts[words[1 : before - 4 : 5].index(words[place])] = place
     done_at = {j: place + 9 for j, place in starts.items()}
+    filled_at = {j: starts.get(j + 1, len(words) - 4) for j in starts}  # its filler is over
     wanted = set(range(before - 3, before))
     for j in range(program.lines):
         if done_at[j] > now:  # its prompt line
             wanted |= set(range(1 + 5 * j, 6 + 5 * j))
         readers = [i for i in range(program.lines) if j in program.operands[i]]
-        open_reader = j == program.query or any(done_at[i] > now for i in readers)
+        open_reader = j == program.query or any(filled_at[i] > now for i in readers)
         if done_at[j] <= now and open_reader:
             wanted |= {done_at[j] - 2, done_at[j] - 1}
     return wanted
@@ -121,8 +122,9 @@ def test_needed_covers_what_is_read_and_little_else(index, lines, share):
     assert TAIL.readers(problem, solution, k) == TAIL.readers(problem, solution)[k:]
     wanted = _read_later(problem, solution, k)
     assert wanted <= set(np.flatnonzero(needed).tolist())
-    # Besides, only the last one or two lines, the block that is being written, and the question.
-    assert needed.sum() <= len(wanted) + 9 + 9 + 14 + 1
+    # Besides, only the last one or two lines, the filler since the last, and the question.
+    filler = TAIL.step_tokens - 9
+    assert needed.sum() <= len(wanted) + 9 + 9 + filler + 1
     assert not TAIL.needed(problem, solution).any()
 
 
@@ -135,7 +137,8 @@ def test_most_of_the_reasoning_is_never_read_again():
         counts = [TAIL.needed(problem, solution[:k]).sum() for k in range(0, len(solution), 4)]
         shares.append(max(counts) / total)
         filler.append(1 - 9 * problem.data.lines / len(solution))
-    assert max(shares) <= 0.2
+    assert np.mean(shares) <= 0.19
+    assert max(shares) <= 0.22
     assert np.mean(filler) == pytest.approx(0.77, abs=0.03)
 
 

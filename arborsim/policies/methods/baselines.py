@@ -40,6 +40,7 @@ class Random(RecentPolicy):
     """Evict uniformly at random; prompt and recent tokens stay."""
 
     seed: int = setting(0, "of the random numbers", low=0)
+    sinks: int = setting(0, "protected first tokens", unit="tokens", low=0)
 
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "evict uniformly at random, prompt and recent tokens stay"
@@ -48,6 +49,10 @@ class Random(RecentPolicy):
     @cached_property
     def score(self) -> Score:
         return SeededUniform(self.seed)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.pin_prompt, self.sinks, self.recent)
 
 
 @dataclass(frozen=True)
@@ -123,13 +128,14 @@ _COMES_BACK = 1e6  # further off than any step
 
 @dataclass(frozen=True)
 class OnlyRead(Pool):
-    """What nothing will read goes, whether or not there is room for it."""
+    """What no active path will read goes, whether or not there is room for it."""
 
     about: ClassVar[str] = "one pool, of tokens that will be read"
 
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
         super().allot(at, tiers)  # counts what is held before this decision
-        tiers[at.movable & hbm_mask(tiers) & np.isneginf(at.rank)] = Tier.EVICTED
+        unread = at.rank <= -_COMES_BACK
+        tiers[at.movable & hbm_mask(tiers) & unread] = Tier.EVICTED
 
 
 @dataclass(frozen=True)
@@ -158,8 +164,8 @@ class Needed(StreamPolicy):
     off does.  Of equals the older goes.  Nothing else is known of the future: which thoughts the
     search will give up is not.
 
-    With ``fill=false`` tokens that nothing reads go at once, whatever the budget: then the peak is
-    what the task needs, and answers show whether that is enough for the model.
+    With ``fill=false`` tokens that no active path will read go at once, whatever the budget: then
+    the peak is what the task needs, and answers show whether that is enough for the model.
     """
 
     adaptation: str = setting("flat", "what the stream is on a tree", choices=ADAPTATIONS)
@@ -167,7 +173,7 @@ class Needed(StreamPolicy):
     recent: int = setting(
         16, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
     )
-    fill: bool = setting(True, "keep what nothing reads as long as there is room for it")
+    fill: bool = setting(True, "keep what no active path reads while there is room")
 
     name: ClassVar[str] = "needed"
     paper: ClassVar[str] = "bound by the task, after Belady 1966, doi:10.1147/sj.52.0078"

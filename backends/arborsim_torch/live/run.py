@@ -176,7 +176,7 @@ class LiveRun:
         return LiveResult(
             task.number, name, text, task.budget_tokens, ended.correct, ended.tokens,
             lengths[task.number], wall_s, outcome.measured, outcome.allocated_bytes,
-            outcome.device_peak_bytes,
+            outcome.device_peak_bytes, "", *(ended.steps or (None, None)),
         )  # fmt: skip
 
 

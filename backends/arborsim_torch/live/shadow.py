@@ -134,6 +134,8 @@ class ShadowRun:
                 wall_s=wall_s,
                 measured=shadow.controller.executor.measurements(),
                 infeasible=shadow.infeasible,
+                steps_right=None if shadow.infeasible or not episode.steps else episode.steps[0],
+                steps=None if shadow.infeasible or not episode.steps else episode.steps[1],
             )
             self.watch.finished(result)
         return episode

@@ -233,8 +233,8 @@ class TailTask(ChainTask):
         """Return who reads each token (`Task.readers`); a line and each block after it are steps.
 
         A prompt line is read until its line is evaluated; a result (`v_n z`) by the lines that have
-        it as an operand, or by the answer; the question to the end; a line until the next one is
-        complete; a block while it is written.
+        it as an operand and by their filler, which may repeat them, or by the answer; the question
+        to the end; a line until the next one is complete; blocks until the next line begins.
         """
         program = problem.data
         before, end = len(problem.prompt), _STEPS * program.lines
@@ -253,15 +253,19 @@ class TailTask(ChainTask):
                 block = min(block + 1, _STEPS - 1)
             inside = at - ahead
             now = max(0, min(_STEPS * line + block, end))
-            after, steps = now, [now]
-            if not block and 0 <= line < program.lines and inside < LINE_TOKENS:
-                own = self._readers_of(program)[line] if inside >= LINE_TOKENS - 2 else []
-                steps += sorted({line + 1, *own})
-                steps[1:] = [_STEPS * each for each in steps[1:]]
+            after, steps, filled = now, {now}, _STEPS * (line + 1) - 1
+            if block:
+                steps.add(filled)
+            elif 0 <= line < program.lines and inside < LINE_TOKENS:
+                steps.add(filled + 1)
+                if inside >= LINE_TOKENS - 2:
+                    own = self._readers_of(program)[line]
+                    steps |= {_STEPS * each for each in own}
+                    steps |= {_STEPS * each + _STEPS - 1 for each in own if each < program.lines}
                 after += inside == LINE_TOKENS - 1
             after += line >= program.lines and inside == ANSWER_TOKENS
             if at >= first:
-                rows.append((after, *steps))
+                rows.append((after, *sorted(steps)))
         return rows
 
     def _is_label(self, generated: Sequence[int], i: int) -> bool:
