@@ -30,7 +30,7 @@ def figure(value: float, unit: str) -> str:
     scaled = value * UNITS.get(unit, 1.0)
     if math.isnan(scaled):
         return ""
-    if unit in ("%", "points"):
+    if unit in ("%", "points") and (scaled == 0 or abs(scaled) >= 0.1):
         return f"{scaled:.1f}"
     if scaled == int(scaled) and abs(scaled) < 1e6:
         return f"{scaled:,.0f}"
