@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from arborsim_torch.reference import get_task, load, weights_path
+from arborsim_torch.reference import MODELS, get_task, load, weights_path
 from arborsim_torch.reference.curriculum import RECIPES, Recipe, Stage
 from arborsim_torch.reference.decoder import generate
 from arborsim_torch.reference.evaluate import judge_all, tree_of_thoughts
@@ -22,6 +22,7 @@ SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
 #: under the tables' intervals, far above what an untrained model does.
 CHAIN_BOUNDS = {40: 0.75, 64: 0.7}
 GAME24_BOUND = 0.2
+TAIL_BOUND = 0.8
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -160,12 +161,14 @@ def test_sampling_does_not_depend_on_batches():
         generate(model, task, problems, temperature=1.0)
 
 
-@pytest.mark.parametrize("name", ["chain", "game24"])
+@pytest.mark.parametrize("name", MODELS)
 def test_shipped_weights_are_plain(name):
     folder = weights_path(name)
     model = LlamaForCausalLM.from_pretrained(folder)
-    assert sum(p.numel() for p in model.parameters()) < 1.5e6
-    assert sum(f.stat().st_size for f in folder.iterdir()) < 6e6
+    deep = name == "tail-deep"
+    assert len(model.model.layers) == (24 if deep else 6)
+    assert sum(p.numel() for p in model.parameters()) < (5e6 if deep else 1.5e6)
+    assert sum(f.stat().st_size for f in folder.iterdir()) < (10e6 if deep else 6e6)
     assert not any(f.suffix in (".bin", ".pt") for f in folder.iterdir())
 
 
@@ -179,6 +182,13 @@ def test_shipped_chain_model_reasons(lines):
     model, task = load("chain")
     problems = [task.problem("test", 1000 + i, lines=lines) for i in range(20)]
     assert _greedy(model, task, problems, 9 * lines + 4) >= CHAIN_BOUNDS[lines]
+
+
+@pytest.mark.parametrize(("name", "lines"), [("tail", 16), ("tail-deep", 8)])
+def test_shipped_tail_models_reason(name, lines):
+    model, task = load(name, lines=lines)
+    problems = [task.problem("test", 1000 + i) for i in range(10)]
+    assert _greedy(model, task, problems, task.max_tokens) >= TAIL_BOUND
 
 
 def test_shipped_game24_model_and_search():

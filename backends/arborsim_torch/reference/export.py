@@ -3,7 +3,7 @@
 ::
 
     python -m arborsim_torch.reference.export runs/chain
-    python -m arborsim_torch.reference.export runs/chain --out elsewhere
+    python -m arborsim_torch.reference.export runs/chain --out elsewhere --dtype float16
 
 writes `config.json`, `model.safetensors`, `vocab.json` and `training.json`, by
 default where `load` looks for them.
@@ -27,12 +27,15 @@ from .train import CHECKPOINT, CURVE, model_of
 CURVE_POINTS = 100
 
 
-def export(run: Path, out: Path | None = None) -> Path:
+def export(run: Path, out: Path | None = None, dtype: torch.dtype = torch.float32) -> Path:
     """Export the checkpoint of `run` to `out` (default: the package's weights).
 
-    Returns the folder written to.
+    `dtype` is that of the file; models are loaded as float32 unless told otherwise.  Returns the
+    folder written to.
     """
     model, task, state = model_of(run / CHECKPOINT)
+    # transformers wraps `Module.to` in a decorator that loses `self` to type checkers.
+    model.to(dtype)  # type: ignore[arg-type]
     folder = weights_path(state["name"]) if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
@@ -71,8 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="arborsim_torch.reference.export", description=__doc__)
     parser.add_argument("run", type=Path, help="folder of the training run")
     parser.add_argument("--out", type=Path, help="default: the package's weights")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float16"))
     options = parser.parse_args(arguments)
-    print(export(options.run, options.out))
+    print(export(options.run, options.out, getattr(torch, options.dtype)))
 
 
 if __name__ == "__main__":
