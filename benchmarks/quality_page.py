@@ -4,13 +4,15 @@
 
 Writes ``results.parquet`` (a row per search and arm, with the facts in its metadata) and
 ``README.md``: accuracy with 95% Clopper-Pearson intervals, and Fisher's exact p against full
-retention on the problems that the arm could search.
+retention on the problems that the arm could search; the distance to `needed`, the bound for
+answers, and needed steps that are right (`benchmarks/quality_bound.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.stats import beta, fisher_exact
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.quality import EXPERIMENTS
+from benchmarks.quality_bound import Bound, differences, steps_text
 
 TITLES = {
     "cliff": "The eviction cliff",
@@ -31,6 +38,8 @@ TITLES = {
     "arborkv-ablations": "ArborKV without its parts, on trees several times a path",
     "newer": "Uneven budgets, selection, few bits: a chain",
     "newer-game24": "Uneven budgets, selection, few bits: trees of thoughts",
+    "tail": "A task of which most tokens are read by nothing later",
+    "tail-deep": "The same task, 24 layers",
 }
 ABOUT = {
     "cliff": "chain, 32 lines, greedy; the prompt is kept by all (its share of a search is about "
@@ -59,6 +68,10 @@ ABOUT = {
     "Windows and pages of 16 tokens; KIVI in groups of 32 after the newest 32.",
     "newer-game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7; no arm pins the "
     "prompt. Windows of 16 tokens (ARKV: 8), pages of 4; KIVI in groups of 8 after the newest 16.",
+    "tail": "tail, 16 lines, greedy; 77% of the reasoning is filler, the prompt is about 0.11 of a "
+    "search. All but 4 sinks and the newest 32 tokens are evictable, as far as a policy can "
+    "protect them; arms `prompt kept` pin the prompt.",
+    "tail-deep": "tail, 16 lines, greedy, arms as above.",
 }
 
 
@@ -89,8 +102,22 @@ def interval(right: int, n: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def table(stored: Stored) -> list[str]:
+def bound_of(stored: Stored, all_stored: list[Stored]) -> Bound:
+    """The `needed` arms of all experiments that search the same as this one."""
+    search = EXPERIMENTS[stored.name]().search
+    arms: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for each in all_stored:
+        if EXPERIMENTS[each.name]().search == search:
+            rows += [row | {"arm": row["arm"] + len(arms)} for row in each.rows]
+            arms += each.head["arms"]
+    return Bound(arms, rows)
+
+
+def table(stored: Stored, bound: Bound) -> list[str]:
     """Markdown lines, one per arm."""
+    counted = any(row.get("steps") for row in stored.rows)
+    extra = ["`needed` has more, points"] * bool(bound) + ["needed steps right"] * counted
     by_arm: dict[int, dict[int, dict[str, Any]]] = {}
     for row in stored.rows:
         by_arm.setdefault(row["arm"], {})[row["episode"]] = row
@@ -98,8 +125,8 @@ def table(stored: Stored) -> list[str]:
     lines = [
         "| arm | budget | right / n | accuracy | 95% interval | full, same problems | p "
         "| infeasible | peak tokens, share of full | peak bytes, share of full "
-        "| rehydrated tokens |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| rehydrated tokens |" + "".join(f" {each} |" for each in extra),
+        "|---|" + "---:|" * (10 + len(extra)),
     ]
     for i, arm in enumerate(stored.head["arms"]):
         rows = list(by_arm.get(i, {}).values())
@@ -110,7 +137,10 @@ def table(stored: Stored) -> list[str]:
         name = arm["label"]
         budget = "" if arm["policy"] in ("full", "hierarchy", "kivi") else arm["budget"]
         if not n:
-            lines.append(f"| {name} | {budget} | - | - | - | - | - | {len(rows)} | - | - | - |")
+            lines.append(
+                f"| {name} | {budget} | - | - | - | - | - | {len(rows)} | - | - | - |"
+                + " - |" * len(extra)
+            )
             continue
         low, high = interval(right, n)
         others = [by_arm[full][row["episode"]] for row in could if row["episode"] in by_arm[full]]
@@ -126,15 +156,22 @@ def table(stored: Stored) -> list[str]:
             f"| {name} | {budget} | {right} / {n} | {100 * right / n:.1f}% "
             f"| {100 * low:.1f} to {100 * high:.1f} | {same} | {p} | {len(rows) - n or ''} "
             f"| {peak:.2f} | {hbm / full_hbm:.2f} | {back:.0f} |"
+            + (f" {bound.distance(arm['budget'], could)} |" if bound else "")
+            + (f" {steps_text(could)} |" if counted else "")
         )
     return lines
 
 
-def shown(stored: Stored, label: str, budget: str) -> str:
-    """An arm's accuracy as the text quotes it."""
+def rows_of(stored: Stored, label: str, budget: str) -> list[dict[str, Any]]:
+    """What an arm could search."""
     numbers = {i for i, arm in enumerate(stored.head["arms"])
                if (arm["label"], arm["budget"]) == (label, budget)}  # fmt: skip
-    could = [row for row in stored.rows if row["arm"] in numbers and not row["infeasible"]]
+    return [row for row in stored.rows if row["arm"] in numbers and not row["infeasible"]]
+
+
+def shown(stored: Stored, label: str, budget: str) -> str:
+    """An arm's accuracy as the text quotes it."""
+    could = rows_of(stored, label, budget)
     if not could:
         return "unknown"
     right = sum(bool(row["correct"]) for row in could)
@@ -161,12 +198,67 @@ def _beside_full(stored: Stored) -> list[str]:
     return found
 
 
+def about_needed(stored: Stored, bound: Bound) -> list[str]:
+    """What the bound says of a table."""
+    if not bound.alone:
+        return []
+    alone = list(bound.alone.values())
+    right = sum(bool(row["correct"]) for row in alone)
+    return [
+        f"Needed tokens alone take {bound.peak} of a whole search at their peak, and answer "
+        f"{100 * right / len(alone):.1f}% (n = {len(alone)}). The column of points compares with "
+        "`needed` on the same problems, at the budget in brackets where that is another: the next "
+        "lower one, or needed tokens alone."
+    ]
+
+
+def what_separates(stored: Stored) -> list[str]:
+    """Mass against recency of reading, and what keeping the prompt does, from rows of both arms."""
+
+    def find(label: str, budget: str) -> list[dict[str, Any]]:
+        return rows_of(stored, label, budget)
+
+    budgets = [arm["budget"] for arm in stored.head["arms"] if arm["policy"] == "random"]
+    budgets = list(dict.fromkeys(budgets))
+    found = []
+    recency = differences(
+        [("raas", "h2o"), ("raas, prompt kept", "h2o, prompt kept"),
+         ("tova", "h2o"), ("tova, prompt kept", "h2o, prompt kept")], budgets, find,
+    )  # fmt: skip
+    if recency:
+        found.append(
+            "Recency of reading (RaaS: when a token was last attended to; TOVA: what the newest "
+            "query attends to) against mass (H2O: all attention so far): " + "; ".join(recency)
+            + "."
+        )  # fmt: skip
+    labels = dict.fromkeys(arm["label"] for arm in stored.head["arms"])
+    pairs = [(f"{each}, prompt kept", each) for each in labels if f"{each}, prompt kept" in labels]
+    kept = differences(pairs, budgets, find)
+    if kept:
+        found.append(f"Keeping the prompt under the same budget: {'; '.join(kept)}.")
+    chance = differences(
+        [(f"{each}, prompt kept", "random, prompt kept") for each in
+         ("h2o", "raas", "tova", "rkv", "epikv", "hs-variance", "band-adaptive", "streaming")],
+        budgets, find,
+    )  # fmt: skip
+    if chance:
+        found.append(f"Against chance, the prompt kept by both: {'; '.join(chance)}.")
+    return found
+
+
 def findings(stored: Stored) -> list[str]:
     """What a table shows, and where it disagrees with a paper."""
 
     def at(label: str, budget: str = "1") -> str:
         return shown(stored, label, budget)
 
+    if stored.name in ("tail", "tail-deep"):
+        return [
+            f"Full retention {at('full')}. An answer counts only if every needed line is right, so "
+            "needed steps tell arms apart where answers do not. Arms without a row have not been "
+            "run.",
+            *what_separates(stored),
+        ]
     if stored.name == "long":
         names = ("h2o", "streaming-llm", "epikv", "arkv", "lag-kv")
         said = [f"{name} {at(name, '0.85')}" for name in names]
@@ -303,8 +395,9 @@ def page(all_stored: list[Stored]) -> str:
         about = ABOUT[stored.name]
         if stored.head["date"] != all_stored[0].head["date"]:
             about += f" Run on {stored.head['date']}."
-        lines += ["", f"## {TITLES[stored.name]}", "", about, "", *table(stored)]
-        for finding in findings(stored):
+        bound = bound_of(stored, all_stored)
+        lines += ["", f"## {TITLES[stored.name]}", "", about, "", *table(stored, bound)]
+        for finding in (*findings(stored), *about_needed(stored, bound)):
             lines += ["", finding]
     return "\n".join(lines) + "\n"
 
@@ -322,7 +415,8 @@ def main() -> None:
             arm = stored.head["arms"][row["arm"]]
             named = {"experiment": stored.name, "label": arm["label"], "policy": arm["policy"],
                      "budget": arm["budget"], "settings": json.dumps(arm["settings"])}  # fmt: skip
-            rows.append(named | row)
+            # Runs before steps were counted have none.
+            rows.append(named | {"steps_right": None, "steps": None} | row)
     facts = {stored.name: {k: stored.head[k] for k in ("facts", "date")} for stored in all_stored}
     made = pa.Table.from_pylist(rows).replace_schema_metadata({"arborsim": json.dumps(facts)})
     pq.write_table(made, folder / "results.parquet", compression="zstd")
