@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from arborsim.core import events
@@ -20,6 +21,7 @@ from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell, play_episode
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
+from arborsim.validate.claims import read_papers
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,3 +144,32 @@ def test_a_budget_that_holds_no_search_is_a_row(trees: Any) -> None:
     assert [row["feasible"] for row in rows] == [False] * len(trees.searches("pruned", "word"))
     rows = list(trees.replayed("pruned", "word", "least recent blocks", "0.98"))
     assert all(row["feasible"] for row in rows)
+
+
+def test_two_rows_from_the_raw_results() -> None:
+    """A return finds all of its path at a quarter of the tokens; what it builds on was active."""
+    frame = pd.read_parquet(ROOT / "reports" / "claims" / "trees.parquet")
+    (paper,) = (
+        each for each in read_papers(ROOT / "reports" / "claims", ROOT) if each.key == "arborkv"
+    )
+    numbers = {row.claim.id: {n.label: n for n in row.numbers} for row in paper.rows}
+
+    peaks = {
+        policy: rows["peak_tokens"].sum()
+        for policy, rows in frame[
+            frame["search"].eq("pruned") & frame["length"].eq("128")
+            & frame["budget"].isin(["1", "0.25"])
+        ].groupby("policy")
+    }  # fmt: skip
+    found = numbers["arborkv-trees-peak"]["peak tokens, full / ArborKV at 0.25"]
+    assert found.ours == pytest.approx(peaks["full"] / peaks["arborkv"])
+
+    shape = frame[frame["experiment"].eq("shape")]
+    away = numbers["arborkv-trees-inactive-branches"]
+    for search, label in (
+        ("pruned", "thoughts that build on a block off the active path, depth first"),
+        ("dpts on chain", "DPTS on chain"),
+    ):
+        rows = shape[shape["search"].eq(search) & shape["length"].isin(["128", "recorded"])]
+        assert away[label].ours == pytest.approx(rows["off_path_visits"].sum() / len(rows))
+        assert away[label].n == len(rows)
