@@ -8,6 +8,8 @@ Writes ``epikv.parquet``; finished cells are kept.
   labels of importance, on greedy reasonings of the reference models that end right: Table 2,
   Figure 5, Tables 10 and 11, appendices E and F; ``pooled`` has them over the tokens of all traces.
 - ``important``: the share of tokens that a kind of label calls important.
+- ``answers``: right answers, and needed steps written down right, of masked searches
+  (`benchmarks.claims.frozen`) under the paper's scores with and without their smoothing.
 - ``forward``, ``requests``, ``state``, ``replay``, ``paged``: memory of a forward pass, requests
   that fit, what the method remembers, one long reasoning under the paper's policies, and memory in
   pages, all of Llama-3.1-8B on the paper's GPUs: Figures 1, 4 and 6, Tables 5 to 8.
@@ -16,7 +18,7 @@ Writes ``epikv.parquet``; finished cells are kept.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -38,7 +40,6 @@ from arborsim.signals.rolling import EPSILON, Band, HiddenChangeContrast, rollin
 from benchmarks.claims import Row, Store, run
 from benchmarks.generate import generate as generate_trace
 
-TRACES = 32  # reasonings a model is measured on
 NOTHING = np.empty(0)
 GIB = 2**30
 CHAINS = Path("traces/chain-linear.parquet")
@@ -54,9 +55,14 @@ POLICIES = ("full", "epikv", "hs-variance", "band-adaptive", "kv-key", "kv-value
 
 #: What an occlusion regenerates, and tokens of its window and stride; the first is the paper's.
 OCCLUSIONS = {"answer": ("answer", 32, 16), "rest": ("rest", 32, 16)}
-#: Kinds of labels, by what is run for them: occlusions, what the task's rules read later, attention
-#: of later tokens, and a token's place in the reasoning.
-LABELS = (("answer", "needed", "attention", "position"), ("rest",))
+#: Kinds of labels: an occlusion, what the task's rules read later, attention of later tokens, and
+#: a token's place in the reasoning.
+LABELS = ("answer", "needed", "attention", "position")
+#: Reference models, program lines of their problems, reasonings, kinds of labels.
+MODELS = (
+    ("chain", 32, 32, LABELS), ("tail", 16, 16, LABELS), ("tail-deep", 16, 12, LABELS),
+    ("chain", 16, 32, LABELS), ("chain", 32, 32, ("rest",)),
+)  # fmt: skip
 
 Signals = dict[tuple[str, int], np.ndarray]
 """Float64 ``[tokens]``, by name and layer; -1 is the mean over layers."""
@@ -180,7 +186,7 @@ def read_by_rule(readers: list[Any]) -> np.ndarray:
     return np.array([max(steps) > steps[0] for _, *steps in readers])
 
 
-def reasonings(name: str, lines: int, kinds: tuple[str, ...]) -> list[Reasoning]:
+def reasonings(name: str, lines: int, count: int, kinds: Sequence[str]) -> list[Reasoning]:
     """Greedy reasonings of test problems that end right, with signals and labels of these kinds."""
     from arborsim.calibrate.backend import ModelChoice, OcclusionRequest
     from arborsim_torch import reference
@@ -193,7 +199,7 @@ def reasonings(name: str, lines: int, kinds: tuple[str, ...]) -> list[Reasoning]
     for kind in OCCLUSIONS.keys() & set(kinds):
         regenerate, window, stride = OCCLUSIONS[kind]
         request = OcclusionRequest(
-            choice, TRACES, "test", window=window, stride=stride, regenerate=regenerate
+            choice, count, "test", window=window, stride=stride, regenerate=regenerate
         )
         found[kind] = occlude(request, lambda *_: None).traces
     model, task = reference.load(name, attn_implementation="eager", **options)
@@ -334,10 +340,6 @@ def paged_rows(page: int) -> Iterator[Row]:
                "peak_bytes": float(result.measured.peak_hbm_kv_bytes)}  # fmt: skip
 
 
-#: Reference models and program lines of their problems.
-MODELS = (("chain", 32), ("chain", 16))
-
-
 def experiments(store: Store) -> None:
     """All cells; those of a model run its reasonings once."""
     store.cell("forward", {"gpu": "a100-80"}, forward_rows)
@@ -347,11 +349,14 @@ def experiments(store: Store) -> None:
         store.cell("replay", {"gpu": gpu, "budget": budget}, partial(replay_rows, gpu, budget))
     for page in (1, 16):
         store.cell("paged", {"page": page, "budget": "0.75"}, partial(paged_rows, page))
-    for (name, lines), kinds in product(MODELS, LABELS):
+    from benchmarks.claims.frozen import answers
+
+    answers(store)
+    for name, lines, count, kinds in MODELS:
         cells = {kind: {"model": name, "lines": lines, "label": kind} for kind in kinds}
         if all(store.has("signals", setting) for setting in cells.values()):
             continue
-        traces = reasonings(name, lines, kinds)  # once for all labels
+        traces = reasonings(name, lines, count, kinds)  # once for all labels
         for kind, setting in cells.items():
             store.cell("signals", setting, partial(signal_rows, traces, kind))
             store.cell("pooled", setting, partial(pooled_rows, traces, kind))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +94,27 @@ def test_attention_of_later_tokens_leaves_out_the_next_64() -> None:
 def test_layers_of_the_paper() -> None:
     assert layers_of_paper(32) == (10, 21)
     assert layers_of_paper(6) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("label", "experiment", "budget", "score"),
+    [
+        ("epikv", "cliff", "0.95", ("g2", "g4", "z-64")),
+        ("kv-key", "family", "0.87", ("key", "", "rolling-64")),
+    ],
+)
+def test_masked_searches_answer_what_live_ones_answered(
+    label: str, experiment: str, budget: str, score: tuple[str, str, str]
+) -> None:
+    pytest.importorskip("torch")
+    from arborsim_torch import reference
+    from benchmarks.claims.frozen import Score, search
+
+    stored = pd.read_parquet(ROOT / "reports" / "quality" / "results.parquet")
+    live = stored[(stored.experiment == experiment) & (stored.budget == budget)]
+    live = live[(live.label == label) & (live.episode < 6)].sort_values("episode")
+    model, task = reference.load("chain", lines=32)
+    problems = [task.problem("test", i) for i in range(6)]
+    made = search(model, task, problems, Score(*score), budget, live.full_tokens.tolist())
+    assert [found.correct for found in made] == live.correct.tolist()
+    assert 0 < live.correct.sum() < 6
