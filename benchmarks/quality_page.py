@@ -275,10 +275,10 @@ def findings(stored: Stored) -> list[str]:
             "Answers fall off a cliff: hardly anything is lost at 0.95 of the tokens and nearly "
             "everything at 0.69. Attention tells what will be needed: at 0.87, H2O "
             f"{at('h2o', '0.87')}, random {at('random', '0.87')}, the newest "
-            f"{at('streaming', '0.87')}. **EpiKV's score does worse than chance here**, "
-            f"{at('epikv', '0.87')}: on this model the two bands of layers that the paper builds "
-            "on were not found either (docs/calibration.md). This contradicts the paper for this "
-            "model and task, and says nothing of the models it was written for."
+            f"{at('streaming', '0.87')}. **EpiKV with the published layers does worse than "
+            f"chance**, {at('epikv', '0.87')}: their contrast has the wrong sign here. With the "
+            "layers that `calibrate bands` picks it is right about as often as full retention "
+            "(docs/calibration.md, reports/claims)."
             + (f" Later arms at 0.87: {more}." if more else "")
         ]
     if stored.name == "family":

@@ -7,6 +7,8 @@ Writes ``epikv.parquet``; finished cells are kept.
 - ``signals``: rank correlation (`rho`, its `size`, and `auc`) of every signal of the paper with
   labels of importance, on greedy reasonings of the reference models that end right: Table 2,
   Figure 5, Tables 10 and 11, appendices E and F; ``pooled`` has them over the tokens of all traces.
+- ``answers``: right answers, and needed steps written down right, of masked searches
+  (`benchmarks.claims.frozen`) with and without the paper's smoothing; ``full`` with all kept.
 - ``important``: the share of tokens that a kind of label calls important.
 - ``answers``: right answers, and needed steps written down right, of masked searches
   (`benchmarks.claims.frozen`) under the paper's scores with and without their smoothing.
@@ -60,7 +62,7 @@ OCCLUSIONS = {"answer": ("answer", 32, 16), "rest": ("rest", 32, 16)}
 LABELS = ("answer", "needed", "attention", "position")
 #: Reference models, program lines of their problems, reasonings, kinds of labels.
 MODELS = (
-    ("chain", 32, 32, LABELS), ("tail", 16, 16, LABELS), ("tail-deep", 16, 12, LABELS),
+    ("chain", 32, 32, LABELS), ("tail", 16, 16, LABELS[1:]),
     ("chain", 16, 32, LABELS), ("chain", 32, 32, ("rest",)),
 )  # fmt: skip
 
@@ -191,38 +193,46 @@ def reasonings(name: str, lines: int, count: int, kinds: Sequence[str]) -> list[
     from arborsim.calibrate.backend import ModelChoice, OcclusionRequest
     from arborsim_torch import reference
     from arborsim_torch.calibration import occlude
-    from arborsim_torch.reference.decoder import generate
+    from arborsim_torch.reference.chain import ANSWER_TOKENS
 
-    options = {"lines": lines}
-    choice = ModelChoice(name, task_options=options)
-    found = {}
+    model, task = reference.load(name, attn_implementation="eager", lines=lines)
+    occluded = {}
     for kind in OCCLUSIONS.keys() & set(kinds):
         regenerate, window, stride = OCCLUSIONS[kind]
         request = OcclusionRequest(
-            choice, count, "test", window=window, stride=stride, regenerate=regenerate
-        )
-        found[kind] = occlude(request, lambda *_: None).traces
-    model, task = reference.load(name, attn_implementation="eager", **options)
-    traces = next(iter(found.values()))
-    problems = [task.problem("test", trace.problem) for trace in traces]
-    made = generate(model, task, problems, batch=32)
+            ModelChoice(name, task_options={"lines": lines}), count, "test",
+            window=window, stride=stride, regenerate=regenerate,
+        )  # fmt: skip
+        traces = occlude(request, lambda *_: None).traces
+        occluded[kind] = {trace.problem: token_labels(trace) for trace in traces}
     result = []
-    for i, (problem, generation) in enumerate(zip(problems, made, strict=True)):
-        length, prompt = len(traces[i].hidden_change), len(problem.prompt)
-        body = tuple(generation.tokens[:length])
-        seen = measure(model, problem.prompt, body)
+    for problem, tokens in _solved(model, task, count):
+        length, prompt = len(tokens) - ANSWER_TOKENS, len(problem.prompt)
+        seen = measure(model, problem.prompt, tokens[:length])
         labels = {
-            **{kind: token_labels(own[i]) for kind, own in found.items()},
+            **{kind: own[problem.index] for kind, own in occluded.items()},
             "attention": read_later(seen["attention"], prompt),
-            "needed": read_by_rule(task.readers(problem, generation.tokens)[prompt:])[:length],
+            "needed": read_by_rule(task.readers(problem, tokens)[prompt:])[:length],
             "position": np.arange(length, dtype=np.float64),
         }
-        result.append(
-            Reasoning(
-                problem.index, signals_of(seen, prompt), {kind: labels[kind] for kind in kinds}
-            )
-        )
+        own = {kind: labels[kind] for kind in kinds}
+        result.append(Reasoning(problem.index, signals_of(seen, prompt), own))
     return result
+
+
+def _solved(model: Any, task: Any, count: int) -> list[tuple[Any, tuple[int, ...]]]:
+    """The first test problems that are answered right, and their reasonings."""
+    from arborsim_torch.reference.decoder import generate
+
+    found: list[tuple[Any, tuple[int, ...]]] = []
+    tried = 0
+    while len(found) < count:
+        problems = [task.problem("test", tried + i) for i in range(count - len(found))]
+        tried += len(problems)
+        for problem, own in zip(problems, generate(model, task, problems, batch=32), strict=True):
+            if task.judge(problem, own.tokens).correct:
+                found.append((problem, tuple(own.tokens)))
+    return found
 
 
 def share_rows(traces: list[Reasoning], kind: str) -> Iterator[Row]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -206,16 +205,23 @@ def _evict(batch: Batch, ranks: np.ndarray, limit: np.ndarray) -> None:
     batch.dead[torch.from_numpy(full[some]), torch.from_numpy(prompt + lowest[some])] = True
 
 
-#: EpiKV's contrast: layers 10 and 21 of 32 as shares of six.
-CONTRAST, SWAPPED = Score("g2", "g4", "z-64"), Score("g4", "g2", "z-64")
+#: EpiKV's contrast of layers 10 and 21 of 32 as shares of six, and of the layers 4 and 2 that
+#: ``arborsim calibrate bands`` found on `chain`.
+PUBLISHED, CALIBRATED = Score("g2", "g4", "z-64"), Score("g4", "g2", "z-64")
 KEY = Score("key")
-#: Model, program lines, score, budgets and problems; what decides most first.
-ANSWERS: tuple[tuple[str, int, Score, tuple[str, ...], int], ...] = (
-    ("chain", 32, KEY, ("0.87", "0.69", "0.81", "0.56"), 200),
-    ("chain", 32, SWAPPED, ("0.87", "0.95"), 200),
-    ("chain", 32, Score("g2", "g4"), ("0.87",), 100),
-    ("chain", 32, Score("value"), ("0.87",), 100),
-    ("chain", 32, Score("", "g3"), ("0.87",), 100),
+#: Model, program lines, score, budget and problems; what decides most first.
+ANSWERS: tuple[tuple[str, int, Score, str, int], ...] = (
+    ("chain", 32, KEY, "0.87", 200),
+    ("chain", 32, CALIBRATED, "0.87", 200),
+    ("chain", 32, Score("g4", "g2", "rolling-64"), "0.87", 50),
+    ("chain", 32, CALIBRATED, "0.69", 50),
+    ("chain", 32, KEY, "0.69", 50),
+    ("tail", 16, CALIBRATED, "0.5", 50),
+    ("tail", 16, Score("attention"), "0.5", 50),
+    ("tail", 16, Score("g2", smoothing="z-64"), "0.5", 50),
+    ("tail", 16, PUBLISHED, "0.5", 50),
+    ("tail", 16, Score("random"), "0.5", 50),
+    ("tail", 16, KEY, "0.5", 50),
 )
 CHUNK = 50  # problems that are searched side by side
 
@@ -224,12 +230,12 @@ def answers(store: Store) -> None:
     """Right answers: a cell per score, budget and fifty problems (and one with all kept)."""
     torch.set_num_threads(1)
     loaded: dict[tuple[str, int], tuple[Any, Any]] = {}
-    for name, lines, score, budgets, episodes in ANSWERS:
+    for name, lines, score, budget, episodes in ANSWERS:
         if (name, lines) not in loaded:
             model, task = reference.load(name, lines=lines)
             loaded[name, lines] = model.requires_grad_(False), task
         model, task = loaded[name, lines]
-        for budget, first in product(budgets, range(0, episodes, CHUNK)):
+        for first in range(0, episodes, CHUNK):
             problems = [task.problem("test", first + i) for i in range(CHUNK)]
             at = {"model": name, "lines": lines, "first": first}
             store.cell("full", at, partial(_full, model, task, problems))
