@@ -32,6 +32,7 @@ TITLES = {
     "epikv-rivals": "EpiKV's family against the methods of its paper",
     "long": "The shipped chains",
     "grid": "The hierarchy: share in HBM against share evicted",
+    "hierarchy": "The hierarchy at its paper's ratios, with its paper's scores, and R-KV",
     "arkv": "ARKV and its two baselines",
     "game24": "ArborKV against baselines on trees of thoughts",
     "chain-tree": "ArborKV against baselines on deep searches",
@@ -54,6 +55,9 @@ ABOUT = {
     "`chain-linear`, under policies as they come.",
     "grid": "chain, 32 lines, greedy; beta is the share of the survivors in HBM (the others lie in "
     "DDR and are still read), r the share destroyed, of all reasoning tokens so far.",
+    "hierarchy": "chain, 32 lines, greedy; r is a share of the candidates of every decision, as "
+    "Algorithm 1 is printed, so what is destroyed adds up; interval 12 and window 24 are to these "
+    "searches what 64 and 128 are to the paper's chains. R-KV keeps the prompt.",
     "arkv": "chain, 32 lines, greedy; window 16, no slack (a cut keeps C - W tokens). The prompt "
     "may be evicted, as in the paper, unless an arm keeps it. Arms `as published` decide as the "
     "public code does: among other things a token in FP8 is lost one step after it was rounded.",
@@ -303,6 +307,12 @@ def findings(stored: Stored) -> list[str]:
             "Rows of equal r are the same searches whatever beta: outputs are the same bits "
             "(Proposition 1), so only the share destroyed costs answers, and HBM is what beta "
             "saves. The staging buffers of this recall mode are not in the peak of tokens."
+        ]
+    if stored.name == "hierarchy":
+        return [
+            "Rows of equal r differ in beta alone. What the same r costs if it is a share of all "
+            "tokens ever, other scores, windows and intervals: reports/claims. Arms without a row "
+            "have not been run."
         ]
     if stored.name == "arkv":
         return [
