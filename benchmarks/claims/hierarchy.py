@@ -122,6 +122,25 @@ def answers(store: Store) -> None:
     store.cell("scores", {"lines": LINES}, partial(_scores, model, task, problems[:FEW]))
 
 
+def tail(store: Store) -> None:
+    """The same on task `tail`, of which most tokens are read by nothing later."""
+    import torch
+
+    from arborsim_torch import reference
+
+    torch.set_num_threads(1)
+    model, task = reference.load("tail")
+    model.requires_grad_(False)
+    problems = [task.problem("test", i) for i in range(FEW)]
+    base = Rule(window=57, interval=28, total=True)
+    ratios = (0.1, 0.3, 0.5, 0.0, 0.05)
+    for rule in [
+        *(replace(base, ratio=each) for each in ratios),
+        replace(base, ratio=0.03, total=False),
+    ]:
+        store.cell("tail", asdict(rule), partial(_masked, model, task, problems, rule))
+
+
 def _masked(model: Any, task: Any, problems: list[Any], rule: Rule) -> list[Row]:
     found = search(model, task, problems, rule)
     return [{"episode": p.index, **asdict(f)} for p, f in zip(problems, found, strict=True)]
@@ -306,6 +325,7 @@ def experiments(store: Store) -> None:
     system(store)
     serving(store)
     answers(store)
+    tail(store)
     live(store)
 
 
