@@ -20,6 +20,7 @@ from arborsim_torch.reference import Problem, Task
 
 SINKS = 4
 REACH = 8  #: neighbours on either side that redundancy looks at
+LOOKS = 4  #: decisions from one look at errors to the next
 LOOK = 16  #: steps between two looks for searches that can no longer succeed
 
 
@@ -268,7 +269,7 @@ class Observed:
         The scores "attention" and "gradient" of all tokens at the end, float64 ``[tokens]``.
     over, worst
         By the share evicted: heads whose error exceeded the bound of equation 4, as a share of all
-        heads at all decisions, and the largest error as a multiple of the bound.
+        heads at every fourth decision, and the largest error as a multiple of the bound.
     """
 
     prompt: int
@@ -301,7 +302,7 @@ def observe(
         rows = [rows[row] for row in still]
         batch.keep(still)
         batch.step(picked[still])
-        for ratio in ratios if step % rule.interval == 0 else ():
+        for ratio in ratios if step % (LOOKS * rule.interval) == 0 else ():
             gone = batch.lowest(batch.attended, ratio, rule.window)
             if gone.any():
                 error, limit = batch.errors(gone)
