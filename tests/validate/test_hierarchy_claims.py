@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("torch")
@@ -15,11 +17,14 @@ from arborsim.core.tiers import Budget
 from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.policies.registry import build
 from arborsim.run.episode import Cell
+from arborsim.validate.claims import read_papers
 from arborsim_torch import reference
-from benchmarks.claims.hierarchy import counted
+from benchmarks.claims import Store
+from benchmarks.claims.hierarchy import counted, counting, sizes, transfers
 from benchmarks.claims.masked import Batch, Rule, observe, search
 
 LINES = 10
+CLAIMS = Path(__file__).parents[2] / "reports" / "claims"
 
 
 class Results:
@@ -126,3 +131,27 @@ def test_nothing_is_evicted_while_observing(chain: tuple[Any, Any]) -> None:
     for one, seen in zip(full, observe(model, task, problems, (0.5,), Rule()), strict=True):
         assert len(seen.attended) == seen.prompt + one.steps - 1  # the last token is never read
         assert seen.attended.sum() == pytest.approx(one.steps - 1, rel=1e-5)
+
+
+def test_two_claims_worked_out_anew() -> None:
+    (paper,) = (each for each in read_papers(CLAIMS, CLAIMS.parents[1]) if each.key == "hierarchy")
+    rows = {row.claim.id: row.numbers for row in paper.rows}
+    raw = pd.read_parquet(CLAIMS / "hierarchy.parquet")
+    masked = raw[raw["experiment"].eq("masked") & raw["score"].eq("attention")]
+    masked = masked[masked["ratio"].eq(0.1) & masked["window"].eq(24) & masked["interval"].eq(12)]
+    right = masked["correct"].astype(float).groupby(masked["total"].astype(bool)).mean()
+    difference = rows["hierarchy-table-3-same-ratio"][2]
+    assert difference.ours == pytest.approx(right[False] - right[True])
+    served = raw[raw["experiment"].eq("serving")].set_index(["label", "clients"])["tokens_per_s"]
+    ratio = served["hierarchy, stream", 32] / served["full", 32]
+    assert rows["hierarchy-section-4-10-serving"][0].ours == pytest.approx(ratio)
+
+
+def test_what_is_counted_comes_out_as_stored(tmp_path: Path) -> None:
+    anew, stored = Store("hierarchy", tmp_path), Store("hierarchy", CLAIMS)
+    for experiment in (counting, sizes, transfers):
+        experiment(anew)
+    assert anew.rows
+    for row in anew.rows:
+        same = [each for each in stored.rows if all(each.get(key) == row[key] for key in row)]
+        assert same, row
