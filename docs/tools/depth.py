@@ -17,7 +17,7 @@ from benchmarks.searches_depth import PAPER, SOURCE, Depths
 from docs.tools.figures import STYLE
 
 FIGURE = ROOT / "docs" / "assets" / "ets-depth.svg"
-PANEL, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 250, 330, 46, 10, 84, 52
+PANEL, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 256, 330, 54, 10, 84, 52
 LOW, HIGH = 0.9, 2.1
 PAINTS = ("var(--faint)", "var(--two)", "var(--one)")  # of lambda_b, ascending
 
@@ -86,10 +86,10 @@ def figure(depths: Depths) -> str:
         text(16, 26, "KV size, times less than REBASE (95% intervals)", "start", "strong"),
     ]
     for number, (paint, value) in enumerate(zip(PAINTS, depths.lambdas, strict=True)):
-        x = 16 + 125 * number
+        x = 16 + 140 * number
         parts.append(f'<path d="M{x} 45h22" stroke="{paint}" stroke-width="3"/>')
         parts.append(text(x + 28, 50, f"lambda_b {value:g}", "start"))
-    x = 16 + 125 * len(depths.lambdas)
+    x = 16 + 140 * len(depths.lambdas)
     parts.append(f'<rect x="{x}" y="38" width="22" height="14" fill="var(--line)"/>')
     parts.append(text(x + 28, 50, "table 1 of the paper", "start"))
     for number, each in enumerate(depths.widths):
