@@ -106,12 +106,12 @@ class ChosenPolicies:
     """Policies by name or made already.
 
     `names` are those looked up by name; `every` says whether all were asked for, so that one that
-    cannot run is left out.  `oracle` says whether all include the offline optimum.
+    cannot run is left out.  `oracle` says whether all include bounds that know the future.
     """
 
     def __init__(self, given: Policies, *, oracle: bool = True) -> None:
         from arborsim.policies.registry import available
-        from arborsim.run.results import ORACLE
+        from arborsim.run.results import BOUNDS
 
         self._given: list[str | Policy] = []
         for each in listed(given):
@@ -119,7 +119,7 @@ class ChosenPolicies:
         texts = list(dict.fromkeys(each for each in self._given if isinstance(each, str)))
         self.every = "all" in texts
         if self.every:
-            all_of_them = [name for name in available() if oracle or name != ORACLE]
+            all_of_them = [name for name in available() if oracle or name not in BOUNDS]
             texts = [*all_of_them, *(n for n in texts if n != "all" and n not in available())]
         if not self._given:
             raise UsageError("--policy names no policy")

@@ -21,6 +21,8 @@ BASELINE = "full"
 ORACLE = "oracle"
 #: What results call it (`Policy.label`): one for each kind of groups.
 ORACLES = (ORACLE, f"{ORACLE}-layer", f"{ORACLE}-head")
+#: Bounds that know the future: for attention, and for answers (`arborsim.policies` has both)
+BOUNDS = (*ORACLES, "needed")
 #: The budget of policies that do not know budgets.
 ANY = "any"
 #: Follows the name of a policy that does not keep to the budget.
@@ -237,6 +239,11 @@ class Row:
     @property
     def is_baseline(self) -> bool:
         return self.policy == BASELINE
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the policy knows the future, so that it competes with no other."""
+        return self.policy in BOUNDS
 
     @property
     def is_oracle(self) -> bool:

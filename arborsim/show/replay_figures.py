@@ -144,7 +144,7 @@ def efficient(rows: Sequence[Row], metric: Metric) -> list[Row]:
     a per cent of full retention's, the best one stands for all.  More right answers count as better
     only where they are so visibly (`Score.beats`), or cannot be compared.
     """
-    able = [r for r in rows if not r.is_oracle and not math.isnan(metric.value(r))]
+    able = [r for r in rows if not r.is_bound and not math.isnan(metric.value(r))]
     sign = -1.0 if metric.higher else 1.0
     least = _SAME_MEMORY * max((r.peak_hbm_kv_bytes for r in able), default=0)
 
@@ -247,7 +247,7 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
     plane = _Plane(rows, metric)
     shown = [row for row in rows if not math.isnan(metric.value(row))]
     best = efficient(rows, metric)
-    real = [row for row in shown if not row.is_oracle]
+    real = [row for row in shown if not row.is_bound]
     policies = list(dict.fromkeys(row.policy for row in real))
     numbered = plane.scatter(
         best, "efficient (numbers: see below)",  # names would overlap
@@ -257,7 +257,7 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
         textfont={"color": "var(--card)", "size": 11},
     )  # fmt: skip
     beaten = _beaten(plane, [row for row in real if row not in best], policies)
-    oracles = dict.fromkeys(row.policy for row in shown if row.is_oracle)
+    oracles = dict.fromkeys(row.policy for row in shown if row.is_bound)
     bound = [_bound(plane, [row for row in shown if row.policy == each]) for each in oracles]
     return {
         "figure": page.figure([*beaten, *bound, numbered], *plane.axes, 460),

@@ -190,7 +190,7 @@ def _choices(rows: Sequence[Row]) -> tuple[Row | None, list[Row], list[Row]]:
     hold what they were given, save memory at all and fit, if anything does.
     """
     full = next((row for row in rows if row.is_baseline), None)
-    others = [row for row in rows if not (row.is_baseline or row.is_oracle)]
+    others = [row for row in rows if not (row.is_baseline or row.is_bound)]
     anything = any(row.fits for row in others)
     able = [
         row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
 from arborsim_torch.live.run import tokens_that_fit
 from arborsim_torch.models import load_model
-from arborsim_torch.sources import TaskSource
+from arborsim_torch.sources import RandomSource, TaskSource
 
 NAMES = sorted(set(available()) - {"oracle"})
 KEPT = ("token", "node", "logprob", "entropy", "reward")
@@ -239,6 +240,26 @@ def test_what_cannot_run_is_told(chain: SearchSetup) -> None:
     ended = search(chain, "epikv", 20)
     assert isinstance(ended, BudgetInfeasible)
     assert "20" in str(ended)
+
+
+def test_needed_is_refused_where_no_task_says_what_is_read(chain: SearchSetup) -> None:
+    model = chain.model
+    source = RandomSource(model.config.vocab_size, 40, 8, 8)
+    setup = replace(chain, source=source, max_tokens=8)
+    with pytest.raises(UsageError, match="needed keeps what the task will read, which random"):
+        search(setup, "needed", 30)
+
+
+def test_needed_tokens_alone_answer_as_often_as_all(chain: SearchSetup) -> None:
+    """Clairvoyance by the task is a bound for answers: half of the tokens are enough."""
+    full, alone = (search(chain, name, 10_000, **settings) for name, settings in (
+        ("full", {}), ("needed", {"fill": "false"})))  # fmt: skip
+    assert isinstance(full, LiveOutcome)
+    assert isinstance(alone, LiveOutcome)
+    assert full.episode.correct
+    assert alone.episode.correct
+    assert alone.episode.steps == full.episode.steps
+    assert alone.measured.peak_hbm_kv_tokens < 0.6 * full.measured.peak_hbm_kv_tokens
 
 
 def test_a_budget_that_would_fit_is_named() -> None:
