@@ -96,6 +96,7 @@ def rules() -> Iterator[tuple[Rule, int]]:
     for ratio in (0.3, 0.5):
         for score, episodes in (("attention", EPISODES), ("random", EPISODES), ("gradient", FEW)):
             yield replace(base, ratio=ratio, total=True, score=score), episodes
+    yield replace(base, ratio=0.0), EPISODES
     for score in ("value", "attention - redundancy", "value - redundancy"):
         yield replace(base, score=score), EPISODES
     for each in WINDOWS:
@@ -131,13 +132,10 @@ def tail(store: Store) -> None:
     torch.set_num_threads(1)
     model, task = reference.load("tail")
     model.requires_grad_(False)
-    problems = [task.problem("test", i) for i in range(FEW)]
+    problems = [task.problem("test", i) for i in range(2 * FEW)]
     base = Rule(window=57, interval=28, total=True)
-    ratios = (0.1, 0.3, 0.5, 0.0, 0.05)
-    for rule in [
-        *(replace(base, ratio=each) for each in ratios),
-        replace(base, ratio=0.03, total=False),
-    ]:
+    for ratio in (0.5, 0.3, 0.1, 0.0):
+        rule = replace(base, ratio=ratio)
         store.cell("tail", asdict(rule), partial(_masked, model, task, problems, rule))
 
 
