@@ -180,12 +180,14 @@ def read_later(attention: np.ndarray, prompt: int) -> np.ndarray:
     return np.where(readers > 0, (rows * later).sum(axis=0) / np.maximum(readers, 1), np.nan)
 
 
-def read_by_rule(readers: list[Any]) -> np.ndarray:
-    """Whether a later step of the reasoning than its own reads a token: bool ``[tokens]``.
+def read_by_rule(readers: list[Any], prompt: int, lines: int) -> np.ndarray:
+    """Whether a later line of the reasoning reads a token: bool ``[tokens]``.
 
-    `readers` are the task's: of each token the step that follows it, its own and later readers.
+    `readers` are the task's: of each token the step that follows it, its own and later readers.  A
+    line and the filler after it may be several steps; the question is read by the very last.
     """
-    return np.array([max(steps) > steps[0] for _, *steps in readers])
+    each = max(readers[prompt - 1]) // lines
+    return np.array([max(steps) // each > steps[0] // each for _, *steps in readers[prompt:]])
 
 
 def reasonings(name: str, lines: int, count: int, kinds: Sequence[str]) -> list[Reasoning]:
@@ -212,7 +214,7 @@ def reasonings(name: str, lines: int, count: int, kinds: Sequence[str]) -> list[
         labels = {
             **{kind: own[problem.index] for kind, own in occluded.items()},
             "attention": read_later(seen["attention"], prompt),
-            "needed": read_by_rule(task.readers(problem, tokens)[prompt:])[:length],
+            "needed": read_by_rule(task.readers(problem, tokens), prompt, lines)[:length],
             "position": np.arange(length, dtype=np.float64),
         }
         own = {kind: labels[kind] for kind in kinds}

@@ -1,4 +1,4 @@
-"""The signals that the claims of EpiKV rest on are those that a recording holds."""
+"""What the claims of EpiKV rest on: signals as recorded, searches as live ones, rows as stored."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ sys.path.insert(0, str(ROOT))
 
 from arborsim.core.observations import Signal  # noqa: E402
 from arborsim.trace.reader import TraceReader  # noqa: E402
+from arborsim.validate.claims import read_papers  # noqa: E402
+from benchmarks.claims import Store  # noqa: E402
 from benchmarks.claims.epikv import (  # noqa: E402
+    forward_rows,
     layers_of_paper,
     measure,
     read_later,
+    request_rows,
     signals_of,
     smoothed,
+    state_rows,
 )
 
 
@@ -118,3 +123,44 @@ def test_masked_searches_answer_what_live_ones_answered(
     made = search(model, task, problems, Score(*score), budget, live.full_tokens.tolist())
     assert [found.correct for found in made] == live.correct.tolist()
     assert 0 < live.correct.sum() < 6
+
+
+CLAIMS = ROOT / "reports" / "claims"
+
+
+@pytest.fixture(scope="module")
+def numbers() -> dict[tuple[str, str], float]:
+    """Our numbers by claim and label."""
+    (paper,) = (each for each in read_papers(CLAIMS, ROOT) if each.key == "epikv")
+    return {(row.claim.id, n.label): n.ours for row in paper.rows for n in row.numbers}
+
+
+def test_two_claims_worked_out_anew(numbers: dict[tuple[str, str], float]) -> None:
+    rows = pd.read_parquet(CLAIMS / "epikv.parquet").to_dict("records")
+    masked = {
+        row["episode"]: row["correct"]
+        for row in rows
+        if row["experiment"] == "answers" and row["model"] == "chain" and row["budget"] == "0.87"
+        and (row["plus"], row["minus"], row["smoothing"]) == ("g4", "g2", "z-64")
+    }  # fmt: skip
+    assert sorted(masked) == list(range(200))
+    label = "EpiKV, layers as calibrated on the model, 87%"
+    assert numbers["epikv-table-3-against-h2o", label] == sum(masked.values()) / 200
+    seconds = {
+        (row["gpu"], row["budget"], row["policy"]): row["as_run_s"]
+        for row in rows
+        if row["experiment"] == "replay"
+    }
+    ratio = seconds["l40s", "8192", "thinkv"] / seconds["l40s", "8192", "lag-kv"]
+    made = numbers["epikv-table-6-thinkv", "ThinKV over Lag-KV, heads copied"]
+    assert made == pytest.approx(ratio)
+
+
+def test_simulated_cells_come_out_as_stored(tmp_path: Path) -> None:
+    """What needs no model is made anew: rows equal to those that ship."""
+    anew, stored = Store("epikv", tmp_path), Store("epikv", CLAIMS)
+    anew.cell("forward", {"gpu": "a100-80"}, forward_rows)
+    anew.cell("requests", {"gpu": "a100-80"}, request_rows)
+    anew.cell("state", {"model": "llama-3.1-8b"}, state_rows)
+    for row in anew.rows:
+        assert row in stored.rows
