@@ -40,6 +40,7 @@ from arborsim.machine.profile import PolicySeconds
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.registry import available, build
 from arborsim.signals.pages import PageBounds, PageOf
+from arborsim.signals.readers import Readers
 from arborsim.signals.scores import Score, ScoreBook
 from arborsim.trace.schema import PER_LAYER
 
@@ -50,6 +51,7 @@ _LAYERS, _KV_HEADS, _HEADS, _HEAD_DIM = 4, 4, 8, 64
 GROUPS = {"shared": 1, "layer": _LAYERS, "head": _LAYERS * _KV_HEADS}
 SHAPE = CacheShape(tuple(range(_LAYERS)), _KV_HEADS, _HEAD_DIM, Rope((1.0,) * (_HEAD_DIM // 2)))
 _FEW = 11  # tokens; no other axis of a score has this size
+_READERS = 4  # the step after a token and those that read it
 _INTERVAL = 128  # policies that decide at intervals do so at a multiple of this
 _REPEATS = 7
 _LIMIT_S = 0.2  # per policy and size; a size four times as large is left out then
@@ -134,6 +136,7 @@ def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict
             **per_layer,
             Signal.KEY_SKETCH: rng.random((_FEW, 16)).astype(np.float16),
             Signal.EVICTION_TIME: rng.random((_FEW, GROUPS[policy.grouping])),
+            Signal.READERS: np.zeros((_FEW, _READERS), dtype=np.int32),
         },
         LayerRows(tuple(range(_LAYERS)), np.ones(layer_ends[-1], dtype=np.float16), layer_ends),
         VectorRows(queries, vectors, places, np.zeros_like(places), root, root - 1, SHAPE.rope),
@@ -152,6 +155,8 @@ def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict
     for name, score in policy.scores().items():
         if isinstance(score, PageOf | PageBounds):  # not numbers of tokens
             made[name] = _of_pages(score, tokens, rng)
+        elif isinstance(score, Readers):  # whole numbers
+            made[name] = rng.integers(0, 2 * _READERS, (1, tokens, _READERS), dtype=np.int32)
     return made
 
 

@@ -18,6 +18,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.scores import AtBegin, Score, ScoreState
 
+_NEVER = np.uint32(1 << 31)
 UNREAD = -1  # fills up the rows of tokens with fewer readers than others
 
 
@@ -64,8 +65,9 @@ def distance(steps: np.ndarray, now: np.ndarray | int) -> np.ndarray:
 
     `steps`, int32 ``[tokens, readers]``; `now`, one step or int ``[tokens]``; float64 ``[tokens]``.
     """
-    nearest = np.full(len(steps), np.inf)
+    nearest = np.full(len(steps), _NEVER, dtype=np.uint32)
+    now = np.asarray(now, dtype=np.int32)
     for each in steps.T:  # few columns of many tokens
-        ahead = each - now
-        np.minimum(nearest, ahead, out=nearest, where=(each != UNREAD) & (ahead >= 0))
-    return nearest
+        # What lies behind is negative, and so large without a sign; `UNREAD` always does.
+        np.minimum(nearest, (each - now).view(np.uint32), out=nearest)
+    return np.where(nearest < _NEVER, nearest.astype(np.float64), np.inf)

@@ -210,7 +210,8 @@ class Needed(StreamPolicy):
 
     def rank(self, view: CacheView) -> np.ndarray:
         rows = view.scores["score"][0]
-        held = np.flatnonzero(hbm_mask(view.tier).any(axis=0))
+        mask = hbm_mask(view.tier[0])
+        held: slice | np.ndarray = slice(None) if mask.all() else np.flatnonzero(mask)
         steps = rows[held, 1:]
         node = view.tree.node_of_token.values
         last = np.zeros(len(view.tree), dtype=np.int64)
@@ -218,8 +219,12 @@ class Needed(StreamPolicy):
         values = -_COMES_BACK - distance(steps, rows[last[node[held]], 0])
         for leaf in view.leaves:
             path = view.tree.path(leaf)
-            own = np.isin(held, path, assume_unique=True, kind="table")
-            values[own] = np.maximum(values[own], -distance(steps[own], rows[path[-1], 0]))
+            nearest = -distance(steps, rows[path[-1], 0])
+            if len(path) < view.num_tokens:
+                on_path = np.zeros(view.num_tokens, dtype=bool)
+                on_path[path] = True
+                nearest[~on_path[held]] = -np.inf
+            np.maximum(values, nearest, out=values)
         ranked = np.full((1, view.num_tokens), -np.inf)
         ranked[0, held] = values
         return ranked
