@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arborsim.core.documents import RecordLog
-from arborsim.core.errors import UsageError
+from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.measurements import MemorySeries, thinned
 from arborsim.core.records import convert
 from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
-from arborsim.policies.registry import values_of
+from arborsim.policies.registry import find, parameters, values_of
 
 if TYPE_CHECKING:
     from arborsim.run.episode import Cell
@@ -64,6 +64,22 @@ def describe(request: LiveRequest) -> dict[str, Any]:
     return dict(json.loads(json.dumps(found, default=str)))
 
 
+def stored(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request as an earlier version described it, with the settings that policies got since.
+
+    A setting that did not exist had the effect of its default.
+    """
+    cells = []
+    for cell in request.get("cells", []):
+        try:
+            known = parameters(find(cell["policy"]))
+        except ArborsimError:  # a policy of the user's that is not here: as it was written
+            known = {}
+        defaults = {name: each.default for name, each in known.items()}
+        cells.append({**cell, "settings": json.loads(json.dumps(defaults)) | cell["settings"]})
+    return {**request, "cells": cells}
+
+
 _NEW_OPTIONS = ("chat", "stop", "top_p")
 _NEW_FIELDS = ("fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine")
 
@@ -94,7 +110,7 @@ class LiveLog(RecordLog[LiveResult]):
         if path.exists() and not resume and not overwrite:
             raise UsageError(f"--out {path}: the file exists: --resume goes on, --overwrite redoes")
         if path.exists() and resume and (head := self.read()):
-            self._compare("request", head.get("request", {}), self._request)
+            self._compare("request", stored(head.get("request", {})), self._request)
             self._facts = convert(LiveFacts, head.get("facts"), f"{path}: facts")
 
     def began(self, facts: LiveFacts, episodes: int) -> None:

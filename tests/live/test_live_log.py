@@ -183,3 +183,21 @@ def test_a_file_of_another_kind_is_left_alone(tmp_path: Path, content: bytes) ->
     assert path.read_bytes() == content
     LiveLog(path, REQUEST, overwrite=True)  # not before the run has begun
     assert path.read_bytes() == content
+
+
+def test_settings_that_policies_got_since_count_as_their_defaults(tmp_path: Path) -> None:
+    """A log from before `random` had sinks goes on; with another value of them it does not."""
+    cells = (Cell(build("random"), Budget.parse("0.5")),)
+    request = replace(REQUEST, cells=cells)
+    path = tmp_path / "log"
+    log = LiveLog(path, request)
+    log.began(FACTS, 2)
+    log.close()
+    head, *rest = path.read_text().splitlines()
+    older = json.loads(head)
+    del older["request"]["cells"][0]["settings"]["sinks"]
+    path.write_text("\n".join([json.dumps(older), *rest]) + "\n")
+    LiveLog(path, request, resume=True)
+    other = (Cell(build("random", {"sinks": "4"}), Budget.parse("0.5")),)
+    with pytest.raises(UsageError, match="other policies, settings or budgets"):
+        LiveLog(path, replace(request, cells=other), resume=True)
