@@ -192,7 +192,7 @@ def _live(records: dict[str, Schema]) -> Schema:
         "command": TEXT,
         "shadow": FLAG,
         "rows": _array(rows),
-        "results": _array(_flat(sample, correct=_VERDICT)),
+        "results": _array(_flat(sample, correct=_VERDICT, steps_right=_COUNT, steps=_COUNT)),
         "notes": _TEXTS,
     })  # fmt: skip
 

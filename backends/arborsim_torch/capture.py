@@ -103,6 +103,7 @@ class Capture:
         self._top = top
         self._fresh = Captured()
         self.keeps = keep
+        self.keeps_signals = keep and bool(signals)
         self._kept = Captured()
         self._last_hidden: dict[int, Tensor] = {}
         self._sums: dict[int, tuple[Tensor, int]] = {}

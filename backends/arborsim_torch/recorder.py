@@ -159,7 +159,7 @@ class EpisodeRecorder:
     def _readers_of_prompt(self) -> list[Readers] | None:
         """None if it is not asked for, or the source does not know."""
         heard = self.listener is not None and self.listener.wants_readers
-        if not heard and (self.capture is None or not self.capture.keeps):
+        if not heard and (self.capture is None or not self.capture.keeps_signals):
             return None
         found = self.source.readers(self.problem, (), 0)
         if heard and found is None:

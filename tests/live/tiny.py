@@ -120,6 +120,12 @@ class FakeSource:
     def text(self, ids: Any) -> str:
         return " ".join(map(str, ids))
 
+    def steps(self, problem: Any, generated: Any) -> tuple[int, int] | None:
+        return None
+
+    def readers(self, problem: Any, generated: Any, start: int) -> Any:
+        return None
+
 
 def tiny_info(**others: Any) -> TraceInfo:
     geometry = Geometry("tiny", LAYERS, HEADS, KV_HEADS, DIM, HIDDEN, 64, VOCAB, 1000, 4, 4)
