@@ -247,16 +247,25 @@ class PolicySearch:
         """See `EpisodeRecorder.prepare`."""
         return self._recorder.prepare(tokens)
 
-    def outcome(self, episode: EpisodeResult) -> LiveOutcome:
-        """Everything measured, once the search is over."""
-        measured, feed = self._executor.measurements(), self._feed
+    def measurements(self) -> Measurements:
+        """What was measured so far, but for the seconds of the model."""
+        measured = self._executor.measurements()
         time = measured.time
         # Waiting for streamed tokens happens inside forward passes, all else between them.
         counts = waits_on(self._clock)
-        streamed_s = counts * self.cache.stream_exposed_s
-        time.prefill_s, time.decode_s = episode.prefill_s, episode.forward_s - streamed_s
-        waited_s = time.rehydration_s + counts * time.exposed_transfer_s - streamed_s
-        time.policy_s = max(0.0, feed.handling_s - waited_s)
+        waited_s = time.rehydration_s + counts * time.exposed_transfer_s - self._streamed_s
+        time.policy_s = max(0.0, self._feed.handling_s - waited_s)
+        return measured
+
+    @property
+    def _streamed_s(self) -> float:
+        return waits_on(self._clock) * self.cache.stream_exposed_s
+
+    def outcome(self, episode: EpisodeResult) -> LiveOutcome:
+        """Everything measured, once the search is over."""
+        measured = self.measurements()
+        measured.time.prefill_s = episode.prefill_s
+        measured.time.decode_s = episode.forward_s - self._streamed_s
         return LiveOutcome(
             episode,
             measured,
