@@ -106,12 +106,12 @@ def _attend(
     rows = weights.view(kv_heads, seqs, heads // kv_heads, queries, n)
     if mask is not None:
         rows.masked_fill_(~mask.transpose(0, 1)[:, :, None], float("-inf"))
-    lse = _softmax_(weights)
+    lse = softmax_(weights)
     out = wide_product(weights, v).to(q.dtype)
     return unpack(out, seqs, queries), unpack(lse, seqs, queries), rows.transpose(0, 1)
 
 
-def _softmax_(logits: Tensor) -> Tensor:
+def softmax_(logits: Tensor) -> Tensor:
     """Turn logits into weights where they stand; a row of -inf becomes 0.  The log-sum-exp."""
     if logits.shape[-1] == 0:
         return logits.new_full(logits.shape[:-1], float("-inf"))

@@ -183,7 +183,16 @@ class Packed:
 
     def record(self, head_dim: int) -> tuple[int, int]:
         value = self.format.vector_bytes(head_dim, keys=False)
-        return (1, self._code_bytes + value) if self.scaled else (2, value)
+        return (1, self.key_bytes + value) if self.scaled else (2, value)
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a key's record, or of its codes with keys in groups of tokens."""
+        return self._code_bytes if self.scaled else self.value_bytes
+
+    @property
+    def value_bytes(self) -> int:
+        return self.format.vector_bytes(self.head_dim, keys=False)
 
     @property
     def span_bytes(self) -> int:
@@ -204,12 +213,12 @@ class Packed:
 
     def decode(self, data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         if not self.scaled:
-            return self._decoded(data).to(dtype)
+            return self.vectors(data).to(dtype)
         if scale is None:
             raise TypeError("keys in groups of tokens need their spans")
-        codes, value = data.tensor_split([self._code_bytes], dim=-1)
-        key = self._grouped_keys(self._unpacked(codes), scale)
-        return torch.cat([key, self._decoded(value)], dim=-4).to(dtype)
+        codes, value = data.tensor_split([self.key_bytes], dim=-1)
+        key = self.grouped_keys(codes, scale[..., :-2], _as(scale[..., -2:], torch.int16))
+        return torch.cat([key, self.vectors(value)], dim=-4).to(dtype)
 
     # One vector: numbers [..., size], of which `group` share a scale.
 
@@ -251,7 +260,7 @@ class Packed:
         codes = codes.flatten(-2)[..., :size].to(torch.uint8)
         return codes, torch.cat([*scales, *rest], dim=-1)
 
-    def _decoded(self, record: Tensor) -> Tensor:
+    def vectors(self, record: Tensor) -> Tensor:
         """Vectors ``[..., head_dim]`` in float32 from whole records."""
         size = self.head_dim
         scales, count = self.format.scales(size), self.format.outliers_of(size)
@@ -271,11 +280,15 @@ class Packed:
             out.scatter_(-1, _as(at, torch.int16).long(), _as(kept, torch.float16).float())
         return out
 
-    def _grouped_keys(self, code: Tensor, spans: Tensor) -> Tensor:
-        """Keys ``[..., tokens, head_dim]`` in float32 from codes and the spans of their groups."""
+    def grouped_keys(self, codes: Tensor, spans: Tensor, number: Tensor) -> Tensor:
+        """Keys ``[..., tokens, head_dim]`` in float32 from the bytes of their codes.
+
+        And, of every token, the span of its group and its number there, ``[..., tokens, 1]``.
+        """
+        code = self._unpacked(codes)
         count = self.format.outliers_of(self.together)
         widths = [self.format.scale_bytes, self.format.zero_bytes, 2 * count, 2 * count]
-        channels = spans[..., :-2].unflatten(-1, (self.head_dim, -1))
+        channels = spans.unflatten(-1, (self.head_dim, -1))
         scale, low, kept, at = channels.split_with_sizes(widths, dim=-1)
         step = _as(scale, self._scale_type).float()[..., 0]
         if self.format.zero_bytes:
@@ -283,7 +296,6 @@ class Packed:
         else:
             out = (code - self.format.steps) * step
         if count:
-            number = _as(spans[..., -2:], torch.int16)
             kept, at = _as(kept, torch.float16).float(), _as(at, torch.int16)
             for i in range(count):
                 out = torch.where(at[..., i] == number, kept[..., i], out)

@@ -1,0 +1,139 @@
+"""Attention over pieces of every format: problems for all ways to compute it.
+
+``TRITON_INTERPRET=1 python -m tests.live.pieces_cases FILE`` solves them in Triton's interpreter
+and writes the results: it is chosen when Triton is imported, so that takes a process of its own.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from arborsim.core.formats import Format
+from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.tiers.codec import Fp8, Int8, Packed, Plain
+
+from .oracle_attention import numbers
+
+#: Packed formats by name: along vectors, and with keys in groups of tokens.
+PACKED = {
+    "packed8": Format(8, 32, scale_bytes=2, zero_bytes=2),
+    "packed4": Format(4, 16, scale_bytes=1),
+    "packed4z": Format(4, 1 << 20, scale_bytes=2, zero_bytes=2),
+    "packed2": Format(2, 16, scale_bytes=1),
+    "packed4o": Format(4, 32, scale_bytes=2, zero_bytes=2, outliers=0.02),
+    "kivi2": Format(2, 32, "channel", 2, 2),
+    "kivi4": Format(4, 16, "channel", 2, 2),
+    "kivi2o": Format(2, 16, "channel", 2, 2, outliers=0.05),
+}
+FORMATS = ("plain", "fp8", "int8", *PACKED)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece: `room` entries of `capacity` slots."""
+
+    stored: str = "plain"
+    room: int = 77
+    capacity: int = 160
+    index: str = "flat"  # or "none", "by head"
+    mask: str = "none"  # or "all" (sequences and heads alike), "sequences", "heads", "both"
+    padding: int = 0  # among the room
+    strided: bool = False  # keys and values interleaved, slots before heads
+
+    @property
+    def name(self) -> str:
+        strided = "-strided" if self.strided else ""
+        words = f"{self.stored}-{self.room}-{self.index}-{self.mask}-pad{self.padding}{strided}"
+        return words.replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Attention of one query per sequence over some pieces."""
+
+    parts: tuple[Part, ...] = (Part(),)
+    dtype: torch.dtype = torch.float32
+    dim: int = 64
+    kv_heads: int = 2
+    group: int = 4
+    seqs: int = 2
+    seed: int = field(default=0)
+
+    @property
+    def name(self) -> str:
+        sizes = f"{self.seqs}x{self.kv_heads}x{self.group}x{self.dim}"
+        kind = str(self.dtype).removeprefix("torch.")
+        return "+".join([f"{kind}-{sizes}", *(part.name for part in self.parts)])
+
+    @property
+    def scale(self) -> float:
+        return float(self.dim**-0.5)
+
+    def build(self) -> tuple[torch.Tensor, list[Piece]]:
+        """Queries and pieces."""
+        q = numbers(self.seed, self.seqs, self.kv_heads * self.group, self.dim, dtype=self.dtype)
+        seeds = range(self.seed + 1, self.seed + 1 + len(self.parts))
+        return q, [self._piece(part, seed)[0] for part, seed in zip(self.parts, seeds, strict=True)]
+
+    def decoded(self) -> list[torch.Tensor]:
+        """Of each piece, keys and values by slot, float64 ``[2, kv_heads, capacity, dim]``."""
+        seeds = range(self.seed + 1, self.seed + 1 + len(self.parts))
+        return [self._piece(part, seed)[1] for part, seed in zip(self.parts, seeds, strict=True)]
+
+    def _piece(self, part: Part, seed: int) -> tuple[Piece, torch.Tensor]:
+        random = torch.Generator().manual_seed(seed)
+        pool = self._pool(part, seed, random)
+        *stored, vectors = pool
+        mask = None
+        if part.mask != "none":
+            seqs = self.seqs if part.mask in ("sequences", "both") else 1
+            heads = self.kv_heads if part.mask in ("heads", "both") else 1
+            mask = torch.rand(seqs, heads, part.room, generator=random) < 0.4
+            if seqs > 1:
+                mask[-1] = False  # a sequence that reads nothing of this piece
+        index = None if part.index == "none" else self._slots(part, random)
+        codec, keys, values, key_scale, value_scale, member = stored
+        piece = Piece(
+            keys, values, codec, key_scale, value_scale, index, part.room, mask, member
+        )  # fmt: skip
+        return piece, vectors
+
+    def _pool(self, part: Part, seed: int, random: torch.Generator) -> tuple:
+        """Codec, keys, values, their scales, places in groups, and what they decode to."""
+        x = numbers(seed, 2, self.kv_heads, part.capacity, self.dim)
+        if part.stored in PACKED:
+            codec = Packed(PACKED[part.stored], self.dim)
+            data, spans = codec.encode(x)
+            if spans is None:
+                return codec, *data, None, None, None, codec.decode(data, None, torch.float64)
+            together = codec.together
+            order = torch.randperm(part.capacity, generator=random)  # the token in each slot
+            groups = torch.randperm(part.capacity // together, generator=random)
+            token = torch.arange(part.capacity)
+            number = (token % together).to(torch.int16)
+            tail = number[:, None].contiguous().view(torch.uint8).expand(1, self.kv_heads, -1, -1)
+            each = torch.cat([spans.repeat_interleave(together, 2), tail], dim=-1)
+            vectors = codec.decode(data, each, torch.float64)[:, :, order]
+            place = torch.argsort(groups)  # where each group's span is
+            member = (place[token // together] * together + token % together)[order]
+            keys, values = data[0][:, order].tensor_split([codec.key_bytes], dim=-1)
+            by_head = member.to(torch.int32).repeat(self.kv_heads, 1)
+            member = by_head if part.index == "by head" else by_head[0]
+            return codec, keys, values, spans[0][:, groups], None, member, vectors
+        codec = {"plain": Plain(self.dtype), "fp8": Fp8(), "int8": Int8()}[part.stored]
+        data, scale = codec.encode(x.to(self.dtype))
+        if part.strided:
+            raw = data.view(torch.uint8) if part.stored == "fp8" else data
+            data = raw.permute(2, 1, 0, 3).contiguous().permute(2, 1, 0, 3).view(codec.storage)
+        scales = (None, None) if scale is None else scale[..., 0]
+        vectors = data.double() if scale is None else data.double() * scale
+        return codec, *data, *scales, None, vectors
+
+    def _slots(self, part: Part, random: torch.Generator) -> torch.Tensor:
+        index = torch.full((self.kv_heads, part.room), -1, dtype=torch.int32)
+        for row in index:
+            held = torch.randperm(part.capacity, generator=random)[: part.room]
+            row[: len(held)] = held
+        if part.padding:
+            index[:, torch.randperm(part.room, generator=random)[: part.padding]] = -1
+        return index if part.index == "by head" else index[0]
