@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from scipy import stats
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
@@ -43,6 +42,8 @@ from arborsim.search import make_search
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.decoder import TreeDecoder, run_together
+from arborsim_torch.hardware.facts import all_facts
+from arborsim_torch.kernels.fused import pinned
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.sources import RandomSource
 
@@ -125,7 +126,7 @@ def against_dynamic_cache(name: str, model: Any, context: int, steps: int) -> Sp
     decoder.open(1, 0)
     decoder.activate([1])
     theirs = DynamicCache(config=twin.config)
-    with torch.inference_mode():
+    with torch.inference_mode(), pinned(twin.device):
         twin(prompt, past_key_values=theirs)
         ours_s, theirs_s = [], []
         for _ in range(steps):
@@ -223,7 +224,8 @@ class Theirs:
     @torch.inference_mode()
     def step(self) -> None:
         """One token."""
-        self._model(torch.tensor([[5]]), past_key_values=self._cache)
+        with pinned(self._model.device):
+            self._model(torch.tensor([[5]]), past_key_values=self._cache)
 
 
 @dataclass
@@ -363,7 +365,7 @@ def against_full(options: argparse.Namespace) -> None:
 def _made_with() -> dict[str, str]:
     return {
         "date": time.strftime("%Y-%m-%d"), "machine": platform.processor() or "cpu",
-        "torch": torch.__version__, "transformers": transformers.__version__,
+        **all_facts(make_model(SHAPES["tiny (6 x 128)"])),
     }  # fmt: skip
 
 

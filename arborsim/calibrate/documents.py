@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-import arborsim
 from arborsim.core.documents import plain, to_toml, write_text
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.installed import revision, versions
 from arborsim.core.records import convert, located, parse_toml, read_text
 from arborsim.policies.registry import build
 from arborsim.trace.reader import TraceReader
@@ -64,14 +63,8 @@ class Calibration:
 
 
 def software(*packages: str) -> dict[str, str]:
-    """Versions of arborsim and of those of `packages` that are installed."""
-    found = {"arborsim": arborsim.__version__}
-    for name in packages:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    """Versions of arborsim and of those of `packages` that are installed, and its revision."""
+    return versions(*packages) | ({"revision": at} if (at := revision()) else {})
 
 
 def recordings(readers: Iterable[TraceReader]) -> dict[str, dict[str, Any]]:

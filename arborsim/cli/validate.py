@@ -316,7 +316,7 @@ def _about(request: LiveRequest, facts: LiveFacts, before: str) -> dict[str, str
         "assumed in the profile": ", ".join(profile.assumed()) or "nothing",
         "recall of DDR tokens": request.recall + ("" if request.overlap else ", without overlap"),
         "KV bytes per token": f"{facts.kv_bytes_per_token:,}",
-        "versions": ", ".join(f"{name} {text}" for name, text in facts.software.items()),
+        "versions": facts.about,
         "command": request.command,
         "date": ", ".join(dict.fromkeys(filter(None, [before, today]))),
     }

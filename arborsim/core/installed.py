@@ -6,6 +6,7 @@ installed but broken cannot take this one down, and the core stays free of frame
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Any
 
 from arborsim import __version__
@@ -154,6 +156,12 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, digits[0].split("."))) if digits else ()
 
 
+def versions(*names: str) -> dict[str, str]:
+    """Versions of arborsim and of those of these packages that are installed."""
+    found = {"arborsim": __version__} | {name: _version(name) for name in names}
+    return {name: text for name, text in found.items() if text}
+
+
 def _version(name: str) -> str:
     try:
         return version(name)
@@ -192,15 +200,60 @@ def _gpus(probe: Mapping[str, Any]) -> tuple[Gpu, ...]:
     known = probe.get("gpus")
     if isinstance(known, list) and known:
         return tuple(Gpu(**each) for each in known)
-    if not (smi := shutil.which("nvidia-smi")):
-        return ()
-    query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    rows = _nvidia_smi("name,memory.total,driver_version", "nounits")
     try:
-        done = subprocess.run([smi, *query], capture_output=True, text=True, timeout=30, check=True)
-        rows = [line.split(", ") for line in done.stdout.strip().splitlines()]
         return tuple(Gpu(name, int(mib) << 20, driver) for name, mib, driver in rows)
-    except (OSError, ValueError, subprocess.SubprocessError):
+    except ValueError:
         return ()
+
+
+def _nvidia_smi(wanted: str, *options: str, gpu: str = "") -> list[list[str]]:
+    """A row of values per GPU, or of the one given; none without a driver."""
+    query = [f"--query-gpu={wanted}", f"--format={','.join(('csv', 'noheader', *options))}"]
+    found = _output("nvidia-smi", *query, *(["-i", gpu] if gpu else []))
+    return [line.split(", ") for line in found.strip().splitlines()]
+
+
+def _output(program: str, *options: str) -> str:
+    """What a program prints; "" if it is not there or fails."""
+    if not (path := shutil.which(program)):
+        return ""
+    try:
+        return subprocess.run(
+            [path, *options], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+
+
+#: What a GPU's speed depends on beside its kind, by nvidia-smi's name of it.
+_STATE = {
+    "driver": "driver_version", "SM clock": "clocks.sm", "highest SM clock": "clocks.max.sm",
+    "memory clock": "clocks.mem", "power limit": "power.limit",
+}  # fmt: skip
+
+
+def gpu_state(gpu: str) -> dict[str, str]:
+    """Driver, clocks and power limit of a GPU, named as nvidia-smi does; empty if that is absent.
+
+    Clocks are those of the moment; a GPU without work lowers them.
+    """
+    rows = _nvidia_smi(",".join(_STATE.values()), gpu=gpu)
+    return dict(zip(_STATE, rows[0], strict=False)) if rows else {}
+
+
+@functools.cache
+def revision() -> str:
+    """The git revision of these sources, and whether they differ from it: ``1a2b3c4d5e6f, dirty``.
+
+    Empty if arborsim was installed from a wheel.  As it was when first asked for.
+    """
+    sources = Path(__file__).resolve().parents[2]
+    if not (sources / ".git").exists():
+        return ""
+    at = _output("git", "-C", str(sources), "rev-parse", "--short=12", "HEAD").strip()
+    changed = _output("git", "-C", str(sources), "status", "--porcelain", "--untracked-files=no")
+    return at + (", dirty" if at and changed.strip() else "")
 
 
 def _browser() -> str:

@@ -202,7 +202,17 @@ class LiveFacts:
     weight_bytes: int
     kv_bytes_per_token: int
     random_weights: bool  #: the answers mean nothing then
-    software: dict[str, str]  #: versions
+    software: dict[str, str]  #: versions, and the backend of the framework's attention
+    #: What may change between parts of a run: git revision, driver, clocks, power limit; those of
+    #: the run that began
+    conditions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def about(self) -> str:
+        """Both in words."""
+        return ", ".join(
+            f"{name} {text}" for name, text in (self.software | self.conditions).items()
+        )
 
 
 class Observer(Protocol):

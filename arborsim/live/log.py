@@ -119,7 +119,13 @@ class LiveLog(RecordLog[LiveResult]):
         Raises `UsageError` if that cannot be written, or comes from another model or version.
         """
         if self._facts is not None:
-            self._compare("model, device or version", asdict(self._facts), asdict(facts))
+            there, here = asdict(self._facts), asdict(facts)
+            # Logs of earlier versions name less software.
+            shared = there["software"].keys() & here["software"].keys()
+            for each in (there, here):
+                each["software"] = {name: each["software"][name] for name in sorted(shared)}
+                del each["conditions"]
+            self._compare("model, device or version", there, here)
         self.open({
             "facts": facts, "episodes": episodes, "request": self._request,
             "command": self._command,

@@ -80,7 +80,7 @@ def _settings(report: live.LiveReport) -> dict[str, str]:
         "model": facts.model + (" (random weights)" if facts.random_weights else ""),
         "task": facts.task,
         "device": f"{facts.device}, {facts.dtype}",
-        "versions": ", ".join(f"{name} {version}" for name, version in facts.software.items()),
+        "versions": facts.about,
     }
     for key, value in request.items():
         if key not in ("cells", "command", "model", "task", "device", "dtype", "gpu"):

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -26,6 +25,7 @@ from arborsim_torch.cache.forward import LayerView
 from arborsim_torch.context import ForwardContext, PassContext
 from arborsim_torch.kernels.dense import attend, pack, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
+from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.scattered import attend_scattered, runs_on
 
@@ -113,9 +113,7 @@ def _attend(
         if mask is not None:
             wanted = (mask.shape[0], seqs, group, queries, n)
             mask = mask.expand(wanted).reshape(mask.shape[0], -1, n)[None]
-        out = F.scaled_dot_product_attention(
-            packed[None], view.keys[None], view.values[None], attn_mask=mask, scale=scaling
-        )[0]
+        out = sdpa(packed[None], view.keys[None], view.values[None], scaling, mask)[0]
     out = out.view(kv_heads, seqs, group, queries, dim).permute(1, 3, 0, 2, 4)
     return out.reshape(seqs, queries, heads, dim)
 
@@ -125,7 +123,7 @@ def _attend_plain(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -
     _, heads, _, dim = query.shape
     kv_heads = keys.shape[1]
     rows = query.view(1, kv_heads, heads // kv_heads, dim)
-    out = F.scaled_dot_product_attention(rows, keys, values, scale=scaling)
+    out = sdpa(rows, keys, values, scaling)
     return out.view(1, 1, heads, dim)
 
 
@@ -145,7 +143,7 @@ def _attend_by_path(
     kv_heads = len(keys)
     own = query.view(seqs, kv_heads, heads // kv_heads, dim).transpose(0, 1)
     read = None if mask is None else mask[None, :, None]
-    out = F.scaled_dot_product_attention(own, keys, values, attn_mask=read, scale=scaling)
+    out = sdpa(own, keys, values, scaling, read)
     return out.transpose(0, 1).reshape(seqs, 1, heads, dim)
 
 

@@ -19,7 +19,8 @@ from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import Pass
 from arborsim_torch.forced import ForcedRecorder
-from arborsim_torch.models import LoadedModel, device_name, geometry, rope_of, versions
+from arborsim_torch.hardware.facts import all_facts
+from arborsim_torch.models import LoadedModel, device_name, geometry, rope_of
 from arborsim_torch.prefixes import MOST_LOGITS
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult, Iterations
@@ -211,7 +212,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         rope=rope_of(loaded.model),
         embeddings=tree and request.bank is not None,
         device=device_name(loaded.model.device),
-        software={**versions(), "pyarrow": pa.__version__},
+        software={**all_facts(loaded.model), "pyarrow": pa.__version__},
         command=request.command,
         extra=_once(request, loaded) | ({"batch": str(request.batch)} if request.batch > 1 else {}),
     )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
-import arborsim
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.rope import Rope
 from arborsim.core.shape import CacheShape
@@ -82,17 +79,6 @@ def check_device(device: str) -> str:
 def device_name(device: torch.device) -> str:
     """The GPU's name, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def versions() -> dict[str, str]:
-    """Versions that the numbers of a run depend on."""
-    return {
-        "arborsim": arborsim.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-    }
 
 
 def load_model(

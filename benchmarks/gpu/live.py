@@ -28,6 +28,7 @@ from arborsim.validate.results import COUNTERS, PEAKS, TERMS
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.hardware.memory import usable_bytes
+from arborsim_torch.kernels.fused import pinned
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
 from arborsim_torch.live.validate import held
@@ -241,14 +242,15 @@ def run_yardstick(loaded: LoadedModel, load: Load) -> Facts:
         return logits[:, -1].argmax(-1, keepdim=True)
 
     synchronize(device)
-    began = time.perf_counter()
-    token = advance(ids)
-    int(token)
-    prefill_s = time.perf_counter() - began
-    for _ in range(load.new_tokens):
-        token = advance(token)
-        int(token)  # as a search does, which looks at every token
-    decode_s = time.perf_counter() - began - prefill_s
+    with pinned(device):
+        began = time.perf_counter()
+        token = advance(ids)
+        int(token)
+        prefill_s = time.perf_counter() - began
+        for _ in range(load.new_tokens):
+            token = advance(token)
+            int(token)  # as a search does, which looks at every token
+        decode_s = time.perf_counter() - began - prefill_s
     kv_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     return {
         "generated_tokens": load.new_tokens,

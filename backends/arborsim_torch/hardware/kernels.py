@@ -15,6 +15,7 @@ from arborsim.trace.schema import Geometry
 from arborsim_torch.hardware.memory import sizes_that_fit
 from arborsim_torch.hardware.model import count_parameters
 from arborsim_torch.hardware.timing import Timer
+from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.tiers.codec import Fp8, Int8
 
 SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
@@ -93,7 +94,7 @@ def kv_rates(timer: Timer, geometry: Geometry, dtype: torch.dtype, quick: bool) 
         )
         group = geometry.heads // geometry.kv_heads
         query = torch.randn_like(keys[:, :, :group])
-        seconds = timer.seconds(partial(F.scaled_dot_product_attention, query, keys, values))
+        seconds = timer.seconds(partial(sdpa, query, keys, values))
         found[n] = 2 * keys.numel() * keys.element_size() / seconds
     return found
 

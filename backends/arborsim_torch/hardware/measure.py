@@ -17,10 +17,10 @@ from arborsim.calibrate.backend import (
     Pass,
     PolicyTime,
 )
-from arborsim.calibrate.documents import software
 from arborsim.core.errors import UsageError
 from arborsim.trace.schema import Geometry
 from arborsim_torch.hardware import kernels
+from arborsim_torch.hardware.facts import all_facts
 from arborsim_torch.hardware.memory import installed_bytes, memory_errors
 from arborsim_torch.hardware.model import load_for_timing
 from arborsim_torch.hardware.passes import make_design, time_passes
@@ -65,7 +65,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
         dtype=str(loaded.model.dtype).removeprefix("torch."),
         memory_bytes=installed_bytes(device),
         host_memory_bytes=installed_bytes(torch.device("cpu")),
-        versions=software("numpy", "torch", "transformers"),
+        versions=all_facts(loaded.model),
         link=link,
         kernels=measured,
         passes=tuple(passes),

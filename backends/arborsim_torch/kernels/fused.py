@@ -2,8 +2,10 @@
 
 All are FlashAttention (Dao 2023, arXiv:2307.08691) or close kin: PyTorch's own for CPU and CUDA,
 memory-efficient attention for float32 on CUDA, and the packages flash-attn and FlashInfer if they
-can be imported.  PyTorch's are its internal operators because the public function keeps the
-log-sum-exp to itself.
+can be imported.  PyTorch's are its internal operators: the public function keeps the log-sum-exp to
+itself, and chooses a backend anew in every call.  On recent GPUs it tries cuDNN first, which plans
+again at each new length, and so at each decoded token.  `sdpa` therefore calls one operator by
+name, and `pinned` keeps models that call the public function away from cuDNN.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -124,6 +129,101 @@ def _flashinfer(
     ]
     out = torch.stack([part[0].transpose(0, 1) for part in parts])
     return out, torch.stack([part[1].T for part in parts]) * math.log(2.0)
+
+
+def choose_sdpa(
+    device: torch.device, dtype: torch.dtype, head_dim: int, masked: bool = False
+) -> Choice:
+    """Which of PyTorch's backends `sdpa` runs: "torch-cpu", "-flash", "-efficient" or "-math"."""
+    if device.type == "cpu":
+        return Choice("torch-cpu", "PyTorch's fused attention for CPU takes every type")
+    if device.type != "cuda" or dtype not in (*_HALF, torch.float32) or head_dim % 8:
+        return Choice("torch-math", f"no fused attention for {device.type}, {dtype}, {head_dim}")
+    if masked or dtype == torch.float32:
+        return Choice("torch-efficient", "flash kernels take no mask, and 16-bit types only")
+    if head_dim > 256 or torch.cuda.get_device_capability(device) < (8, 0):
+        return Choice("torch-efficient", "flash kernels need head_dim <= 256 and sm_80")
+    return Choice("torch-flash", "16-bit types without a mask")
+
+
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` by the one backend of `choose_sdpa`.
+
+    Parameters
+    ----------
+    q : Tensor ``[batch, heads, queries, head_dim]``
+    k, v : Tensor ``[batch, kv_heads, n, head_dim]``
+        As many KV heads as query heads, or a number that divides them.
+    scale : float or None
+        None for ``head_dim ** -0.5``.
+    mask : bool Tensor that broadcasts to ``[batch, heads, queries, n]``, or None
+        True = readable.
+    causal : bool
+        Query i reads the keys 0..i; not with a mask.
+
+    Returns
+    -------
+    Tensor ``[batch, heads, queries, head_dim]``
+    """
+    name = choose_sdpa(q.device, q.dtype, q.shape[-1], mask is not None).name
+    aten = torch.ops.aten
+    out: Tensor
+    if name == "torch-cpu":
+        bias = None if mask is None else _bias(q, mask)
+        out = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=bias, scale=scale
+        )[0]
+    elif name == "torch-flash":
+        out = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[0]
+    elif name == "torch-efficient":
+        copies = q.shape[1] // k.shape[1]
+        if copies > 1:
+            k, v = (part.repeat_interleave(copies, 1) for part in (k, v))
+        bias = None if mask is None else _bias(q, mask).expand(*q.shape[:3], k.shape[2])
+        out = aten._scaled_dot_product_efficient_attention(
+            q, k, v, bias, False, 0.0, causal, scale=scale
+        )[0]
+    else:
+        with sdpa_kernel(SDPBackend.MATH):
+            out = F.scaled_dot_product_attention(
+                q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
+            )
+    return out
+
+
+def _bias(q: Tensor, mask: Tensor) -> Tensor:
+    """What is added to the logits; rows begin at multiples of 16, as the kernel for CUDA wants."""
+    n = mask.shape[-1]
+    room = -(-n // _ALIGNED) * _ALIGNED if q.is_cuda else n
+    bias = q.new_zeros((*mask.shape[:-1], room))[..., :n]
+    return bias.masked_fill_(~mask, float("-inf"))
+
+
+_ALIGNED = 16
+
+
+@contextmanager
+def pinned(device: torch.device, *, math: bool = False) -> Iterator[None]:
+    """Keep models that call PyTorch's public function to its own kernels.
+
+    On CUDA flash attention where it can, memory-efficient attention where there is a mask or
+    float32; on the CPU its one fused kernel.  Anything else is an error of PyTorch's, unless `math`
+    allows plain operations where none of these fits.
+    """
+    allowed = [SDPBackend.FLASH_ATTENTION]
+    if device.type == "cuda":
+        allowed.append(SDPBackend.EFFICIENT_ATTENTION)
+    if math or device.type not in ("cpu", "cuda"):
+        allowed.append(SDPBackend.MATH)
+    with sdpa_kernel(allowed):
+        yield
 
 
 KERNELS: dict[str, Kernel] = {

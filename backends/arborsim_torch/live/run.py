@@ -18,8 +18,9 @@ from arborsim.run.episode import Cell
 from arborsim.search import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.decoder import PREFILL_BLOCK
+from arborsim_torch.hardware.facts import conditions, software
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
-from arborsim_torch.models import LoadedModel, device_name, geometry, versions
+from arborsim_torch.models import LoadedModel, device_name, geometry
 from arborsim_torch.recording_plan import DENSE_UP_TO, RecordingPlan
 
 #: Of an episode and a cell: meters for its controller.
@@ -39,7 +40,8 @@ def facts(loaded: LoadedModel, request: LiveRequest) -> LiveFacts:
         shape.weight_bytes,
         shape.kv_bytes_per_token,
         loaded.random_weights,
-        versions(),
+        software(loaded.model),
+        conditions(loaded.model.device),
     )
 
 

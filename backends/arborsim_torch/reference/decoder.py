@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from arborsim_torch.kernels.fused import sdpa
 
 from .tasks import Problem, Task
 
@@ -71,12 +72,10 @@ class Decoder:
             all_values[:, :, start:end] = v
             keys, values = all_keys[:, :, :end], all_values[:, :, :end]
             if count > 1:
-                out = F.scaled_dot_product_attention(
-                    q, keys, values, is_causal=True, enable_gqa=True
-                ).transpose(1, 2)
+                out = sdpa(q, keys, values, causal=True).transpose(1, 2)
             else:  # the query heads of a group become the rows of one small matrix
                 groups = q.reshape(batch, keys.shape[1], -1, config.head_dim)
-                out = F.scaled_dot_product_attention(groups, keys, values)
+                out = sdpa(groups, keys, values)
             x = x + part.o_proj(out.reshape(batch, count, -1))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         self.length = end

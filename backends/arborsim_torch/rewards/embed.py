@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import ModelUsage
 from arborsim_torch.checkpoint import check_files
+from arborsim_torch.kernels.fused import pinned
 from arborsim_torch.rewards.base import Account, check_weights
 
 _OURS = "sentence_transformers."
@@ -35,10 +36,11 @@ class SentenceEmbedder:
         self.name, self._model = name, model
         self.size = int(model.encode([""], convert_to_numpy=True).shape[1])
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self._account = Account("embed", name, weights, torch.device(model.device))
+        self._device = torch.device(model.device)
+        self._account = Account("embed", name, weights, self._device)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        with self._account.timed(texts):
+        with self._account.timed(texts), pinned(self._device, math=True):
             found = self._model.encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(found, dtype=np.float16)  # as the trace stores them
 

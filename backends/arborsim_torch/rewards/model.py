@@ -18,6 +18,7 @@ from torch import Tensor
 
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import ModelUsage
+from arborsim_torch.kernels.fused import pinned
 from arborsim_torch.rewards.base import Account, Thought
 from arborsim_torch.rewards.texts import Encoded
 
@@ -92,7 +93,7 @@ class RewardModel:
     def score(self, thoughts: Sequence[Thought], rng: np.random.Generator) -> list[float]:
         if not thoughts:
             return []
-        with self._account.timed(thoughts):
+        with self._account.timed(thoughts), pinned(self._model.device, math=True):
             paths = [self._encode(thought) for thought in thoughts]
             self._check_length(max(len(path.ids) for path in paths))
             scores = [0.0] * len(paths)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .device import FUNCTIONS, OPERATORS, adopt, inner, on_device, run, touch, where_to
-from .rules import check_flash, check_rows, check_together
+from .rules import check_bias, check_flash, check_rows, check_together
 
 aten = torch.ops.aten
 
@@ -27,7 +27,10 @@ def bmm(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, **kwargs: An
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`: the CPU's, as one operation."""
+    """`torch.nn.functional.scaled_dot_product_attention`: the CPU's, as one operation.
+
+    Counted under the backend that recent versions choose on sm_90.
+    """
     every = [("query", q), ("key", k), ("value", v)]
     every += [("attn_mask", x) for x in (*args, kwargs.get("attn_mask")) if isinstance(x, Tensor)]
     check_together(aten.bmm.default, "attention", every, on_device)
@@ -35,7 +38,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Ten
         raise RuntimeError("Expected query, key, and value to have the same dtype")
     plain = {key: inner(value) for key, value in kwargs.items()}
     result = F.scaled_dot_product_attention(inner(q), inner(k), inner(v), *inner(args), **plain)
-    return _made("scaled_dot_product_attention", [x for _, x in every], [result])[0]
+    return _made(_backend(q, len(every) > 3), [x for _, x in every], [result])[0]
+
+
+def _backend(q: Tensor, masked: bool) -> str:
+    half, allowed = q.dtype in (torch.float16, torch.bfloat16), torch.backends.cuda
+    if half and allowed.cudnn_sdp_enabled():
+        return "cudnn attention"
+    if half and not masked and allowed.flash_sdp_enabled():
+        return "flash attention"
+    return "efficient attention" if allowed.mem_efficient_sdp_enabled() else "plain attention"
 
 
 def _made(name: str, reads: list[Tensor], results: list[Tensor]) -> list[Tensor]:
@@ -48,9 +60,11 @@ def _made(name: str, reads: list[Tensor], results: list[Tensor]) -> list[Tensor]
     return cast("list[Tensor]", made)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Any:
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, bias: Tensor | None = None
+) -> Any:
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-        inner(q), inner(k), inner(v), 0.0, causal, scale=scale
+        inner(q), inner(k), inner(v), 0.0, causal, attn_mask=inner(bias), scale=scale
     )
     # CUDA's kernels lay the output out as [batch, queries, heads, head_dim].
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse.float().contiguous()
@@ -70,14 +84,15 @@ def efficient(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    check_together(aten.bmm.default, "efficient", [("q", q), ("k", k), ("v", v)], on_device)
+    given = [("q", q), ("k", k), ("v", v), *([] if bias is None else [("bias", bias)])]
+    check_together(aten.bmm.default, "efficient", given, on_device)
     check_rows(q, k, v)
-    if not compute_log_sumexp or bias is not None:
-        raise NotImplementedError("only with a log-sum-exp and without a bias")
-    out, lse = _fused(q, k, v, is_causal, scale)
-    room = math.ceil(q.shape[2] / 32) * 32
+    if bias is not None:
+        check_bias(bias, q, k)
+    out, lse = _fused(q, k, v, is_causal, scale, bias)
+    room = math.ceil(q.shape[2] / 32) * 32 if compute_log_sumexp else 0
     lse = F.pad(lse, (0, room - q.shape[2]), value=float("inf"))
-    out, lse = _made("efficient attention", [q, k, v], [out, lse])
+    out, lse = _made("efficient attention", [x for _, x in given], [out, lse])
     return out, lse, None, None
 
 

@@ -109,3 +109,13 @@ def check_rows(*parts: Tensor) -> None:
         raise RuntimeError("Input tensor must have contiguous last dimension")
     if any(x.dim() != 4 for x in parts):
         raise RuntimeError("expected tensors of four axes")
+
+
+def check_bias(bias: Tensor, q: Tensor, k: Tensor) -> None:
+    """What memory-efficient attention wants of a bias."""
+    if bias.dtype != q.dtype:
+        raise RuntimeError("invalid dtype for bias - should match query's dtype")
+    if bias.shape != (*q.shape[:3], k.shape[2]):
+        raise RuntimeError(f"attn_bias: expected the shape of the logits, got {tuple(bias.shape)}")
+    if any(step % 8 for step, n in zip(bias.stride()[:3], bias.shape, strict=False) if n > 1):
+        raise RuntimeError("attn_bias is not correctly aligned: strides must divide by 8")
