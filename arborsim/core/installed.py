@@ -226,7 +226,7 @@ def _output(program: str, *options: str) -> str:
         return ""
 
 
-#: What a GPU's speed depends on beside its kind, by nvidia-smi's name of it.
+#: What a GPU's speed depends on, by nvidia-smi's name of it.
 _STATE = {
     "driver": "driver_version", "SM clock": "clocks.sm", "highest SM clock": "clocks.max.sm",
     "memory clock": "clocks.mem", "power limit": "power.limit",

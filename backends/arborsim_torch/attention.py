@@ -114,7 +114,7 @@ def _attend(
             wanted = (mask.shape[0], seqs, group, queries, n)
             mask = mask.expand(wanted).reshape(mask.shape[0], -1, n)[None]
         out = sdpa(packed[None], view.keys[None], view.values[None], scaling, mask)[0]
-    out = out.view(kv_heads, seqs, group, queries, dim).permute(1, 3, 0, 2, 4)
+    out = out.reshape(kv_heads, seqs, group, queries, dim).permute(1, 3, 0, 2, 4)
     return out.reshape(seqs, queries, heads, dim)
 
 
@@ -124,7 +124,7 @@ def _attend_plain(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -
     kv_heads = keys.shape[1]
     rows = query.view(1, kv_heads, heads // kv_heads, dim)
     out = sdpa(rows, keys, values, scaling)
-    return out.view(1, 1, heads, dim)
+    return out.reshape(1, 1, heads, dim)  # flash attention on CUDA lays out queries first
 
 
 def _attend_block(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the numbers of a run rest on beside its options: software, and the state of the device.
+"""What the numbers of a run rest on, its options apart: software, and the state of the device.
 
 Traces, live runs, validations, calibrations and benchmarks all name them.  No name of a host, no
 path and no serial number is among them.
