@@ -17,6 +17,7 @@ from torch import Tensor
 
 from arborsim_torch.cache.forward import Entries
 from arborsim_torch.cache.host import HostSlots, HostStream, HostTokens
+from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.tiers.copies import to_device
@@ -113,7 +114,7 @@ class GatherReader:
         by_layer = [self._entries[kind // size] for kind in kinds]
         host = [self._host[kind // size] for kind in kinds] if self._split_host else []
         if self._stream is not None:
-            self._stream.begin([self._streamed(layer) for layer in range(layout.layers)], anew)
+            self._stream.begin(self._streamed, anew)
         return GatherPlan(by_layer, self, self._contiguous, held, host, anew)
 
     def _look_up(self) -> None:
@@ -179,21 +180,20 @@ class GatherReader:
         """What the groups of a layer hold on the host, padded to the longest."""
         cache = self._cache
         pieces, position, on_path, first = [], [], [], 0
-        for place in (place for place in cache.pools if place.on_host):
-            own = [union[wanted[g] & (cache.place.values[g, union] == place)] for g in groups]
+        for place, chunk, own in self._host_chunks(groups, union, wanted):
             m = max(len(token) for token in own)
-            if not m:
-                continue
             slots = np.full((len(own), m), -1, dtype=np.int64)
             spots = np.full((len(own), m), np.iinfo(np.int64).max)  # padding: after every query
             on = np.zeros((len(own), len(paths), m), dtype=np.bool_)
+            pool = cache.pools[place]
+            assert isinstance(pool, HostPool)
             for r, (group, token) in enumerate(zip(groups, own, strict=True)):
-                slots[r, : len(token)] = cache.pools[place].slots.of[group, token]
+                slots[r, : len(token)] = pool.slots.of[group, token] - pool.first_of(chunk)
                 spots[r, : len(token)] = cache.position.values[token]
                 for seq, path in enumerate(paths):
                     on[r, seq, : len(token)] = np.isin(token, path)
             index = torch.from_numpy(slots if len(own) > 1 else slots[0])
-            pieces.append(HostSlots(place, index, slice(first, first + m)))
+            pieces.append(HostSlots(place, chunk, index, slice(first, first + m)))
             position.append(spots)
             on_path.append(on)
             first += m
@@ -206,6 +206,25 @@ class GatherReader:
             torch.from_numpy(np.concatenate(on_path, axis=2)),
             first,
         )
+
+    def _host_chunks(
+        self, groups: range, union: np.ndarray, wanted: np.ndarray
+    ) -> Iterator[tuple[Place, int, list[np.ndarray]]]:
+        """Tokens of each group by place and chunk on the host, as far as there are any."""
+        cache = self._cache
+        for place, pool in cache.pools.items():
+            if not isinstance(pool, HostPool):
+                continue
+            own = [union[wanted[g] & (cache.place.values[g, union] == place)] for g in groups]
+            chunk = [
+                pool.chunk_of(pool.slots.of[g, token]) for g, token in zip(groups, own, strict=True)
+            ]
+            for each in np.unique(np.concatenate(chunk)).tolist():
+                yield (
+                    place,
+                    each,
+                    [token[where == each] for token, where in zip(own, chunk, strict=True)],
+                )
 
     def _streamed(self, layer: int) -> list[tuple[Pool, slice, Tensor]]:
         """The layer's pieces on the host: pool, heads and slots, in the order of `content`."""

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from arborsim_torch.cache.forward import AttentionMetadata, LayerView
+from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.kernels.dense import attend
@@ -23,6 +25,7 @@ from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.near import NearAttention, Pending
 from arborsim_torch.kernels.ondemand import PageBounds
 from arborsim_torch.tiers.codec import Packed
+from arborsim_torch.tiers.copies import HeldUp
 from arborsim_torch.tiers.link import HostLink
 from arborsim_torch.tiers.stream import LayerStream
 
@@ -43,13 +46,16 @@ class HostSlots:
     Attributes
     ----------
     place : Place
+    chunk : int
+        The part of the host's memory that they lie in.
     index : int64 Tensor ``[m]`` or ``[kv_heads, m]``
-        Slots; -1 is padding.
+        Rows there; -1 is padding.
     span : slice
         The piece's entries among all of the layer's.
     """
 
     place: Place
+    chunk: int
     index: Tensor
     span: slice
 
@@ -103,6 +109,8 @@ class HostAttention:
     ----------
     fetched_bytes : int
         By ``ondemand``.
+    held_up : HeldUp
+        Time that ``ondemand`` waited for what it fetched.
     """
 
     def __init__(self, cache: TieredCache, link: HostLink, pages_top: int = 0) -> None:
@@ -115,6 +123,7 @@ class HostAttention:
         self._bounds: dict[int, PageBounds] = {}
         self._chosen: dict[int, Tensor] = {}
         self.fetched_bytes = 0
+        self.held_up = HeldUp()
 
     def begin(self, tokens: list[HostTokens], fresh: bool) -> None:
         """The host's tokens of each layer for the next pass; `fresh` if they have changed."""
@@ -200,25 +209,53 @@ class HostAttention:
     ) -> Iterator[tuple[HostSlots, Tensor, Tensor, Tensor | None]]:
         """Each piece with the slots to read in data, and scales if the kernel applies them."""
         for piece in host.tokens.pieces:
-            pool = self._cache.pools[piece.place]
-            parts, index = pool.slab(layer), piece.index
+            pool = self._pool(piece)
             if isinstance(pool.codec, Packed):  # which the kernel cannot read
-                data = pool.codec.decode(_gather(parts[0], index), None, self._cache.layout.dtype)
-                order = torch.arange(index.shape[-1]).expand(index.shape)
-                yield piece, torch.where(index < 0, index, order), data, None
+                order = torch.arange(piece.index.shape[-1]).expand(piece.index.shape)
+                data = self._decoded_piece(layer, piece)
+                yield piece, torch.where(piece.index < 0, piece.index, order), data, None
                 continue
+            parts = self._parts(layer, piece)
             data = parts[0].view(pool.codec.storage)
-            yield piece, index, data, parts[1] if len(parts) > 1 else None
+            yield piece, piece.index, data, parts[1] if len(parts) > 1 else None
+
+    def _pool(self, piece: HostSlots) -> HostPool:
+        pool = self._cache.pools[piece.place]
+        assert isinstance(pool, HostPool)
+        return pool
+
+    def _parts(self, layer: int, piece: HostSlots) -> list[Tensor]:
+        """The rows of a layer, ``[records, kv_heads, rows, ...]``: views."""
+        heads = self._cache.layout.kv_heads
+        return [
+            part.permute(1, 2, 0, 3).expand(-1, heads, -1, -1)
+            for part in self._pool(piece).layer_rows(layer, piece.chunk)
+        ]
+
+    def _decoded_piece(self, layer: int, piece: HostSlots) -> Tensor:
+        pool, index = self._pool(piece), piece.index
+        own = [_gather(part, index) for part in self._parts(layer, piece)]
+        if pool.scales is not None:
+            own.append(self._shared_scales(layer, piece))
+        scale = own[1] if len(own) > 1 else None
+        return pool.codec.decode(own[0].view(pool.codec.storage), scale, self._cache.layout.dtype)
+
+    def _shared_scales(self, layer: int, piece: HostSlots) -> Tensor:
+        pool, layout = self._pool(piece), self._cache.layout
+        assert pool.scales is not None
+        groups = layout.groups_of_layer(layer)
+        slots = (piece.index + pool.first_of(piece.chunk)).clamp(min=0)
+        rows = [slots] if slots.dim() == 1 else list(slots)
+        own = [slice(None)] if len(rows) == 1 else [slice(h, h + 1) for h in range(len(rows))]
+        found = [
+            pool.scales.gather(layer, heads, groups.start + (heads.start or 0), row)
+            for heads, row in zip(own, rows, strict=True)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
     def _decoded(self, layer: int, host: _Host) -> Tensor:
         """Keys and values ``[2, kv_heads, n, head_dim]``, on the host."""
-        pools, dtype = self._cache.pools, self._cache.layout.dtype
-        parts = []
-        for piece in host.tokens.pieces:
-            pool = pools[piece.place]
-            own = [_gather(part, piece.index) for part in pool.slab(layer)]
-            scale = own[1] if len(own) > 1 else None
-            parts.append(pool.codec.decode(own[0].view(pool.codec.storage), scale, dtype))
+        parts = [self._decoded_piece(layer, piece) for piece in host.tokens.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def _fetch_pages(
@@ -254,7 +291,7 @@ class HostAttention:
         mask = _and(None if host.mask is None else host.mask[..., union], read)
 
         def result() -> Part:
-            ticket.wait()
+            ticket.order(self.held_up)
             return attend(query, out[0], out[1], scale, _sent(mask, query))
 
         return result
@@ -285,6 +322,16 @@ def _gather(part: Tensor, index: Tensor) -> Tensor:
 Pieces = list[tuple[Pool, slice, Tensor]]
 
 
+@dataclass(frozen=True)
+class _Arriving:
+    """A piece of a layer: its blocks on the host, and the place of each token among them."""
+
+    pool: HostPool
+    at: np.ndarray
+    parts: list[list[Tensor]]
+    scales: Tensor | None  # that tokens share
+
+
 class HostStream:
     """Feeds a `LayerStream` from host pools.
 
@@ -297,38 +344,72 @@ class HostStream:
     def __init__(self, link: HostLink, layers: int) -> None:
         self._link, self._layers = link, layers
         self._stream = LayerStream(link, layers)
-        self._pieces: list[Pieces] = []
+        self._pieces: list[list[_Arriving]] = []
         self._ahead: int | None = None  # the layer that is under way
 
     @property
-    def exposed_s(self) -> float:
-        """Seconds that attention waited for tokens to arrive."""
-        return self._stream.exposed_s
+    def held_up(self) -> HeldUp:
+        """Time that attention waited for tokens to arrive."""
+        return self._stream.held_up
 
     @property
     def buffer_bytes(self) -> int:
         return self._stream.buffer_bytes
 
-    def begin(self, pieces: list[Pieces], anew: bool) -> None:
-        """What each layer of the next pass needs; `anew` if tokens have moved since the last."""
+    def begin(self, pieces: Callable[[int], Pieces], anew: bool) -> None:
+        """The next pass begins; `anew` if tokens have moved since the last.
+
+        Parameters
+        ----------
+        pieces : callable
+            What a layer needs: pools, heads and slots.
+        anew : bool
+        """
         if anew:
-            self._stream.discard()
-            self._ahead = None
-        self._pieces = pieces
+            self.discard()
+            self._pieces = [
+                [self._arriving(layer, *piece) for piece in pieces(layer)]
+                for layer in range(self._layers)
+            ]
         if self._ahead is None:
             self._prefetch(0)
 
+    def discard(self) -> None:
+        """Tokens are about to move: what is under way is not needed, and must have ended."""
+        self._stream.discard()
+        self._ahead = None
+
     def take(self, layer: int) -> list[Tensor]:
-        """The layer's tensors on the device, while the next layer's set out."""
-        arrived = self._stream.take(layer)
+        """The layer's tensors on the device, while the next layer's set out.
+
+        Returns
+        -------
+        list of Tensor ``[records, heads, m, ...]``
+            Of each piece as `Pool.gather` returns them.
+        """
+        arrived = iter(self._stream.take(layer))
+        found: list[Tensor] = []
+        for piece in self._pieces[layer]:
+            buffers = [next(arrived) for _ in piece.parts]
+            found += [part[0] for part in piece.pool.content(buffers, piece.at)]
+            if piece.scales is not None:
+                found.append(next(arrived))
         self._prefetch(self._stream.after(layer))
-        return arrived
+        return found
 
     def _prefetch(self, layer: int) -> None:
-        parts = []
-        for pool, heads, slots in self._pieces[layer]:
-            for part in pool.gather(layer, heads, slots):
-                host = self._link.host_empty(part.shape, part.dtype)
-                parts.append(host.copy_(part) if self._link.pinned else part)
+        parts: list[list[Tensor]] = []
+        for piece in self._pieces[layer]:
+            parts += piece.parts
+            parts += [] if piece.scales is None else [[piece.scales]]
         self._stream.prefetch(layer, parts)
         self._ahead = layer
+
+    def _arriving(self, layer: int, pool: Pool, heads: slice, slots: Tensor) -> _Arriving:
+        assert isinstance(pool, HostPool)
+        blocks = pool.blocks_of_layer(layer, slots.numpy())
+        scales = None
+        if pool.scales is not None:
+            own = pool.gather(layer, heads, slots)[-1]
+            scales = self._link.host_empty(own.shape, own.dtype).copy_(own)
+        return _Arriving(pool, blocks.at, pool.views(blocks), scales)

@@ -1,10 +1,14 @@
 """Moves tokens between tiers: real copies, real frees.
 
-A copy to DDR runs behind the computation; until it is complete, attention reads the old slots,
-whose memory is *in flight*.  In ``stage`` mode what the active paths need is then fetched once into
-a staging copy on the device, which stays as long as the token is in DDR, on an active path and
-selected by the policy (`TieredCache.select`).  So it is in ``stream`` mode where a policy selects.
-Otherwise nothing is staged: reading tokens in DDR is up to the forward pass.
+What a decision sends to DDR is gathered on the device and goes down as one list of blocks, straight
+to where it will lie.  The copy runs behind the computation, for as many steps as it takes; until it
+is complete, attention reads the old slots, whose memory is *in flight*.  What comes back goes up in
+the same way and is scattered on the device, which waits for it; the host does not.
+
+In ``stage`` mode what the active paths need is then fetched once into a staging copy on the device,
+which stays as long as the token is in DDR, on an active path and selected by the policy
+(`TieredCache.select`).  So it is in ``stream`` mode where a policy selects.  Otherwise nothing is
+staged: reading tokens in DDR is up to the forward pass.
 """
 
 from __future__ import annotations
@@ -15,13 +19,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from arborsim_torch.cache.host_pool import BlockList, HostPool
 from arborsim_torch.cache.layout import HOME, STAGED, Place
 from arborsim_torch.cache.pool import StoredTokens
 from arborsim_torch.cache.tiered import TieredCache
-from arborsim_torch.tiers.copies import Ticket
+from arborsim_torch.tiers.copies import HeldUp, Ticket
 from arborsim_torch.tiers.link import HostLink
 
 _ON_DEVICE = tuple(place for place in Place if place.in_hbm)
+_MOST_UNDER_WAY = 8  #: copies to DDR at a time; the oldest is waited for
 
 
 class Mover:
@@ -37,8 +43,8 @@ class Mover:
 
     Attributes
     ----------
-    exposed_s : float
-        Seconds that the search waited for copies.
+    held_up : HeldUp
+        Time that the search waited for copies.
     on_peak : callable
         Called when the device holds most in the middle of moves: tokens have come back to HBM while
         the copies of leaving ones are on their way, or staging buffers have been allocated for
@@ -50,28 +56,23 @@ class Mover:
     ) -> None:
         self.cache, self.link = cache, link
         self.recall, self.overlap = recall, overlap
-        self.exposed_s = 0.0
+        self.held_up = HeldUp()
         self.on_peak: Callable[[], None] = lambda: None
         self._pending: list[PendingCopy] = []
 
     @property
     def staging_in_flight_bytes(self) -> int:
         """Bytes on the device of buffers that tokens in DDR are being fetched into."""
-        return sum(
-            block.nbytes for copy in self._pending if copy.to_stage for _, _, block in copy.parts
-        )
+        return sum(copy.nbytes for copy in self._pending if copy.to_stage)
 
     @property
     def in_flight_bytes(self) -> int:
         """Bytes on the device of tokens whose home is DDR and which are not staged."""
-        cache = self.cache
         return sum(
-            len(token) * cache.pools[Place(place)].bytes_per_slot
+            int(np.count_nonzero(copy.places(self.cache) == place)) * pool.bytes_per_slot
             for copy in self._pending
-            if copy.target.on_host
-            for group, token, _ in copy.parts
-            for place in np.unique(cache.place.values[group, token])
-            if Place(place).in_hbm
+            for place, pool in self.cache.pools.items()
+            if place.in_hbm
         )
 
     @property
@@ -79,10 +80,8 @@ class Mover:
         """Int64 ``[groups]``: tokens of DDR that are still in HBM, because a copy is under way."""
         count = np.zeros(self.cache.layout.groups, dtype=np.int64)
         for copy in self._pending:
-            for group, token, _ in copy.parts:
-                count[group] += int(
-                    np.isin(self.cache.place.values[group, token], _ON_DEVICE).sum()
-                )
+            leaving = np.isin(copy.places(self.cache), _ON_DEVICE)
+            count += np.bincount(copy.pairs.group[leaving], minlength=len(count))
         return count
 
     @torch.inference_mode()
@@ -94,9 +93,30 @@ class Mover:
             if not ready:
                 return
             for copy in ready:
-                self._pending.remove(copy)
-                self.exposed_s += copy.wait()
-                self._land(copy)
+                self._finish(copy)
+
+    def _finish(self, copy: PendingCopy) -> None:
+        """Wait for a copy, on the host if it goes there, and let it take effect."""
+        self._pending.remove(copy)
+        for ticket in copy.tickets:
+            if copy.to_stage:
+                ticket.order(self.held_up)
+            else:
+                self.held_up.host_s += ticket.wait()
+        self._land(copy)
+
+    def _settle_for(self, pairs: GroupTokenPairs) -> None:
+        """Let copies take effect that have ended, or that have any of these tokens."""
+        self.settle(wait=False)
+        moving = np.zeros((self.cache.layout.groups, self.cache.num_tokens), dtype=np.bool_)
+        moving[pairs.group, pairs.token] = True
+        while True:
+            found = next((c for c in self._pending if c.to_stage or c.any(moving)), None)
+            if found is None:
+                break
+            self._finish(found)
+        while len(self._pending) >= _MOST_UNDER_WAY:
+            self._finish(self._pending[0])
 
     @torch.inference_mode()
     def move(self, pairs: GroupTokenPairs, target: np.ndarray) -> None:
@@ -106,7 +126,9 @@ class Mover:
         """
         if not len(pairs):
             return
-        self.settle(wait=True)
+        if self.cache.stream is not None:
+            self.cache.stream.discard()
+        self._settle_for(pairs)
         homes = HOME[target]
         lost = homes == Place.LOST
         self._forget(pairs.where(lost))
@@ -121,7 +143,7 @@ class Mover:
 
     def restore(self, pairs: GroupTokenPairs) -> None:
         """Give lost tokens slots in HBM; `TreeDecoder.recompute` fills them."""
-        self.settle(wait=True)
+        self._settle_for(pairs)
         self.cache.pools[Place.HBM].take(pairs.group, pairs.token)
         self.cache.changed()
 
@@ -134,15 +156,15 @@ class Mover:
         """
         if not self._anything_in_ddr() or not (self._stages or self._anything_staged()):
             return
-        self.settle(wait=True)
+        self._settle_for(GroupTokenPairs.none())
         cache = self.cache
         needed = self._needed()
         for home, stage in self._ddr():
             staged = cache.pools[stage].slots.of >= 0
             self._unstage(GroupTokenPairs(*np.nonzero(staged & ~needed)), home, stage)
-            missing = (cache.pools[home].slots.of >= 0) & needed & ~staged
+            missing = (cache.place.values == home) & needed
             self._stage(GroupTokenPairs(*np.nonzero(missing)), home)
-        self.settle(wait=True)
+        self._settle_for(GroupTokenPairs.none())
         cache.changed()
 
     def _anything_in_ddr(self) -> bool:
@@ -194,86 +216,143 @@ class Mover:
                 self._copy(part, source, target)
 
     def _offload(self, pairs: GroupTokenPairs, source: Place, target: Place) -> None:
-        copy = PendingCopy(target)
-        for group, token in pairs.by_group():
-            block = self._converted(source, target, group, token)
-            host, tickets = self._copy_down(block)
-            copy.tickets += tickets
-            copy.parts.append((group, token, host))
-        self._pending.append(copy)
-
-    def _copy_down(self, block: StoredTokens) -> tuple[StoredTokens, list[Ticket]]:
-        """Memory of the host that a block is on its way to, and the tickets of its copies."""
-        host = StoredTokens(*(self.link.host_empty(p.shape, p.dtype) for p in block.parts()))
-        tensors = zip(block.parts(), host.parts(), strict=True)
-        return host, [self.link.down(part, out) for part, out in tensors]
+        """Start to copy tokens to DDR; they are read where they are until it has ended."""
+        self._pending.append(self._send(pairs, self._read(pairs, source, target), target))
 
     def _copy(self, pairs: GroupTokenPairs, source: Place, target: Place) -> None:
         """At once: on the device, up from DDR, or from one format to the other in DDR."""
         cache = self.cache
-        for group, token in pairs.by_group():
-            block = self._converted(source, target, group, token)
-            if target.on_host:
-                block = self._down(block)
-            self._put(target, group, token, block)
-            self._drop(source, group, token)
-            if source.on_host and not target.on_host:
-                self._drop(STAGED[source], group, token)
-            cache.place.values[group, token] = target
+        blocks = self._read(pairs, source, target)
+        if target.on_host:
+            copy = self._send(pairs, blocks, target)
+            self.held_up.host_s += sum(ticket.wait() for ticket in copy.tickets)
+            self._store_scales(copy)
+        else:
+            for group, token, block in blocks:
+                self._put(target, group, token, block)
+        self._drop(source, pairs)
+        if not source.on_host:
+            cache.place.values[pairs.group, pairs.token] = target
+            return
+        if not target.on_host:
+            self._drop(STAGED[source], pairs)
+        cache.place.values[pairs.group, pairs.token] = target
         if target.on_host and self._stages:  # requantised in DDR
             source_stage = STAGED[source]
             held = cache.pools[source_stage].slots.of[pairs.group, pairs.token] >= 0
-            self._unstage(pairs.where(held), source, source_stage)
-            needed = self._needed()[pairs.group, pairs.token]
-            self._stage(pairs.where(needed), target)
-            self.settle(wait=True)
+            self._unstage(pairs.where(held), target, source_stage)
+            self._stage(pairs.where(self._needed()[pairs.group, pairs.token]), target)
+            self._settle_for(GroupTokenPairs.none())
 
-    def _converted(
-        self, source: Place, target: Place, group: int, token: np.ndarray
-    ) -> StoredTokens:
-        """The tokens in the format of `target`, on the device."""
-        cache, dtype = self.cache, self.cache.layout.dtype
-        staged = STAGED.get(source)
-        if staged is not None and (cache.pools[staged].slots.of[group, token] >= 0).all():
-            source = staged
-        pool = cache.pools[source]
-        block = pool.read(group, pool.slots.of[group, token])
-        if source.on_host:
-            block = self._up(block)
+    def _read(
+        self, pairs: GroupTokenPairs, source: Place, target: Place
+    ) -> list[tuple[int, np.ndarray, StoredTokens]]:
+        """Tokens by group in the format of `target`, on the device."""
+        cache = self.cache
+        parts = [(source, pairs)]
+        if source.on_host:  # what is staged need not cross the link
+            staged = cache.pools[STAGED[source]].slots.of[pairs.group, pairs.token] >= 0
+            parts = [(STAGED[source], pairs.where(staged)), (source, pairs.where(~staged))]
+        found = []
+        for place, some in parts:
+            blocks = self._fetched(some, place) if place.on_host else self._held(some, place)
+            for group, token, block in blocks:
+                found.append((group, token, self._converted(block, source, target)))
+        return found
+
+    def _held(
+        self, pairs: GroupTokenPairs, place: Place
+    ) -> Iterator[tuple[int, np.ndarray, StoredTokens]]:
+        pool = self.cache.pools[place]
+        for group, token in pairs.by_group():
+            yield group, token, pool.read(group, pool.slots.of[group, token])
+
+    def _fetched(
+        self, pairs: GroupTokenPairs, home: Place
+    ) -> Iterator[tuple[int, np.ndarray, StoredTokens]]:
+        """Tokens that come up from DDR; the device waits for them."""
+        if not len(pairs):
+            return
+        copy = self._order_up(pairs, home)
+        for ticket in copy.tickets:
+            ticket.order(self.held_up)
+        yield from copy.contents(self._host_pool(home))
+
+    def _converted(self, block: StoredTokens, source: Place, target: Place) -> StoredTokens:
         if source.rung == target.rung:
             return block
-        codec = cache.pools[target].codec
-        return StoredTokens(*codec.encode(pool.codec.decode(block.data, block.scale, dtype)))
+        pools, dtype = self.cache.pools, self.cache.layout.dtype
+        exact = pools[source].codec.decode(block.data, block.scale, dtype)
+        return StoredTokens(*pools[target].codec.encode(exact))
 
-    def _up(self, block: StoredTokens) -> StoredTokens:
-        device = self.cache.layout.device
-        out = StoredTokens(
-            *(torch.empty(p.shape, dtype=p.dtype, device=device) for p in block.parts())
+    # -- across the link -----------------------------------------------------------------------
+
+    def _host_pool(self, place: Place) -> HostPool:
+        pool = self.cache.pools[place]
+        assert isinstance(pool, HostPool)
+        return pool
+
+    def _send(
+        self,
+        pairs: GroupTokenPairs,
+        contents: list[tuple[int, np.ndarray, StoredTokens]],
+        target: Place,
+    ) -> PendingCopy:
+        """Give tokens rows in DDR, gather them on the device and order the copy."""
+        pool = self._host_pool(target)
+        pairs = GroupTokenPairs(
+            np.concatenate([np.full(len(t), g, dtype=np.int64) for g, t, _ in contents]),
+            np.concatenate([t for _, t, _ in contents]),
         )
-        tickets = [self.link.up(p, o) for p, o in zip(block.parts(), out.parts(), strict=True)]
-        self.exposed_s += sum(ticket.wait() for ticket in tickets)
-        return out
+        pool.take(pairs.group, pairs.token)
+        blocks = pool.blocks(pairs.group, pairs.token)
+        buffers = pool.buffers(blocks, self.cache.layout.device)
+        copy = PendingCopy(target, pairs, blocks, buffers)
+        first = 0
+        for group, token, block in contents:
+            pool.fill(buffers, blocks.at[:, first : first + len(token)], block)
+            first += len(token)
+            if pool.scales is not None:
+                assert block.scale is not None
+                host = self.link.host_empty(block.scale.shape, block.scale.dtype)
+                copy.tickets.append(self.link.down(block.scale, host))
+                copy.scales.append((group, token, host))
+        pairs_down = [(buffer, host) for host, buffer in pool.pairs(blocks, buffers)]
+        copy.tickets.append(self.link.down_blocks(pairs_down))
+        return copy
 
-    def _down(self, block: StoredTokens) -> StoredTokens:
-        host, tickets = self._copy_down(block)
-        self.exposed_s += sum(ticket.wait() for ticket in tickets)
-        return host
+    def _order_up(self, pairs: GroupTokenPairs, home: Place) -> PendingCopy:
+        """Order the copy of tokens in DDR to buffers on the device."""
+        pool, device = self._host_pool(home), self.cache.layout.device
+        row = pool.slots.of[pairs.group, pairs.token]
+        order = np.lexsort((row, pairs.group))
+        pairs = GroupTokenPairs(pairs.group[order], pairs.token[order])
+        blocks = pool.blocks(pairs.group, pairs.token, join=True)
+        buffers = pool.buffers(blocks, device)
+        copy = PendingCopy(home, pairs, blocks, buffers)
+        copy.tickets.append(self.link.up_blocks(pool.pairs(blocks, buffers)))
+        if pool.scales is not None:
+            for group, token in pairs.by_group():
+                row = pool.slots.of[group, token].astype(np.int64)
+                scales = pool.scales.read(group, torch.from_numpy(row))
+                there = torch.empty(scales.shape, dtype=scales.dtype, device=device)
+                copy.tickets.append(self.link.up(scales, there))
+                copy.scales.append((group, token, there))
+        return copy
+
+    def _store_scales(self, copy: PendingCopy) -> None:
+        pool = self._host_pool(copy.target)
+        for group, token, scales in copy.scales:
+            assert pool.scales is not None
+            pool.scales.write(group, pool.slots.of[group, token], scales)
 
     def _stage(self, pairs: GroupTokenPairs, home: Place) -> None:
         """Start to fetch tokens from DDR into staging."""
-        if not len(pairs):
-            return
-        pool, device = self.cache.pools[home], self.cache.layout.device
-        copy = PendingCopy(home, to_stage=True)
-        for group, token in pairs.by_group():
-            block = pool.read(group, pool.slots.of[group, token])
-            out = StoredTokens(*(torch.empty(p.shape, dtype=p.dtype, device=device)
-                          for p in block.parts()))  # fmt: skip
-            for part, target in zip(block.parts(), out.parts(), strict=True):
-                copy.tickets.append(self.link.up(part, target))
-            copy.parts.append((group, token, out))
-        self._pending.append(copy)
-        self.on_peak()
+        if len(pairs):
+            copy = self._order_up(pairs, home)
+            copy.to_stage = True
+            self._pending.append(copy)
+            self.on_peak()
 
     def _unstage(self, pairs: GroupTokenPairs, home: Place, stage: Place) -> None:
         if len(pairs):
@@ -281,41 +360,39 @@ class Mover:
             self.cache.place.values[pairs.group, pairs.token] = home
 
     def _land(self, copy: PendingCopy) -> None:
-        place = STAGED[copy.target] if copy.to_stage else copy.target
-        for group, token, block in copy.parts:
-            self._put(place, group, token, block)
-            if copy.to_stage:
-                self._leave_device(group, token)
-                self.cache.place.values[group, token] = place
-        self.cache.changed()
+        cache, home = self.cache, copy.target
         if copy.to_stage:
+            for group, token, block in copy.contents(self._host_pool(home)):
+                self._put(STAGED[home], group, token, block)
+            self._leave_device(copy.pairs, STAGED[home])
+            cache.changed()
             return
-        pairs = GroupTokenPairs(
-            np.concatenate([np.full(len(t), g, dtype=np.int64) for g, t, _ in copy.parts]),
-            np.concatenate([t for _, t, _ in copy.parts]),
-        )
+        there = cache.pools[home].slots.of[copy.pairs.group, copy.pairs.token] >= 0
+        pairs = copy.pairs.where(there)  # but for those of nodes that were dropped meanwhile
+        self._store_scales(copy)
         needed = self._needed()[pairs.group, pairs.token] & (self.recall == "stage")
-        for group, token in pairs.where(~needed).by_group():
-            self._leave_device(group, token)
-            self.cache.place.values[group, token] = place
-        self._stage(pairs.where(needed), copy.target)
+        self._leave_device(pairs.where(~needed), home)
+        cache.changed()
+        self._stage(pairs.where(needed), home)
 
-    def _leave_device(self, group: int, token: np.ndarray) -> None:
-        for place in _ON_DEVICE:
-            self._drop(place, group, token)
+    def _leave_device(self, pairs: GroupTokenPairs, place: Place) -> None:
+        """Give up the copies in HBM of tokens that attention finds at `place` from now on."""
+        for other in _ON_DEVICE:
+            self._drop(other, pairs)
+        self.cache.place.values[pairs.group, pairs.token] = place
 
     def _put(self, place: Place, group: int, token: np.ndarray, block: StoredTokens) -> None:
         pool = self.cache.pools[place]
         slot = pool.take(np.full(len(token), group, dtype=np.int64), token)
         pool.write(group, slot, block)
 
-    def _drop(self, place: Place, group: int, token: np.ndarray) -> None:
+    def _drop(self, place: Place, pairs: GroupTokenPairs) -> None:
         pool = self.cache.pools.get(place)
         if pool is None:
             return
-        held = token[pool.slots.of[group, token] >= 0]
+        held = pairs.where(pool.slots.of[pairs.group, pairs.token] >= 0)
         if len(held):
-            pool.give_back(np.full(len(held), group, dtype=np.int64), held)
+            pool.give_back(held.group, held.token)
 
 
 @dataclass
@@ -328,6 +405,10 @@ class GroupTokenPairs:
     def __len__(self) -> int:
         return len(self.token)
 
+    @classmethod
+    def none(cls) -> GroupTokenPairs:
+        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
     def where(self, mask: np.ndarray) -> GroupTokenPairs:
         return GroupTokenPairs(self.group[mask], self.token[mask])
 
@@ -339,15 +420,55 @@ class GroupTokenPairs:
 
 @dataclass
 class PendingCopy:
-    """Tokens that are being copied, per group; `target` is where they will be stored."""
+    """Tokens that are being copied.
+
+    Attributes
+    ----------
+    target : Place
+        In DDR: where they will be stored, or come from.
+    pairs : GroupTokenPairs
+        Group by group.
+    blocks : BlockList
+        Their rows on the host.
+    buffers : list of Tensor
+        What the rows are copied from, or to, on the device.
+    scales : list
+        Group, tokens and the scales that they share, where there are such: they cross apart.
+    to_stage : bool
+        They come up.
+    """
 
     target: Place
-    parts: list[tuple[int, np.ndarray, StoredTokens]] = field(default_factory=list)
+    pairs: GroupTokenPairs
+    blocks: BlockList
+    buffers: list[torch.Tensor]
     tickets: list[Ticket] = field(default_factory=list)
+    scales: list[tuple[int, np.ndarray, torch.Tensor]] = field(default_factory=list)
     to_stage: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of the buffers."""
+        return sum(part.nbytes for part in (*self.buffers, *(own for _, _, own in self.scales)))
 
     def done(self) -> bool:
         return all(ticket.done() for ticket in self.tickets)
 
-    def wait(self) -> float:
-        return sum(ticket.wait() for ticket in self.tickets)
+    def any(self, moving: np.ndarray) -> bool:
+        """Whether it has some of the tokens in bool ``[groups, tokens]``."""
+        return bool(moving[self.pairs.group, self.pairs.token].any())
+
+    def places(self, cache: TieredCache) -> np.ndarray:
+        """Where each token is read."""
+        places: np.ndarray = cache.place.values[self.pairs.group, self.pairs.token]
+        return places
+
+    def contents(self, pool: HostPool) -> Iterator[tuple[int, np.ndarray, StoredTokens]]:
+        """What has come up, by group, as other pools store it."""
+        first = 0
+        for number, (group, token) in enumerate(self.pairs.by_group()):
+            parts = pool.content(self.buffers, self.blocks.at[:, first : first + len(token)])
+            if self.scales:
+                parts.append(self.scales[number][2])
+            first += len(token)
+            yield group, token, StoredTokens(parts[0].view(pool.codec.storage), *parts[1:])

@@ -12,7 +12,7 @@ are copied into workspace, padded to the longest head, whenever they are read.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -55,13 +55,13 @@ class StoredTokens:
         return [self.data] if self.scale is None else [self.data, self.scale]
 
 
-def _addressable(dtype: torch.dtype) -> torch.dtype:
+def addressable(dtype: torch.dtype) -> torch.dtype:
     """A type of the same size whose tensors PyTorch can index on every device."""
     return torch.uint8 if dtype == torch.float8_e4m3fn else dtype
 
 
 class Pool:
-    """Slots for tokens on one device in one format.
+    """Slots for tokens on one device in one format; the host's are in a `HostPool`.
 
     Parameters
     ----------
@@ -71,10 +71,6 @@ class Pool:
     device : torch.device
     page_tokens : int
         The number of slots of a group is a multiple of this.
-    pinned : bool
-        Page-locked host memory.
-    even : bool
-        All heads of a layer have the same number of slots, whatever they hold.
 
     Attributes
     ----------
@@ -88,13 +84,10 @@ class Pool:
         device: torch.device,
         *,
         page_tokens: int = 16,
-        pinned: bool = False,
-        even: bool = False,
     ) -> None:
         self.layout, self.codec, self.device = layout, codec, device
         self.slots = SlotTable(layout.groups)
         self.page_tokens = page_tokens
-        self._pinned, self._even = pinned, even
         self._capacity = np.zeros(layout.groups, dtype=np.int64)
         #: Where each group begins in the `rows` of its layers; int64 ``[groups]``
         self.first_row = np.zeros(layout.groups, dtype=np.int64)
@@ -326,7 +319,7 @@ class Pool:
     def _shared_out(self, wanted: np.ndarray) -> np.ndarray:
         """The capacities that the groups of a slab get who want these, int64 ``[groups]``."""
         most = int(wanted.max())
-        if self._even or wanted.sum() > (1 - _RAGGED_SAVES) * most * len(wanted):
+        if wanted.sum() > (1 - _RAGGED_SAVES) * most * len(wanted):
             return np.full(len(wanted), most)
         return wanted
 
@@ -348,10 +341,9 @@ class Pool:
         records, width = self.codec.record(g.head_dim)
         shape = (g.slab_layers, records, rows, width)
         # Zeros: a slot that is masked still meets the values' product, as 0 x slot.
-        options: dict[str, Any] = {"device": self.device, "pin_memory": self._pinned}
-        parts = [torch.zeros(shape, dtype=_addressable(self.codec.storage), **options)]
+        parts = [torch.zeros(shape, dtype=addressable(self.codec.storage), device=self.device)]
         if self.codec.scaled and self._spans is None:
-            parts.append(torch.zeros((*shape[:-1], 1), dtype=torch.float32, **options))
+            parts.append(torch.zeros((*shape[:-1], 1), dtype=torch.float32, device=self.device))
         self._slabs[slab] = parts
         even = (capacity == capacity[0]).all()
         heads = (g.kv_heads, int(capacity[0]))

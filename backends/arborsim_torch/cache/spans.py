@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from arborsim.core.tree import GrowingTable
+from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.pool import Pool, StoredTokens
 from arborsim_torch.cache.slots import SlotTable
@@ -136,14 +137,19 @@ class Spans:
 
 def make_pool(layout: Layout, codec: Codec, device: torch.device, **options: Any) -> Pool:
     """A `Pool` of these options, with `Spans` if the codec shares scales among tokens."""
-    pool = Pool(layout, codec, device, **options)
-    if isinstance(codec, Packed) and codec.scaled:
-        return pool.with_spans(Spans(layout, codec, device, pool.slots))
+    return _with_scales(Pool(layout, codec, device, **options))
+
+
+def _with_scales(pool: Pool) -> Pool:
+    if isinstance(pool.codec, Packed) and pool.codec.scaled:
+        pool.with_spans(Spans(pool.layout, pool.codec, pool.device, pool.slots))
     return pool
 
 
-def make_pools(layout: Layout, quantised: Sequence[Codec], page_tokens: int) -> dict[Place, Pool]:
-    """An empty pool for every place that a token can be held in.
+def make_pools(
+    layout: Layout, quantised: Sequence[Codec], page_tokens: int, by_layer: bool = False
+) -> dict[Place, Pool]:
+    """An empty pool for every place that a token can be held in; a `HostPool` on the host.
 
     Parameters
     ----------
@@ -152,18 +158,20 @@ def make_pools(layout: Layout, quantised: Sequence[Codec], page_tokens: int) -> 
         Formats of the places that hold quantised tokens, by rung; without a second there are no
         places for coarse ones.
     page_tokens : int
+    by_layer : bool
+        Of tokens on the host, every layer is read by itself.
     """
-    host, on_gpu = torch.device("cpu"), layout.device.type == "cuda"
+    on_gpu = layout.device.type == "cuda"
     codecs = (Plain(layout.dtype), *quantised)
-    return {
-        place: make_pool(
-            layout,
-            codecs[place.rung],
-            host if place.on_host else layout.device,
-            page_tokens=page_tokens,
-            pinned=place.on_host and on_gpu,
-            even=place.on_host,  # attention on the host reads a layer's heads with one index
-        )
-        for place in Place
-        if place is not Place.LOST and place.rung < len(codecs)
-    }
+    pools: dict[Place, Pool] = {}
+    for place in Place:
+        if place is Place.LOST or place.rung >= len(codecs):
+            continue
+        codec = codecs[place.rung]
+        if place.on_host:
+            pools[place] = _with_scales(
+                HostPool(layout, codec, page_tokens=page_tokens, pinned=on_gpu, by_layer=by_layer)
+            )
+        else:
+            pools[place] = make_pool(layout, codec, layout.device, page_tokens=page_tokens)
+    return pools

@@ -80,7 +80,7 @@ class TieredCache:
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
         self.layout = layout
-        pools = make_pools(layout, quantised or (Fp8(),), page_tokens)
+        pools = make_pools(layout, quantised or (Fp8(),), page_tokens, by_layer=recall != "stage")
         self._state = CacheState(layout.groups, pools)
         self._contiguous = False  # the next step may take the fast path
         self.hf = hf_cache(self, layout.layers)
@@ -110,9 +110,10 @@ class TieredCache:
         return 0 if self.stream is None else self.stream.buffer_bytes
 
     @property
-    def stream_exposed_s(self) -> float:
-        """Seconds that forward passes waited for streamed tokens."""
-        return 0.0 if self.stream is None else self.stream.exposed_s
+    def pass_exposed_s(self) -> float:
+        """Seconds that forward passes waited for tokens from the host."""
+        waits = [each.held_up for each in (self.stream, self.host_attention) if each is not None]
+        return sum(each.seconds for each in waits)
 
     # -- token table -------------------------------------------------------------------------------
 

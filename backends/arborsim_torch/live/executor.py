@@ -92,9 +92,9 @@ class LiveExecutor:
 
     def finish(self) -> None:
         """Let transfers end; nothing waits for them any more, so they count as hidden."""
-        exposed_s = self._mover.exposed_s
+        exposed_s = self._mover.held_up.host_s
         self._mover.settle(wait=True)
-        self._mover.exposed_s = exposed_s
+        self._mover.held_up.host_s = exposed_s
 
     def clock(self) -> float:
         """Seconds since the search began."""
@@ -106,7 +106,7 @@ class LiveExecutor:
         self.gauge.fill(m)
         m.to_ddr_bytes = link.downward.carried_bytes
         m.from_ddr_bytes = link.upward.carried_bytes
-        exposed_s = self._mover.exposed_s + self._cache.stream_exposed_s
+        exposed_s = self._mover.held_up.seconds + self._cache.pass_exposed_s
         m.time.exposed_transfer_s = exposed_s
         busy_s = link.downward.busy_s + link.upward.busy_s
         m.time.hidden_transfer_s = max(0.0, busy_s - exposed_s)
@@ -158,7 +158,7 @@ class LiveExecutor:
         """One prefill per path over its lost tokens, from the root to the leaf."""
         assert self._decoder is not None
         begun = self._seconds()
-        exposed_s = self._mover.exposed_s
+        exposed_s = self._mover.held_up.host_s
         self._mover.restore(pairs)
         waiting = np.unique(pairs.token)
         leaves = list(self._cache.leaves)
@@ -171,7 +171,7 @@ class LiveExecutor:
             waiting = waiting[~now]
         if self._cache.layout.device.type == "cuda":
             torch.cuda.synchronize(self._cache.layout.device)
-        waited_s = waits_on(self._seconds) * (self._mover.exposed_s - exposed_s)
+        waited_s = waits_on(self._seconds) * (self._mover.held_up.host_s - exposed_s)
         self._measured.time.rehydration_s += self._seconds() - begun - waited_s
         self._measured.rehydrations += 1
 

@@ -221,6 +221,7 @@ class PolicySearch:
         )  # fmt: skip
         mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
         self._executor = LiveExecutor(mover, setup.clock)
+        self._held_up = mover.held_up
         driven = self._executor if wrap is None else wrap(self._executor, mover)
         shape = cache_shape(model)
         controller = make_controller(policy, driven, budget_tokens, model, shape, meters)
@@ -251,21 +252,19 @@ class PolicySearch:
         """What was measured so far, but for the seconds of the model."""
         measured = self._executor.measurements()
         time = measured.time
-        # Waiting for streamed tokens happens inside forward passes, all else between them.
-        counts = waits_on(self._clock)
-        waited_s = time.rehydration_s + counts * time.exposed_transfer_s - self._streamed_s
-        time.policy_s = max(0.0, self._feed.handling_s - waited_s)
+        # The host waits for moves, outside forward passes.  A clock of the thread's own time does
+        # not see it wait.
+        host_s = waits_on(self._clock) * self._held_up.host_s
+        time.policy_s = max(0.0, self._feed.handling_s - time.rehydration_s - host_s)
         return measured
-
-    @property
-    def _streamed_s(self) -> float:
-        return waits_on(self._clock) * self.cache.stream_exposed_s
 
     def outcome(self, episode: EpisodeResult) -> LiveOutcome:
         """Everything measured, once the search is over."""
         measured = self.measurements()
+        # Inside forward passes the device waits for moves, and these for tokens from the host.
+        waited_s = self._held_up.device_s + self.cache.pass_exposed_s
         measured.time.prefill_s = episode.prefill_s
-        measured.time.decode_s = episode.forward_s - self._streamed_s
+        measured.time.decode_s = max(0.0, episode.forward_s - waits_on(self._clock) * waited_s)
         return LiveOutcome(
             episode,
             measured,

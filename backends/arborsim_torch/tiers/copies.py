@@ -1,8 +1,9 @@
 """Copies that overlap with computation: on a thread for the CPU, on a side stream for CUDA.
 
 A *copy engine* runs the copies of one direction, first in, first out; a `CopyQueue` knows when they
-end, what they cost and who has been told of an error.  Which tensors may be copied is checked by
-`arborsim_torch.tiers.link`.
+end, what they cost and who has been told of an error.  What is ordered together is a *block list*:
+pairs of source and target that one ticket stands for, issued without anything in between, as vLLM's
+``swap_blocks_batch`` does.  Which tensors may be copied is checked by `arborsim_torch.tiers.link`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,15 +20,64 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Block = tuple[Tensor, Tensor]  #: where a copy comes from, and where it goes
+
+
+class Held(Protocol):
+    """How long the computation stood still at one point."""
+
+    def over(self) -> bool:
+        """Whether that is known by now."""
+
+    def seconds(self) -> float:
+        """Once it is."""
+
+
+class HeldUp:
+    """Time that copies held up, by who stood still.
+
+    Attributes
+    ----------
+    host_s : float
+        Seconds that the host waited.
+    """
+
+    def __init__(self) -> None:
+        self.host_s = 0.0
+        self._device_s = 0.0
+        self._open: deque[Held] = deque()
+
+    def add(self, held: Held | None) -> None:
+        """A wait of the device; None if there was none."""
+        if held is not None:
+            self._open.append(held)
+
+    @property
+    def device_s(self) -> float:
+        """Seconds that the device's own queue stood still; of waits that have ended."""
+        while self._open and self._open[0].over():
+            self._device_s += self._open.popleft().seconds()
+        return self._device_s
+
+    @property
+    def seconds(self) -> float:
+        return self.host_s + self.device_s
+
 
 class Copy(Protocol):
-    """A copy on its way."""
+    """A block list on its way."""
 
     def done(self) -> bool:
         """Whether it has finished, or failed."""
 
     def join(self) -> float:
         """Wait until it has; seconds that the computation stood still for it."""
+
+    def order(self) -> Held | None:
+        """Let the device's current stream wait for it; the host goes on.
+
+        None if the device does not compute by itself: then the caller has to `join`.
+        """
 
     def busy_s(self) -> float:
         """Time the copy itself took; once it is done.  Raises the copy's error if it failed."""
@@ -35,8 +86,8 @@ class Copy(Protocol):
 class CopyEngine(Protocol):
     """Carries copies of one direction, in order."""
 
-    def start(self, source: Tensor, out: Tensor) -> Copy:
-        """Begin to copy `source` into `out`; both must stay as they are until it is done."""
+    def start(self, blocks: Sequence[Block]) -> Copy:
+        """Begin to copy; all tensors must stay as they are until it is done."""
 
     def close(self) -> None:
         """Finish what has been started; nothing may be started after."""
@@ -49,8 +100,8 @@ class ThreadEngine:
         # The pool keeps order, hands errors over, and ends with the interpreter or its owner.
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"copy-{name}")
 
-    def start(self, source: Tensor, out: Tensor) -> Copy:
-        return _ThreadCopy(self._pool.submit(_timed_copy, source, out))
+    def start(self, blocks: Sequence[Block]) -> Copy:
+        return _ThreadCopy(self._pool.submit(_timed_copy, blocks))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
@@ -70,15 +121,19 @@ class _ThreadCopy:
         self._future.exception()
         return time.perf_counter() - begun
 
+    def order(self) -> Held | None:
+        return None
+
     def busy_s(self) -> float:
         return self._future.result()
 
 
-def _timed_copy(source: Tensor, out: Tensor) -> float:
+def _timed_copy(blocks: Sequence[Block]) -> float:
     begun = time.perf_counter()
     # Threads start outside inference mode, where the caller's inference tensors are read-only.
     with torch.inference_mode():
-        out.copy_(source)
+        for source, out in blocks:
+            out.copy_(source)
     return time.perf_counter() - begun
 
 
@@ -89,17 +144,19 @@ class StreamEngine:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def start(self, source: Tensor, out: Tensor) -> Copy:
-        # What the computation has been told to do so far may write `source` or read `out`.
+    def start(self, blocks: Sequence[Block]) -> Copy:
+        # What the computation has been told to do so far may write sources or read targets.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         begun = torch.cuda.Event(enable_timing=True)
         ended = torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(self._stream), torch.inference_mode():
             begun.record()
-            out.copy_(source, non_blocking=True)
+            for source, out in blocks:
+                out.copy_(source, non_blocking=True)
             ended.record()
-        on_device = source if source.is_cuda else out
-        on_device.record_stream(self._stream)  # so that its memory outlives a dropped ticket
+        for source, out in blocks:
+            on_device = source if source.is_cuda else out
+            on_device.record_stream(self._stream)  # so that its memory outlives a dropped ticket
         return _StreamCopy(begun, ended, self._device)
 
     def close(self) -> None:
@@ -126,8 +183,32 @@ class _StreamCopy:
             return 0.0
         return max(0.0, float(reached.elapsed_time(self._ended)) / 1e3)
 
+    def order(self) -> Held | None:
+        if self._ended.query():
+            return None
+        stream = torch.cuda.current_stream(self._device)
+        reached, passed = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        reached.record(stream)
+        stream.wait_event(self._ended)
+        passed.record(stream)
+        return _StreamWait(reached, passed)
+
     def busy_s(self) -> float:
         return float(self._begun.elapsed_time(self._ended)) / 1e3
+
+
+@dataclass(frozen=True)
+class _StreamWait:
+    """Between two events around a wait of the computing stream there is nothing else."""
+
+    reached: torch.cuda.Event
+    passed: torch.cuda.Event
+
+    def over(self) -> bool:
+        return bool(self.passed.query())
+
+    def seconds(self) -> float:
+        return float(self.reached.elapsed_time(self.passed)) / 1e3
 
 
 @dataclass(frozen=True)
@@ -154,12 +235,13 @@ class CopyTotals:
 
 
 class Ticket:
-    """A copy that has been ordered."""
+    """A block list that has been ordered."""
 
-    def __init__(self, seq: CopyQueue, copy: Copy, source: Tensor, out: Tensor) -> None:
+    def __init__(self, seq: CopyQueue, copy: Copy, blocks: Sequence[Block]) -> None:
         self._seq, self._copy = seq, copy
-        self._tensors: tuple[Tensor, Tensor] | None = (source, out)  # alive until done
-        self._bytes = source.numel() * source.element_size()
+        self._tensors: Sequence[Block] | None = blocks  # alive until done
+        self._copies = len(blocks)
+        self._bytes = sum(source.numel() * source.element_size() for source, _ in blocks)
         self._error: Exception | None = None
 
     def done(self) -> bool:
@@ -167,7 +249,7 @@ class Ticket:
         return self._copy.done()
 
     def wait(self) -> float:
-        """Wait for the copy; raise its error if it failed.
+        """Wait on the host; raise the copy's error if it failed.
 
         Returns
         -------
@@ -175,7 +257,27 @@ class Ticket:
             Seconds that the caller was held up: the *exposed* part of the copy.  On CUDA, seconds
             that the device's current stream stood idle at this point; the host waits as well.
         """
-        held_up_s = self.join()
+        return self._waited(self.join())
+
+    def order(self, held_up: HeldUp) -> None:
+        """What is computed from now on comes after the copy.
+
+        On CUDA the device's current stream waits and the host goes on; else the host waits, and
+        the copy's error is raised if it failed.
+
+        Parameters
+        ----------
+        held_up : HeldUp
+            Takes the time that anything stood still.
+        """
+        held = self._copy.order()
+        if held is None:
+            held_up.host_s += self.wait()
+        else:
+            held_up.add(held)
+            self._seq.ordered(held)
+
+    def _waited(self, held_up_s: float) -> float:
         self._seq.settle(held_up_s)
         if self._error is not None:
             self._seq.told(self)
@@ -190,7 +292,7 @@ class Ticket:
         """Let go of the tensors; what a finished copy has carried, or why it failed."""
         self._tensors = None
         try:
-            return CopyTotals(1, self._bytes, self._copy.busy_s())
+            return CopyTotals(self._copies, self._bytes, self._copy.busy_s())
         except Exception as error:
             self._error = error
             return error
@@ -205,19 +307,19 @@ class CopyQueue:
         self._failed: list[Ticket] = []  # whose errors have not been raised
         self._lock = threading.RLock()
         self._traffic = CopyTotals()
-        self._exposed_s = 0.0
+        self._held_up = HeldUp()
 
-    def send(self, source: Tensor, out: Tensor) -> Ticket:
+    def send(self, blocks: Sequence[Block]) -> Ticket:
         with self._lock:
             self.settle()
-            ticket = Ticket(self, self._engine.start(source, out), source, out)
+            ticket = Ticket(self, self._engine.start(blocks), blocks)
             self._pending.append(ticket)
             return ticket
 
     def settle(self, held_up_s: float = 0.0) -> None:
         """Account for the copies that are done, and for time that a caller was held up."""
         with self._lock:
-            self._exposed_s += held_up_s
+            self._held_up.host_s += held_up_s
             while self._pending and self._pending[0].done():
                 ticket = self._pending.popleft()
                 result = ticket.settle()
@@ -225,6 +327,11 @@ class CopyQueue:
                     self._traffic += result
                 else:
                     self._failed.append(ticket)
+
+    def ordered(self, held: Held) -> None:
+        """The device waits for a copy."""
+        with self._lock:
+            self._held_up.add(held)
 
     def told(self, ticket: Ticket) -> None:
         """The caller knows of this ticket's error."""
@@ -249,7 +356,8 @@ class CopyQueue:
         return self._traffic
 
     def exposed_s(self) -> float:
-        return self._exposed_s
+        with self._lock:
+            return self._held_up.seconds
 
     def close(self) -> None:
         self._engine.close()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from arborsim.core.errors import UsageError
 from arborsim_torch.tiers.copies import (
+    Block,
     CopyEngine,
     CopyQueue,
     CopyTotals,
@@ -95,13 +96,23 @@ class HostLink:
         ValueError
             If the tensors do not fit each other or this link, or it is closed.
         """
-        self._check(on_device=source, on_host=out)
-        return self._down.send(source, out)
+        return self.down_blocks([(source, out)])
 
     def up(self, source: Tensor, out: Tensor) -> Ticket:
         """Copy from the host (`source`, contiguous) to the device (`out`), as `down` does."""
-        self._check(on_device=out, on_host=source)
-        return self._up.send(source, out)
+        return self.up_blocks([(source, out)])
+
+    def down_blocks(self, blocks: Sequence[Block]) -> Ticket:
+        """`down` of several (source, out), one after the other, with one ticket for all."""
+        for source, out in blocks:
+            self._check(on_device=source, on_host=out)
+        return self._down.send(blocks)
+
+    def up_blocks(self, blocks: Sequence[Block]) -> Ticket:
+        """`up` of several (source, out), one after the other, with one ticket for all."""
+        for source, out in blocks:
+            self._check(on_device=out, on_host=source)
+        return self._up.send(blocks)
 
     def wait_all(self) -> float:
         """Wait for every copy ordered so far; raise the first error that no ticket has told.
@@ -138,7 +149,7 @@ class HostLink:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds that callers were held up, waiting for copies."""
+        """Seconds that callers, or the device's own queue, were held up by copies."""
         return self._down.exposed_s() + self._up.exposed_s()
 
     @property

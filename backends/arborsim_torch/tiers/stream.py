@@ -9,7 +9,8 @@
         ...                                     # attends to `held` while the next layer arrives
 
 Two layers are on the device at a time: one in use, one arriving.  The last layer of an iteration
-prefetches the first of the next.
+prefetches the first of the next.  A part is a list of blocks of the host's memory, which arrive one
+after the other.  On CUDA the device waits for what arrives; the host does not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arborsim_torch.tiers.copies import Ticket
+from arborsim_torch.tiers.copies import HeldUp, Ticket
 from arborsim_torch.tiers.link import HostLink
 
 _BUFFERS = 2
@@ -35,7 +36,7 @@ class _Arrival:
 
     layer: int
     tensors: list[Tensor]
-    tickets: list[Ticket]
+    ticket: Ticket
 
 
 class LayerStream:
@@ -49,8 +50,8 @@ class LayerStream:
 
     Attributes
     ----------
-    exposed_s : float
-        Seconds that `take` was held up.
+    held_up : HeldUp
+        Time that `take` waited.
     """
 
     def __init__(self, link: HostLink, layers: int) -> None:
@@ -61,7 +62,7 @@ class LayerStream:
         self._turn = 0  # the buffer that the next prefetch writes
         self._arriving: deque[_Arrival] = deque()
         self._in_use: int | None = None  # layer
-        self.exposed_s = 0.0
+        self.held_up = HeldUp()
 
     @property
     def buffer_bytes(self) -> int:
@@ -72,16 +73,17 @@ class LayerStream:
         """The layer that is streamed next; after the last one, the first."""
         return (layer + 1) % self._layers
 
-    def prefetch(self, layer: int, host_parts: Sequence[Tensor]) -> None:
-        """Begin to copy a layer's part to the device.
+    def prefetch(self, layer: int, host_parts: Sequence[Sequence[Tensor]]) -> None:
+        """Begin to copy a layer's parts to the device.
 
         Parameters
         ----------
         layer : int
             The one after the layer prefetched before.
-        host_parts : sequence of Tensor
-            Contiguous, of any types and shapes, in the host's memory; none if nothing of the layer
-            is there.  They must stay as they are until the layer has been taken.
+        host_parts : sequence of sequences of Tensor
+            Blocks of each part, contiguous, of one type and alike but for their first axis, in the
+            host's memory; no parts if nothing of the layer is there.  They must stay as they are
+            until the layer has been taken.
 
         Raises
         ------
@@ -90,8 +92,12 @@ class LayerStream:
         """
         self._check_turn(layer)
         places = self._places(host_parts)
-        tickets = [self._link.up(host, out) for host, out in zip(host_parts, places, strict=True)]
-        self._arriving.append(_Arrival(layer, places, tickets))
+        blocks = [
+            (block, target)
+            for part, place in zip(host_parts, places, strict=True)
+            for block, target in zip(part, place.split([len(b) for b in part]), strict=True)
+        ]
+        self._arriving.append(_Arrival(layer, places, self._link.up_blocks(blocks)))
         self._turn = (self._turn + 1) % _BUFFERS
 
     def take(self, layer: int) -> list[Tensor]:
@@ -119,8 +125,7 @@ class LayerStream:
         self._in_use = None
 
     def _wait(self, arrival: _Arrival) -> None:
-        for ticket in arrival.tickets:
-            self.exposed_s += ticket.wait()
+        arrival.ticket.order(self.held_up)
 
     def _check_turn(self, layer: int) -> None:
         if not 0 <= layer < self._layers:
@@ -131,9 +136,9 @@ class LayerStream:
         if len(self._arriving) + (self._in_use is not None) >= _BUFFERS:
             raise ValueError(f"no buffer for layer {layer}: take {self._arriving[0].layer} first")
 
-    def _places(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors like `parts` in the buffer whose turn it is, which grows if it must."""
-        sizes = [part.numel() * part.element_size() for part in parts]
+    def _places(self, parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """A tensor for each of `parts` in the buffer whose turn it is, which grows if it must."""
+        sizes = [sum(block.nbytes for block in part) for part in parts]
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
@@ -144,6 +149,11 @@ class LayerStream:
             buffer = torch.empty(room, dtype=torch.uint8, device=self._link.device)
             self._buffers[self._turn] = buffer
         return [
-            buffer[start : start + size].view(part.dtype).view(part.shape)
+            buffer[start : start + size].view(part[0].dtype).view(_shape(part))
             for part, start, size in zip(parts, starts, sizes, strict=False)
         ]
+
+
+def _shape(part: Sequence[Tensor]) -> tuple[int, ...]:
+    """Of blocks one after the other."""
+    return (sum(len(block) for block in part), *part[0].shape[1:])

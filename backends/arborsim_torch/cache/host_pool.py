@@ -1,0 +1,408 @@
+"""Tokens in host memory: rows in page-locked chunks, copied as lists of blocks.
+
+All that a token has in one group lies in one *row*, so that tokens whose rows follow one another
+cross the link in one copy, whatever their number.  Memory grows by chunks, which never move, and is
+kept until the search ends: copies that are under way stay valid, and nothing is copied within the
+host.  vLLM's offloading and SGLang's HiCache keep host memory in the same way, by pages.
+
+Where every layer is read by itself, while the others are not (all recall modes but ``stage``), rows
+are of one layer: what SGLang calls ``layer_first``; otherwise of all layers (``page_first``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.pool import Pool, StoredTokens, addressable
+from arborsim_torch.cache.slots import NOWHERE, SlotTable
+from arborsim_torch.tiers.codec import Codec
+from arborsim_torch.tiers.copies import Block, to_device
+from arborsim_torch.tiers.link import host_empty
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.spans import Spans
+
+#: Free rows are taken again if they make a block of this size, or one of the whole batch: below
+#: it, a copy's own cost is that of its bytes.
+LEAST_BLOCK_BYTES = 128 << 10
+#: Copies to the device that are so close to each other are joined on CUDA.
+JOIN_BYTES = 64 << 10
+_FIRST_CHUNK_BYTES = 1 << 20
+_LARGEST_CHUNK_BYTES = 1 << 30  # unless more is needed at once
+
+
+@dataclass(frozen=True)
+class BlockList:
+    """Runs of rows, and where their tokens lie in a buffer that holds them one after the other.
+
+    Attributes
+    ----------
+    lane, first, count : int64 arrays ``[runs]``
+    start : int64 array ``[runs]``
+        Of each run in the buffer.
+    at : int64 array ``[lanes, tokens]``
+        Row of each token in the buffer; of one lane, if a token has rows in one only.
+    rows : int
+        Of the buffer.
+    """
+
+    lane: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    start: np.ndarray
+    at: np.ndarray
+    rows: int
+
+
+class RowTable(SlotTable):
+    """The row of every token, per group; groups of one *space* share rows.
+
+    Tokens that come together get rows that follow one another, as far as there are.
+
+    Parameters
+    ----------
+    space : int64 array ``[groups]``
+        Of each group.
+    least : int
+        Rows of a gap that is worth a copy of its own.
+    """
+
+    def __init__(self, space: np.ndarray, least: int) -> None:
+        super().__init__(len(space))
+        self._space, self._least = space, least
+        spaces = int(space.max()) + 1
+        self._taken = np.zeros((spaces, 0), dtype=np.bool_)
+        self._end = np.zeros(spaces, dtype=np.int64)  # rows below this have been taken
+        self._held = np.zeros(spaces, dtype=np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Rows that are needed in the longest space."""
+        return int(self._end.max())
+
+    def take(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
+        """Give rows to pairs; those of a space get rising ones in their order."""
+        space = self._space[group]
+        row = np.empty(len(token), dtype=np.int64)
+        for each in np.unique(space).tolist():
+            own = space == each
+            row[own] = self._find(each, int(own.sum()))
+        self.total += len(token)
+        self.used += np.bincount(group, minlength=len(self.used))
+        self._slot.values[group, token] = row
+        np.maximum(self.high, self._end[self._space], out=self.high)
+        return row
+
+    def take_shared(self, token: np.ndarray) -> np.ndarray:
+        return self.take(np.zeros(len(token), dtype=np.int64), token)
+
+    def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
+        space, row = self._space[group], self._slot.values[group, token]
+        self._taken[space, row] = False
+        self._held -= np.bincount(space, minlength=len(self._held))
+        self._end[self._held == 0] = 0
+        self._slot.values[group, token] = NOWHERE
+        self.used -= np.bincount(group, minlength=len(self.used))
+        self.total -= len(token)
+
+    def _find(self, space: int, count: int) -> np.ndarray:
+        end = int(self._end[space])
+        rows = self._gaps(space, count)
+        missing = count - len(rows)
+        if missing:
+            if end + missing > self._taken.shape[1]:
+                wider = np.zeros((len(self._taken), 2 * (end + missing)), dtype=np.bool_)
+                wider[:, : self._taken.shape[1]] = self._taken
+                self._taken = wider
+            rows = np.concatenate([rows, np.arange(end, end + missing)])
+            self._end[space] = end + missing
+        self._taken[space, rows] = True
+        self._held[space] += count
+        return rows
+
+    def _gaps(self, space: int, count: int) -> np.ndarray:
+        """Free rows below the end: gaps worth a copy, or any, if most rows are free."""
+        end = int(self._end[space])
+        unused = end - int(self._held[space])
+        if unused < max(1, end // 8):
+            return np.empty(0, dtype=np.int64)
+        free = np.flatnonzero(~self._taken[space, :end])
+        if unused <= end // 2:
+            starts = np.flatnonzero(np.diff(free, prepend=-2) != 1)
+            lengths = np.diff(starts, append=len(free))
+            free = free[np.repeat(lengths >= min(self._least, count), lengths)]
+        return free[:count]
+
+
+class HostPool(Pool):
+    """Rows for tokens in one format in the host's memory.
+
+    Parameters
+    ----------
+    layout : Layout
+    codec : Codec
+        How tokens are stored.
+    page_tokens : int
+        Chunks have a multiple of this number of rows.
+    pinned : bool
+        Page-locked memory.
+    by_layer : bool
+        Rows are of one layer each.
+
+    Attributes
+    ----------
+    slots : RowTable
+        Rows of tokens.
+    """
+
+    slots: RowTable
+
+    def __init__(
+        self,
+        layout: Layout,
+        codec: Codec,
+        *,
+        page_tokens: int = 16,
+        pinned: bool = False,
+        by_layer: bool = False,
+    ) -> None:
+        super().__init__(layout, codec, torch.device("cpu"), page_tokens=page_tokens)
+        self._pinned = pinned
+        shared = layout.grouping == "shared"
+        #: Of a shared token every layer has a row, with the same number, if rows are of layers.
+        self._every_lane = shared and by_layer
+        self._lanes = layout.layers if by_layer else 1
+        self._row_layers = layout.layers if shared and not by_layer else 1
+        self._row_heads = 1 if layout.grouping == "head" else layout.kv_heads
+        lane = np.zeros(layout.groups, dtype=np.int64)
+        if by_layer and not shared:
+            lane = np.arange(layout.groups) // (layout.groups // layout.layers)
+        self._lane_of_group = lane
+        self._row_bytes = self.bytes_per_slot // (layout.layers if self._every_lane else 1)
+        self.slots = RowTable(lane, -(-LEAST_BLOCK_BYTES // self._row_bytes))
+        self._join = JOIN_BYTES // self._row_bytes if pinned else 0
+        self._chunks: list[list[Tensor]] = []  # parts [lanes, rows, layers, records, heads, ...]
+        self._first = np.zeros(1, dtype=np.int64)  # row of each chunk, and the end
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the chunks."""
+        spans = 0 if self._spans is None else self._spans.capacity_bytes
+        return spans + sum(part.nbytes for chunk in self._chunks for part in chunk)
+
+    @property
+    def parts(self) -> int:
+        """Tensors that make up a chunk: data, and scales if each token has its own."""
+        return 1 + (self.codec.scaled and self._spans is None)
+
+    @property
+    def scales(self) -> Spans | None:
+        """The scales that tokens share, if they do; they are no part of the rows."""
+        return self._spans
+
+    def chunk_of(self, row: np.ndarray) -> np.ndarray:
+        """The number of the chunk that each row lies in."""
+        return np.searchsorted(self._first, row, side="right") - 1
+
+    def first_of(self, chunk: int) -> int:
+        """The first row of a chunk."""
+        return int(self._first[chunk])
+
+    def reserve(self, tokens: int) -> None:
+        """Have memory for `tokens` tokens in every group; what there is stays where it is."""
+        spaces = int(self._lane_of_group.max()) + 1
+        self._reserve(tokens * self.layout.groups // spaces)
+
+    def _make_room(self) -> None:
+        self._reserve(self.slots.rows)
+
+    def _reserve(self, rows: int) -> None:
+        held = int(self._first[-1])
+        if rows <= held:
+            return
+        per_row = self._lanes * self._row_bytes
+        doubled = min(held * per_row, _LARGEST_CHUNK_BYTES)
+        wanted = max((rows - held) * per_row, doubled, _FIRST_CHUNK_BYTES)
+        room = (1 << (wanted - 1).bit_length()) // per_row  # PyTorch locks powers of two
+        pages = max(-(-(rows - held) // self.page_tokens), room // self.page_tokens)
+        more = pages * self.page_tokens
+        # Zeros: a row that is masked still meets the values' product, as 0 x row.
+        self._chunks.append(
+            [
+                host_empty((self._lanes, more, *shape), dtype, self._pinned).zero_()
+                for shape, dtype in self._row_parts()
+            ]
+        )
+        self._first = np.append(self._first, held + more)
+
+    def _row_parts(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes ``(layers, records, heads, ...)`` and types of the parts of a row."""
+        records, width = self.codec.record(self.layout.head_dim)
+        shape = (self._row_layers, records, self._row_heads)
+        rows: list[tuple[tuple[int, ...], torch.dtype]]
+        rows = [((*shape, width), addressable(self.codec.storage)), ((*shape, 1), torch.float32)]
+        return rows[: self.parts]
+
+    def shrink(self) -> bool:
+        """Chunks are kept for what comes next."""
+        return False
+
+    # -- copies ------------------------------------------------------------------------------------
+
+    def blocks(self, group: np.ndarray, token: np.ndarray, *, join: bool = False) -> BlockList:
+        """The runs of rows of pairs, in the order of rows.
+
+        `join` runs that are close to each other where a copy costs more than what lies between
+        them: for copies from here alone.
+        """
+        row = self.slots.of[group, token].astype(np.int64)
+        gap = self._join if join else 0
+        if self._every_lane:
+            return self._runs(np.arange(self._lanes), row[None], gap)
+        return self._runs(self._lane_of_group[group], row, gap)
+
+    def blocks_of_layer(self, layer: int, row: np.ndarray) -> BlockList:
+        """The runs of some rows of a layer, joined; rows are of one layer each."""
+        return self._runs(np.full(len(row), layer), row, self._join)
+
+    def _runs(self, lane: np.ndarray, row: np.ndarray, gap: int) -> BlockList:
+        """Of rows ``[tokens]`` in their lanes, or ``[1, tokens]`` of each lane."""
+        shape = np.broadcast_shapes((len(lane), 1), row.shape) if row.ndim == 2 else (1, len(row))
+        lane = np.broadcast_to(lane[:, None] if row.ndim == 2 else lane, shape).reshape(-1)
+        row = np.broadcast_to(row, shape).reshape(-1)
+        order = np.lexsort((row, lane))
+        lane, row = lane[order], row[order]
+        step = np.diff(row, prepend=NOWHERE)
+        new = (step < 1) | (step > 1 + gap) | (np.diff(lane, prepend=-1) != 0)
+        new |= np.diff(self.chunk_of(row), prepend=-1) != 0
+        begin = np.flatnonzero(new)
+        last = np.append(begin[1:], len(row)) - 1
+        count = row[last] - row[begin] + 1
+        start = np.cumsum(count) - count
+        run = np.cumsum(new) - 1
+        at = np.empty(len(row), dtype=np.int64)
+        at[order] = start[run] + row - row[begin[run]]
+        return BlockList(lane[begin], row[begin], count, start, at.reshape(shape), int(count.sum()))
+
+    def buffers(self, blocks: BlockList, device: torch.device) -> list[Tensor]:
+        """Memory for the parts of a block list, ``[rows, layers, records, heads, ...]``."""
+        return [
+            torch.empty((blocks.rows, *shape), dtype=dtype, device=device)
+            for shape, dtype in self._row_parts()
+        ]
+
+    def views(self, blocks: BlockList) -> list[list[Tensor]]:
+        """The runs in the host's memory, of each part."""
+        chunk = self.chunk_of(blocks.first)
+        first = blocks.first - self._first[chunk]
+        runs = list(zip(chunk.tolist(), blocks.lane.tolist(), first.tolist(), blocks.count.tolist(),
+                        strict=True))  # fmt: skip
+        return [
+            [self._chunks[c][part][lane].narrow(0, start, n) for c, lane, start, n in runs]
+            for part in range(self.parts)
+        ]
+
+    def pairs(self, blocks: BlockList, buffers: Sequence[Tensor]) -> list[Block]:
+        """(host, buffer) of every run and part."""
+        bounds = list(zip(blocks.start.tolist(), blocks.count.tolist(), strict=True))
+        return [
+            (host, buffer.narrow(0, start, count))
+            for views, buffer in zip(self.views(blocks), buffers, strict=True)
+            for host, (start, count) in zip(views, bounds, strict=True)
+        ]
+
+    def content(self, buffers: Sequence[Tensor], at: np.ndarray) -> list[Tensor]:
+        """Rows of buffers as other pools store them, ``[layers, records, heads, tokens, ...]``.
+
+        Parameters
+        ----------
+        buffers : sequence of Tensor
+            As of `buffers`.
+        at : int64 array ``[lanes, tokens]``
+            See `BlockList`.
+        """
+        flat, (lanes, count) = at.reshape(-1), at.shape
+        first = int(flat[0]) if len(flat) else 0
+        if (flat == np.arange(first, first + len(flat))).all():
+            rows = [buffer.narrow(0, first, len(flat)) for buffer in buffers]
+        else:
+            index = to_device(flat, buffers[0].device)
+            rows = [buffer.index_select(0, index) for buffer in buffers]
+        return [
+            row.view(lanes, count, *row.shape[1:]).permute(0, 2, 3, 4, 1, 5).flatten(0, 1)
+            for row in rows
+        ]
+
+    def fill(self, buffers: Sequence[Tensor], at: np.ndarray, block: StoredTokens) -> None:
+        """Put tokens of one group into buffers for what goes down."""
+        lanes, count = at.shape
+        for buffer, part in zip(buffers, block.parts(), strict=False):
+            new = part.view(buffer.dtype)
+            new = new.view(lanes, -1, *new.shape[1:]).permute(0, 4, 1, 2, 3, 5)
+            whole = buffer.view(lanes, -1, *buffer.shape[1:])
+            whole.narrow(1, int(at[0, 0]), count).copy_(new)
+
+    # -- reads by the host -------------------------------------------------------------------------
+
+    def layer_rows(self, layer: int, chunk: int) -> list[Tensor]:
+        """Parts of a layer in one chunk, ``[rows, records, heads, ...]``: views.
+
+        There is one head in the rows of a single head.
+        """
+        lane = layer if self._lanes > 1 else 0
+        index = layer if self._row_layers > 1 else 0
+        return [part[lane, :, index] for part in self._chunks[chunk]]
+
+    def gather(self, layer: int, heads: slice, slots: Tensor) -> list[Tensor]:
+        """Copy tokens of some heads of a layer as they are stored, ``[records, heads, m, ...]``.
+
+        The heads are one group, or all of them.
+        """
+        row = slots.numpy()
+        chunks = {
+            chunk: self.layer_rows(layer, chunk) for chunk in np.unique(self.chunk_of(row)).tolist()
+        }
+        found = [part.permute(1, 2, 0, 3) for part in self._select(chunks, row)]
+        if self._spans is not None:
+            group = self.layout.groups_of_layer(layer).start + (heads.start or 0)
+            found.append(self._spans.gather(layer, heads, group, slots))
+        return found
+
+    def read(self, group: int, slot: np.ndarray) -> StoredTokens:
+        """Copy the tokens in some rows of one group, as they are stored."""
+        row = slot.astype(np.int64)
+        lanes = range(self._lanes) if self._every_lane else [int(self._lane_of_group[group])]
+        by_lane = []
+        for lane in lanes:
+            chunks = {
+                chunk: [part[lane] for part in self._chunks[chunk]]
+                for chunk in np.unique(self.chunk_of(row)).tolist()
+            }
+            own = self._select(chunks, row)
+            by_lane.append([part.permute(1, 2, 3, 0, 4) for part in own])
+        parts = [torch.cat(each) for each in zip(*by_lane, strict=True)]
+        if self._spans is not None:
+            parts.append(self._spans.read(group, torch.from_numpy(row)))
+        return StoredTokens(parts[0].view(self.codec.storage), *parts[1:])
+
+    def _select(self, chunks: dict[int, list[Tensor]], row: np.ndarray) -> list[Tensor]:
+        """Copy rows; `chunks` has the parts, ``[rows, ...]``, of every chunk that they lie in."""
+        chunk = self.chunk_of(row)
+        local = torch.from_numpy(row - self._first[chunk])
+        if len(chunks) == 1:
+            return [part.index_select(0, local) for part in chunks[int(chunk[0])]]
+        found = [
+            part.new_empty((len(row), *part.shape[1:])) for part in next(iter(chunks.values()))
+        ]
+        for each, parts in chunks.items():
+            own = torch.from_numpy(np.flatnonzero(chunk == each))
+            for whole, part in zip(found, parts, strict=True):
+                whole.index_copy_(0, own, part.index_select(0, local.index_select(0, own)))
+        return found
