@@ -60,7 +60,7 @@ class MachineOptions:
     host: str = machine_option("", "Host to put the GPU into: a name or file.", complete="host")
     engine: str = machine_option(
         "vllm",
-        "What serves on it: vllm, sglang, trtllm, transformers or a file.",
+        "What serves on it: vllm, sglang, trtllm, transformers, live, live-graphs or a file.",
         complete="engine",
     )
     model: str = machine_option(

@@ -59,6 +59,7 @@ class Sums:
     up_bytes: int = 0
     sequences: int = 0
     eager: int = 0
+    launch: float = 0.0
 
     def add(self, piece: Piece, i: int, sign: int) -> None:
         """Let a search in iteration `i` of `piece` in (sign 1) or out (-1)."""
@@ -89,6 +90,8 @@ class Sums:
         self.hbm_g += sign * grows
         self.sequences += sign * piece.sequences
         self.eager += sign * piece.eager
+        if piece.launch_s:
+            self.launch += sign * piece.launch_s
         if piece.streamed_bytes or piece.near_s:
             self._add_side(piece, sign)
 
@@ -149,7 +152,7 @@ class IterationTime:
         decode = longer + (1.0 - self._overlap) * shorter + s.dequantise + i * s.dequantise_g
         decode += self._pass_s(s.sequences, extra.tokens, extra.prompts, s.eager > 0)
         decode += s.serial + i * s.serial_g + extra.serial_s
-        return decode if decode > self._launch_s else self._launch_s
+        return max(decode, self._launch_s + s.launch)
 
     def _memory_s(self, s: Sums, i: float, extra: Extra = NOTHING) -> float:
         """Reading weights, keys and values; with measured kernels, attention."""
@@ -235,7 +238,8 @@ class IterationTime:
         if s.near:
             self._cross_each(lambda i: self._near_gap_s(s, i), bends)
         if self._launch_s:
-            self._cross_each(lambda i: self._decode_s(s, i) - self._launch_s * (1 + 1e-9), bends)
+            least_s = (self._launch_s + s.launch) * (1 + 1e-9)
+            self._cross_each(lambda i: self._decode_s(s, i) - least_s, bends)
         if s.streamed_bytes:
             stream = max(s.stream, self.stream_floor_s)
             self._cross_each(lambda i: stream - self._decode_s(s, i), bends)

@@ -30,10 +30,11 @@ class EngineProfile(Sourced):
     name: str
     #: Which engine's kernels it runs: those of a table file, ``vllm``, ``sglang`` or ``trtllm``
     kernels: str
-    #: Whether decode steps are CUDA graphs.  Without, each layer takes at least `launch_s` to
-    #: launch, which overlaps with the GPU's work: the longer of the two counts.
+    #: Whether decode steps are CUDA graphs: one launch then, and copies to its inputs
+    #: (`step_launches`).  Without, the host launches every kernel, which overlaps with the GPU's
+    #: work: the longer of the two counts.
     graphs: bool
-    launch_s: Seconds
+    launch_s: Seconds  # the host's time for one kernel
     #: Whether prompts are computed in the same steps as the tokens of searches that decode; if not,
     #: these wait.
     mixes_prefill: bool
@@ -52,6 +53,14 @@ class EngineProfile(Sourced):
     quantised_share: _Factor = 1.0
     expert_share: _Factor = 1.0
     all_reduce_share: _Factor = 1.0
+    #: Kernels of a layer, whatever is read; what each search adds that reads one part of a cache;
+    #: and what each further part adds (another format, tokens from DDR), and attention rows
+    layer_launches: Annotated[float, Meta(ge=0)] = 0.0
+    search_launches: Annotated[float, Meta(ge=0)] = 0.0
+    part_launches: Annotated[float, Meta(ge=0)] = 0.0
+    rows_launches: Annotated[float, Meta(ge=0)] = 0.0
+    #: Kernels of a step that its layers do not have: embedding, output head, choice of the token
+    step_launches: Annotated[float, Meta(ge=0)] = 0.0
     #: Passes over the residual stream of a layer by norms, rotations, activations and residuals
     elementwise_passes: Annotated[float, Meta(ge=0)] = 10.0
     #: Whether attention without a fused kernel copies KV heads to all query heads, and how often
@@ -74,6 +83,17 @@ class EngineProfile(Sourced):
         """The engine on a GPU (``h100``, or ``h100+ddr5-2tb`` in a host)."""
         given: dict[str, Any] = dict(self.gpus.get(gpu.partition("+")[0], {}))
         return replace(self, gpus={}, **given)
+
+    def pass_launches(self, layers: int, graphs: bool) -> float:
+        """Launches of a pass that all its searches share."""
+        return self.step_launches + (0.0 if graphs else layers * self.layer_launches)
+
+    def added_launches(self, layers: int, parts: int, rows: bool) -> float:
+        """What a search adds: its cache is read in `parts`, its attention rows are written out."""
+        if self.graphs:
+            return 0.0
+        further = self.part_launches * (parts - 1) + self.rows_launches * rows
+        return layers * (self.search_launches + further)
 
     @classmethod
     def from_table(

@@ -53,8 +53,9 @@ class SimulatedExecutor:
     Bytes and seconds are charged for `geometry`, which need not be the recorded model's.  `groups`
     are the cache groups that plans distinguish: 1, layers, or layers x KV heads; `formats` are
     those of the policy's quantised tiers.  The profile may know what `policy` takes; it is not
-    `fused` if it reads attention rows, which then must be written out.  `bounds_page` is its
-    `Policy.bounds_page`.  `compact` merges half-empty pages after every decision outside runs.
+    `fused` if it reads attention rows, which then must be written out; attention reads the cache in
+    `parts`.  `bounds_page` is its `Policy.bounds_page`.  `compact` merges half-empty pages after
+    every decision outside runs.
     `record` keeps what `demand` needs; other searches may share the first `prefix_tokens`.
     """
 
@@ -67,6 +68,7 @@ class SimulatedExecutor:
         formats: tuple[Format, ...] = (FP8,),
         policy: str = "",
         fused: bool = True,
+        parts: int = 1,
         bounds_page: int = 0,
         compact: bool = False,
         record: bool = False,
@@ -91,8 +93,9 @@ class SimulatedExecutor:
         size = self._ledger.bytes_by_tier
         self._recall = Recall(self._cost, size, groups, recall, fused, machine.tree_attention)
         info = DemandInfo(
-            "", 0, policy, "", recall, geometry.name, geometry.kv_bytes_per_token, groups, fused
-        )
+            "", 0, policy, "", recall, geometry.name, geometry.kv_bytes_per_token, groups, fused,
+            parts=parts,
+        )  # fmt: skip
         self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
         self._measured = Measurements()
         self._decided = False  # something was moved or destroyed

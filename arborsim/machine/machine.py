@@ -73,6 +73,7 @@ class Machine:
             formats=policy.formats,
             policy=policy.name,
             fused=policy.fused,
+            parts=parts_read(policy),
             bounds_page=policy.bounds_page,
             record=record,
             prefix_tokens=prefix_tokens,
@@ -99,6 +100,11 @@ def unsuited(policy: Policy, geometry: Geometry) -> str:
             "8 bits already: use a policy that does not, or a cache in bf16"
         )
     return ""
+
+
+def parts_read(policy: Policy) -> int:
+    """In how many parts attention reads the cache: one per tier that the policy keeps tokens in."""
+    return len({Tier.HBM, *policy.method.tiers} - {Tier.EVICTED})
 
 
 def num_groups(policy: Policy, recorded: TraceInfo) -> int:

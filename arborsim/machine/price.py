@@ -62,14 +62,17 @@ class Price:
         self.overlap = float(profile.overlap)
         self._forward: Forward | None = None
         self.engine = profile.engine
-        self.launch_s = 0.0  # what an iteration takes at least
+        #: What an iteration, and a pass over a prompt, take at least: launching their kernels
+        self.launch_s = self.prompt_launch_s = 0.0
         if profile.kernels and self.engine is not None:
             self._forward = forward_of(
                 profile, self.engine, geometry, self.gpus, options.expert_parallel
             )
             self.step_s, self.sequence_s = self.engine.step_s, self.engine.sequence_s
-            if not self.engine.graphs:
-                self.launch_s = geometry.layers * self.engine.launch_s + self.step_s
+            self.launch_s, self.prompt_launch_s = (
+                self._least_s(self.engine.pass_launches(geometry.layers, graphs))
+                for graphs in (self.engine.graphs, False)
+            )
         else:
             self.step_s, self.sequence_s = profile.per_step_s, profile.per_sequence_s
         self._per_sequence_s = self.sequence_s
@@ -82,6 +85,11 @@ class Price:
             self.step_s += 2 * geometry.layers * options.all_reduce_latency_s
             per_token_s = ring * row_bytes / options.all_reduce_bytes_per_s
             self.sequence_s += 2 * geometry.layers * per_token_s
+
+    def _least_s(self, launches: float) -> float:
+        """What launching these kernels takes, and all of a step that is the host's."""
+        launch_s = self.engine.launch_s if self.engine is not None else 0.0
+        return launches * launch_s + self.step_s if launches * launch_s else 0.0
 
     @property
     def forward(self) -> Forward:
@@ -157,6 +165,13 @@ class Price:
         """By how much a layer differs from its kernels one by one."""
         engine = self.forward.engine
         return engine.prefill_layer_s if prefills else engine.layer_s
+
+    def added_launch_s(self, info: DemandInfo) -> float:
+        """By how much launching takes longer with this search."""
+        if not self.launch_s or self.engine is None:
+            return 0.0
+        layers = self.cost.geometry.layers
+        return self.engine.launch_s * self.engine.added_launches(layers, info.parts, not info.fused)
 
     def _shared_s(
         self, part: str, sequences: int, tokens: int = 0, prompts: int = 0, eager: bool = False
@@ -242,7 +257,7 @@ class Price:
             seconds[1] = forward.prefill_attention_s(tokens, present)
             seconds[3] = self.layers_s(True, tokens) + self.step_s + self.sequence_s
             seconds[4] = forward.elementwise_s(tokens) + forward.all_reduce_s(tokens, True)
-            seconds[3] += max(0.0, self.launch_s - sum(seconds))
+            seconds[3] += max(0.0, self.prompt_launch_s - sum(seconds))
         else:
             cost = self.cost.prefill(tokens, present)
             compute_s, memory_s = cost.matrices_s + cost.attention_s, cost.memory_s
@@ -285,7 +300,7 @@ class Price:
         computing, reading = map(float, _shown(work.compute_s, memory_s, self.overlap))
         seconds = work.compute_s * computing + memory_s * reading + work.serial_s
         seconds += self.pass_s(0, work.tokens, work.prompts)
-        return max(seconds, self.launch_s) + work.policy_s
+        return max(seconds, self.prompt_launch_s) + work.policy_s
 
     def _reduced_s(self, tokens: int) -> float:
         """Adding up the activations of all tokens of a pass but one, which counts as a sequence."""
@@ -354,7 +369,8 @@ class Price:
         rows: Iterator[tuple[Any, ...]] = zip(
             count.tolist(), fixed[:, 0].tolist(), *pairs, *side, strict=True
         )
-        return [Piece(*(*row, eager)) for row in rows]
+        launch_s = self.added_launch_s(info)
+        return [Piece(*(*row, eager, launch_s)) for row in rows]
 
     def iteration_terms(self, info: DemandInfo, table: np.ndarray) -> list[tuple[str, Term]]:
         """Terms of all iterations of pieces, of a search by itself, each with its plan's name."""
@@ -374,7 +390,7 @@ class Price:
             terms.append((term.plan, Term(term.name, counted, hidden_s)))
         model_s = parts["compute"] * computing + reads * reading
         model_s = model_s + parts["dequantise"] + parts["serial"]
-        launches = np.maximum(0.0, self.launch_s - model_s)
+        launches = np.maximum(0.0, self.launch_s + self.added_launch_s(info) - model_s)
         model_s = model_s + launches
         terms.append(("decode: overhead of layers", Term(LAUNCHES, float(launches.sum()))))
         if info.recall == "stage":

@@ -104,6 +104,7 @@ class DemandInfo:
     #: order; searches with the same key share those up to the first one that differs.
     prefix_blocks: tuple[int, ...] = ()
     prefix_block_tokens: int = 0
+    parts: int = 1  # in which attention reads the cache: by format, and tokens in DDR apart
 
 
 @dataclass(frozen=True)
@@ -291,6 +292,7 @@ class Piece:
     up_bytes: int  # ... and from it, streamed tokens aside
     buffer_bytes: int  # of `hbm_bytes`: buffers of what is streamed
     eager: int  # 1 if it needs attention rows written out
+    launch_s: float = 0.0  # by how much launching takes longer with it
 
     def split(self, iterations: int) -> tuple[Piece, Piece]:
         """The first `iterations`, and the rest."""

@@ -18,7 +18,7 @@ from arborsim.core.events import Event
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
-from arborsim.machine.machine import Machine, num_groups
+from arborsim.machine.machine import Machine, num_groups, parts_read
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.run.meters import UNMEASURED, AttentionKept, OutputError, Quality
@@ -137,6 +137,6 @@ def record_demand(
     info = DemandInfo(
         trace, episode.index, policy.name, budget.text, machine.recall, geometry.name,
         geometry.kv_bytes_per_token, groups, policy.fused, prefix, prefix_tokens,
-        int(verdicts[-1]) if len(verdicts) else -1,
+        int(verdicts[-1]) if len(verdicts) else -1, parts=parts_read(policy),
     )  # fmt: skip
     return executor.demand(info), played.measured

@@ -42,6 +42,9 @@ def random_inference_engine(rng: np.random.Generator) -> EngineProfile:
     return replace(
         load_engine(str(rng.choice(["vllm", "sglang", "transformers"]))),
         launch_s=float(rng.choice([0.0, 30e-6])),
+        layer_launches=1.0,
+        search_launches=0.3,
+        rows_launches=0.7,
         mixes_prefill=bool(rng.random() < 0.6),
         chunk_tokens=int(rng.choice([0, 5, 8192])),
         layer_s=float(rng.choice([-1e-3, 1.3e-6])),

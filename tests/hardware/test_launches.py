@@ -1,0 +1,76 @@
+"""Launching kernels against the device's work: the longer of the two counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from arborsim.core.errors import UsageError
+from arborsim.machine.batch import Batch, IterationTime
+from arborsim.machine.cost import CostModel
+from arborsim.machine.engine import EngineProfile
+from arborsim.machine.lookup import load_engine, load_geometry, load_profile
+from arborsim.machine.price import Price
+from arborsim.machine.program import PIECE_COLUMNS, DemandInfo
+
+MODEL = load_geometry("llama-3.1-8b")
+CONTEXT = 8192
+
+
+def step_s(engine: str, *infos: DemandInfo, tokens: int = CONTEXT) -> float:
+    """One iteration of searches that read `tokens` tokens each."""
+    price = Price(CostModel(load_profile("h200", engine=engine), MODEL))
+    row = np.zeros((1, len(PIECE_COLUMNS)), dtype=np.int64)
+    row[0, :2] = 1
+    row[0, PIECE_COLUMNS.index("read_bytes")] = tokens * MODEL.kv_bytes_per_token
+    batch = Batch()
+    for key, info in enumerate(infos):
+        batch.add(key, *price.pieces(info, row))
+    return IterationTime(price).terms(batch.sums, 0)[0]
+
+
+def search(fused: bool = True, parts: int = 1) -> DemandInfo:
+    return DemandInfo("", 0, "", "", "stage", "", 1, fused=fused, parts=parts)
+
+
+def test_a_step_takes_at_least_what_launching_takes() -> None:
+    engine = load_engine("live")
+    each = engine.layer_launches + engine.search_launches
+    wanted = (32 * each + engine.step_launches) * engine.launch_s + engine.step_s
+    assert step_s("live", search()) == pytest.approx(wanted, rel=1e-12)
+    assert step_s("live", search(), tokens=256) == step_s("live", search())  # nothing is saved
+
+
+def test_rows_parts_and_searches_add_launches() -> None:
+    engine = load_engine("live")
+    alone = step_s("live", search())
+    layer_s = 32 * engine.launch_s
+    more = [
+        (engine.rows_launches, (search(fused=False),)),
+        (2 * engine.part_launches, (search(parts=3),)),
+        (engine.search_launches, (search(), search())),
+    ]
+    for launches, infos in more:
+        assert step_s("live", *infos) - alone == pytest.approx(layer_s * launches, rel=1e-9)
+
+
+def test_a_graph_is_launched_at_once() -> None:
+    eager, graphs = (step_s(name, search()) for name in ("live", "live-graphs"))
+    assert graphs < eager / 2
+    assert step_s("live-graphs", search(parts=3)) == graphs
+    long, short = (step_s("live-graphs", search(), tokens=n) for n in (65_536, 16_384))
+    assert long > 1.1 * short  # the device's work counts, and a smaller cache is a faster one
+
+
+def test_launches_hide_nothing_that_takes_longer() -> None:
+    engine = replace(load_engine("live"), launch_s=1e-9)
+    profile = replace(load_profile("h200"), engine=engine)
+    price = Price(CostModel(profile, MODEL))
+    assert price.launch_s < step_s("live-graphs", search())
+
+
+def test_negative_launches_are_refused() -> None:
+    with pytest.raises(UsageError, match="layer_launches"):
+        EngineProfile.from_table({"layer_launches": -1.0}, "mine.toml", load_engine("live"))
