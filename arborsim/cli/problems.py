@@ -16,7 +16,9 @@ problem_option, search_option = panel("Problems and model"), panel("Search and r
 class ProblemOptions:
     """Problems, the model that solves them, and the search."""
 
-    task: str = problem_option("", "chain or game24; with --model FOLDER, whose weights those are.")
+    task: str = problem_option(
+        "", "chain, game24 or tail; with --model FOLDER, whose weights those are."
+    )
     model: str = problem_option(
         "",
         "chain, game24, tail or tail-deep (shipped), a folder with safetensors, a model id, or "
@@ -67,7 +69,7 @@ class RewardedProblems(ProblemOptions):
         "",
         "What scores thoughts: verifier, value (game24's own Y or N), or the folder of a "
         "reward model.",
-        shown="chain: verifier; game24: value",
+        shown="chain, tail: verifier; game24: value",
     )
     embed: str = search_option(
         "",

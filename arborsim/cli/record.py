@@ -29,7 +29,7 @@ class RecordedProblems(RewardedProblems):
 
     model: str = problem_option(
         "",
-        "chain or game24 (shipped), a folder with safetensors, or a model id.",
+        "chain, game24, tail or tail-deep (shipped), a folder with safetensors, or a model id.",
         shown="the task's, or chain",
     )
     search: str = search_option("linear", search_help(), complete="algorithm")

@@ -18,7 +18,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.scores import AtBegin, Score, ScoreState
 
-_NEVER = np.uint32(1 << 31)
+NEVER = 2.0**31  #: distance to the next reader where there is none
 UNREAD = -1  # fills up the rows of tokens with fewer readers than others
 
 
@@ -61,13 +61,15 @@ def table_of(rows: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def distance(steps: np.ndarray, now: np.ndarray | int) -> np.ndarray:
-    """Steps from `now` to the nearest one that reads a token; infinite where none will.
+    """Steps from `now` to the nearest one that reads a token; `NEVER` where none will.
 
-    `steps`, int32 ``[tokens, readers]``; `now`, one step or int ``[tokens]``; float64 ``[tokens]``.
+    `steps`, int32 ``[readers, tokens]``; `now`, one step or int ``[tokens]``; float64 ``[tokens]``.
     """
-    nearest = np.full(len(steps), _NEVER, dtype=np.uint32)
+    nearest = np.full(steps.shape[1], NEVER, dtype=np.uint32)
+    ahead = np.empty(steps.shape[1], dtype=np.int32)
     now = np.asarray(now, dtype=np.int32)
-    for each in steps.T:  # few columns of many tokens
+    for each in steps:
+        np.subtract(each, now, out=ahead)
         # What lies behind is negative, and so large without a sign; `UNREAD` always does.
-        np.minimum(nearest, (each - now).view(np.uint32), out=nearest)
-    return np.where(nearest < _NEVER, nearest.astype(np.float64), np.inf)
+        np.minimum(nearest, ahead.view(np.uint32), out=nearest)
+    return nearest.astype(np.float64)

@@ -68,6 +68,32 @@ def make_plan(
             f"--episodes {episodes}: only {available} problems from number {request.first} on"
         )
     numbers = range(request.first, request.first + episodes)
+    max_tokens, path_tokens = _lengths(request, loaded, source, numbers)
+    sparse = request.attention == "sparse" or (
+        request.attention == "auto" and path_tokens > DENSE_UP_TO
+    )
+    layers: tuple[int, ...] = ()
+    if request.capture is Level.QKV:
+        chosen = request.qkv_layers or middle_layers(loaded.model.config.num_hidden_layers)
+        layers = _existing("--qkv-layers", chosen, loaded)
+    row_layers = _row_layers(request, loaded, path_tokens)
+    embedder = load_embedder(request.embed, request.device) if request.embed else None
+    return RecordingPlan(
+        source, episodes, max_tokens, sparse, layers, row_layers, _hidden_layers(request, loaded),
+        _reward(request, loaded, source), embedder,
+    )  # fmt: skip
+
+
+def _lengths(
+    request: RecordRequest, loaded: LoadedModel, source: Source, numbers: range
+) -> tuple[int, int]:
+    """Tokens that a path may generate, and the longest path with its prompt."""
+    if isinstance(source, ForcedSource):  # given, and checked chain by chain to fit the model
+        chains = [source.chains[number] for number in numbers]
+        return (
+            max(len(chain.tokens) for chain in chains),
+            max(len(chain.prompt) + len(chain.tokens) for chain in chains),
+        )
     longest = max(len(source.problem(i).prompt) for i in numbers)
     max_tokens = min(request.max_tokens or source.max_tokens, loaded.max_positions - longest)
     if max_tokens < 1:
@@ -75,19 +101,7 @@ def make_plan(
             f"the longest prompt has {longest} tokens, but {loaded.name} takes "
             f"{loaded.max_positions} positions: nothing is left to generate"
         )
-    sparse = request.attention == "sparse" or (
-        request.attention == "auto" and longest + max_tokens > DENSE_UP_TO
-    )
-    layers: tuple[int, ...] = ()
-    if request.capture is Level.QKV:
-        chosen = request.qkv_layers or middle_layers(loaded.model.config.num_hidden_layers)
-        layers = _existing("--qkv-layers", chosen, loaded)
-    row_layers = _row_layers(request, loaded, longest + max_tokens)
-    embedder = load_embedder(request.embed, request.device) if request.embed else None
-    return RecordingPlan(
-        source, episodes, max_tokens, sparse, layers, row_layers, _hidden_layers(request, loaded),
-        _reward(request, loaded, source), embedder,
-    )  # fmt: skip
+    return max_tokens, longest + max_tokens
 
 
 def _reward(request: RecordRequest, loaded: LoadedModel, source: Source) -> Reward | None:

@@ -199,6 +199,25 @@ def test_a_file_of_tokens_becomes_a_trace(folder: Path, tmp_path: Path) -> None:
     assert main(["replay", str(out), "--policy", "h2o", "--budget", "0.5"]) == 0
 
 
+def test_a_short_prompt_may_have_more_tokens_than_a_long_one_leaves_room_for(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The model takes 2,048 positions: each chain fits, prompt of one and tokens of the other no.
+
+    The second is recorded whole, as many signals as tokens.
+    """
+    tokens = write(
+        tmp_path / "tokens.jsonl",
+        {"prompt": [3] * 1940, "tokens": [6, 7]},
+        {"prompt": [3, 4], "tokens": [5, 6, 7, 8] * 100},
+    )
+    out = tmp_path / "t.parquet"
+    assert record(folder, tokens, out) == 0
+    long, short = TraceReader(out).episodes({Signal.HIDDEN_CHANGE})
+    assert [(one.token >= 0).sum() for one in (long, short)] == [1942, 402]
+    assert len(short.per_layer[Signal.HIDDEN_CHANGE]) == 402
+
+
 def test_reference_models_take_ids(tmp_path: Path) -> None:
     """Thoughts end where the task says, and the trace is that of decoding the same tokens."""
     out = tmp_path / "decoded.parquet"

@@ -20,7 +20,7 @@ from arborsim.policies.base import CacheView, Method, Policy
 from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, Protect
 from arborsim.policies.placement import ADAPTATIONS, Pool
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
-from arborsim.signals.readers import Readers, distance
+from arborsim.signals.readers import NEVER, Readers, distance
 from arborsim.signals.scores import GROUPINGS, EvictionTime, Score, SeededUniform
 
 
@@ -212,19 +212,25 @@ class Needed(StreamPolicy):
         rows = view.scores["score"][0]
         mask = hbm_mask(view.tier[0])
         held: slice | np.ndarray = slice(None) if mask.all() else np.flatnonzero(mask)
-        steps = rows[held, 1:]
+        steps = np.ascontiguousarray(rows[held, 1:].T)
         node = view.tree.node_of_token.values
+        ends = np.append(np.flatnonzero(node[1:] != node[:-1]), len(node) - 1)
         last = np.zeros(len(view.tree), dtype=np.int64)
-        last[node] = np.arange(len(node))  # ids rise: the last token of a node is what stays
-        values = -_COMES_BACK - distance(steps, rows[last[node[held]], 0])
+        last[node[ends]] = ends  # ids rise: the last token of a node is what stays
+        values = distance(steps, rows[last, 0].take(node[held]))
+        values += _COMES_BACK
         for leaf in view.leaves:
             path = view.tree.path(leaf)
-            nearest = -distance(steps, rows[path[-1], 0])
+            nearest = distance(steps, rows[path[-1], 0])
             if len(path) < view.num_tokens:
                 on_path = np.zeros(view.num_tokens, dtype=bool)
                 on_path[path] = True
-                nearest[~on_path[held]] = -np.inf
-            np.maximum(values, nearest, out=values)
+                nearest[~on_path[held]] = NEVER
+            np.minimum(values, nearest, out=values)
+        np.minimum(values, NEVER, out=values)  # unread is unread, on a path or off it
+        np.negative(values, out=values)
+        if isinstance(held, slice):
+            return values[None]
         ranked = np.full((1, view.num_tokens), -np.inf)
         ranked[0, held] = values
         return ranked
