@@ -190,8 +190,9 @@ class Arm:
     def __init__(self, model: Any, policy: Policy, context: int, new: int, budget: float) -> None:
         source = RandomSource(VOCABULARY, context, new, new)
         setup = SearchSetup(
-            model, source, lambda: make_search("linear"), 0.0, 0, new, attention_top=_TOP
-        )
+            model, source, lambda: make_search("linear"), 0.0, 0, new, attention_top=_TOP,
+            clock=time.thread_time,
+        )  # fmt: skip
         room = context + new if policy.name == "full" else int(budget * context)
         begun = time.process_time()
         self.search = PolicySearch(setup, source.problem(0), policy, room, CacheOptions())
@@ -321,7 +322,7 @@ def _gain(name: str, arm: Arm | Theirs, spent: _Turns, full: _Turns, turn: int) 
         read = place != Place.LOST
         quantised = np.array([each.quantised for each in Place])[place]
         gain.decisions = spent.decisions
-        gain.policy_share = round(spent.policy_s / sum(spent.wall_s), 4)
+        gain.policy_share = round(spent.policy_s / total_s, 4)
         gain.exposed_share = round(spent.exposed_s / sum(spent.wall_s), 4)
         gain.held_tokens = int(read.sum() / len(place))
         gain.quantised_share = round(float((quantised & read).sum() / read.sum()), 3)

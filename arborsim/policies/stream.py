@@ -33,6 +33,8 @@ from arborsim.policies.blocks import (
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
 from arborsim.signals.scores import Score, sum_in_order
 
+_SHORT_RUN = 32  # iterations: so often looking for the lowest of all is cheaper than a heap
+
 
 class HeapPool:
     """Candidates whose scores never change, or rise, few of them from one iteration to the next.
@@ -85,7 +87,7 @@ class ChangingPool:
     ) -> None:
         self._scores = scores
         self._of = ids  # what a candidate is known by, by position
-        self._alive: list[bool] = alive.tolist()
+        self._alive = alive
         self._stop = max(start, stop)
         first = np.flatnonzero(alive[start : self._stop]) + start
         # Only candidates are looked at, and they are few: those kept but for the recent ones.
@@ -251,7 +253,8 @@ class Composed(Policy):
         changes = {score.changes for score in self.scores().values()}
         few = isinstance(run.observed.attention, SparseRows)  # of those that can rise do
         rarely = changes <= {"never"} or ("freely" not in changes and few)
-        return partial(HeapPool if rarely else ChangingPool, rank)
+        # A heap is made of all candidates, which a live step that evicts one has no use for.
+        return partial(HeapPool if rarely and run.steps > _SHORT_RUN else ChangingPool, rank)
 
     def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> Moves:
         protection = self.protection(view.budget_tokens)

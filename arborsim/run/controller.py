@@ -367,12 +367,10 @@ def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> No
         raise PlanError(f"{policy.name} moves a token that is already evicted")
 
     path = view.tree.path(run.leaves[0])
-    position = np.full(view.num_tokens, -1, dtype=np.int64)
-    position[path] = np.arange(len(path))
-    at = position[plan.token]
+    at = np.searchsorted(path, plan.token)  # ids rise along a path
     length = len(path) - steps + plan.step + 1
     protection = policy.protection(view.budget_tokens)
-    on_path = at >= 0
+    on_path = path.take(at, mode="clip") == plan.token
     unsafe = (at < protection.head(view.prompt_tokens)) | (at >= length - protection.recent)
     if (on_path & unsafe).any():
         token = plan.token[on_path & unsafe][0]

@@ -114,7 +114,7 @@ class Pool:
     @property
     def used_bytes(self) -> int:
         """Bytes of the tokens held."""
-        return int(self.slots.used.sum()) * self.bytes_per_slot
+        return self.slots.total * self.bytes_per_slot
 
     @property
     def capacity_bytes(self) -> int:

@@ -212,15 +212,15 @@ class LiveGauge:
         staging += self._mover.cache.buffer_bytes
         hbm = sum(size for place, size in used.items() if place.in_hbm)
         ddr = sum(size for place, size in used.items() if place.on_host)
-        held = sum(pool.slots.used for place, pool in pools.items() if place.in_hbm)
-        held = held - self._mover.leaving_tokens
+        held = sum(pool.slots.total for place, pool in pools.items() if place.in_hbm)
+        held -= int(self._mover.leaving_tokens.sum())
         quantised = sum(
             size for place, size in used.items() if place.quantised and not place.staged
         )
         self._note_peak(hbm + staging)
         self._byte_s += self._held * (time_s - self._held_since)
         self._held, self._held_since = hbm + staging, time_s
-        mean = -(-int(np.sum(held)) // self._mover.cache.layout.groups)
+        mean = -(-held // self._mover.cache.layout.groups)
         self._peak_tokens = max(self._peak_tokens, mean)
         self._peak_ddr = max(self._peak_ddr, ddr)
         self._peak_quantised = max(self._peak_quantised, quantised)
