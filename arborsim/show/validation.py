@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 #: Below this width the columns of `_SPARE` are left out.
-_WIDE = 100
-_SPARE = ("time", "same", "kept")
+_WIDE = 116
+_SPARE = ("time", "share", "same", "kept")
 
 
 #: What each part of the verdict is about, and what would be a fault.
@@ -29,6 +29,8 @@ MEANINGS = {
     "All must be equal to the byte: a difference is a fault of one of the two.",
     "Time": "Simulated seconds are as good as the profile of the machine, and noisy where other "
     "work runs at the same time. The aim is 15% per generated token in the median.",
+    "Policies": "Signals, scores, decisions and moves, as a share of all seconds. On small models "
+    "the forward pass is short, and the share large.",
     "Decisions under real eviction": "Removing tokens changes what the model computes later, and "
     "so what the policy sees. A replay cannot know that: 1 means that it changed nothing.",
     "Quality": "Whether figures of a replay rank policies as right answers do. It is a result, "
@@ -89,6 +91,7 @@ def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
         f"{total('searches'):,} live searches; all {len(results.PEAKS)} peaks equal in "
         f"{total('peaks_equal'):,}.",
         time,
+        _policies(ran),
         "Decisions under real eviction: Jaccard index of the tokens in HBM "
         f"{_median([line.jaccard_before for line in ran])} while the tokens are the same, "
         f"{_median([line.jaccard_after for line in ran])} after that (medians over policies and "
@@ -108,6 +111,21 @@ def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
             f"few to rank accuracies; at least {results.LEAST_PROBLEMS} problems are needed."
         )
     return said
+
+
+def _policies(lines: Sequence[results.Line]) -> str:
+    """What deciding takes of the seconds, measured and simulated."""
+    shares = [(*line.policy_share(), line.name) for line in lines if line.live_s[-1] > 0]
+    if not shares:
+        return "Policies: no time was measured."
+    live, simulated = (
+        percent(float(np.median(side))) for side in list(zip(*shares, strict=True))[:2]
+    )
+    most, as_simulated, name = max(shares)
+    return (
+        f"Policies: {live} of the seconds in the median, {simulated} simulated; most under {name} "
+        f"({percent(most)}, {percent(as_simulated)} simulated)."
+    )
 
 
 def off(error: results.TermError) -> str:
@@ -171,6 +189,9 @@ COLUMNS: tuple[Column[results.Line], ...] = (
             lambda line: line.error("total_s"), form="+.0%"),
     _figure("token", "relative error of the seconds per generated token, without the prompt",
             _per_token, form="+.0%"),
+    _figure("share", "the policy's share of all seconds, measured and simulated",
+            lambda line: sum(line.policy_share()),
+            lambda line: "/".join(f"{100 * share:.1f}" for share in line.policy_share()) + "%"),
     _figure("same", "share of the iterations that the live run repeats token by token",
             lambda line: line.same, lambda line: _share(line.same, 1.0)),
     _figure("J", "Jaccard index of the tokens in HBM, shadow against live, while the tokens are "

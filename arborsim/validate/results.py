@@ -235,6 +235,15 @@ class Line:
         total = self.live_s[TERMS.index("total_s")]
         return simulated / live - 1 if total and live >= LEAST_SHARE * total else _NAN
 
+    def policy_share(self) -> tuple[float, float]:
+        """Measured and simulated share of all seconds that signals, decisions and moves took."""
+        policy, total = TERMS.index("policy_s"), TERMS.index("total_s")
+        live, simulated = (
+            side[policy] / side[total] if side[total] else _NAN
+            for side in (self.live_s, self.simulated_s)
+        )
+        return live, simulated
+
     def per_token_s(self) -> tuple[float, float]:
         """Measured and simulated seconds per generated token, the prompt's left out."""
         if not self.tokens:

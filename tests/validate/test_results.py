@@ -155,14 +155,14 @@ def test_the_table() -> None:
     small = replace(CHECK, policy="arborkv", infeasible="too small")
     off = replace(CHECK, policy="x", parity=False, equal_moves=9, equal_calls=4, correct=0)
     out = StringIO()
-    print_validation(Validation((CHECK, small, off)), Console(file=out, width=100))
+    print_validation(Validation((CHECK, small, off)), Console(file=out, width=116))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert [re.sub(" +", " ", line) for line in lines[1:7]] == [
-        " policy budget n plans bytes peaks time token same J J after kept right",
-        " " + "─" * 91,
-        " h2o 0.5 1 all all all +12% +17% 80.0% 1.000 0.500 0.900 1/1",
+        " policy budget n plans bytes peaks time token share same J J after kept right",
+        " " + "─" * 103,
+        " h2o 0.5 1 all all all +12% +17% 25.0/11.1% 80.0% 1.000 0.500 0.900 1/1",
         " arborkv 0.5 0+1 all",
-        " x 0.5 1 0/1 80.0% all +12% +17% 80.0% 1.000 0.500 0.900 0/1",
+        " x 0.5 1 0/1 80.0% all +12% +17% 25.0/11.1% 80.0% 1.000 0.500 0.900 0/1",
         "",
     ]
     narrow = StringIO()
@@ -171,6 +171,7 @@ def test_the_table() -> None:
     text = " ".join(" ".join(lines).split())
     assert "Plans: 2 of 3 shadow runs" in text
     assert "(29 of 30 moves)" in text
+    assert "Policies: 25.0% of the seconds in the median, 11.1% simulated; most under x 0.5" in text
     assert "equal to the byte after 9 of 10 steps of 2 live searches" in text
 
 
