@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test docs lint format traces bench claims validate-gpu clean
+.PHONY: demo test docs lint format traces bench claims validate-gpu wheels clean
 
 demo: .venv/.core
 	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html \
@@ -51,8 +51,12 @@ bench: .venv/.full
 claims: .venv/.core  ## numbers and verdicts for the claims of papers, from the raw results in reports
 	$(BIN)/arborsim validate claims --out reports/claims --summary README.md --summary docs/claims.md
 
-validate-gpu: .venv/.full  ## everything that needs a GPU, in 9 minutes on an H200; adds to reports/validation
-	PYTHONPATH=.:backends $(BIN)/python benchmarks/validate_gpu.py --out reports
+WHEELS := $(wildcard wheels/*.whl)
+validate-gpu: $(if $(WHEELS),,.venv/.full)  ## all that needs a GPU, in 9 minutes; again: what is missing
+	$(if $(WHEELS),$(PYTHON),$(BIN)/python) benchmarks/validate_gpu.py --resume $(if $(WHEELS),--wheels wheels)
+
+wheels: .venv/.core  ## what validate-gpu needs on a machine without a package registry
+	$(BIN)/python benchmarks/gpu/wheels.py collect wheels
 
 .venv/bin/python:
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'arborsim needs Python 3.11 or newer; set PYTHON=...')"

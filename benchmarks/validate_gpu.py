@@ -1,160 +1,181 @@
-"""Everything that needs a GPU, in one run: is it right, how fast is it, what fits.
+"""Everything that needs a GPU, in one run of 9 minutes: is it right, how fast, what fits.
 
-    PYTHONPATH=.:backends python benchmarks/validate_gpu.py --out reports
+    python benchmarks/validate_gpu.py                    # needs PyTorch, transformers and arborsim
+    python benchmarks/validate_gpu.py --wheels wheels    # what is missing is installed from there
+    python benchmarks/validate_gpu.py --dry-run          # the plan, minute by minute; needs no GPU
 
-1. correctness: decisions, masking, rehydration, kernels and copies against the CPU or a definition;
-2. calibration: ``OUT/calibration/DEVICE.toml``, as `arborsim calibrate hardware` measures it;
-3. live: Llama-3.1-8B's geometry with random weights under policies, compared with the simulation;
-4. context: the longest prompts that fit, with and without attention rows.
-
-Every result is a line of ``OUT/validation/DEVICE/gpu.jsonl`` as soon as it is known.  What the time
-does not allow is left out and says so.  ``--toy`` runs the same at toy size, on the CPU in seconds:
-that checks this program and nothing else.  Exit code 1: something is not right.
+Llama-3.1-8B's geometry with random weights under policies, compared with transformers' cache, with
+the simulation and with what the device's memory allows; checks of correctness; a calibration; a
+trace of one step of each policy.  A line of ``OUT/validation/DEVICE/results.jsonl`` per result, as
+soon as it is known; ``README.md`` there is the page.  A search that hangs, dies or runs out of
+memory is a result, too, and the next one runs.  Called again with ``--resume`` it does what is
+missing.  ``--tiny`` runs the same at toy size, on the CPU in seconds: that checks this program and
+nothing else.  Exit code 1: something is not right; 2: it could not run.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
-if "--toy" in sys.argv:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 import argparse
-import importlib.metadata
-import json
-import platform
+import os
 import re
-import tempfile
-from datetime import UTC, datetime
+import signal
+import sys
+import time
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    from benchmarks.gpu.plan import Plan
+    from benchmarks.gpu.watchdog import Lines
 
-import arborsim
-from arborsim.core.errors import UsageError
-from arborsim_torch.models import check_device
-from benchmarks.gpu.journal import Facts, Journal
-from benchmarks.gpu.parts import PARTS, Parts, Plan
-from benchmarks.gpu.summary import print_summary, verdict
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
-#: What a toy run measures instead of Llama-3.1-8B.
-TOY = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 211,
-    "tie_word_embeddings": False, "torch_dtype": "float32",
-}  # fmt: skip
-#: Prompt tokens; what tells least comes last.
-SIZES = (2048, 8192, 32768, 65536, 16384)
-TOY_SIZES = (64, 128)
-_PACKAGES = ("transformers", "triton", "numpy", "scipy", "pyarrow")
+BUDGET_S = 540.0
+_TINY_MODEL = ROOT / "benchmarks" / "gpu" / "tiny.json"
+_END_S = 3.0  # to write the page
+#: What nothing that is right does.
+LOST = ("failed", "hung", "died")
+Facts = dict[str, Any]
 
 
 def main() -> int:
+    began = time.monotonic()
     options = _parser().parse_args()
-    device = options.device or ("cpu" if options.toy else "cuda")
+    if options.wheels:
+        from benchmarks.gpu.wheels import install
+
+        sys.path.insert(0, str(install(options.wheels.resolve())))
+    if options.tiny:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from arborsim.core.errors import ArborsimError
+
     try:
-        device = check_device(device)
-    except UsageError as error:
-        print(f"validate_gpu: {error}; --toy runs on the CPU", file=sys.stderr)
+        if options.dry_run:
+            return _dry_run(options)
+        return _run(options, began)
+    except ArborsimError as error:
+        print(f"validate_gpu: {error}", file=sys.stderr)
         return 2
-    name = torch.cuda.get_device_name(device) if device != "cpu" else "cpu"
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    where = options.out / "validation" / slug / "gpu.jsonl"
-    journal = Journal(where, options.budget_seconds, torch.device(device), _tell)
-    with tempfile.TemporaryDirectory() as folder:
-        plan = _plan(options, device, options.out / "calibration" / f"{slug}.toml", Path(folder))
-        journal.write("run", "done", _about(plan, name))
-        try:
-            Parts(plan, journal).run(options.parts)
-        finally:
-            journal.write("end", "done", {"seconds_left": round(journal.left_s, 1)})
-            journal.close()
-            print_summary(journal.records)
-            print(f"wrote {where}")
-    return int(any(verdict(record) in ("NOT OK", "failed") for record in journal.records))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("reports"), help="folder of the results")
-    parser.add_argument("--budget-seconds", type=float, default=520.0)
-    parser.add_argument("--toy", action="store_true", help="everything small, on the CPU")
+    parser.add_argument("--budget-seconds", type=float, default=BUDGET_S)
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, do nothing")
+    parser.add_argument("--resume", action="store_true", help="do what is missing")
+    parser.add_argument("--overwrite", action="store_true", help="replace the results")
+    parser.add_argument("--tiny", action="store_true", help="everything small, on the CPU")
+    parser.add_argument("--wheels", type=Path, help="install what is missing from this folder")
     parser.add_argument("--device", default="", help="cuda, cuda:1 or cpu")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--sizes", nargs="+", type=int, help="prompt tokens of the live searches")
+    parser.add_argument("--parts", nargs="+", help="yardsticks, correctness, calibration, search, "
+                        "trace, context")  # fmt: skip
+    parser.add_argument("--sizes", nargs="+", type=int, help="prompt tokens of the searches")
     parser.add_argument("--new-tokens", type=int, default=0, help="generated tokens per path")
+    parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--model", default="", help="config:NAME (random weights)")
-    parser.add_argument("--search-seconds", type=float, default=75.0, help="limit of one search")
-    parser.add_argument("--full-calibration", action="store_true", help="not the quick one")
     return parser
 
 
-def _plan(options: argparse.Namespace, device: str, profile: Path, folder: Path) -> Plan:
-    toy = options.toy
-    model = options.model or "config:llama-3.1-8b"
-    if toy and not options.model:
-        path = folder / "toy.json"
-        path.write_text(json.dumps(TOY))
-        model = f"config:{path}"
+def _plan(options: argparse.Namespace, device: str, folder: Path) -> Plan:
+    from benchmarks.gpu.plan import PARTS, REPEATS, SIZES, TINY_SIZES, Plan
+
+    tiny = options.tiny
+    known = f"config:{_TINY_MODEL}" if tiny else "config:llama-3.1-8b"
     return Plan(
-        model=model,
+        model=options.model or known,
         device=device,
-        toy=toy,
-        quick=not options.full_calibration,
-        sizes=tuple(options.sizes or (TOY_SIZES if toy else SIZES)),
-        new_tokens=options.new_tokens or (16 if toy else 64),
-        prefill_block=64 if toy else 1024,
-        context_step=64 if toy else 1024,
-        longest=256 if toy else 1 << 24,
-        budget_s=options.budget_seconds,
-        search_s=options.search_seconds,
-        profile=profile,
-        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        tiny=tiny,
+        sizes=tuple(options.sizes or (TINY_SIZES if tiny else SIZES)),
+        new_tokens=options.new_tokens or (16 if tiny else 64),
+        prefill_block=64 if tiny else 1024,
+        repeats=options.repeats or REPEATS,
+        context_step=64 if tiny else 1024,
+        longest=256 if tiny else 1 << 24,
+        parts=("start", *(options.parts or PARTS)),
+        folder=folder,
+        command=" ".join(["python benchmarks/validate_gpu.py", *sys.argv[1:]]),
     )  # fmt: skip
 
 
-def _about(plan: Plan, name: str) -> Facts:
-    """What the numbers are made with."""
-    cuda: Facts = {}
-    if plan.device != "cpu":
-        properties = torch.cuda.get_device_properties(plan.device)
-        cuda = {
-            "memory_bytes": properties.total_memory,
-            "capability": [properties.major, properties.minor],
-            "multiprocessors": properties.multi_processor_count,
-            "cuda": torch.version.cuda,
-        }
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": name,
-        **cuda,
-        "threads": torch.get_num_threads(),
-        "float32_products": torch.get_float32_matmul_precision(),
-        "versions": {
-            "arborsim": arborsim.__version__,
-            "python": platform.python_version(),
-            **{package: _version(package) for package in _PACKAGES},
-            "torch": torch.__version__,  # with the CUDA that it was built for
-        },
-        "command": plan.command,
-        "budget_s": plan.budget_s,
-    }
+def _dry_run(options: argparse.Namespace) -> int:
+    from benchmarks.gpu.plan import expected_s, timetable
+
+    plan = _plan(options, "cuda", options.out)
+    print("\n".join(timetable(plan, options.budget_seconds)))
+    return int(expected_s(plan) > options.budget_seconds)
 
 
-def _version(package: str) -> str:
+def _run(options: argparse.Namespace, began: float) -> int:
+    import torch
+
+    from arborsim.core.errors import UsageError
+    from arborsim_torch.models import check_device, device_name
+    from benchmarks.gpu.watchdog import FINAL, Lines, Watchdog
+    from benchmarks.gpu.worker import work
+
+    if options.resume and options.overwrite:
+        raise UsageError("--resume keeps the results and --overwrite replaces them: give one")
+    device = check_device(options.device or ("cpu" if options.tiny else "cuda"))
+    slug = re.sub(r"[^a-z0-9]+", "-", device_name(torch.device(device)).lower()).strip("-")
+    folder = (options.out / "validation" / slug).resolve()
+    lines = Lines(folder / "results.jsonl")
+    if lines.path.exists() and options.overwrite:
+        lines.path.unlink()
+    there = lines.read()
+    if there and not options.resume:
+        raise UsageError(f"{lines.path} exists: --resume goes on, --overwrite replaces it")
+    plan = _plan(options, device, folder)
+
+    def keep(record: Facts) -> None:
+        lines.write(record)
+        _tell(record)
+
+    again = [r for r in there if r["part"] == "start" or r["outcome"] in FINAL]
+    end = began + options.budget_seconds - _END_S
+    watchdog = Watchdog(partial(work, plan), end, keep, again)
+    signal.signal(signal.SIGTERM, _stop)
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+        watchdog.run()
+    except KeyboardInterrupt:
+        print("interrupted: --resume goes on", file=sys.stderr)
+    return _show(options, lines, plan.command)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _show(options: argparse.Namespace, lines: Lines, command: str) -> int:
+    """Write the page, print the verdicts, and return the exit code."""
+    from arborsim.core.documents import write_text
+    from benchmarks.gpu.page import page
+    from benchmarks.gpu.targets import Results, verdicts
+
+    records = lines.read()
+    path = lines.path.with_name("README.md")
+    write_text(path, page(records, command))
+    results = Results(records)
+    for verdict in verdicts(results):
+        print(verdict.line)
+    print(f"wrote {lines.path} and {path}")
+    if not results.of("start"):
+        return 2
+    wrong = [r for r in results.of("correctness") if r["outcome"] == "done" and not r["ok"]]
+    return int(bool(wrong) or any(r["outcome"] in LOST for r in results.records))
 
 
 def _tell(record: Facts) -> None:
     """One line per result while it goes on."""
-    known = ("check", "policy", "kind", "for", "grouping", "case", "prompt_tokens", "tokens")
-    what = " ".join(str(record[key]) for key in known if key in record)
-    seconds = f" {record['seconds']:.1f} s" if "seconds" in record else ""
-    print(f"{record['part']}: {what}: {verdict(record)}{seconds}", flush=True)
+    of = ", ".join(f"{value:,}" if isinstance(value, int) else str(value)
+                   for value in record.get("of", {}).values())  # fmt: skip
+    outcome = "NOT OK" if record.get("ok") is False else record["outcome"]
+    seconds = f", {record['seconds']:.1f} s" if "seconds" in record else ""
+    why = record.get("why") or record.get("error") or ""
+    print(f"{record['part']}: {of}: {outcome}{seconds}" + f" ({why})" * bool(why), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,18 @@ def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[f
     return float(low), float(high)
 
 
+def mean_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
+    """Mean of repeats and both ends of its interval (Student's t), which are NaN for one repeat."""
+    from scipy.special import stdtrit
+
+    x = np.asarray(values, dtype=np.float64)
+    mean = float(x.mean())
+    if len(x) < 2:
+        return mean, float("nan"), float("nan")
+    reach = float(stdtrit(len(x) - 1, (1 + level) / 2) * x.std(ddof=1) / np.sqrt(len(x)))
+    return mean, mean - reach, mean + reach
+
+
 def fisher_p(good: int, other: int, n: int) -> float:
     """Two-sided p of Fisher's exact test for `good` against `other` successes, of `n` each."""
     from scipy.stats import fisher_exact

@@ -18,44 +18,47 @@ _LIMIT_S = 60.0  # of one check: Triton compiles a kernel per kind of case
 Check = tuple[str, Facts, Callable[[], Facts]]
 
 
-def run_checks(journal: Journal, device: str, toy: bool) -> None:
-    """Run them in order until the time is over; each leaves a record with ``ok``."""
-    for name, facts, work in _checks(device, toy):
+def run_checks(journal: Journal, device: str, tiny: bool, more: bool) -> None:
+    """Run those that tell most, or `more`, until the time is over; each leaves a record with
+    ``ok``."""
+    for name, facts, work in (_more if more else _first)(device, tiny):
         journal.attempt("correctness", {"check": name, **facts}, _LIMIT_S, work)
 
 
-def _checks(device: str, toy: bool) -> Iterator[Check]:
-    blocks = (1000, _MIB) if toy else (1, 4097, _MIB, 64 * _MIB, 256 * _MIB)
+def _first(device: str, tiny: bool) -> Iterator[Check]:
+    blocks = (1000, _MIB) if tiny else (1, 4097, _MIB, 64 * _MIB, 256 * _MIB)
     yield "copies are right", {}, partial(kernels.compare_copies, device, blocks)
-    long, small = (kernels.SMALL[:2], kernels.SMALL[-2:]) if toy else (kernels.LONG, kernels.SMALL)
-    for case in long:
+    for case in kernels.SMALL[:2] if tiny else kernels.LONG:
         yield _kernel(case, device)
     for dtype in kernels.TOLERANCE:
         for history in (0, 96):
             facts: Facts = {"dtype": str(dtype).removeprefix("torch."), "history": history}
             work = partial(kernels.compare_prefill, dtype, history, device)
             yield "a block of a prompt", facts, work
-    groupings, steps = (GROUPINGS[::2], 12) if toy else (GROUPINGS, 30)
+    groupings, steps = (GROUPINGS[::2], 12) if tiny else (GROUPINGS, 30)
     for grouping in groupings:
         facts = {"grouping": grouping}
         yield "tokens come back", facts, partial(kernels.compare_moved_tokens, device, grouping)
         work = partial(masking.rehydrating_is_keeping, device, grouping)
         yield "rehydrating is keeping", facts, work
         modes = [(recall, False) for recall in RECALLS] + [("stage", True)]
-        for recall, ordered in (("stage", True), ("stream", False)) if toy else modes:
+        for recall, ordered in (("stage", True), ("stream", False)) if tiny else modes:
             facts = {"grouping": grouping, "recall": recall, "ordered": ordered}
             work = partial(masking.evicting_is_masking, device, grouping, ordered, recall, steps)
             yield "evicting is masking", facts, work
-    yield from _decisions(device, 0, toy)
-    for case in small:
+    yield from _decisions(device, 0, tiny)
+
+
+def _more(device: str, tiny: bool) -> Iterator[Check]:
+    for case in kernels.SMALL[-2:] if tiny else kernels.SMALL:
         yield _kernel(case, device)
-    if not toy:
-        yield from _decisions(device, 1, toy)
+    if not tiny:
+        yield from _decisions(device, 1, tiny)
 
 
-def _decisions(device: str, problem: int, toy: bool) -> Iterator[Check]:
-    names = _FEW_POLICIES if toy else decisions.all_policies()
-    for name in ("game24",) if toy else decisions.TASKS:
+def _decisions(device: str, problem: int, tiny: bool) -> Iterator[Check]:
+    names = _FEW_POLICIES if tiny else decisions.all_policies()
+    for name in ("game24",) if tiny else decisions.TASKS:
         work = partial(decisions.compare_decisions, decisions.TASKS[name], device, names, problem)
         yield "decisions are the CPU's", {"search": name, "problem": problem}, work
 

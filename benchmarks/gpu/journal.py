@@ -1,20 +1,19 @@
-"""Parts of a long run: each has a time limit, and its result is on the disk before the next one.
+"""Parts of a long run: each has a time limit, and its result is told before the next one begins.
 
-A part that runs out of memory or time is a result like any other, and the run goes on.
+A part that runs out of memory or time is a result like any other, and the run goes on.  What never
+comes back to Python is the watchdog's (`benchmarks.gpu.watchdog`).
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import os
 import re
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -32,33 +31,38 @@ class OutOfTime(BaseException):
 
 
 class Journal:
-    """Runs parts one after the other and writes a line of JSON about each.
+    """Runs parts one after the other and tells about each in a line of JSON.
 
     Parameters
     ----------
-    path : Path
-        Lines are added to it.
-    budget_s : float
-        For all parts together.
+    end : float
+        When everything has to be over, by `time.monotonic`.
     device : torch.device
-    tell : callable
-        Gets every record as it is written.
+    send : callable
+        Gets every line: what begins and how long it may take (``began``), and every record.
+    earlier : iterable of dict
+        Records of what is done already; it is not done again.
 
     Attributes
     ----------
     records : list of dict
-        Those of this run.
+        All so far, the earlier ones first.
+    broken : str
+        Why the device no longer answers; empty while it does.
     """
 
     def __init__(
-        self, path: Path, budget_s: float, device: torch.device, tell: Callable[[Facts], None]
+        self,
+        end: float,
+        device: torch.device,
+        send: Callable[[Facts], None],
+        earlier: Iterable[Facts] = (),
     ) -> None:
-        self.records: list[Facts] = []
+        self.records: list[Facts] = list(earlier)
         self.device = device
-        self._end, self._tell = time.monotonic() + budget_s, tell
-        self._broken = ""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self.broken = ""
+        self._end, self._send = end, send
+        self._known = {key_of(r["part"], r["of"]): r for r in self.records if "of" in r}
 
     @property
     def left_s(self) -> float:
@@ -78,18 +82,18 @@ class Journal:
     def attempt(
         self,
         part: str,
-        facts: Mapping[str, Any],
+        of: Mapping[str, Any],
         limit_s: float,
         work: Callable[[], Facts],
         expected_s: float = 0.0,
     ) -> Facts:
-        """Run one part and record how it ended.
+        """Run one part and record how it ended, unless that is known already.
 
         Parameters
         ----------
         part : str
-        facts : mapping
-            What is run; part of the record.
+        of : mapping
+            What is run, which tells it from other attempts; part of the record.
         limit_s : float
             The part is stopped after so long, or when the budget ends.
         work : callable
@@ -101,14 +105,16 @@ class Journal:
         -------
         dict
             The record; its ``outcome`` is "done", "does not fit", "out of time", "refused",
-            "failed" or "left out".
+            "failed" or "left out", or the watchdog's "hung" or "died".
         """
-        if self._broken:
-            return self.write(part, "left out", {**facts, "why": self._broken})
+        known = self._known.get(key_of(part, of))
+        if known is not None:
+            return known
         limit_s = min(limit_s, self.left_s)
         if limit_s < max(LEAST_S, expected_s):
-            why = f"{self.left_s:.0f} s left, {max(LEAST_S, expected_s):.0f} s needed"
-            return self.write(part, "left out", {**facts, "why": why})
+            why = f"{max(0.0, self.left_s):.0f} s left, {max(LEAST_S, expected_s):.0f} s needed"
+            return self.write(part, "left out", {"why": why}, of)
+        self._send({"began": {"part": part, "of": dict(of)}, "limit_s": limit_s})
         reset_peak(self.device)
         began = time.monotonic()
         outcome, found = _ended(work, limit_s, self.device)
@@ -116,21 +122,33 @@ class Journal:
         try:
             release(self.device)
         except RuntimeError as error:  # after an illegal access CUDA answers every call with it
-            self._broken = f"the device no longer answers: {str(error).splitlines()[0]}"
-        return self.write(part, outcome, {**facts, "seconds": round(taken_s, 3), **found})
-
-    def write(self, part: str, outcome: str, facts: Mapping[str, Any]) -> Facts:
-        """Add a record; it is on the disk when this returns."""
-        record = {"part": part, "outcome": outcome, **facts}
-        self.records.append(record)
-        self._file.write(json.dumps(record, default=_plain) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._tell(record)
+            self.broken = f"the device no longer answers: {str(error).splitlines()[0]}"
+        record = self.write(part, outcome, {"seconds": round(taken_s, 3), **found}, of)
+        if self.broken:
+            raise DeviceLost(self.broken)
         return record
 
-    def close(self) -> None:
-        self._file.close()
+    def write(
+        self, part: str, outcome: str, facts: Mapping[str, Any], of: Mapping[str, Any] | None = None
+    ) -> Facts:
+        """Add a record; `of` says what it is about, if it is not to be done again."""
+        record: Facts = {"part": part, "outcome": outcome}
+        if of is not None:
+            record["of"] = dict(of)
+            self._known[key_of(part, of)] = record
+        record |= facts
+        self.records.append(record)
+        self._send(record)
+        return record
+
+
+class DeviceLost(Exception):
+    """The device answers nothing any more: only another process may go on."""
+
+
+def key_of(part: str, of: Mapping[str, Any]) -> str:
+    """What tells one attempt from another."""
+    return json.dumps([part, of], sort_keys=True, default=plain)
 
 
 def _ended(work: Callable[[], Facts], limit_s: float, device: torch.device) -> tuple[str, Facts]:
@@ -226,6 +244,6 @@ def peaks(device: torch.device) -> Facts:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """NumPy's numbers and arrays as JSON has them."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,19 +1,18 @@
 """A model with random weights under policies: real memory and time, compared with predictions.
 
 Every search also runs on a simulated machine (as in `arborsim validate`), charged with
-the profile that was just measured.  transformers' own cache with its fused attention is the
-yardstick.
+the profile that was just measured.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
@@ -28,7 +27,6 @@ from arborsim.validate.results import COUNTERS, PEAKS, TERMS
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.hardware.memory import usable_bytes
-from arborsim_torch.kernels.fused import pinned
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
 from arborsim_torch.live.validate import held
@@ -36,80 +34,14 @@ from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.recording_plan import DENSE_UP_TO
 from arborsim_torch.sources import RandomSource
+from arborsim_torch.tiers.link import HostLink
 from benchmarks.gpu.journal import Facts, peaks, synchronize
+from benchmarks.gpu.plan import Arm, Load
 
-YARDSTICK = "transformers' DynamicCache"
-_OFFLOAD = str(Path(__file__).with_name("offload.toml"))
 _TOP = 256  # positions kept per attention row of long paths
 _TREE = {"keep": 2, "children": 2}
-_THOUGHTS = 4  # per path
 _VECTORS = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES})
-
-
-@dataclass(frozen=True)
-class Load:
-    """What is searched.
-
-    Attributes
-    ----------
-    prompt_tokens, new_tokens : int
-        New tokens per path.
-    prefill_block : int
-        Prompt tokens per forward pass.
-    """
-
-    prompt_tokens: int
-    new_tokens: int
-    prefill_block: int
-
-    @property
-    def source_options(self) -> tuple[int, int, int]:
-        return self.prompt_tokens, self.new_tokens, -(-self.new_tokens // _THOUGHTS)
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A policy, its settings, and its budget as a share of the prompt and of one path's tokens.
-
-    What comes later is searched when all others have been, at every length.
-    """
-
-    policy: str
-    prompt_share: float = 1.0
-    new_share: float = 1.0
-    settings: Mapping[str, str] = field(default_factory=dict)
-    recall: str = "stage"
-    tree: bool = False
-    later: bool = False
-
-    @property
-    def label(self) -> str:
-        name = Path(self.policy).stem
-        ddr = "" if name not in ("hierarchy", "offload") else f", {self.recall}"
-        return f"{name}{ddr}{' (tree)' if self.tree else ''}"
-
-    def budget_tokens(self, load: Load) -> int:
-        return int(self.prompt_share * load.prompt_tokens + self.new_share * load.new_tokens)
-
-
-def arms(new_tokens: int) -> tuple[Arm, ...]:
-    """What is compared; protected windows and intervals are shares of what is generated."""
-    few = str(max(4, new_tokens // 6))
-    window = {"recent": few, "interval": few}
-    return (
-        Arm("full"),
-        Arm("streaming-llm", 0.25, 0.25),
-        Arm("h2o", 0.25, 0.25),
-        Arm("epikv", 1.0, 0.5, {"recent": few}),
-        Arm("hierarchy", 1.0, 1.0, window),
-        Arm("hierarchy", 1.0, 1.0, window, recall="stream"),
-        Arm("full", tree=True),
-        Arm("arborkv", 1.0, 2.0, tree=True),
-        Arm("arkv", 0.25, 0.25, {"window": few}),
-        Arm(_OFFLOAD, 0.5, 0.5, later=True),
-        Arm(_OFFLOAD, 0.5, 0.5, recall="stream", later=True),
-        Arm(_OFFLOAD, 0.5, 0.5, recall="near", later=True),
-    )
+_TRACED = 12  # iteration that is traced: graphs are captured, and policies have decided
 
 
 def too_large_for_host(arm: Arm, load: Load, loaded: LoadedModel) -> str:
@@ -132,7 +64,49 @@ def too_large_for_host(arm: Arm, load: Load, loaded: LoadedModel) -> str:
     )
 
 
-def run_arm(loaded: LoadedModel, load: Load, arm: Arm, profile: HardwareProfile) -> Facts:
+@dataclass
+class _Steady:
+    """Notes what a search has used when its first quarter is over, and at its end.
+
+    By then kernels are compiled, graphs are captured and the prompt's decision is taken.
+    """
+
+    device: torch.device
+    used: Callable[[], tuple[float, float, float]]  #: policy, exposed copies, simulator: seconds
+    first: int
+    iterations: int = 0
+    tokens: int = 0
+    begun: tuple[float, ...] = ()
+    last: tuple[float, ...] = ()
+
+    def __call__(self, tokens: int) -> None:
+        self.iterations += 1
+        if self.begun:
+            self.tokens += tokens
+            self.last = (time.perf_counter(), *self.used())
+        elif self.iterations == self.first:
+            synchronize(self.device)
+            self.begun = (time.perf_counter(), *self.used())
+
+    def facts(self) -> Facts:
+        """Tokens per second and shares, the simulator's part taken away."""
+        wall, policy, exposed, simulator = (
+            b - a for a, b in zip(self.begun, self.last, strict=True)
+        )
+        wall, policy = wall - simulator, max(0.0, policy - simulator)
+        return {
+            "steady_tokens": self.tokens,
+            "steady_s": wall,
+            "tokens_per_s": self.tokens / wall,
+            "step_s": wall / (self.iterations - self.first),
+            "policy_share": policy / wall,
+            "exposed_share": exposed / wall,
+        }
+
+
+def run_arm(
+    loaded: LoadedModel, load: Load, arm: Arm, machine: HardwareProfile, graphs: str
+) -> Facts:
     """One search under one policy, live and simulated side by side.
 
     Raises
@@ -142,27 +116,123 @@ def run_arm(loaded: LoadedModel, load: Load, arm: Arm, profile: HardwareProfile)
     """
     policy = build(arm.policy, dict(arm.settings))
     made: list[DualExecutor] = []
+    movers: list[Mover] = []
 
     def wrap(live: LiveExecutor, mover: Mover) -> DualExecutor:
-        simulated = _simulated(loaded, policy, profile, mover, arm.recall)
+        movers.append(mover)
+        simulated = _simulated(loaded, policy, machine, mover, arm.recall)
         made.append(DualExecutor(live, simulated, lambda: held(mover)))
         return made[0]
 
+    def used() -> tuple[float, float, float]:
+        spent = search.measurements().time
+        return spent.policy_s, spent.exposed_transfer_s, made[0].overhead_s
+
+    steady = _Steady(loaded.model.device, used, max(2, load.new_tokens // 4))
+    search = _search(loaded, load, arm, policy, graphs, steady, wrap)
+    began = time.perf_counter()
+    episode = _run(search)
+    search_s = time.perf_counter() - began
+    facts = _facts(search.outcome(episode), made[0])
+    copied = _copied(movers[0].link)
+    return {
+        "search_s": search_s, **steady.facts(), **facts, **copied, **peaks(loaded.model.device),
+    }  # fmt: skip
+
+
+def trace_step(
+    loaded: LoadedModel, load: Load, arm: Arm, machine: HardwareProfile, folder: Path
+) -> Facts:
+    """A profile of one decode iteration, policy and bookkeeping included, as a Chrome trace."""
+    activities = [ProfilerActivity.CPU]
+    if loaded.model.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    profiler = profile(activities=activities)
+    seen = 0
+
+    def on_tokens(tokens: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == _TRACED:
+            synchronize(loaded.model.device)
+            profiler.start()
+        elif seen == _TRACED + 1:
+            synchronize(loaded.model.device)
+            profiler.stop()
+
+    short = Load(load.prompt_tokens, _TRACED + 4, load.prefill_block)
+    policy = build(arm.policy, dict(arm.settings))
+    search = _search(loaded, short, arm, policy, "auto", on_tokens)
+    began = time.perf_counter()
+    _run(search)
+    search_s = time.perf_counter() - began
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "-".join("".join(c if c.isalnum() else " " for c in arm.label).split())
+    path = folder / f"{name}-{load.prompt_tokens}.json.gz"
+    profiler.export_chrome_trace(str(path))
+    return {"search_s": search_s, "file": f"traces/{path.name}", **_of_trace(profiler)}
+
+
+def _of_trace(profiler: profile) -> Facts:
+    """Launches, kernels and waits in a trace; zero where there is no CUDA."""
+    events = profiler.events() or []
+    count = dict.fromkeys(("launches", "graph_launches", "copies", "waits"), 0)
+    kernels, device_us = 0, 0.0
+    for event in events:
+        if event.device_type is torch.autograd.DeviceType.CUDA:
+            kernels += 1
+            device_us += event.time_range.elapsed_us()
+        for kind, names in _CALLS.items():
+            count[kind] += event.name in names
+    return {**count, "kernels": kernels, "device_s": device_us * 1e-6}
+
+
+#: CUDA's functions on the host, as profiles name them.
+_CALLS = {
+    "launches": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
+    "graph_launches": ("cudaGraphLaunch",),
+    "copies": ("cudaMemcpyAsync",),
+    "waits": ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize"),
+}
+
+
+def _search(
+    loaded: LoadedModel,
+    load: Load,
+    arm: Arm,
+    policy: Policy,
+    graphs: str,
+    on_tokens: Callable[[int], None],
+    wrap: Callable[[LiveExecutor, Mover], DualExecutor] | None = None,
+) -> PolicySearch:
     source = RandomSource(loaded.model.config.vocab_size, *load.source_options)
-    search = PolicySearch(
+    return PolicySearch(
         _setup(loaded, load, arm, source),
         source.problem(0),
         policy,
         arm.budget_tokens(load),
         CacheOptions(arm.recall),
+        on_tokens=on_tokens,
         wrap=wrap,
     )
+
+
+def _run(search: PolicySearch) -> EpisodeResult:
     ends: list[Ended] = []
     run_batched([search], 1, lambda _, ended: ends.append(ended))
     if not isinstance(ends[0], EpisodeResult):
         raise ends[0]
-    facts = _facts(search.outcome(ends[0]), made[0])
-    return {**facts, **peaks(loaded.model.device)}
+    return ends[0]
+
+
+def _copied(link: HostLink) -> Facts:
+    """Rates of the copies of a search, while they went on."""
+    facts: Facts = {}
+    for way, totals in (("down", link.downward), ("up", link.upward)):
+        if totals.busy_s:
+            facts[f"{way}_bytes_per_s"] = totals.carried_bytes / totals.busy_s
+            facts[f"{way}_bytes"] = totals.carried_bytes
+    return facts
 
 
 def _setup(loaded: LoadedModel, load: Load, arm: Arm, source: RandomSource) -> SearchSetup:
@@ -196,15 +266,9 @@ def _facts(outcome: LiveOutcome, both: DualExecutor) -> Facts:
     # The simulator ran inside the handling of events, which counts as the policy's.
     live.time.policy_s = max(0.0, live.time.policy_s - both.overhead_s)
     over_time = both.bytes_over_time()
-    episode, total_s = outcome.episode, live.time.total_s
-    carried_s = live.time.exposed_transfer_s + live.time.hidden_transfer_s
     return {
-        "generated_tokens": episode.tokens,
-        "iterations": episode.iterations,
-        "decode_tokens_per_s": episode.tokens / (total_s - live.time.prefill_s),
-        "iteration_s": live.time.decode_s / max(1, episode.iterations),
-        "policy_share": live.time.policy_s / total_s,
-        "transfer_hidden_share": live.time.hidden_transfer_s / carried_s if carried_s else 0.0,
+        "generated_tokens": outcome.episode.tokens,
+        "iterations": outcome.episode.iterations,
         "live_s": _by_term(live),
         "predicted_s": _by_term(simulated),
         "live_peaks": {name: getattr(live, name) for name in PEAKS},
@@ -223,41 +287,3 @@ def _facts(outcome: LiveOutcome, both: DualExecutor) -> Facts:
 def _by_term(measured: Measurements) -> dict[str, float]:
     names = (*TERMS, "hidden_transfer_s")
     return {name: getattr(measured.time, name) for name in names}
-
-
-@torch.inference_mode()
-def run_yardstick(loaded: LoadedModel, load: Load) -> Facts:
-    """The same prompt and as many tokens through transformers alone: one pass, then one by one."""
-    from transformers import DynamicCache
-
-    model, device = loaded.model, loaded.model.device
-    if model.config._attn_implementation != "sdpa":
-        model.set_attn_implementation("sdpa")
-    source = RandomSource(model.config.vocab_size, *load.source_options)
-    ids = torch.tensor([source.problem(0).prompt], device=device)
-    cache: Any = DynamicCache(config=model.config)
-
-    def advance(tokens: Any) -> Any:
-        logits = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        return logits[:, -1].argmax(-1, keepdim=True)
-
-    synchronize(device)
-    with pinned(device):
-        began = time.perf_counter()
-        token = advance(ids)
-        int(token)
-        prefill_s = time.perf_counter() - began
-        for _ in range(load.new_tokens):
-            token = advance(token)
-            int(token)  # as a search does, which looks at every token
-        decode_s = time.perf_counter() - began - prefill_s
-    kv_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    return {
-        "generated_tokens": load.new_tokens,
-        "iterations": load.new_tokens,
-        "decode_tokens_per_s": load.new_tokens / decode_s,
-        "iteration_s": decode_s / load.new_tokens,
-        "live_s": {"prefill_s": prefill_s, "decode_s": decode_s, "total_s": prefill_s + decode_s},
-        "pool_bytes": kv_bytes,
-        **peaks(device),
-    }

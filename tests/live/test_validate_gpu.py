@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -19,28 +20,37 @@ from arborsim.core.errors import UsageError  # noqa: E402
 from arborsim.core.tiers import RECALLS  # noqa: E402
 from benchmarks.gpu.context import longest_context  # noqa: E402
 from benchmarks.gpu.decisions import TASKS, compare_decisions  # noqa: E402
-from benchmarks.gpu.journal import Journal, OutOfTime, time_limit  # noqa: E402
+from benchmarks.gpu.journal import DeviceLost, Journal, OutOfTime, time_limit  # noqa: E402
 from benchmarks.gpu.kernels import compare_kernel  # noqa: E402
-from benchmarks.gpu.live import YARDSTICK, arms  # noqa: E402
 from benchmarks.gpu.masking import MaskedModel, evicting_is_masking  # noqa: E402
+from benchmarks.gpu.plan import YARDSTICK, arms  # noqa: E402
+from benchmarks.gpu.worker import alike  # noqa: E402
+from benchmarks.validate_gpu import main  # noqa: E402
 from tests.live.scattered_cases import Case  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
+# Calibration has tests of its own.
+OPTIONS = ("--tiny", "--sizes", "64", "--repeats", "2",
+           "--parts", "yardsticks", "correctness", "search", "trace", "context")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Of one toy run from a plain checkout, without the calibration, which has tests of its own."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of one tiny run from a plain checkout."""
     out = tmp_path_factory.mktemp("out")
-    parts = ("correctness", "live", "context")
     subprocess.run(
-        [sys.executable, "benchmarks/validate_gpu.py", "--toy", "--out", out, "--parts", *parts],
+        [sys.executable, "benchmarks/validate_gpu.py", *OPTIONS, "--out", out],
         check=True, cwd=ROOT, stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": ".:backends", "OMP_NUM_THREADS": "1"},
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     )  # fmt: skip
-    path = out / "validation" / "cpu" / "gpu.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return out / "validation" / "cpu"
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def of(records: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
@@ -49,17 +59,17 @@ def of(records: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
 
 def test_the_run_says_what_made_it(records: list[dict[str, Any]]) -> None:
     first = records[0]
-    assert (first["part"], first["device"]) == ("run", "cpu")
-    assert first["versions"]["torch"] == torch.__version__
+    assert first["part"] == "start"
+    assert first["identity"]["device"] == "cpu"
+    assert first["identity"]["torch"] == torch.__version__
     assert first["date"][:2] == "20"
-    assert records[-1]["part"] == "end"
     assert {record["outcome"] for record in records} == {"done"}
 
 
 def test_every_check_holds(records: list[dict[str, Any]]) -> None:
     checks = of(records, "correctness")
     assert all(check["ok"] for check in checks)
-    assert {check["check"] for check in checks} == {
+    assert {check["of"]["check"] for check in checks} == {
         "copies are right", "scattered attention", "tokens come back", "rehydrating is keeping",
         "evicting is masking", "decisions are the CPU's", "a block of a prompt",
     }  # fmt: skip
@@ -68,36 +78,37 @@ def test_every_check_holds(records: list[dict[str, Any]]) -> None:
     assert not decided["different"]
     assert all(signal["largest"] == 0 for signal in decided["signals"].values())
     for check in checks:
-        if check["check"] == "evicting is masking":
+        if check["of"]["check"] == "evicting is masking":
             assert check["evicted_cells"] > 0
             assert check["to_ddr_bytes"] > 0
 
 
-def test_every_policy_is_measured_beside_its_simulation(records: list[dict[str, Any]]) -> None:
-    searches = of(records, "live")
-    first = [arm.label for arm in arms(16) if not arm.later]
-    later = [arm.label for arm in arms(16) if arm.later]
-    labels = 2 * [YARDSTICK, *first] + 2 * later
-    assert [search["policy"] for search in searches] == labels
+def test_every_policy_is_measured_next_to_its_simulation(records: list[dict[str, Any]]) -> None:
+    searches = of(records, "search")
+    every = [YARDSTICK, *(arm.label for arm in arms(16))]
+    captured = [arm.label for arm in arms(16) if arm.graphs]
+    assert [search["of"]["arm"] for search in searches] == [*every, *captured, *every]
+    kinds = [(search["of"]["graphs"], search["of"]["repeat"]) for search in searches]
+    assert list(dict.fromkeys(kinds)) == [("auto", 1), ("off", 1), ("auto", 2)]
     for search in searches:
-        assert search["iteration_s"] > 0
-        assert search["pool_bytes"] > 0
-        assert search["generated_tokens"] == (56 if "(tree)" in search["policy"] else 16)
-        if search["policy"] == YARDSTICK:
+        label = search["of"]["arm"]
+        assert search["tokens_per_s"] == search["steady_tokens"] / search["steady_s"] > 0
+        assert search["steady_tokens"] == (48 if "(tree)" in label else 12)
+        if label == YARDSTICK:
             continue
+        assert search["generated_tokens"] == (56 if "(tree)" in label else 16)
         assert search["tiers_differ"] == 0
-        if search["policy"].startswith(("offload", "hierarchy")):  # copies land when they land
+        if label.startswith("half"):  # copies land when they land
             down = search["counters"]["to_ddr_bytes"]
-            assert down[0] == down[1] > 0 or search["recall"] == "near"
+            assert down[0] == down[1] > 0 or "near" in label
+            assert search["counters"]["offloaded_tokens"][0] >= 64 // 2 - 8
+            assert search["kv_bytes_at_end"]["ddr"] > 0
         else:
             assert search["calls_with_equal_bytes"] == search["calls"] > 4
         assert search["predicted_s"]["total_s"] > 0
         parts = [s for name, s in search["live_s"].items() if name not in HIDDEN]
         assert sum(parts) == pytest.approx(search["live_s"]["total_s"])
         assert 0 <= search["policy_share"] < 1
-        if search["policy"].startswith("offload"):
-            assert search["counters"]["offloaded_tokens"][0] >= search["prompt_tokens"] // 2 - 8
-            assert search["kv_bytes_at_end"]["ddr"] > 0
 
 
 HIDDEN = ("total_s", "hidden_transfer_s")
@@ -106,18 +117,62 @@ HIDDEN = ("total_s", "hidden_transfer_s")
 def test_kv_bytes_are_those_of_the_tokens(records: list[dict[str, Any]]) -> None:
     """Keys and values, 4 layers, 2 KV heads of 16 numbers, 4 bytes each; full retention of both."""
     size = 2 * 4 * 2 * 16 * 4
-    for search in of(records, "live"):
-        tokens = search["prompt_tokens"] + 16
-        if search["policy"] == YARDSTICK:
-            assert search["pool_bytes"] == tokens * size
-        if search["policy"] == "full":
-            assert search["live_peaks"]["peak_hbm_kv_bytes"] == tokens * size
-            assert search["predicted_peaks"]["peak_hbm_kv_bytes"] == tokens * size
+    (known,) = of(records, "yardsticks")
+    assert known["kv_bytes_per_token"] == size
+    embeddings = 211 * 64 * 4  # one of the two; the other gives the logits
+    per_layer = 64 * 64 * 2 + 64 * 32 * 2 + 64 * 96 * 3 + 2 * 64
+    assert known["step_weight_bytes"] == embeddings + 4 * (4 * per_layer + 64)
+    for search in of(records, "search"):
+        if search["of"]["arm"] == YARDSTICK:
+            assert search["kv_bytes"] == 80 * size
+        if search["of"]["arm"] == "full":
+            assert search["live_peaks"]["peak_hbm_kv_bytes"] == 80 * size
+            assert search["predicted_peaks"]["peak_hbm_kv_bytes"] == 80 * size
+
+
+def test_a_step_of_each_policy_is_traced(records: list[dict[str, Any]], folder: Path) -> None:
+    traces = of(records, "trace")
+    assert [trace["of"]["arm"] for trace in traces] == [arm.label for arm in arms(16)]
+    for trace in traces:
+        with gzip.open(folder / trace["file"]) as file:
+            names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+        assert names.count("aten::embedding") == 1, "one forward pass"
+        assert (folder / trace["file"]).stat().st_size < 1 << 19
 
 
 def test_contexts_are_probed(records: list[dict[str, Any]]) -> None:
     assert [found["fits_tokens"] for found in of(records, "context")] == [256, 256, 256]
     assert all(probe["fits"] for probe in of(records, "probe"))
+
+
+def test_the_page_has_the_verdicts_and_every_arm(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    assert "- met: every check of correctness holds: 20 of 20" in text
+    assert "- not measured: CUDA's peak" in text
+    assert all(f"| {arm.label} |" in text for arm in arms(16))
+    assert "What did not come to its end" not in text
+
+
+def test_a_second_call_does_what_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "results.jsonl"
+    lines = path.read_text().splitlines()
+    lost = [line for line in lines if json.loads(line).get("of", {}).get("arm") == "h2o"]
+    kept = [line for line in lines if line not in lost]
+    path.write_text("\n".join(kept) + '\n{"part": "search", "outc')  # interrupted while writing
+    command = ["validate_gpu.py", *OPTIONS, "--out", str(folder.parents[1])]
+    monkeypatch.setattr(sys, "argv", [*command, "--resume"])
+    assert main() == 0
+    added = [json.loads(line) for line in path.read_text().splitlines()[len(kept) + 1 :]]
+    again = [(record["part"], record["of"]["arm"]) for record in added if "of" in record]
+    assert again == [("search", "h2o"), ("search", "h2o"), ("trace", "h2o"), ("search", "h2o")]
+    assert "h2o, 64, auto, 2: done" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", command)
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "--resume goes on" in said
 
 
 class Fits:
@@ -156,8 +211,8 @@ def test_bisection_ends_with_the_time() -> None:
     assert found["fits_tokens"] <= 54_321 < found["fails_tokens"]
 
 
-def journal(path: Path, budget_s: float = 600.0) -> Journal:
-    return Journal(path / "sub" / "found.jsonl", budget_s, CPU, lambda record: None)
+def journal(send: Any = None, budget_s: float = 600.0, earlier: Any = ()) -> Journal:
+    return Journal(time.monotonic() + budget_s, CPU, send or (lambda record: None), earlier)
 
 
 def raising(error: BaseException) -> Any:
@@ -167,9 +222,10 @@ def raising(error: BaseException) -> Any:
     return work
 
 
-def test_every_end_of_a_part_is_a_record_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_every_end_of_a_part_is_a_record_and_the_next_one_runs() -> None:
     said = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of"
-    kept = journal(tmp_path)
+    sent: list[dict[str, Any]] = []
+    kept = journal(sent.append)
     kept.attempt("a", {"n": 1}, 5.0, lambda: {"x": 2})
     kept.attempt("b", {}, 5.0, raising(torch.OutOfMemoryError(said)))
     kept.attempt("c", {}, 5.0, raising(RuntimeError("DefaultCPUAllocator: can't allocate memory")))
@@ -178,13 +234,16 @@ def test_every_end_of_a_part_is_a_record_and_the_next_one_runs(tmp_path: Path) -
     kept.attempt("f", {}, 2.1, lambda: time.sleep(600) or {})
     kept.attempt("g", {}, 1.0, dict)
     kept.attempt("h", {}, 5000.0, dict, expected_s=4000.0)
-    lines = (tmp_path / "sub" / "found.jsonl").read_text().splitlines()
-    written = [json.loads(line) for line in lines]
+    began = [line for line in sent if "began" in line]
+    assert [line["began"]["part"] for line in began] == list("abcdef")
+    assert began[0] == {"began": {"part": "a", "of": {"n": 1}}, "limit_s": 5.0}
+    written = [line for line in sent if "began" not in line]
+    assert written == kept.records
     assert [record["outcome"] for record in written] == [
         "done", "does not fit", "does not fit", "refused", "failed", "out of time", "left out",
         "left out",
     ]  # fmt: skip
-    assert {"n": 1, "x": 2}.items() <= written[0].items()
+    assert {"of": {"n": 1}, "x": 2}.items() <= written[0].items()
     assert written[1]["asked"] == "20.50 GiB"
     assert written[3]["error"] == "no"
     assert written[4]["error"] == "ValueError: oh"
@@ -192,14 +251,44 @@ def test_every_end_of_a_part_is_a_record_and_the_next_one_runs(tmp_path: Path) -
     assert "4000 s needed" in written[7]["why"]
 
 
-def test_parts_share_what_their_stage_may_take(tmp_path: Path) -> None:
-    kept = journal(tmp_path)
+def test_what_is_done_is_not_done_again() -> None:
+    """Not after an interruption, and not by the process that comes after a lost one."""
+    known = {"part": "a", "of": {"n": 1}, "outcome": "hung"}
+    kept = journal(earlier=[known])
+    assert kept.attempt("a", {"n": 1}, 5.0, raising(AssertionError())) == known
+    assert kept.attempt("a", {"n": 2}, 5.0, dict)["outcome"] == "done"
+    assert kept.attempt("a", {"n": 2}, 5.0, raising(AssertionError()))["outcome"] == "done"
+
+
+def test_records_of_other_code_are_not_taken_over() -> None:
+    one, other = ({"part": "start", "identity": {"revision": name}} for name in "ab")
+    a, b, c = ({"part": "search", "of": {"arm": name}} for name in "abc")
+    records = [one, a, other, b, one, c]
+    assert alike(records, {"revision": "a"}) == [one, a, one, c]
+    assert alike(records, {"revision": "c"}) == []
+
+
+def test_a_lost_device_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu import journal as module
+
+    def lost(device: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    kept = journal()
+    monkeypatch.setattr(module, "release", lost)
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        kept.attempt("a", {}, 5.0, raising(RuntimeError("CUDA error: an illegal memory access")))
+    assert kept.records[-1]["outcome"] == "failed"
+
+
+def test_parts_share_what_their_stage_may_take() -> None:
+    kept = journal()
     with kept.within(0.5):
         assert kept.left_s <= 0.5
         assert kept.attempt("a", {}, 5.0, dict)["outcome"] == "left out"
     with kept.within(1e9):
         assert 20 < kept.left_s <= 600
-    assert kept.attempt("a", {}, 5.0, dict)["outcome"] == "done"
+    assert kept.attempt("b", {}, 5.0, dict)["outcome"] == "done"
 
 
 def test_no_handler_of_errors_stops_the_alarm() -> None:

@@ -1,0 +1,95 @@
+"""What the live backend is measured against: the machine's own rates, and transformers' cache."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from arborsim_torch.hardware import kernels
+from arborsim_torch.hardware.timing import Timer
+from arborsim_torch.kernels.fused import pinned
+from arborsim_torch.models import LoadedModel, geometry
+from arborsim_torch.sources import RandomSource
+from arborsim_torch.tiers.link import host_empty
+from benchmarks.gpu.journal import Facts, peaks, synchronize
+from benchmarks.gpu.plan import Load
+
+MIB = 1 << 20
+
+
+def measure_yardsticks(loaded: LoadedModel, tiny: bool) -> Facts:
+    """Rates of the device's memory and of plain copies over the link, and what a step must read.
+
+    A decode step reads all weights but the embeddings, of which it takes one row, and the keys and
+    values that attention reads.
+    """
+    model = loaded.model
+    timer = Timer(model.device, 2, 5, 0.1 if tiny else 0.4)
+    read, copied = kernels.read_rates(timer, True), kernels.copy_rates(timer, True)
+    up, down = (_link_rate(timer, MIB if tiny else 256 * MIB, way) for way in ("up", "down"))
+    embedding = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight.data_ptr() == embedding.data_ptr()
+    weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    return {
+        "read_bytes_per_s": max(read.values()),
+        "copy_bytes_per_s": max(copied.values()),
+        "pinned_up_bytes_per_s": up,
+        "pinned_down_bytes_per_s": down,
+        "step_weight_bytes": weight_bytes - (0 if tied else embedding.nbytes),
+        "kv_bytes_per_token": geometry(loaded).kv_bytes_per_token,
+        "layers": geometry(loaded).layers,
+    }
+
+
+def _link_rate(timer: Timer, size: int, way: str) -> float:
+    """Bytes per second of one large copy between page-locked memory and the device."""
+    there = torch.zeros(size, dtype=torch.uint8, device=timer.device)
+    here = host_empty((size,), torch.uint8, timer.device.type == "cuda").zero_()
+    source, target = (here, there) if way == "up" else (there, here)
+    return size / timer.seconds(lambda: target.copy_(source, non_blocking=True))
+
+
+@torch.inference_mode()
+def run_yardstick(loaded: LoadedModel, load: Load) -> Facts:
+    """The same prompt and as many tokens through transformers alone: one pass, then one by one.
+
+    Its SDPA is pinned to the backend that the live cache uses.
+    """
+    from transformers import DynamicCache
+
+    model, device = loaded.model, loaded.model.device
+    if model.config._attn_implementation != "sdpa":
+        model.set_attn_implementation("sdpa")
+    source = RandomSource(model.config.vocab_size, *load.source_options)
+    ids = torch.tensor([source.problem(0).prompt], device=device)
+    cache: Any = DynamicCache(config=model.config)
+    first = max(2, load.new_tokens // 4)  # the steady part begins where that of searches does
+
+    def advance(tokens: Any) -> Any:
+        logits = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        return logits[:, -1].argmax(-1, keepdim=True)
+
+    synchronize(device)
+    with pinned(device):
+        began = time.perf_counter()
+        token = advance(ids)
+        int(token)
+        marks = [time.perf_counter()]
+        for _ in range(load.new_tokens):
+            token = advance(token)
+            int(token)  # as a search does, which looks at every token
+            marks.append(time.perf_counter())
+    kv_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    steady = load.new_tokens - first
+    return {
+        "search_s": marks[-1] - began,
+        "prefill_s": marks[0] - began,
+        "steady_tokens": steady,
+        "steady_s": marks[-1] - marks[first],
+        "tokens_per_s": steady / (marks[-1] - marks[first]),
+        "step_s": (marks[-1] - marks[first]) / steady,
+        "kv_bytes": kv_bytes,
+        **peaks(device),
+    }
