@@ -74,8 +74,8 @@ def live(
     batch : int
         Searches computed together: more tokens per second, times that overlap.
     attention_top : int
-        Positions kept per attention row that policies see; 0 for all, or 256 on paths above 4,096
-        tokens.
+        Positions kept of attention rows that a policy reads one by one, as all do with `shadow`; 0
+        for all, or 256 on paths above 4,096 tokens.  Sums and newest rows are always whole.
     shadow : bool
         Policies decide, nothing is removed; bytes and seconds are those of `gpu`, simulated.
     out : path, optional

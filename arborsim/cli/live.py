@@ -40,7 +40,7 @@ class CacheOptions:
         1, "Searches computed together: more tokens per second, times that overlap.", min=1
     )
     attention_top: int = cache_option(
-        0, "Positions kept per attention row that policies see.", min=0,
+        0, "Positions kept of attention rows that a policy reads one by one.", min=0,
         shown="all, 256 for paths above 4096 tokens",
     )  # fmt: skip
     shadow: bool = cache_option(

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from arborsim.core.rope import Rope
+from arborsim.core.row_uses import ReducedRows, RowUse
 
 
 class Signal(StrEnum):
@@ -381,9 +382,12 @@ class Observations:
     keys: np.ndarray | None = None
     values: np.ndarray | None = None
     hidden: HiddenRows | None = None
+    reduced: Mapping[RowUse, ReducedRows] = field(default_factory=dict)  # in place of rows
 
     def slice(self, start: int, stop: int) -> Observations:
         """The same observations for the run's tokens ``start`` to ``stop``."""
+        if self.reduced and (start, stop) != (0, self.num_tokens):
+            raise ValueError("rows were reduced over the whole run: it cannot be cut")
         span = slice(start, stop)
         return Observations(
             stop - start,
@@ -394,4 +398,5 @@ class Observations:
             None if self.keys is None else self.keys[span],
             None if self.values is None else self.values[span],
             None if self.hidden is None else self.hidden[span],
+            self.reduced,
         )

@@ -151,7 +151,7 @@ class LiveRequest(SearchRequest):
     recall: str = "stage"  #: how tokens in DDR are read: "stage", "stream", "near" or "ondemand"
     overlap: bool = True  #: False waits for every copy at once
     page_tokens: int = 16  #: slots by which pools grow and shrink
-    attention_top: int = 0  #: positions kept per attention row that policies see; 0 for all
+    attention_top: int = 0  #: positions kept of rows that a policy reads one by one; 0 for all
     #: Searches whose iterations are computed together, each on a cache of its own: more tokens per
     #: second, but the times of one search are then those of all
     batch: int = 1

@@ -17,6 +17,7 @@ import numpy as np
 from arborsim.core.events import Event, TokenRun
 from arborsim.core.formats import FP8, Format
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import check_settings
 from arborsim.core.shape import UNKNOWN, CacheShape
 from arborsim.core.tiers import Tier, hbm_mask
@@ -224,6 +225,10 @@ class Policy:
     def reads(self) -> frozenset[Signal]:
         """Observations its scores are computed from: they decide trace columns and model hooks."""
         return frozenset[Signal]().union(*(score.needs for score in self.scores().values()))
+
+    def row_uses(self) -> frozenset[RowUse]:
+        """What its scores need of attention rows; less than rows can stay where it is computed."""
+        return frozenset[RowUse]().union(*(score.row_uses for score in self.scores().values()))
 
     @property
     def grouping(self) -> str:

@@ -5,6 +5,7 @@ Every score keeps one live table, brought up to date in place with every decode 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.rows import (
@@ -56,11 +58,22 @@ class CumulativeAttention(Score):
     def about(self) -> str:
         return "attention from later blocks" if self.from_later_blocks else "cumulative attention"
 
+    @property
+    def use(self) -> RowUse:
+        """What it needs of the rows; the prompt is one block."""
+        if self.count_prompt and not self.from_later_blocks:
+            return RowUse(self.grouping, "sum")
+        return RowUse(self.grouping, "sum", prompt=0)
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return frozenset({self.use})
+
     def start(self, layers: int) -> ScoreState:
         if self.from_later_blocks:
-            return _LaterState(self.grouping)
+            return _LaterState(self.use)
         kind = RowState if self.count_prompt else _GeneratedState
-        return kind(self.grouping, SparseSums() if self.up_to_constant else ExactSums())
+        return kind(self.use, SparseSums() if self.up_to_constant else ExactSums())
 
 
 class _GeneratedState(RowState):
@@ -68,7 +81,7 @@ class _GeneratedState(RowState):
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         self._counts = generated
-        if generated:
+        if generated or self._use in run.observed.reduced:
             super().begin(run, tree, generated)
         else:
             self._grow(group_rows(run.observed, self._grouping).groups, run.num_tokens)
@@ -83,18 +96,17 @@ class _GeneratedState(RowState):
 
 
 class _LaterState(RowState):
-    _own: list[int]  # tokens of each leaf before the run
+    _before: list[int]  # where each leaf's block begins
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         super().begin(run, tree, generated)
-        self._own = [tree.num_node_tokens(leaf) - run.steps for leaf in run.leaves]
+        self._before = [len(tree.path(leaf)) - tree.num_node_tokens(leaf) for leaf in run.leaves]
 
-    def observe(self, step: int) -> None:
-        for leaf, own in enumerate(self._own):
-            for now, row in zip(self._now, next(self._next), strict=True):
-                if is_number(row):
-                    later = row[: len(row) - (own + step + 1)]
-                    self._take(now, self._paths.places(leaf, len(later)), later)
+    def _take_leaf(self, leaf: int, rows: Row) -> None:
+        for now, row in zip(self._now, rows, strict=True):
+            if is_number(row):
+                later = row[: self._before[leaf]]
+                self._take(now, self._paths.places(leaf, len(later)), later)
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,10 @@ class ValueWeightedAttention(Score):
     @property
     def needs(self) -> frozenset[Signal]:
         return row_signal(self.grouping) | ValueSize(self.grouping).needs
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return CumulativeAttention(grouping=self.grouping).row_uses
 
     def start(self, layers: int) -> ScoreState:
         received = CumulativeAttention(grouping=self.grouping).start(layers)
@@ -162,29 +178,41 @@ class NewestAttention(Score):
     def needs(self) -> frozenset[Signal]:
         return frozenset({Signal.LAYER_ATTENTION}) if self.layers else row_signal(self.grouping)
 
+    @property
+    def use(self) -> RowUse:
+        """What it needs of the rows."""
+        return RowUse(self.grouping, "newest", prompt=1)
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return frozenset() if self.layers else frozenset({self.use})
+
     def start(self, layers: int) -> ScoreState:
-        return NewestState(self.grouping, self.layers, self.up_to_constant and not self.layers)
+        return NewestState(self.use, self.layers, self.up_to_constant and not self.layers)
 
 
 class NewestState(RowState):
     """Follows the newest query of every path."""
 
-    def __init__(self, grouping: str, layers: int = 0, up_to_constant: bool = False) -> None:
-        super().__init__(grouping, SparseNewest() if up_to_constant else None)
+    def __init__(self, use: RowUse, layers: int = 0, up_to_constant: bool = False) -> None:
+        super().__init__(use, SparseNewest() if up_to_constant else None)
         self._layers = layers
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         if self._layers:
             rows: GroupRows = LastLayers(run.observed.layer_attention, self._layers)
+            self._follow(run, tree, rows=rows)
         else:
-            rows = group_rows(run.observed, self._grouping)
-        self._follow(rows, run, tree)
+            self._follow(run, tree)
 
     def observe(self, step: int) -> None:
-        if self._updater:
+        if self._updater or self._reduced is not None:
             super().observe(step)
-            return
-        batch = self._batch(step)
+        else:
+            self._replace(self._batch(step))
+
+    def _replace(self, batch: Sequence[Row]) -> None:
+        """Take in the newest rows of each leaf, by group."""
         for group, now in enumerate(self._now):
             found = [
                 (self._paths.places(leaf, len(rows[group])), rows[group])
@@ -198,6 +226,11 @@ class NewestState(RowState):
 
     def observe_all(self, first: int, last: int) -> None:
         """A later row replaces an earlier one."""
+        if self._reduced is not None:
+            assert (first, last) == (0, self._steps), "rows were reduced over the whole run"
+            if self._reduced[0].shape[1]:
+                self._replace([list(rows) for rows in self._reduced])
+            return
         if self._updater:
             super().observe_all(first, last)
             return
@@ -247,21 +280,30 @@ class PromptAttention(Score):
     def needs(self) -> frozenset[Signal]:
         return row_signal(self.grouping)
 
+    @property
+    def use(self) -> RowUse:
+        """What it needs of the rows."""
+        return RowUse(self.grouping, "sum", self.window, self.generated)
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return frozenset({self.use})
+
     def start(self, layers: int) -> ScoreState:
         return _PromptState(self)
 
 
 class _PromptState(RowState):
     def __init__(self, spec: PromptAttention) -> None:
-        super().__init__(spec.grouping)
+        super().__init__(spec.use)
         self._window, self._generated = spec.window, spec.generated
         self._first = 0  # iteration from which queries count
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         skipped = 0 if self._generated else run.steps
         self._first = skipped if generated else max(0, run.steps - self._window)
-        self._follow(group_rows(run.observed, self._grouping), run, tree, self._first)
+        self._follow(run, tree, self._first)
 
     def observe(self, step: int) -> None:
-        if step >= self._first:
+        if step >= self._first or self._reduced is not None:
             super().observe(step)

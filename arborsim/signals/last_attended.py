@@ -9,6 +9,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal, SparseRows
+from arborsim.core.row_uses import RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.rows import Places, RowState, SparseUpdater, lists_numbers
 from arborsim.signals.scores import Changes, Score, ScoreState
@@ -42,6 +43,15 @@ class LastAttended(Score):
     def blurred(self) -> bool:
         return self.page is None  # the share of what a row does not list often is its median
 
+    @property
+    def use(self) -> RowUse:
+        """What it needs of the rows."""
+        return RowUse("shared", "rows") if self.prompt else RowUse("shared", "rows", prompt=0)
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return frozenset({self.use})
+
     def with_prompt(self) -> Score:
         return replace(self, prompt=True)
 
@@ -51,7 +61,7 @@ class LastAttended(Score):
 
 class _LastAttendedState(RowState):
     def __init__(self, spec: LastAttended) -> None:
-        super().__init__()
+        super().__init__(spec.use)
         self._spec = spec
         self._iteration = 0
         self._prompt_tokens = 0
@@ -59,11 +69,12 @@ class _LastAttendedState(RowState):
         self._stamps = _SparseStamps()
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        super().begin(run, tree, generated)
         self._generated = generated or self._spec.prompt
         if not self._generated:
+            self._grow(1, run.num_tokens)
             self._prompt_tokens = run.num_tokens
             return
+        super().begin(run, tree, generated)
         stamps = self.values[0, self._prompt_tokens :]
         born = self._iteration + 1.0 + np.arange(run.steps)
         stamps[len(stamps) - run.num_tokens :] = np.repeat(born, len(run.leaves))

@@ -20,6 +20,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.rows import head_rows
@@ -36,6 +37,10 @@ class Queries(FixedScore):
 
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
     about: ClassVar[str] = "queries"
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return frozenset({RowUse("head", "queries")})
 
     def compute(self, run: TokenRun) -> np.ndarray:
         rows = head_rows(run.observed)

@@ -28,6 +28,7 @@ from arborsim.core.observations import (
     Signal,
     SparseRows,
 )
+from arborsim.core.row_uses import RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.scores import ScoreState
 
@@ -157,7 +158,8 @@ class LeafPaths:
 class RowState(ScoreState):
     """Base of scores that follow attention rows; `_take` says what a row does.
 
-    `sparse`, if there is one, takes the sparse rows of a straight path in its place.
+    `sparse`, if there is one, takes the sparse rows of a straight path in its place.  Rows that
+    were reduced as `use` says are taken in their place where a run has them.
     """
 
     _rows: GroupRows  # of the present run
@@ -165,20 +167,29 @@ class RowState(ScoreState):
     _paths: LeafPaths
     _now: list[np.ndarray]  # the values of each group
 
-    def __init__(self, grouping: str = "shared", sparse: SparseUpdater | None = None) -> None:
+    def __init__(self, use: RowUse, sparse: SparseUpdater | None = None) -> None:
         super().__init__()
-        self._grouping = grouping
-        self._sparse = sparse if grouping == "shared" else None
+        self._use, self._grouping = use, use.grouping
+        self._sparse = sparse if use.grouping == "shared" else None
         self._updater: SparseUpdater | None = None  # `sparse` where it takes the rows of the run
+        self._reduced: tuple[np.ndarray, ...] | None = None  # of each leaf, in place of the rows
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._follow(group_rows(run.observed, self._grouping), run, tree)
+        self._follow(run, tree)
 
-    def _follow(self, rows: GroupRows, run: TokenRun, tree: ThoughtTree, first: int = 0) -> None:
-        """Take in the rows of `run`, from its iteration `first` on."""
-        self._rows, self._paths = rows, LeafPaths(run, tree)
-        self._next = rows.in_order(first * len(run.leaves), run.num_tokens)
-        self._now = list(self._grow(rows.groups, run.num_tokens))
+    def _follow(
+        self, run: TokenRun, tree: ThoughtTree, first: int = 0, rows: GroupRows | None = None
+    ) -> None:
+        """Take in the rows of `run`, from its iteration `first` on: those of the grouping."""
+        self._paths, self._steps = LeafPaths(run, tree), run.steps
+        reduced = run.observed.reduced.get(self._use)
+        self._reduced = None if reduced is None else reduced.leaves
+        if self._reduced is not None:
+            self._now = list(self._grow(len(self._reduced[0]), run.num_tokens))
+            return
+        self._rows = rows or group_rows(run.observed, self._grouping)
+        self._next = self._rows.in_order(first * len(run.leaves), run.num_tokens)
+        self._now = list(self._grow(self._rows.groups, run.num_tokens))
         if self._sparse is None:
             return
         attention, values = run.observed.attention, self._now[0]
@@ -190,19 +201,31 @@ class RowState(ScoreState):
             self._sparse.settle(values[: len(values) - run.num_tokens])
 
     def observe(self, step: int) -> None:
+        if self._reduced is not None:
+            self.observe_all(step, step + 1)
+            return
         if self._updater:
             self._updater.take(step)
             return
         for leaf in range(len(self._paths)):
-            for now, row in zip(self._now, next(self._next), strict=True):
-                if is_number(row):
-                    self._take(now, self._paths.places(leaf, len(row)), row)
+            self._take_leaf(leaf, next(self._next))
 
     def observe_all(self, first: int, last: int) -> None:
-        if self._updater:
+        if self._reduced is not None:
+            assert (first, last) == (0, self._steps), "rows were reduced over the whole run"
+            for leaf, rows in enumerate(self._reduced):
+                if rows.shape[1]:
+                    self._take_leaf(leaf, list(rows))
+        elif self._updater:
             self._updater.take_many(first, last)
         else:
             super().observe_all(first, last)
+
+    def _take_leaf(self, leaf: int, rows: Row) -> None:
+        """Take in what a leaf pays, by group."""
+        for now, row in zip(self._now, rows, strict=True):
+            if is_number(row):
+                self._take(now, self._paths.places(leaf, len(row)), row)
 
     def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
         """Take in a row, float64 ``[positions]``, of the tokens `at` of a group's values `now`.

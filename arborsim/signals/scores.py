@@ -23,6 +23,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Observations, Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingTable, ThoughtTree
 
@@ -55,6 +56,16 @@ class Score(ABC):
     def changes(self) -> Changes:
         """What becomes of a token's value after its birth."""
         return "never"
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        """What it needs of attention rows; every row, unless a subclass needs less."""
+        found = set()
+        if Signal.ATTENTION in self.needs:
+            found.add(RowUse("shared", "rows"))
+        if Signal.HEAD_ATTENTION in self.needs:
+            found.add(RowUse("head", "rows"))
+        return frozenset(found)
 
     @property
     def blurred(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.attention import NewestState
 from arborsim.signals.rows import head_rows, num_row_groups
@@ -34,6 +35,10 @@ class LayerSensitivity(Score):
     tau3: float = 5.5277
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
     about: ClassVar[str] = "sensitivity of the layer"
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return frozenset({RowUse("head", "rows", self.window, generated=False)})
 
     def start(self, layers: int) -> ScoreState:
         return OfPrompt(self.of_prompt)
@@ -101,13 +106,24 @@ class HeavyHitters(Score):
     )
     changes: ClassVar[Changes] = "freely"
 
+    @property
+    def use(self) -> RowUse:
+        """What it needs of the rows that are not taken head by head."""
+        return RowUse(self.grouping, "newest", prompt=0)
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        if self.cumulative:
+            return frozenset({RowUse("head", "rows", self.window)})
+        return frozenset({RowUse("head", "rows", self.window, generated=False), self.use})
+
     def start(self, layers: int) -> ScoreState:
         return _HeavyHitterState(self)
 
 
 class _HeavyHitterState(NewestState):
     def __init__(self, spec: HeavyHitters) -> None:
-        super().__init__(spec.grouping)
+        super().__init__(spec.use)
         self._spec = spec
         self._spread = Spread()
         self._first = 0  # iteration of the run from which queries count
@@ -123,24 +139,28 @@ class _HeavyHitterState(NewestState):
             self._spread.extend(layers * heads, run.num_tokens)
 
     def observe(self, step: int) -> None:
-        if not self._by_spread:
+        if self._by_spread:
+            self._spread_out(step, step + 1)
+        else:
             super().observe(step)
-        elif step >= self._first:
-            width = len(self._paths)
-            for leaf in range(width):
-                row = self._heads.row(step * width + leaf)
-                at = self._paths.places(leaf, row.shape[2])
-                tokens = np.arange(self.values.shape[1])[at]
-                self._spread.add(tokens, row.reshape(-1, row.shape[2]).astype(np.float64))
-                self.values[:, tokens] = self._spread.heaviness(
-                    tokens, len(self.values), self._spec.gamma
-                )
 
     def observe_all(self, first: int, last: int) -> None:
         if self._by_spread:
-            ScoreState.observe_all(self, first, last)
+            self._spread_out(first, last)
         else:
             super().observe_all(first, last)
+
+    def _spread_out(self, first: int, last: int) -> None:
+        """Take in the rows of query heads, then look at what has become of the tokens they read."""
+        width, read = len(self._paths), np.zeros(self.values.shape[1], dtype=bool)
+        for i in range(max(first, self._first) * width, last * width):
+            row = self._heads.row(i)
+            at = self._paths.places(i % width, row.shape[2])
+            tokens = np.arange(self.values.shape[1])[at]
+            self._spread.add(tokens, row.reshape(-1, row.shape[2]).astype(np.float64))
+            read[tokens] = True
+        tokens = np.flatnonzero(read)
+        self.values[:, tokens] = self._spread.heaviness(tokens, len(self.values), self._spec.gamma)
 
 
 class Spread:

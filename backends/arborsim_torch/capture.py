@@ -1,48 +1,49 @@
-"""Turn the forward passes of a search into the columns of a trace.
+"""Turn the forward passes of a search into the columns of a trace, and what policies read.
 
 Nothing is computed twice: attention rows come out of the attention function, hidden states from
-hooks, keys and values from the cache.  An iteration only keeps references and one averaged row per
-leaf; everything else is computed for many tokens at once when the batch is about to change
-(`drain`), so recording costs little per token.
+hooks, keys and values from the cache.  What a pass leaves behind is brought to its final form on
+the device at once, or, where many tokens can be computed together, when the batch is about to
+change (`drain`); nothing of the pass itself is kept.  All of it crosses to the host in one copy,
+when it is asked for (`take`).
 
 Tokens come out in the order in which they entered the cache: by iteration, then by sequence.
+
+Device memory: what waits for `take`, at most `_MAX_PENDING_BYTES` and a block of the prompt (2
+bytes for each value of a signal, 2 n for a row that is wanted whole), and what
+`arborsim_torch.row_reducer` needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
-from arborsim.core.errors import UsageError
-from arborsim.core.observations import (
-    AttentionRows,
-    DenseRows,
-    HiddenRows,
-    LayerRows,
-    Signal,
-    SparseRows,
-)
-from arborsim.trace.columns import lists
-from arborsim.trace.schema import PER_LAYER
+from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
+from arborsim.trace.schema import VECTORS
+from arborsim_torch.cache.forward import AttentionMetadata
+from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Observed
+from arborsim_torch.row_reducer import RowReducer
 from arborsim_torch.token_signals import (
     ChunkExtremes,
+    TokenBuffer,
+    float16,
     head_variance,
     key_norm,
     sketch_matrix,
+    to_host,
     top_entries,
     value_norm,
 )
 
-_MAX_PENDING_VALUES = 1 << 24  # attention values (and hidden values) to hold before draining
-_F16 = np.float16
+_MAX_PENDING_BYTES = 1 << 26  # on the device, before they are taken to the host unasked
 
 
 def middle_layers(layers: int) -> tuple[int, ...]:
@@ -74,10 +75,15 @@ class Capture:
         Layers whose outputs are kept.
     signals : set of Signal
         What else to take; all by default.
+    vectors : set of Signal
+        Which of queries, keys and values, if `vector_layers` names any.
     embeddings : bool
         Whether complete nodes get an embedding.
     keep : bool
         Keep what `take` hands out, for `columns`.
+    uses : set of RowUse
+        What policies need of attention: sums and newest rows are reduced on the device, and rows
+        and queries are taken where they count.  Without any, all rows and queries are taken.
     """
 
     def __init__(
@@ -88,19 +94,26 @@ class Capture:
         hidden_layers: Sequence[int] = (),
         *,
         signals: frozenset[Signal] = ALL_SIGNALS,
+        vectors: frozenset[Signal] = frozenset(VECTORS),
         embeddings: bool = True,
         keep: bool = True,
+        uses: frozenset[RowUse] = frozenset(),
     ) -> None:
-        self.query_layers = frozenset(vector_layers)
-        self.row_layers = frozenset(row_layers)
-        self.wants_attention = Signal.ATTENTION in signals or bool(row_layers)
-        self.hidden_layers = tuple(hidden_layers)
+        wants_rows = Signal.ATTENTION in signals or bool(row_layers)
+        self._rows_of = _Span.of(uses, "shared") if wants_rows else _Span(False, False)
+        wants_queries = bool(vector_layers) and Signal.HEAD_ATTENTION in vectors
+        self._queries_of = _Span.of(uses, "head") if wants_queries else _Span(False, False)
+        self.reduces = tuple(use for use in uses if use.keeps in ("sum", "newest"))
+        self._reducer = RowReducer(self.reduces)
+        self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
+        self._hidden_layers = tuple(hidden_layers)
         self.wants_hidden = Signal.HIDDEN_CHANGE in signals or bool(hidden_layers)
-        self._signals = signals
+        self._signals, self._vectors = signals, vectors
         self.embeddings = embeddings
         self._vector_layers = tuple(vector_layers)
         self._row_layers = tuple(row_layers)
         self._top = top
+        self._prompt = 0
         self._fresh = Captured()
         self.keeps = keep
         self.keeps_signals = keep and bool(signals)
@@ -109,19 +122,45 @@ class Capture:
         self._sums: dict[int, tuple[Tensor, int]] = {}
         self._extremes: dict[int, ChunkExtremes] = {}
         self._sketch: Tensor | None = None
-        self._clear()
-
-    def _clear(self) -> None:
-        self._attention: list[Tensor] = []
-        self._attention_layers: list[Tensor] = []
-        self._hidden: list[list[Tensor]] = []
+        # What waits for `take`: columns of the trace, rows and rows of layers by pass.
+        self._columns: dict[str, TokenBuffer] = {}
+        self._rows: list[tuple[list[int], Tensor]] = []
+        self._rows_apart: list[tuple[list[int], Tensor]] = []
+        # What waits for `drain`:
+        self._before: Tensor | None = None  # hidden states of each leaf's newest token
         self._last: list[Tensor] = []
-        self._queries: list[list[Tensor]] = []
-        self._held = 0
         self._tokens = 0
 
+    @property
+    def queries_of_prompt_alone(self) -> bool:
+        """Whether no queries are taken once the prompt is over."""
+        return self._queries_of.prompt and not self._queries_of.generated
+
+    def expect(self, prompt_tokens: int) -> None:
+        """The prompt that comes next has `prompt_tokens` tokens."""
+        self._prompt = prompt_tokens
+
+    def context(self, metadata: AttentionMetadata) -> PassContext:
+        """What a pass is to leave behind (`arborsim_torch.decoder.Observer`)."""
+        queries, prompt = metadata.queries, self._prompt
+        first_row = self._reducer.first_row(metadata, prompt)
+        if self._rows_of.holds(metadata, prompt):
+            first_row = 0
+        first_of_groups = self._reducer.first_of_groups(metadata, prompt)
+        vectors = self._queries_of.holds(metadata, prompt)
+        return PassContext(
+            metadata,
+            first_row if first_row < queries else None,
+            self._reducer.groups if first_of_groups < queries else None,
+            first_of_groups,
+            frozenset(self._vector_layers if vectors else ()),
+            frozenset(self._row_layers),
+        )
+
+    @torch.inference_mode()
     def take(self) -> Captured:
-        """What has been finished since the last call."""
+        """What has been finished since the last call, in one copy to the host."""
+        self._cross(self._reducer.finish())
         fresh, self._fresh = self._fresh, Captured()
         if self.keeps:
             self._kept.extend(fresh)
@@ -132,107 +171,138 @@ class Capture:
     ) -> None:
         """Take one forward pass (`arborsim_torch.decoder.Observer`)."""
         self._tokens += state.queries
-        self._held += sum(h.numel() for h in hidden)
-        if self.wants_attention:
+        first = state.metadata.first
+        if state.first_row is not None:
             rows = state.attention()
-            self._attention.append(rows)
-            self._held += rows.numel()
-        if self.wants_hidden:
-            self._hidden.append(hidden)
-        if self.embeddings:
-            self._last.append(last)
-        if self._vector_layers:
-            self._queries.append([state.query_vectors[layer] for layer in self._vector_layers])
+            if self._rows_of.holds(state.metadata, self._prompt):
+                self._rows.append((first, rows if self._top else rows.half()))
+            self._reducer.take(state, rows.half(), self._prompt)
+        elif state.groups is not None:
+            self._reducer.take(state, None, self._prompt)
         if self._row_layers:
             apart = torch.stack([state.layer_rows[layer] for layer in self._row_layers])
-            self._attention_layers.append(apart)  # [layers, 2, seqs, queries, positions]
-            self._held += apart.numel()
-        if state.queries > 1 or self._held > _MAX_PENDING_VALUES:
+            self._rows_apart.append(
+                (first, float16(apart))
+            )  # [layers, 2, seqs, queries, positions]
+        if self.wants_hidden:
+            self._take_hidden(decoder, hidden)
+        if self.embeddings:
+            self._last.append(last.clone())
+        if state.query_layers:
+            queries = torch.stack([state.query_vectors[layer] for layer in self._vector_layers])
+            self._add("queries", queries.permute(3, 1, 0, 2, 4).flatten(2))
+        if state.queries > 1 or self._pending_bytes > _MAX_PENDING_BYTES:
             self.drain(decoder)
 
+    @torch.inference_mode()
     def drain(self, decoder: Observed) -> None:
         """Finish the pending tokens; needed before the decoder turns to other leaves."""
-        tokens = self._tokens  # a pending pass holds one or more tokens of every sequence
+        tokens, self._tokens = self._tokens, 0  # of every sequence
         if not tokens:
             return
         cache, leaves = decoder.cache, decoder.cache.leaves
         starts = [cache.length(i) - tokens for i in range(len(leaves))]
-        self._take_attention(starts)
-        self._take_attention_layers(starts)
-        if self.wants_hidden:
-            layers = zip(*self._hidden, strict=True)
-            hidden = torch.stack([torch.cat(parts, dim=1) for parts in layers])
-            if self.hidden_layers:
-                chosen = hidden[list(self.hidden_layers)].permute(2, 1, 0, 3)
-                self._add("hidden", chosen.flatten(2))
-            if Signal.HIDDEN_CHANGE in self._signals:
-                self._take_change(decoder, leaves, hidden.float())  # [layers, seqs, tokens, size]
+        if self._before is not None:
+            for seq, leaf in enumerate(leaves):
+                self._last_hidden[leaf] = self._before[:, seq].clone()
+            self._before = None
         if self.embeddings:
             last = torch.cat(self._last, dim=1).float()
+            self._last.clear()
             for own, leaf, start in zip(last, leaves, starts, strict=True):
                 for node, first, stop in decoder.thoughts(leaf, start, start + tokens):
                     before, count = self._sums.get(node, (0.0, 0))
                     total = own[first - start : stop - start].sum(0)
                     self._sums[node] = (total + before, count + stop - first)
-        if self._vector_layers or self._signals & _OF_KEYS.keys():
+        if self._signals & _OF_KEYS.keys() or self._takes_keys:
             self._take_vectors(decoder, starts, tokens)
-        self._clear()
+        if self.keeps or self._pending_bytes > _MAX_PENDING_BYTES:
+            self._cross({})
+
+    @property
+    def _takes_keys(self) -> bool:
+        return bool(self._vector_layers and self._vectors & {Signal.KEYS, Signal.VALUES})
+
+    @property
+    def _pending_bytes(self) -> int:
+        rows = (*self._rows, *self._rows_apart)
+        held = sum(values.numel() * values.element_size() for _, values in rows)
+        return held + sum(column.nbytes for column in self._columns.values())
+
+    def _cross(self, reduced: dict[RowUse, Tensor]) -> None:
+        """Take everything that is finished to the host, in one copy."""
+        columns = {name: column.take() for name, column in self._columns.items() if len(column)}
+        rows, self._rows = self._rows, []
+        apart, self._rows_apart = self._rows_apart, []
+        tensors = [*columns.values(), *(values for _, values in rows + apart), *reduced.values()]
+        arrived = iter(to_host(tensors))
+        for name in columns:
+            self._fresh.add(name, next(arrived))
+        for first, _ in rows:
+            self._add_rows(first, next(arrived))
+        for first, _ in apart:
+            self._add_rows_apart(first, next(arrived))
+        for use in reduced:
+            self._fresh.reduced[use] = next(arrived)
 
     def _add(self, column: str, values: Tensor) -> None:
         """Append values ``[tokens, seqs, n]`` in the order of the trace."""
-        self._fresh.add(column, _float16(values.reshape(-1, values.shape[-1])))
+        own = self._columns.setdefault(column, TokenBuffer())
+        own.append(float16(values.reshape(-1, values.shape[-1])))
 
-    def _take_attention(self, starts: list[int]) -> None:
-        offset = 0
-        for rows in self._attention:
-            host = rows.cpu().numpy() if self._top else _float16(rows)
-            queries = host.shape[1]
-            for q in range(queries):
-                for seq, start in enumerate(starts):
-                    self._add_row(host[seq, q, : start + offset + q + 1])
-            offset += queries
+    def _add_rows(self, first: list[int], rows: np.ndarray) -> None:
+        for q in range(rows.shape[1]):
+            for seq, start in enumerate(first):
+                row = rows[seq, q, : start + q + 1]
+                if not self._top:
+                    self._fresh.rows.append(row)
+                    continue
+                index, value, rest = top_entries(row, self._top)
+                self._fresh.index.append(index)
+                self._fresh.rows.append(value)
+                self._fresh.rest.append(rest)
 
-    def _take_attention_layers(self, starts: list[int]) -> None:
-        offset = 0
-        for rows in self._attention_layers:
-            host = _float16(rows)
-            queries = host.shape[3]
-            for q in range(queries):
-                for seq, start in enumerate(starts):
-                    own = host[:, :, seq, q, : start + offset + q + 1]
-                    self._fresh.layer_rows.append(own.reshape(-1))  # layer by layer: mean, variance
-            offset += queries
+    def _add_rows_apart(self, first: list[int], rows: np.ndarray) -> None:
+        for q in range(rows.shape[3]):
+            for seq, start in enumerate(first):
+                own = rows[:, :, seq, q, : start + q + 1]
+                self._fresh.layer_rows.append(own.reshape(-1))  # layer by layer: mean, variance
 
-    def _add_row(self, row: np.ndarray) -> None:
-        if not self._top:
-            self._fresh.rows.append(row)
+    def _take_hidden(self, decoder: Observed, hidden: list[Tensor]) -> None:
+        if self._hidden_layers:
+            chosen = torch.stack([hidden[layer] for layer in self._hidden_layers])
+            self._add("hidden", chosen.permute(2, 1, 0, 3).flatten(2))
+        if Signal.HIDDEN_CHANGE not in self._signals:
             return
-        index, value, rest = top_entries(row, self._top)
-        self._fresh.index.append(index)
-        self._fresh.rows.append(value)
-        self._fresh.rest.append(rest)
+        now = torch.stack(hidden).float()  # [layers, seqs, queries, size]
+        if self._before is None:
+            self._before = torch.stack(self._states_before(decoder, now), dim=1)
+        before = self._before[:, :, None]
+        if now.shape[2] > 1:
+            before = torch.cat([before, now[:, :, :-1]], dim=2)
+        change = torch.linalg.vector_norm(now - before, dim=-1)
+        self._before = now[:, :, -1].clone() if now.shape[2] > 1 else now[:, :, 0]
+        self._add("hidden_change", change.permute(2, 1, 0))
 
-    def _take_change(self, decoder: Observed, leaves: list[int], hidden: Tensor) -> None:
-        before = []
-        for seq, leaf in enumerate(leaves):
+    def _states_before(self, decoder: Observed, now: Tensor) -> list[Tensor]:
+        """Of each leaf the hidden states ``[layers, size]`` before the newest tokens."""
+        found = []
+        for seq, leaf in enumerate(decoder.cache.leaves):
             known = self._last_hidden.get(leaf)
             if known is None:
                 known = self._last_hidden.get(decoder.cache.parent(leaf))
             # The first prompt token has none before it: it changes by 0.
-            before.append(hidden[:, seq, 0] if known is None else known)
-            self._last_hidden[leaf] = hidden[:, seq, -1].clone()
-        path = torch.cat([torch.stack(before, dim=1)[:, :, None], hidden], dim=2)
-        change = torch.linalg.vector_norm(path[:, :, 1:] - path[:, :, :-1], dim=-1)
-        self._add("hidden_change", change.permute(2, 1, 0))
+            found.append(now[:, seq, 0] if known is None else known)
+        return found
 
     def _take_vectors(self, decoder: Observed, starts: list[int], tokens: int) -> None:
         cache = decoder.cache
         kv = cache.newest(tokens)  # [layers, 2, seqs, kv_heads, tokens, head_dim]
         wanted = self._signals
-        if wanted & {Signal.KEY_VARIANCE, Signal.VALUE_VARIANCE}:
-            variance = head_variance(kv).permute(1, 3, 2, 0)  # [2, tokens, seqs, layers]
-            self._add("key_variance", variance[0])
-            self._add("value_variance", variance[1])
+        for part, signal in enumerate((Signal.KEY_VARIANCE, Signal.VALUE_VARIANCE)):
+            if signal in wanted:
+                variance = head_variance(kv[:, part : part + 1])[:, 0]  # [layers, seqs, tokens]
+                self._add(_OF_KEYS[signal], variance.permute(2, 1, 0))
         if Signal.KEY_NORM in wanted:
             self._add("key_norm", key_norm(kv).permute(2, 1, 0))
         if Signal.VALUE_NORM in wanted:
@@ -245,12 +315,10 @@ class Capture:
                 self._sketch = sketch_matrix(keys.shape[-1], keys.device)
             self._add("key_sketch", keys @ self._sketch)
         if self._vector_layers:
-            chosen = kv[list(self._vector_layers)].permute(1, 4, 2, 0, 3, 5).flatten(3)
-            self._add("keys", chosen[0])
-            self._add("values", chosen[1])
-            # [seqs, layers, heads, tokens, dim] -> [tokens, seqs, layers x heads x dim]
-            queries = torch.cat([torch.stack(part, dim=1) for part in self._queries], dim=3)
-            self._add("queries", queries.permute(3, 0, 1, 2, 4).flatten(2))
+            for part, signal in enumerate((Signal.KEYS, Signal.VALUES)):
+                if signal in self._vectors:
+                    chosen = torch.stack([kv[layer, part] for layer in self._vector_layers])
+                    self._add(signal.value, chosen.permute(3, 1, 0, 2, 4).flatten(2))
 
     def _take_lag(self, decoder: Observed, kv: Tensor, starts: list[int]) -> None:
         cache, lag = decoder.cache, []
@@ -267,7 +335,7 @@ class Capture:
     def embedding(self, node: int) -> np.ndarray:
         """Mean normalised last hidden state of a complete node, float16 ``[size]``."""
         total, count = self._sums.pop(node)
-        return _float16(total / count)
+        return to_host([float16(total / count)])[0]
 
     def forget(self, node: int) -> None:
         """Free what was kept for the children of a node that will have none."""
@@ -281,110 +349,21 @@ class Capture:
         return self._kept.trace_columns(len(self._row_layers))
 
 
-def _float16(values: Tensor) -> np.ndarray:
-    """Round to the trace's float16; what overflows becomes its largest number."""
-    limit = float(np.finfo(_F16).max)
-    rounded = values.clamp(-limit, limit).half().cpu().numpy()
-    return np.asarray(rounded)
+@dataclass(frozen=True)
+class _Span:
+    """Whether rows or queries are taken of the prompt, and of generated tokens."""
 
+    prompt: bool = True
+    generated: bool = True
 
-@dataclass
-class Captured:
-    """Signals of consecutive tokens, in the trace's types.
+    @classmethod
+    def of(cls, uses: frozenset[RowUse], grouping: str) -> _Span:
+        """Those that some use needs; without any, all are."""
+        kept = [u for u in uses if u.grouping == grouping and u.keeps in ("rows", "queries")]
+        if not uses:
+            return cls()
+        return cls(any(use.prompt for use in kept), any(use.generated for use in kept))
 
-    Attributes
-    ----------
-    columns : dict of str to list of float16 array ``[tokens, n]``
-        By column of the trace.
-    rows : list of array ``[position + 1]``, or of the listed positions' values
-    index : list of int32 array
-        The listed positions, if rows are sparse.
-    rest : list of float
-        What sparse rows leave out.
-    layer_rows : list of float16 array
-        Per token mean and variance of each captured layer, one after the other.
-    """
-
-    columns: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    rows: list[np.ndarray] = field(default_factory=list)
-    index: list[np.ndarray] = field(default_factory=list)
-    rest: list[float] = field(default_factory=list)
-    layer_rows: list[np.ndarray] = field(default_factory=list)
-
-    def add(self, column: str, values: np.ndarray) -> None:
-        """Append values ``[tokens, n]``."""
-        self.columns.setdefault(column, []).append(values)
-
-    def extend(self, later: Captured) -> None:
-        """Append what came later."""
-        for name, parts in later.columns.items():
-            self.columns.setdefault(name, []).extend(parts)
-        self.rows += later.rows
-        self.index += later.index
-        self.rest += later.rest
-        self.layer_rows += later.layer_rows
-
-    def values(self, column: str) -> np.ndarray:
-        """A column, ``[tokens, n]``."""
-        return np.concatenate(self.columns[column])
-
-    def attention(self, lengths: np.ndarray) -> AttentionRows | None:
-        """The rows as policies read them; `lengths` are the tokens' positions + 1."""
-        if not self.rows:
-            return None
-        values, offsets = np.concatenate(self.rows), _offsets(self.rows)
-        if not self.index:
-            return DenseRows(values, offsets).widened()
-        rest = np.asarray(self.rest, dtype=np.float32)
-        index = np.concatenate(self.index)
-        return SparseRows(index, values, offsets, rest, lengths.astype(np.int64))
-
-    def per_layer(self, signals: Iterable[Signal]) -> dict[Signal, np.ndarray]:
-        """Those of the signals that have a value per token and layer, and the key sketch."""
-        plain = (*PER_LAYER, Signal.KEY_SKETCH)
-        return {signal: self.values(signal.value) for signal in signals if signal in plain}
-
-    def layer_attention(self, layers: tuple[int, ...]) -> LayerRows | None:
-        """The rows of single layers as policies read them."""
-        if not self.layer_rows:
-            return None
-        return LayerRows(layers, np.concatenate(self.layer_rows), _offsets(self.layer_rows))
-
-    def hidden(self, layers: tuple[int, ...]) -> HiddenRows:
-        """The outputs of layers as policies read them."""
-        flat = self.values("hidden")
-        return HiddenRows(layers, flat.reshape(len(flat), len(layers), -1))
-
-    def trace_columns(self, layers: int) -> dict[str, Any]:
-        """The columns as `TraceWriter` takes them; `layers` have rows of their own."""
-        columns: dict[str, Any] = {name: self.values(name) for name in self.columns}
-        offsets = _offsets(self.rows)
-        values = np.concatenate(self.rows) if self.rows else np.empty(0, _F16)
-        if offsets[-1] > np.iinfo(np.int32).max:
-            columns["attention"] = self.rows  # the writer says what to do
-        elif self.index:
-            columns["attention_index"] = lists(np.concatenate(self.index), offsets)
-            columns["attention_value"] = lists(values, offsets)
-            columns["attention_rest"] = np.asarray(self.rest, dtype=np.float32)
-        elif self.rows:
-            columns["attention"] = lists(values, offsets)
-        if layers:
-            columns["attention_layers"] = self._attention_layers(2 * layers)
-        return columns
-
-    def _attention_layers(self, per_token: int) -> pa.Array:
-        total = sum(len(rows) for rows in self.layer_rows)
-        if total > np.iinfo(np.int32).max:
-            raise UsageError(
-                f"--attention-layers: {total} values do not fit one episode: record fewer layers"
-            )
-        lengths = [len(rows) // per_token for rows in self.layer_rows]
-        offsets = np.concatenate([[0], np.cumsum(np.repeat(lengths, per_token))])
-        inner = lists(np.concatenate(self.layer_rows), offsets)
-        return pa.ListArray.from_arrays(
-            pa.array(np.arange(len(lengths) + 1) * per_token, pa.int32()), inner
-        )
-
-
-def _offsets(rows: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    def holds(self, metadata: AttentionMetadata, prompt_tokens: int) -> bool:
+        """Whether they are taken of this pass."""
+        return self.prompt if metadata.first[0] < prompt_tokens else self.generated

@@ -3,12 +3,14 @@
 A decoder makes one `PassContext` per pass; the attention function (`arborsim_torch.attention`) adds
 each layer's probabilities and query vectors to it; what records or decides reads them afterwards.
 Rows are averaged over heads as they come, and over layers in the end; for the layers that are
-asked for, their own mean and variance over heads are kept too.
+asked for, their own mean and variance over heads are kept too, and where groups are asked for,
+their sums and newest rows.  Nothing grows with the number of queries but what `rows` asks for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +26,13 @@ class PassContext:
     ----------
     metadata : AttentionMetadata
         What the pass reads of the cache.
-    collect : bool
-        Whether to collect attention rows.
+    first_row : int or None
+        First query of the pass whose row, averaged over all heads and layers, is collected; None
+        for none.
+    groups : {"layer", "head"} or None
+        Whose rows to reduce apart: those of layers, or of KV heads.
+    first_of_groups : int
+        First query of the pass that counts there.
     query_layers : frozenset of int
         Layers whose query vectors to collect.
     row_layers : frozenset of int
@@ -35,7 +42,9 @@ class PassContext:
     """
 
     metadata: AttentionMetadata
-    collect: bool = False
+    first_row: int | None = None
+    groups: Literal["layer", "head"] | None = None
+    first_of_groups: int = 0
     query_layers: frozenset[int] = frozenset()
     row_layers: frozenset[int] = frozenset()
     query_vectors: dict[int, Tensor] = field(default_factory=dict)
@@ -43,29 +52,55 @@ class PassContext:
     _rows: list[Tensor] = field(default_factory=list)
     _sum: Tensor | None = None
     _layers: Tensor | None = None
+    _group_sums: list[Tensor] = field(default_factory=list)
+    _group_newest: list[Tensor] = field(default_factory=list)
 
     @property
     def queries(self) -> int:
         return self.metadata.queries
+
+    @property
+    def collect(self) -> bool:
+        """Whether attention has to give probabilities."""
+        return self.first_row is not None or self.groups is not None or bool(self.row_layers)
 
     def add(self, layer: int, *parts: tuple[LayerView, Tensor]) -> None:
         """Take one layer's probabilities, float32 ``[kv_heads, seqs, group, queries, n]``.
 
         Parts are about different tokens.
         """
-        means = []
-        for view, by_head in parts:
-            if view.position is None:
-                means.append(_by_position(by_head, view).mean(1))
-            else:  # every KV head has as many query heads, so the mean of means is the mean
-                means.append(_by_position(by_head.mean(2, keepdim=True), view).mean(1))
-        mean = means[0] if len(means) == 1 else torch.stack(means).sum(0)
         if layer in self.row_layers:
             rows = torch.stack([_by_position(by_head, view) for view, by_head in parts]).sum(0)
-            self.layer_rows[layer] = torch.stack((mean, rows.var(1, correction=0)))
-        self._rows.append(mean)
+            variance, mean = torch.var_mean(rows, 1, correction=0)
+            self.layer_rows[layer] = torch.stack((mean, variance))
+        if self.groups is not None:
+            self._add_groups(parts)
+        if self.first_row is None:
+            return
+        means = []
+        for view, by_head in parts:
+            counts = by_head[:, :, :, self.first_row :] if self.first_row else by_head
+            if view.position is None:
+                means.append(_by_position(counts, view).mean(1))
+            else:  # every KV head has as many query heads, so the mean of means is the mean
+                means.append(_by_position(counts.mean(2, keepdim=True), view).mean(1))
+        self._rows.append(means[0] if len(means) == 1 else torch.stack(means).sum(0))
         if self.queries > 1:  # a block of the prompt: do not hold one array per layer
             self._fold()
+
+    def _add_groups(self, parts: tuple[tuple[LayerView, Tensor], ...]) -> None:
+        placed = [
+            _by_position(by_head[:, :, :, self.first_of_groups :].mean(2, keepdim=True), view)
+            for view, by_head in parts
+        ]
+        rows = placed[0] if len(placed) == 1 else torch.stack(placed).sum(0)
+        if self.groups == "layer":
+            rows = rows.mean(1, keepdim=True)
+        newest = rows[:, :, -1]
+        self._group_newest.append(newest)
+        if rows.shape[2] > 1:
+            numbers = rows.masked_fill(rows[..., :1].isnan(), 0.0)
+            self._group_sums.append(numbers.sum(2, dtype=torch.float64))
 
     def _fold(self) -> None:
         stacked = torch.stack(self._rows)
@@ -78,12 +113,29 @@ class PassContext:
         self._layers = count if self._layers is None else self._layers + count
 
     def attention(self) -> Tensor:
-        """Mean over heads and the layers without NaN, float32 ``[seqs, queries, positions]``."""
+        """Mean over heads and the layers without NaN, float32 ``[seqs, queries, positions]``.
+
+        Of the queries from `first_row` on.
+        """
         if self._rows:
             self._fold()
         assert self._sum is not None
         assert self._layers is not None
         return self._sum / self._layers.clamp(min=1)
+
+    def group_newest(self) -> Tensor:
+        """Rows of the last query, float32 ``[seqs, groups, positions]``; NaN: not a number."""
+        return torch.stack(self._group_newest, dim=1).flatten(1, 2)
+
+    def group_sums(self) -> Tensor:
+        """Sum of the rows that are numbers, ``[seqs, groups, positions]``.
+
+        Float64, or float32 of one query.
+        """
+        if self._group_sums:
+            return torch.stack(self._group_sums, dim=1).flatten(1, 2)
+        newest = self.group_newest()
+        return newest.masked_fill(newest[..., :1].isnan(), 0.0)
 
 
 def _by_position(by_head: Tensor, view: LayerView) -> Tensor:

@@ -58,15 +58,25 @@ class Observed(Protocol):
 class Observer(Protocol):
     """Sees every forward pass; `arborsim_torch.capture.Capture` is the one there is."""
 
-    query_layers: frozenset[int]
-    row_layers: frozenset[int]
-    wants_attention: bool
-    wants_hidden: bool
+    @property
+    def wants_attention(self) -> bool:
+        """Whether it takes queries, or what attention gives."""
+        ...
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether it takes the output of every block."""
+        ...
+
+    def context(self, metadata: AttentionMetadata) -> PassContext:
+        """What the pass is to leave behind."""
 
     def forward(
         self, decoder: Observed, state: PassContext, hidden: list[Tensor], last: Tensor
     ) -> None:
         """Tokens were computed: one per sequence, or a block of the prompt.
+
+        What is shown may be overwritten by the next pass: what is needed of it is copied.
 
         Parameters
         ----------
@@ -217,9 +227,7 @@ class Pass:
         observer = self.decoder.observer
         if not self.observed or observer is None:
             return PassContext(self.metadata)
-        return PassContext(
-            self.metadata, observer.wants_attention, observer.query_layers, observer.row_layers
-        )
+        return observer.context(self.metadata)
 
     def observe(self, state: PassContext, hidden: list[Tensor], last: Tensor) -> None:
         """Show the observer what came of it."""

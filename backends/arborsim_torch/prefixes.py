@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import PREFILL_BLOCK, Observed, Observer, TreeDecoder
@@ -52,9 +53,7 @@ class PrefixDecoder:
         prefill_block: int = PREFILL_BLOCK,
         cache: TieredCache | None = None,
     ) -> None:
-        if observer is not None and (
-            observer.wants_attention or observer.wants_hidden or observer.query_layers
-        ):
+        if observer is not None and (observer.wants_attention or observer.wants_hidden):
             raise ValueError(_PLAIN_ONLY)
         self.model, self.observer = model, observer
         self.cache: PrefixDecoder = self
@@ -142,13 +141,13 @@ class PrefixDecoder:
 class _Watcher:
     """The inner decoder's observer: hands on the last hidden states."""
 
-    query_layers: frozenset[int] = frozenset()
-    row_layers: frozenset[int] = frozenset()
-    wants_attention = False
-    wants_hidden = False
+    wants_attention = wants_hidden = False
 
     def __init__(self, outer: PrefixDecoder) -> None:
         self._outer = outer
+
+    def context(self, metadata: AttentionMetadata) -> PassContext:
+        return PassContext(metadata)
 
     def forward(
         self, decoder: Observed, state: PassContext, hidden: list[Tensor], last: Tensor

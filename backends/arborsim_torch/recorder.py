@@ -184,6 +184,8 @@ class EpisodeRecorder:
 
     def _prefill(self) -> None:
         found: list[Tensor] = []
+        if self.capture is not None:
+            self.capture.expect(len(self.problem.prompt))
         see = None if self.capture is None else (lambda logits: found.append(entropies(logits)))
         logits = self.decoder.prefill(self.problem.prompt, see)
         self._drain()

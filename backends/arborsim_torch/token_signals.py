@@ -1,9 +1,12 @@
-"""Signals of tokens from their keys and values; all in float32, whatever the cache's type.
+"""Signals of tokens from their keys and values, and how signals wait and cross to the host.
 
+They are computed in float32, whatever the cache's type, and rounded to float16 as in a trace.
 Shapes: ``kv`` is ``[layers, 2, seqs, kv_heads, tokens, head_dim]``, keys then values.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -98,6 +101,70 @@ def sketch_matrix(features: int, device: torch.device) -> Tensor:
     rng = np.random.default_rng([_SKETCH_SEED, features])
     matrix = rng.standard_normal((features, SKETCH_SIZE)) / np.sqrt(SKETCH_SIZE)
     return to_device(matrix.astype(np.float32), device)
+
+
+_KEPT_VALUES = 1 << 20  # a buffer that a long prompt needed is not kept
+_LIMIT = float(torch.finfo(torch.float16).max)
+
+
+def float16(values: Tensor) -> Tensor:
+    """Rounded to the trace's float16; what overflows becomes its largest number."""
+    return values.clamp(-_LIMIT, _LIMIT).half()
+
+
+class TokenBuffer:
+    """Float16 rows ``[tokens, n]`` that wait on the device; memory stays for those that follow."""
+
+    def __init__(self) -> None:
+        self._data: Tensor | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Of what waits."""
+        return 0 if self._data is None else 2 * self._count * self._data.shape[1]
+
+    def append(self, rows: Tensor) -> None:
+        end, held = self._count + len(rows), self._data
+        if held is None or end > len(held):
+            grown = rows.new_empty((max(end, 2 * self._count, 16), rows.shape[1]))
+            if held is not None:
+                grown[: self._count] = held[: self._count]
+            self._data = held = grown
+        held[self._count : end] = rows
+        self._count = end
+
+    def take(self) -> Tensor:
+        """What waits; to be copied before anything is appended."""
+        assert self._data is not None, "nothing waits"
+        found, self._count = self._data[: self._count], 0
+        if self._data.numel() > _KEPT_VALUES:
+            self._data = None
+        return found
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+    """Copies in ordinary memory; from CUDA in one transfer, for which the host waits."""
+    if not tensors:
+        return []
+    if not tensors[0].is_cuda:
+        return [np.array(tensor.numpy()) for tensor in tensors]
+    if len(tensors) == 1:
+        return [np.asarray(tensors[0].cpu().numpy())]
+    # Wide types first: then every part is aligned.
+    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
+    parts = [tensors[i].contiguous().view(-1).view(torch.uint8) for i in order]
+    packed, start = np.asarray(torch.cat(parts).cpu().numpy()), 0
+    found: dict[int, np.ndarray] = {}
+    for i, part in zip(order, parts, strict=True):
+        kind = torch.empty(0, dtype=tensors[i].dtype).numpy().dtype
+        stop = start + len(part)
+        found[i] = packed[start:stop].view(kind).reshape(tuple(tensors[i].shape))
+        start = stop
+    return [found[i] for i in range(len(tensors))]
 
 
 def top_entries(row: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray, float]:

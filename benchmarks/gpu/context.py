@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import PassContext
@@ -34,9 +35,10 @@ _CLOSE = 0.02  # the bisection ends when it knows the length to this
 class Rows:
     """An observer that takes attention rows to the host, as a capture does, and drops them."""
 
-    query_layers: frozenset[int] = frozenset()
-    row_layers: frozenset[int] = frozenset()
     wants_attention, wants_hidden = True, False
+
+    def context(self, metadata: AttentionMetadata) -> PassContext:
+        return PassContext(metadata, first_row=0)
 
     def forward(
         self, decoder: TreeDecoder, state: PassContext, hidden: list[Tensor], last: Tensor

@@ -235,7 +235,7 @@ def test_top_entries() -> None:
 
 def test_layers_with_nan_are_left_out() -> None:
     metadata: Any = SimpleNamespace(queries=1)
-    state = PassContext(metadata)
+    state = PassContext(metadata, first_row=0)
     view = LayerView(torch.empty(1, 2, 1), torch.empty(1, 2, 1), None, None, 2)
     for layer, row in enumerate([[0.25, 0.75], [float("nan")] * 2, [0.75, 0.25]]):
         state.add(layer, (view, torch.tensor(row).view(1, 1, 1, 1, 2)))
@@ -256,7 +256,7 @@ def test_draining_more_often_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     """A long thought is finished piece by piece, so that memory stays bounded."""
     model, source = tiny_model(), FakeSource(block=ragged)
     once = record(model, "dpts", {"steps": 8}, source, Capture()).columns
-    monkeypatch.setattr("arborsim_torch.capture._MAX_PENDING_VALUES", 1)
+    monkeypatch.setattr("arborsim_torch.capture._MAX_PENDING_BYTES", 1)
     often = record(model, "dpts", {"steps": 8}, source, Capture()).columns
     for name in ("hidden_change", "key_variance", "lag_value", "key_sketch"):
         np.testing.assert_allclose(once[name], often[name], rtol=2e-3, atol=2e-3)

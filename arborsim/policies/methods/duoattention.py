@@ -13,6 +13,7 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Allocation, Decision, ProtectSome
@@ -38,6 +39,10 @@ class PromptReach(Score):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
     grouping: ClassVar[str] = "head"
     about: ClassVar[str] = "reach of the head in the prompt"
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return frozenset({RowUse("head", "rows", generated=False)})
 
     def start(self, layers: int) -> ScoreState:
         return OfPrompt(self.of_prompt)

@@ -11,6 +11,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tiers import hbm_mask
 from arborsim.core.tree import ThoughtTree
@@ -46,6 +47,10 @@ class QueryMoments(Score):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION, Signal.ROPE})
     about: ClassVar[str] = "attention expected of future queries"
     grouping: ClassVar[str] = "head"
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return frozenset({RowUse("head", "queries")})
 
     def start(self, layers: int) -> ScoreState:
         return _MomentsState(self.skip)

@@ -33,14 +33,18 @@ from arborsim.core.observations import (
     scaled,
 )
 from arborsim.core.rope import Rope
+from arborsim.core.row_uses import ReducedRows, RowUse
 from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.signals.readers import table_of
 from arborsim_torch.capture import Capture
+from arborsim_torch.captured import Captured
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.models import rope_of
 from arborsim_torch.reference.tasks import Readers
 
-_MOST_HELD = 256  # iterations
+#: Iterations that are held back at most.  What they observe waits on the device, where it is
+#: bounded by `arborsim_torch.capture`.
+_MOST_HELD = 4096
 
 
 class Driven(Protocol):
@@ -77,6 +81,8 @@ class Feed:
     ----------
     handling_s : float
         Seconds spent on signals, decisions and what they caused.
+    signals_s : float
+        Of these, seconds that signals took on the device and on their way to the host.
     """
 
     def __init__(
@@ -89,7 +95,7 @@ class Feed:
         on_begin: Callable[[TreeDecoder], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.handling_s = 0.0
+        self.handling_s = self.signals_s = 0.0
         self._on_begin, self._clock = on_begin, clock
         self._controllers = controllers
         self._capture = capture
@@ -104,9 +110,13 @@ class Feed:
 
     def began(self, decoder: TreeDecoder) -> None:
         self._decoder = decoder
-        self._heads = LiveHeadRows(decoder.cache.tree, rope_of(decoder.model), self._readable)
+        self._heads = self._new_heads()
         if self._on_begin is not None:
             self._on_begin(decoder)
+
+    def _new_heads(self) -> LiveHeadRows:
+        model = self._decoder.model
+        return LiveHeadRows(self._decoder.cache.tree, rope_of(model), self._readable)
 
     @property
     def wants_readers(self) -> bool:
@@ -168,26 +178,30 @@ class Feed:
 
     def _run(self, leaves: tuple[int, ...], tokens: list[int]) -> TokenRun:
         token = np.asarray(tokens, dtype=np.int32)
-        return TokenRun(leaves, len(token) // len(leaves), token, self._observed(len(token)))
+        observed = self._observed(len(token), len(leaves))
+        return TokenRun(leaves, len(token) // len(leaves), token, observed)
 
-    def _observed(self, count: int) -> Observations:
+    def _observed(self, count: int, width: int) -> Observations:
         known: dict[Signal, np.ndarray] = {}
         if self.wants_readers:
             known[Signal.READERS], self._readers = table_of(self._readers), []
         if self._capture is None:
             return Observations(count, per_layer=known)
+        begun = self._clock()
         self._capture.drain(self._decoder)
         fresh = self._capture.take()
+        self.signals_s += self._clock() - begun
         n = self._controllers[0].tree.num_tokens
         lengths = self._decoder.cache.position.values[n : n + count] + 1
         heads = keys = values = None
-        if self._needs & {Signal.HEAD_ATTENTION, Signal.KEYS}:
+        if "keys" in fresh.columns:
             keys = self._vectors(fresh.values("keys"))
-        if Signal.VALUES in self._needs:
+        if "values" in fresh.columns:
             values = self._vectors(fresh.values("values"))
-        if Signal.HEAD_ATTENTION in self._needs:
-            assert keys is not None
+        if "queries" in fresh.columns and Signal.HEAD_ATTENTION in self._needs:
             heads = self._heads.append(self._vectors(fresh.values("queries")), keys)
+            if self._capture.queries_of_prompt_alone:
+                self._heads = self._new_heads()  # no row is made of these again
         return Observations(
             count,
             fresh.attention(lengths) if Signal.ATTENTION in self._needs else None,
@@ -197,7 +211,25 @@ class Feed:
             keys,
             values,
             fresh.hidden(self._layers) if Signal.HIDDEN in self._needs else None,
+            self._reduced(fresh, lengths[len(lengths) - width :].tolist()),
         )
+
+    def _reduced(self, fresh: Captured, lengths: list[int]) -> dict[RowUse, ReducedRows]:
+        """The run's rows, reduced, of leaves whose paths have these lengths."""
+        assert self._capture is not None
+        layout = self._decoder.cache.layout
+        groups = {"shared": 1, "layer": layout.layers, "head": layout.layers * layout.kv_heads}
+        found = {}
+        for use in self._capture.reduces:
+            rows = fresh.reduced.get(use)
+            if rows is None:  # no query of the run counts
+                leaves = [np.empty((groups[use.grouping], 0))] * len(lengths)
+            else:
+                leaves = [
+                    own[:, :n].astype(np.float64) for own, n in zip(rows, lengths, strict=True)
+                ]
+            found[use] = ReducedRows(tuple(leaves))
+        return found
 
     def _vectors(self, flat: np.ndarray) -> np.ndarray:
         """``[tokens, captured layers, heads or KV heads, head_dim]``."""
@@ -235,12 +267,17 @@ class LiveHeadRows:
     def kv_heads(self) -> int:
         return int(self._keys.shape[1])
 
-    def append(self, queries: np.ndarray, keys: np.ndarray) -> ShiftedRows:
-        """Take in tokens; both float16 ``[tokens, layers, heads or KV heads, head_dim]``."""
+    def append(self, queries: np.ndarray, keys: np.ndarray | None) -> ShiftedRows:
+        """Take in tokens; both float16 ``[tokens, layers, heads or KV heads, head_dim]``.
+
+        Without keys there are queries, but no rows.
+        """
         if self._queries is None:
             self._queries = GrowingArray(np.float16, row=queries.shape[1:])
         start, self._count = self._count, self._count + len(queries)
         self._queries.extend(queries)
+        if keys is None:
+            return ShiftedRows(self, start)
         new = keys.transpose(1, 2, 3, 0)
         if self._count > self._keys.shape[3]:
             grown = np.zeros((*new.shape[:3], max(self._count, 2 * start, 256)), dtype=np.float32)

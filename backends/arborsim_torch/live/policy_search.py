@@ -15,10 +15,12 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.shape import CacheShape
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
+from arborsim.trace.schema import VECTORS
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.tiered import TieredCache
@@ -160,9 +162,17 @@ class _Readable:
 
 
 def capture_of_signals(
-    needs: frozenset[Signal], layers: tuple[int, ...], top: int, search: Search, keep: bool = False
+    needs: frozenset[Signal],
+    layers: tuple[int, ...],
+    top: int,
+    search: Search,
+    keep: bool = False,
+    uses: frozenset[RowUse] | None = None,
 ) -> Capture | None:
     """What takes the signals that policies read; None if they read none.
+
+    With `uses`, attention is reduced on the device to what policies need of it
+    (`Policy.row_uses`); without, all rows are taken.
 
     Raises
     ------
@@ -171,15 +181,34 @@ def capture_of_signals(
     """
     if Signal.EVICTION_TIME in needs:
         raise UsageError("the offline optimum needs the future: replay a trace instead")
-    vectors = needs & {Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES}
+    vectors = needs & frozenset(VECTORS)
+    if uses is not None:
+        needs, vectors = _without_rows(needs, vectors, uses)
+    elif Signal.HEAD_ATTENTION in vectors:
+        vectors |= {Signal.KEYS}  # rows are made from queries and keys
     rows = layers if Signal.LAYER_ATTENTION in needs else ()
     embeddings = keep or search.uses_embeddings
-    if needs <= {Signal.READERS} and not embeddings:
+    if needs <= {Signal.READERS} and not (embeddings or uses):
         return None
     return Capture(
         top, layers if vectors else (), rows, layers if Signal.HIDDEN in needs else (),
-        signals=needs & ALL_SIGNALS, embeddings=embeddings, keep=keep,
+        signals=needs & ALL_SIGNALS, vectors=frozenset(VECTORS) if keep else vectors,
+        embeddings=embeddings, keep=keep, uses=uses or frozenset(),
     )  # fmt: skip
+
+
+def _without_rows(
+    needs: frozenset[Signal], vectors: frozenset[Signal], uses: frozenset[RowUse]
+) -> tuple[frozenset[Signal], frozenset[Signal]]:
+    """Signals and vectors that are left to take where rows are reduced as `uses` say."""
+    kept = {(use.grouping, use.keeps) for use in uses}
+    if ("shared", "rows") not in kept:
+        needs -= {Signal.ATTENTION}
+    if ("head", "rows") in kept:
+        return needs, vectors | {Signal.KEYS}
+    if ("head", "queries") not in kept:
+        return needs - {Signal.HEAD_ATTENTION}, vectors - {Signal.HEAD_ATTENTION}
+    return needs, vectors
 
 
 class PolicySearch:
@@ -211,7 +240,9 @@ class PolicySearch:
         layers = tuple(range(layout.layers))
         needs = policy.reads()
         search = setup.make_search()
-        capture = capture_of_signals(needs, layers, setup.attention_top, search)
+        capture = capture_of_signals(
+            needs, layers, setup.attention_top, search, uses=policy.row_uses()
+        )
         in_ddr = any(tier.in_ddr for tier in policy.method.tiers)
         self._link = HostLink(layout.device)
         self.cache = TieredCache(

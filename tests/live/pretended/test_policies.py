@@ -124,7 +124,7 @@ def test_tokens_in_ddr_are_read_as_on_the_cpu(recall: str) -> None:
 
 #: Waits of one decode iteration: its tokens are fetched, and what decisions are made of if one is
 #: due in every iteration.
-DRAWN, ROWS = "tolist arborsim_torch/sampling.py:choose", "arborsim_torch/capture.py:_float16"
+DRAWN, ROWS = "tolist arborsim_torch/sampling.py:choose", "token_signals.py:to_host"
 
 
 def waits(gpu: Gpu) -> Counter[str]:

@@ -1,0 +1,45 @@
+"""What scores need of attention rows, so that a backend can reduce them where they are computed.
+
+Most scores follow the sum of the rows, or the newest one.  A backend that knows so hands over one
+vector per path and decision instead of a row per token (`Observations.reduced`); a replay has the
+rows themselves.  Both lead to the same values: weights are whole multiples of 2**-24, the smallest
+step of float16, and at most 1, so float64 adds up to 2**29 of them exactly, in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+ALL_QUERIES = 1 << 60
+
+
+@dataclass(frozen=True)
+class RowUse:
+    """What a score needs of the rows of a grouping (`arborsim.signals.scores.GROUPINGS`).
+
+    "sum": their sum over the queries of each path; "newest": the row of its last query; "rows":
+    every row (with "head", those of query heads); "queries": no row, but the query itself.
+    """
+
+    grouping: str
+    keeps: Literal["sum", "newest", "rows", "queries"]
+    prompt: int = ALL_QUERIES  # how many of the prompt's queries count, the last ones
+    generated: bool = True  # whether queries of generated tokens count
+
+    def first(self, prompt_tokens: int) -> int:
+        """Position of the first query of the prompt that counts."""
+        return max(0, prompt_tokens - self.prompt)
+
+
+@dataclass(frozen=True)
+class ReducedRows:
+    """What is left of the rows of a run, which cannot be cut any more.
+
+    Per leaf float64 ``[groups, positions]``: the sum, or the newest row, NaN where no row was a
+    number.  No positions where no query counts.
+    """
+
+    leaves: tuple[np.ndarray, ...]

@@ -1,0 +1,159 @@
+"""Attention rows of a run, reduced where they are computed to what scores need of them.
+
+A run is what lies between two decisions: its rows are added up, or the newest kept, and one vector
+per path and group crosses to the host (`arborsim.core.row_uses`).  Rows averaged over the model are
+rounded to float16 first, as traces hold them, so that sums have the same bits as those of a replay.
+
+Device memory: 8 bytes for each group, path and position per use that keeps sums, in a buffer that
+stays, and 4 for the newest rows of groups (2 for those of the model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from arborsim.core.row_uses import RowUse
+from arborsim_torch.cache.forward import AttentionMetadata
+from arborsim_torch.context import PassContext
+
+_POSITIONS = 1024  # buffers grow by this
+
+
+class RowReducer:
+    """What some uses need of the rows of one search.
+
+    Parameters
+    ----------
+    uses : iterable of RowUse
+        Those that keep sums or newest rows.
+
+    Attributes
+    ----------
+    groups : {"layer", "head"} or None
+        Whose rows are reduced apart from the model's.
+
+    Raises
+    ------
+    ValueError
+        If rows of layers and of KV heads are wanted at once, or of different queries.
+    """
+
+    def __init__(self, uses: Iterable[RowUse]) -> None:
+        self._held: dict[RowUse, _Sum | _Newest] = {
+            use: _Sum() if use.keeps == "sum" else _Newest() for use in uses
+        }
+        apart = {use for use in self._held if use.grouping != "shared"}
+        if len({(use.grouping, use.prompt, use.generated) for use in apart}) > 1:
+            raise ValueError("rows of layers and of heads at once, or of different queries")
+        self.groups: Literal["layer", "head"] | None = None
+        if apart:
+            self.groups = "layer" if apart.pop().grouping == "layer" else "head"
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def first_row(self, metadata: AttentionMetadata, prompt: int) -> int:
+        """First query of a pass whose row, averaged over the model, counts; else their number."""
+        shared = (use for use in self._held if use.grouping == "shared")
+        return min((first_of(use, metadata, prompt) for use in shared), default=metadata.queries)
+
+    def first_of_groups(self, metadata: AttentionMetadata, prompt: int) -> int:
+        """The same of rows of groups."""
+        apart = (use for use in self._held if use.grouping != "shared")
+        return min((first_of(use, metadata, prompt) for use in apart), default=metadata.queries)
+
+    def take(self, state: PassContext, rows: Tensor | None, prompt: int) -> None:
+        """Take in a pass; `rows` are those of the model, float16, from `state.first_row` on."""
+        for use, held in self._held.items():
+            first = first_of(use, state.metadata, prompt)
+            if first >= state.queries:
+                continue
+            if use.grouping != "shared":
+                held.add(state.group_sums() if use.keeps == "sum" else state.group_newest())
+                continue
+            assert rows is not None
+            assert state.first_row is not None
+            own = rows[:, first - state.first_row :]
+            if use.keeps == "newest" or own.shape[1] == 1:
+                held.add(own[:, -1:])
+            else:
+                held.add(own.sum(1, keepdim=True, dtype=torch.float64))
+
+    def finish(self) -> dict[RowUse, Tensor]:
+        """End the run: ``[seqs, groups, positions]`` of each use of which a query counted.
+
+        To be copied before the next pass.
+        """
+        found = {use: held.finish() for use, held in self._held.items()}
+        return {use: rows for use, rows in found.items() if rows is not None}
+
+
+def first_of(use: RowUse, metadata: AttentionMetadata, prompt: int) -> int:
+    """First query of a pass that counts, after a prompt of `prompt` tokens; else their number."""
+    queries, at = metadata.queries, metadata.first[0]
+    if at >= prompt:
+        return 0 if use.generated else queries
+    return min(queries, max(0, use.first(prompt) - at))
+
+
+class _Sum:
+    """A sum of rows ``[seqs, groups, positions]`` that grow longer; a single one is kept as is."""
+
+    def __init__(self) -> None:
+        self._only: Tensor | None = None
+        self._buffer: Tensor | None = None
+        self._positions = 0  # in use, if several have been added up
+
+    def add(self, rows: Tensor) -> None:
+        if self._only is None and not self._positions:
+            self._only = rows
+            return
+        total = self._room(rows)
+        if self._only is not None:
+            total.zero_()
+            total[..., : self._only.shape[2]] = self._only
+            self._only = None
+        self._positions = rows.shape[2]
+        total[..., : self._positions] += rows
+
+    def _room(self, rows: Tensor) -> Tensor:
+        """The buffer, which has room for such rows."""
+        seqs, groups, positions = rows.shape
+        held = self._buffer
+        if held is None or held.shape[:2] != (seqs, groups) or held.shape[2] < positions:
+            more = positions + _POSITIONS - positions % _POSITIONS
+            self._buffer = rows.new_zeros((seqs, groups, more), dtype=torch.float64)
+            if held is not None and self._positions:
+                self._buffer[..., : self._positions] = held[..., : self._positions]
+            held = self._buffer
+        return held
+
+    def finish(self) -> Tensor | None:
+        found = self._only
+        if self._positions:
+            assert self._buffer is not None
+            found = self._buffer[..., : self._positions]
+        self._only, self._positions = None, 0
+        return found
+
+
+class _Newest:
+    """The newest of rows ``[seqs, groups, positions]``; one with NaN leaves what was before."""
+
+    def __init__(self) -> None:
+        self._rows: Tensor | None = None
+
+    def add(self, rows: Tensor) -> None:
+        before = self._rows
+        if before is not None and rows.dtype == torch.float32:  # those of the model are numbers
+            before = torch.nn.functional.pad(before, (0, rows.shape[2] - before.shape[2]))
+            rows = torch.where(rows[..., :1].isnan(), before, rows)
+        self._rows = rows
+
+    def finish(self) -> Tensor | None:
+        found, self._rows = self._rows, None
+        return found

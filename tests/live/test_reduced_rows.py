@@ -1,0 +1,190 @@
+"""Rows that are reduced on the device lead to the scores that the rows themselves lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arborsim.core.row_uses import ALL_QUERIES, RowUse
+from arborsim.policies.base import Policy
+from arborsim.policies.registry import available, build
+from arborsim.run.controller import Controller
+from arborsim.run.move_log import MoveLog
+from arborsim.search import make_search
+from arborsim_torch.batches import run_batched
+from arborsim_torch.cache.forward import LayerView
+from arborsim_torch.context import PassContext
+from arborsim_torch.live import policy_search
+from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.models import load_model
+from arborsim_torch.recording import EpisodeResult
+from arborsim_torch.row_reducer import RowReducer
+from arborsim_torch.sources import TaskSource
+
+POLICIES = {name: build(name) for name in sorted(set(available()) - {"oracle"})}
+REDUCED = {
+    name: {use.grouping for use in policy.row_uses() if use.keeps in ("sum", "newest")}
+    for name, policy in POLICIES.items()
+}
+SUM, NEWEST = RowUse("shared", "sum"), RowUse("shared", "newest", prompt=1)
+
+
+def a_pass(first: int, rows: np.ndarray) -> PassContext:
+    """One layer with one head pays these rows, float32 ``[seqs, queries, positions]``."""
+    seqs, queries, positions = rows.shape
+    metadata: Any = SimpleNamespace(first=[first] * seqs, queries=queries)
+    state = PassContext(metadata, first_row=0)
+    view = LayerView(torch.empty(1, positions, 1), torch.empty(1, positions, 1), None, None, 0)
+    state.add(0, (view, torch.from_numpy(rows)[None, :, None]))
+    return state
+
+
+@given(st.data())
+def test_sums_have_the_bits_of_rows_added_one_by_one(data: st.DataObject) -> None:
+    """Float64 adds up multiples of float16's smallest step exactly: in blocks, in any order."""
+    seqs = data.draw(st.integers(1, 3))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    reducer, first = RowReducer([SUM, NEWEST]), 0
+    wanted = np.zeros((seqs, 0))
+    for queries in data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6)):
+        rows = rng.random((seqs, queries, first + queries), dtype=np.float32)
+        rows **= rng.integers(1, 12)  # most weights are tiny, some below the smallest step
+        rows *= np.tril(np.ones((queries, first + queries), np.float32), first)
+        state = a_pass(first, rows)
+        reducer.take(state, state.attention().half(), prompt=first + queries)
+        first += queries
+        wanted = np.pad(wanted, ((0, 0), (0, queries)))
+        for q in range(queries)[::-1]:
+            wanted += rows[:, q].astype(np.float16)
+    found = reducer.finish()
+    np.testing.assert_array_equal(found[SUM][:, 0].double().numpy(), wanted)
+    np.testing.assert_array_equal(found[NEWEST][:, 0].numpy(), rows[:, -1].astype(np.float16))
+    assert reducer.finish() == {}
+
+
+def test_a_prompt_counts_from_its_last_queries_on() -> None:
+    rows = np.eye(6, dtype=np.float32)[None]
+    for count in range(8):
+        use = RowUse("shared", "sum", prompt=count, generated=False)
+        reducer = RowReducer([use])
+        for first, stop in ((0, 4), (4, 6), (6, 7)):
+            own = rows[:, first:stop, :stop] if stop < 7 else np.ones((1, 1, 7), np.float32)
+            state = a_pass(first, own)
+            counted = [at for at in range(first, stop) if 6 - count <= at < 6]
+            assert reducer.first_row(state.metadata, 6) == stop - first - len(counted)
+            reducer.take(state, state.attention().half(), prompt=6)
+        found = reducer.finish()
+        assert (use in found) == (count > 0)
+        if found:
+            received = np.pad(found[use][0, 0].numpy(), (0, 6 - found[use].shape[2]))
+            np.testing.assert_array_equal(received, np.arange(6) >= 6 - count)
+
+
+@pytest.fixture(scope="module")
+def chain() -> SearchSetup:
+    loaded = load_model("chain", task_options={"lines": 4})
+    return SearchSetup(loaded.model, TaskSource(loaded.task), linear, 0.0, 0, 130, prefill_block=16)
+
+
+@pytest.fixture(scope="module")
+def tree() -> SearchSetup:
+    loaded = load_model("chain", task_options={"lines": 4, "lines_per_thought": 1})
+    source = TaskSource(loaded.task, noise=0.1, floor=0.3)
+    wide = lambda: make_search("tot-bfs", keep=2, children=2)  # noqa: E731
+    return SearchSetup(loaded.model, source, wide, 0.7, 0, 24, prefill_block=16)
+
+
+def linear() -> Any:
+    return make_search("linear")
+
+
+def search(
+    setup: SearchSetup, policy: Policy, budget: int, controllers: list[Controller]
+) -> MoveLog:
+    """Run it; the moves, and the controller in `controllers`."""
+    log, ended = MoveLog(), []
+    one = PolicySearch(
+        setup, setup.source.problem(3), policy, budget, CacheOptions(overlap=False), meters=(log,)
+    )
+    controllers += one._feed._controllers  # type: ignore[arg-type]
+    run_batched([one], 1, lambda _, end: ended.append(end))
+    assert isinstance(ended[0], EpisodeResult), ended
+    return log
+
+
+def with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hand all rows to the host."""
+    plain = policy_search.capture_of_signals
+
+    def whole(*args: Any, uses: Any = None, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(policy_search, "capture_of_signals", whole)
+
+
+SMALL: dict[str, dict[str, str]] = {
+    "snapkv": {"window": "4"}, "adakv": {"window": "4"}, "pyramidkv": {"window": "4"},
+    "arkv": {"window": "8"}, "arkv-quant": {"window": "8"}, "arkv-origin": {"window": "8"},
+    "hierarchy": {"recent": "8", "interval": "4"},
+    "attn-val-redundancy": {"recent": "8", "interval": "4"},
+    "redundancy": {"recent": "8", "interval": "4"},
+}  # fmt: skip
+
+
+def small(name: str) -> Policy:
+    default = {"recent": "8"} if hasattr(POLICIES[name], "recent") else {}
+    return build(name, SMALL.get(name, default))
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+@pytest.mark.parametrize("name", [name for name, of in REDUCED.items() if of == {"shared"}])
+def test_sums_decide_as_rows(
+    name: str, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same moves and scores, while tokens leave.
+
+    With the same bits, unless a prompt whose rows do not count is computed by fused attention.
+    """
+    setup: SearchSetup = request.getfixturevalue(kind)
+    runs: list[MoveLog] = []
+    controllers: list[Controller] = []
+    for prepare in (lambda _: None, with_rows):
+        prepare(monkeypatch)
+        runs.append(search(setup, small(name), 60, controllers))
+    log, expected = runs
+    np.testing.assert_array_equal(log.rows, expected.rows)
+    assert len(log.rows)
+    whole = any(use.prompt == ALL_QUERIES for use in small(name).row_uses())
+    step = 0 if whole else 1e-4
+    compare(controllers, partial(np.testing.assert_allclose, rtol=0, atol=step))
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+@pytest.mark.parametrize("name", [name for name, of in REDUCED.items() if of - {"shared"}])
+def test_groups_score_as_from_queries_and_keys(
+    name: str, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries and keys that cross are rounded to float16: what attention gives is closer."""
+    setup: SearchSetup = request.getfixturevalue(kind)
+    controllers: list[Controller] = []
+    for prepare in (lambda _: None, with_rows):
+        prepare(monkeypatch)
+        search(setup, small(name), 10_000, controllers)
+
+    compare(controllers, partial(np.testing.assert_allclose, rtol=1e-2, atol=5e-3))
+    assert controllers[0].view().scores["score"].any()
+
+
+def compare(controllers: list[Controller], check: Callable[..., None]) -> None:
+    one, other = (controller.view().scores for controller in controllers)
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        check(values, other[name], err_msg=name)
