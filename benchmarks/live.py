@@ -355,9 +355,11 @@ def against_full(options: argparse.Namespace) -> None:
         print(gain)
     if options.out:
         layers, width, heads, kv_heads, inner = TARGET_SHAPE
+        weights = sum(p.nbytes for p in make_model(TARGET_SHAPE).parameters())
+        weight_mb = round(weights / 1e6, 1)
         about = {
             "layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "mlp": inner,
-            "context": context, "budget": options.budget, "weight_mb": 314,
+            "context": context, "budget": options.budget, "weight_mb": weight_mb,
         }  # fmt: skip
         record = {**_made_with(), **about, "gains": [asdict(gain) for gain in found]}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
@@ -378,7 +380,7 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(TARGET_POLICIES), help="of --targets")
     parser.add_argument("--context", type=int, default=16384, help="cached tokens (--targets)")
     parser.add_argument("--budget", type=float, default=0.25, help="share of them (--targets)")
-    parser.add_argument("--turns", type=int, default=12, help="repeats (--targets)")
+    parser.add_argument("--turns", type=int, default=20, help="repeats (--targets)")
     parser.add_argument("--turn", type=int, default=16, help="tokens of a turn (--targets)")
     options = parser.parse_args()
     torch.set_num_threads(1)
