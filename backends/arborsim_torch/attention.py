@@ -26,8 +26,8 @@ from arborsim_torch.context import ForwardContext, PassContext
 from arborsim_torch.kernels.dense import attend, pack, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
-from arborsim_torch.kernels.merge import merge
-from arborsim_torch.kernels.scattered import attend_scattered, runs_on
+from arborsim_torch.kernels.merge import finite, merge
+from arborsim_torch.kernels.pieces import attend_pieces
 
 NAME = "arborsim_tree"
 
@@ -80,9 +80,8 @@ def _attend(
     block = None if state.collect or host_attention else metadata.block(layer, window)
     if block is not None:
         return _attend_block(query, *block, scaling)
-    apart = None if state.collect or host_attention else metadata.by_path(layer, window)
-    if apart is not None:
-        return _attend_by_path(query, *apart, scaling)
+    if metadata.pieces is not None:
+        return _attend_pieces(state, layer, query, scaling, window)
     view = metadata.view(layer, window)
     seqs, heads, queries, dim = query.shape
     kv_heads, n, _ = view.keys.shape
@@ -94,10 +93,6 @@ def _attend(
     )
     if elsewhere is not None:
         return _attend_both(state, layer, query, scaling, window, view, elsewhere)
-    if state.collect and layer not in state.row_layers:
-        one = _attend_one(state, layer, query, scaling, view)
-        if one is not None:
-            return one
     split = query.view(seqs, kv_heads, group, queries, dim).transpose(0, 1)
     packed = split.reshape(kv_heads, seqs * group * queries, dim)
     mask = None if view.mask is None else view.mask.transpose(0, 1)[:, :, None]
@@ -135,38 +130,46 @@ def _attend_block(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -
     return out.transpose(1, 2)
 
 
-def _attend_by_path(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+def _attend_pieces(
+    state: PassContext, layer: int, query: Tensor, scaling: float, window: int | None
 ) -> Tensor:
-    """One query per sequence over its own path, ``[kv_heads, seqs, positions, head_dim]``."""
+    """One query per sequence over slots that are read in place, and over what the host reads."""
+    metadata, host_attention = state.metadata, state.metadata.host_attention
+    far = None if host_attention is None else host_attention.start(layer, query, scaling, window)
+    parts = metadata.parts(layer, window)
     seqs, heads, _, dim = query.shape
-    kv_heads = len(keys)
-    own = query.view(seqs, kv_heads, heads // kv_heads, dim).transpose(0, 1)
-    read = None if mask is None else mask[None, :, None]
-    out = sdpa(own, keys, values, scaling, read)
-    return out.transpose(0, 1).reshape(seqs, 1, heads, dim)
-
-
-def _attend_one(
-    state: PassContext, layer: int, query: Tensor, scaling: float, view: LayerView
-) -> Tensor | None:
-    """One query per sequence and its attention row in one pass, where a kernel does that."""
-    if query.shape[2] > 1 or not _has_kernel(query, view.keys):
-        return None
-    n = view.keys.shape[1]
-    index = torch.arange(n, dtype=torch.int32, device=query.device)
-    mask = view.mask
-    if mask is not None:  # [seqs, kv_heads or 1, 1, n]
-        mask = mask[:, 0, 0] if mask.shape[1] == 1 else mask[:, :, 0]
-        mask = mask.expand(query.shape[0], *mask.shape[1:])
-    out, _, mass = attend_scattered(query[:, :, 0], view.keys, view.values, index, scaling, mask)
-    assert mass is not None
-    state.add(layer, (view, mass.transpose(0, 1)[:, :, None, None]))
+    kv_heads = len(parts[0].piece.keys)
+    # Masses are means over the heads of a group, unless each head of it is taken for a sequence.
+    apart = state.collect and (far is not None or layer in state.row_layers)
+    members = heads // kv_heads if apart else 1
+    rows = query.view(seqs, kv_heads, members, -1, dim).transpose(1, 2)
+    pieces = [part.of_each(members) if apart else part.piece for part in parts]
+    out, lse, masses = attend_pieces(
+        rows.reshape(seqs * members, -1, dim), pieces, scaling, mass=state.collect
+    )
+    out = out.view(seqs, members, kv_heads, -1, dim).transpose(1, 2)
+    out = out.reshape(seqs, heads, dim)
+    share = None
+    elsewhere: tuple[tuple[LayerView, Tensor], ...] = ()
+    if far is not None:
+        assert host_attention is not None
+        lse = lse.view(seqs, members, kv_heads, -1).transpose(1, 2).reshape(seqs, heads)
+        other, other_lse = far()
+        out, total = merge([out, other[:, :, 0].to(out.dtype)], [lse, other_lse[:, :, 0]])
+        if state.collect:
+            share = (lse - finite(total)).exp_().view(seqs, kv_heads, members).transpose(1, 2)
+            mass, there = host_attention.rows(layer, query, scaling, window, total[..., None])
+            elsewhere = ((there, mass),)
+    if masses is not None:
+        placed = []
+        for part, mass in zip(parts, masses, strict=True):
+            by_head = mass.view(seqs, members, kv_heads, -1)
+            by_head = by_head if share is None else by_head * share[..., None]
+            piece = part.piece
+            view = LayerView(piece.keys, piece.values, None, part.position(), metadata.positions)
+            placed.append((view, by_head.permute(2, 0, 1, 3)[:, :, :, None]))
+        state.add(layer, *placed, *elsewhere)
     return out[:, None]
-
-
-def _has_kernel(query: Tensor, keys: Tensor) -> bool:
-    return query.is_cuda and runs_on(query.device, query.dtype, keys.dtype)
 
 
 def _attend_both(

@@ -123,10 +123,7 @@ def record_all(
             max_tokens=plan.max_tokens,
             dedupe=request.dedupe and request.bank is None,
             on_tokens=on_tokens,
-            cache=None
-            if request.bank is None
-            # Attention rows are taken from a pass over the whole pool.
-            else TieredCache(Layout.of(loaded.model), by_path=request.capture is Level.TREE),
+            cache=None if request.bank is None else TieredCache(Layout.of(loaded.model)),
             release=request.bank is not None,
             share_prefixes=info.extra.get("repeated_prefixes") == "computed once",
             reward=plan.reward,

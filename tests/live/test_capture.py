@@ -16,6 +16,8 @@ from arborsim.trace.schema import PER_LAYER, VECTORS, Kind
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.cache.forward import LayerView
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture, middle_layers
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import TreeDecoder
@@ -209,18 +211,21 @@ def test_sparse_rows_keep_the_top_of_dense_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("search", ["linear", "dpts"])
-def test_rows_of_the_scattered_kernel_are_the_same(
-    search: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Output and row in one pass, as on CUDA; here by the kernel's form in PyTorch."""
-    model, source = tiny_model("qwen2-window"), FakeSource(block=ragged)
-    plain = record(model, search, {}, source, Capture()).columns
-    monkeypatch.setattr("arborsim_torch.attention._has_kernel", lambda query, keys: True)
-    fused = record(model, search, {}, source, Capture()).columns
-    assert plain["token"].tolist() == fused["token"].tolist()
-    np.testing.assert_allclose(
-        plain["attention"].values.to_numpy(), fused["attention"].values.to_numpy(), atol=2e-3
-    )
+def test_rows_of_pieces_are_those_of_gathered_tokens(search: str) -> None:
+    model, source, found = tiny_model("qwen2-window"), FakeSource(block=ragged), []
+    for ordered in (False, True):
+        cache = TieredCache(Layout.of(model), ordered=ordered)
+        recorder = EpisodeRecorder(
+            model, source, make_search(search), Capture(row_layers=(0, 3)), Sampler(1.0, (0,)), 0,
+            200, cache=cache,
+        )  # fmt: skip
+        found.append(recorder.run(source.problem(0)).columns)
+    plain, gathered = found
+    assert plain["token"].tolist() == gathered["token"].tolist()
+    for name in ("attention", "attention_layers"):
+        one, other = (x[name].flatten().to_numpy(zero_copy_only=False) for x in found)
+        one, other = (np.concatenate(list(x)) if x.dtype == object else x for x in (one, other))
+        np.testing.assert_allclose(one, other, atol=2e-3)
 
 
 def test_top_entries() -> None:

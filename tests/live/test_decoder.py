@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim_torch.cache import in_place
-from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
@@ -74,23 +72,6 @@ def test_every_way_to_read_the_cache(family: str, grouping: str, ordered: bool) 
     model = tiny_model(family)
     layout = Layout.of(model, grouping)
     grow(model, seed=2, cache=TieredCache(layout, ordered=ordered, page_tokens=4))
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2-window", "mistral-window"])
-def test_paths_read_one_by_one(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, read = tiny_model(family), []
-    by_path = AttentionMetadata.by_path
-
-    def watched(self: AttentionMetadata, layer: int, window: int | None) -> Any:
-        found = by_path(self, layer, window)
-        read.append(found is not None)
-        return found
-
-    monkeypatch.setattr(AttentionMetadata, "by_path", watched)
-    monkeypatch.setattr(in_place, "_SHARED", 2)
-    monkeypatch.setattr(in_place, "_ROOM", 3)
-    grow(model, seed=2, prompt_tokens=10, cache=TieredCache(Layout.of(model), by_path=True))
-    assert {True, False} <= set(read)
 
 
 def test_positions_beyond_one_chunk_of_slots() -> None:

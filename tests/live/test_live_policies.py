@@ -179,8 +179,9 @@ def test_hierarchy_is_bitwise_independent_of_the_share_in_hbm(
     """Proposition 1 of the memory-hierarchy paper, to the last bit, with evictions going on."""
     setup = chain if kind == "chain" else tree
     options = {"recent": "8", "interval": "8", "evict_ratio": "0.05"}
+    machine = CacheOptions(recall=recall, ordered=True)
     runs = [
-        search(setup, "hierarchy", 10_000, CacheOptions(recall=recall), hbm_ratio=beta, **options)
+        search(setup, "hierarchy", 10_000, machine, hbm_ratio=beta, **options)
         for beta in ("1", "0.5", "0")
     ]
     first = runs[0]

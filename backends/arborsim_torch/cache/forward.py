@@ -8,7 +8,7 @@ positions, so the order does not matter to the result (but for rounding).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +16,37 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.pool import Pool
+from arborsim_torch.kernels.pieces import Piece
 from arborsim_torch.tiers.copies import to_device
 
 if TYPE_CHECKING:
     from arborsim_torch.cache.host import HostAttention
+
+
+@dataclass(frozen=True)
+class PlacedPiece:
+    """A piece, and where its entries stand on their path.
+
+    Attributes
+    ----------
+    piece : Piece
+    position : callable
+        Gives an int64 Tensor ``[kv_heads or 1, room]``; 0 where nothing is read.
+    """
+
+    piece: Piece
+    position: Callable[[], Tensor]
+
+    def of_each(self, members: int) -> Piece:
+        """For as many copies of every sequence."""
+        mask = self.piece.mask
+        if mask is None or len(mask) == 1:
+            return self.piece
+        return replace(self.piece, mask=mask.repeat_interleave(members, 0))
+
+    def masked(self, mask: Tensor) -> PlacedPiece:
+        """The same with another mask."""
+        return PlacedPiece(replace(self.piece, mask=mask), self.position)
 
 
 @dataclass(frozen=True)
@@ -83,9 +110,8 @@ class AttentionMetadata:
         Attends to tokens that stay on the host.
     causal : bool
         The queries are the last tokens of one sequence and entry ``p`` has position ``p``.
-    paths : int64 Tensor ``[seqs, positions]`` or None
-        Slots on the path of each sequence, in order of position (anything beyond its end): if each
-        has one query and reading paths one by one is cheaper than all of `content`.
+    pieces : callable or None
+        Of a layer: what it reads, in place; of passes with one query per sequence.
     plain : sequence of Tensor ``[1, kv_heads, n, head_dim]``, or None
         If one query reads all there is: keys, then values of each layer.
     """
@@ -98,7 +124,7 @@ class AttentionMetadata:
     store: Callable[[int, Tensor, Tensor], None]
     host_attention: HostAttention | None = None
     causal: bool = False
-    paths: Tensor | None = None
+    pieces: Callable[[int], list[PlacedPiece]] | None = None
     plain: Sequence[Tensor] | None = None
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
 
@@ -119,33 +145,18 @@ class AttentionMetadata:
             return None
         return self.content(layer)
 
-    def by_path(
-        self, layer: int, window: int | None
-    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """Keys and values ``[kv_heads, seqs, longest path, head_dim]`` of each sequence's own path.
+    def parts(self, layer: int, window: int | None) -> list[PlacedPiece]:
+        """What one query per sequence reads of a layer, in place."""
+        assert self.pieces is not None
+        found, limit = self.pieces(layer), self.limits(window)
+        if limit is None:
+            return found
+        return [self._inside(number, part, limit) for number, part in enumerate(found)]
 
-        And which of them a sequence may read, ``[seqs, longest path]`` (None if all); None if
-        everything is to be read at once.
-        """
-        if self.paths is None:
-            return None
-        seqs, longest = self.paths.shape
-        flat = self.paths.view(-1)
-        keys, values = (
-            part.index_select(1, flat).view(len(part), seqs, longest, part.shape[2])
-            for part in self.content(layer)
-        )
-        return keys, values, self._path_mask(self.limits(window))
-
-    def _path_mask(self, window: int | None) -> Tensor | None:
-        if window is None and min(self.first) + 1 == self.positions:
-            return None
-        key = (0, window)  # no view is made of such a pass, so nothing else is kept under 0
-        if key not in self._masks:
-            spots = torch.arange(self.positions, device=self.at.device)
-            seen = spots <= self.at
-            self._masks[key] = seen if window is None else seen & (spots > self.at - window)
-        return self._masks[key]
+    def _inside(self, number: int, part: PlacedPiece, window: int) -> PlacedPiece:
+        inside = part.position() > self.at[:, :, None] - window  # [seqs, kv_heads or 1, room]
+        mask = part.piece.mask
+        return part.masked(inside if mask is None else inside & mask)
 
     def limits(self, window: int | None) -> int | None:
         """The window, if it is shorter than the path."""

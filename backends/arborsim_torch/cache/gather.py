@@ -55,7 +55,7 @@ class ReadTokens:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """What one pass reads (see `arborsim_torch.cache.in_place.InPlacePlan`)."""
+    """What one pass reads (see `AttentionMetadata`)."""
 
     by_layer: list[Entries]
     assembly: GatherReader
@@ -102,12 +102,10 @@ class GatherReader:
         self._entries: list[Entries] = []
         self._contiguous = False
 
-    def plan(self, fresh: np.ndarray) -> GatherPlan:
-        """What the next pass reads; `fresh` are its new tokens."""
-        layout = self._cache.layout
-        anew = self.stale or not self._enter(fresh)
-        if anew:
-            self._look_up()
+    def plan(self) -> GatherPlan:
+        """What the next pass reads."""
+        layout, anew = self._cache.layout, self.stale
+        self._look_up()
         held = max(len(row.token) for row in self._rows)
         kinds = [layout.groups_of_layer(layer).start for layer in range(layout.layers)]
         size = layout.kv_heads if layout.grouping == "head" else 1
@@ -240,41 +238,6 @@ class GatherReader:
             for p in row.pieces
             if p.place.on_host
         ]
-
-    def _enter(self, fresh: np.ndarray) -> bool:
-        """Take in the new tokens of a single path without looking at the others again."""
-        if not len(fresh) or len(self._cache.leaves) != 1 or self._cache.layout.grouping == "head":
-            return False
-        cache, device = self._cache, self._cache.layout.device
-        slots = cache.pools[Place.HBM].slots.of[:, fresh].astype(np.int64)
-        spots = to_device(cache.position.values[fresh].astype(np.int64), device)
-        for group, row in enumerate(self._rows):
-            if row.order is not None or row.pieces[-1].place is not Place.HBM:
-                new = to_device(slots[group], device)
-                at = next((i for i, p in enumerate(row.pieces) if p.place is Place.HBM), None)
-                if at is None or row.order is None:
-                    return False
-                before = sum(len(p.slots) for p in row.pieces[: at + 1])
-                row.order = torch.cat(
-                    [
-                        row.order + (row.order >= before) * len(fresh),
-                        torch.arange(before, before + len(fresh), device=device),
-                    ]
-                )
-                row.pieces[at].slots = torch.cat([row.pieces[at].slots, new])
-            else:
-                new = to_device(slots[group], device)
-                row.pieces[-1].slots = torch.cat([row.pieces[-1].slots, new])
-            row.token = np.concatenate([row.token, fresh])
-        self._entries = [
-            Entries(
-                None,
-                None if e.position is None else torch.cat([e.position, spots[None]], dim=1),
-                e.n + len(fresh),
-            )
-            for e in self._entries
-        ]
-        return True
 
     def content(self, layer: int) -> Tensor:
         """Keys and values ``[2, kv_heads, n, head_dim]`` in the order of tokens."""

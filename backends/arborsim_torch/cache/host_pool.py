@@ -98,6 +98,7 @@ class RowTable(SlotTable):
         self.used += np.bincount(group, minlength=len(self.used))
         self._slot.values[group, token] = row
         np.maximum(self.high, self._end[self._space], out=self.high)
+        self._note(group, token)
         return row
 
     def take_shared(self, token: np.ndarray) -> np.ndarray:
@@ -111,6 +112,7 @@ class RowTable(SlotTable):
         self._slot.values[group, token] = NOWHERE
         self.used -= np.bincount(group, minlength=len(self.used))
         self.total -= len(token)
+        self._note(group, token)
 
     def _find(self, space: int, count: int) -> np.ndarray:
         end = int(self._end[space])

@@ -11,7 +11,7 @@ are copied into workspace, padded to the longest head, whenever they are read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.slots import SlotTable
-from arborsim_torch.tiers.codec import Codec
+from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.tiers.codec import Codec, Packed
 from arborsim_torch.tiers.copies import to_device
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Pool:
     Attributes
     ----------
     slots : SlotTable
+    allocations : int
+        How often tensors have been allocated: views of them are valid until the next time.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Pool:
         self.layout, self.codec, self.device = layout, codec, device
         self.slots = SlotTable(layout.groups)
         self.page_tokens = page_tokens
+        self.allocations = 0
         self._capacity = np.zeros(layout.groups, dtype=np.int64)
         #: Where each group begins in the `rows` of its layers; int64 ``[groups]``
         self.first_row = np.zeros(layout.groups, dtype=np.int64)
@@ -96,6 +100,7 @@ class Pool:
         self._slabs: list[list[Tensor]] = [[] for _ in range(layout.slabs)]
         self._tables: list[list[Tensor] | None] = [[] for _ in range(layout.slabs)]
         self._views: dict[int, list[Tensor]] = {}  # by layer
+        self._pieces: dict[int, Piece] = {}  # by layer
         self._padding: dict[int, tuple[int, Tensor]] = {}  # by slab
         self._spans: Spans | None = None
 
@@ -202,6 +207,46 @@ class Pool:
         """
         slab, index = self.layout.slab_of_layer(layer)
         return self._slabs[slab][0][index]
+
+    def piece(self, layer: int) -> Piece:
+        """A layer's slots, to be read in place; of no room yet.
+
+        Of a ragged slab it has the rows of all heads for each: an index has to begin at the head's
+        `first_row`.
+        """
+        known = self._pieces.get(layer)
+        if known is None:
+            slab, index = self.layout.slab_of_layer(layer)
+            if self.ragged(slab):
+                heads = (-1, self.layout.kv_heads, -1, -1)
+                parts = [part[index][:, None].expand(heads) for part in self._slabs[slab]]
+            else:
+                parts = self.slab(layer)
+            known = self._pieces[layer] = self.as_piece(parts)
+        if self._spans is None:
+            return known
+        ragged = self.ragged(self.layout.slab_of_layer(layer)[0])
+        first = self.first_row[self.layout.groups_of_layer(layer)] if ragged else None
+        spans, member = self._spans.piece(layer, known.keys.shape[1], first)
+        return replace(known, key_scale=spans, member=member)
+
+    def as_piece(self, parts: list[Tensor]) -> Piece:
+        """Data ``[records, kv_heads, n, width]``, and scales, as a piece without a room."""
+        codec, (data, *scales) = self.codec, parts
+        data = data.view(codec.storage)
+        if isinstance(codec, Packed) and codec.scaled:
+            codes, values = data[0].tensor_split([codec.key_bytes], dim=-1)
+            if not scales:  # `Spans` has them
+                return Piece(codes, values, codec, None, None, None, 0)
+            spans = scales[0][0]  # of each token, and its number in its group
+            number = spans[..., -2:].contiguous().view(torch.int16)[..., 0]
+            each = torch.arange(number.shape[-1], dtype=torch.int32, device=number.device)
+            member = each * codec.together + number
+            return Piece(codes, values, codec, spans[..., :-2], None, None, 0, member=member)
+        if len(data) == 1:  # of `Spans`
+            return Piece(data[0], data[0], codec, None, None, None, 0)
+        scale = [None, None] if not scales else [scales[0][0, ..., 0], scales[0][1, ..., 0]]
+        return Piece(data[0], data[1], codec, scale[0], scale[1], None, 0)
 
     def gather(self, layer: int, heads: slice, slots: Tensor) -> list[Tensor]:
         """Copy tokens of some heads of a layer as they are stored, ``[2, heads, m, ...]``.
@@ -349,7 +394,9 @@ class Pool:
         heads = (g.kv_heads, int(capacity[0]))
         self._tables[slab] = [part.unflatten(2, heads) for part in parts] if even else None
         self._views.clear()
+        self._pieces.clear()
         self._padding.clear()
+        self.allocations += 1
         for group, old in zip(groups, before, strict=True):
             for new, source in zip(self._strip(group), old, strict=False):
                 if order is None:

@@ -11,6 +11,7 @@ import numpy as np
 from arborsim.core.tree import GrowingTable
 
 NOWHERE = -1
+_MOST_NOTED = 1 << 17  # pairs that came or went between two looks; beyond, all is looked at anew
 
 
 class SlotTable:
@@ -38,6 +39,30 @@ class SlotTable:
         self._slot = GrowingTable(groups, np.int32)
         self._free = np.zeros((groups, 16), dtype=np.int32)  # stacks; the last entry is taken next
         self._num_free = np.zeros(groups, dtype=np.int64)
+        self._noted: list[tuple[np.ndarray | None, np.ndarray]] | None = None
+        self._num_noted = 0
+
+    def changes(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Pairs (group, token) that have come or gone since the last call; some of them twice.
+
+        None at first, if they were too many to note, or if slots have been numbered anew.
+        """
+        noted, self._noted, self._num_noted = self._noted, [], 0
+        if noted is None:
+            return None
+        if not noted:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        zeros = (np.zeros(len(t), dtype=np.int64) if g is None else g for g, t in noted)
+        return np.concatenate(list(zeros)), np.concatenate([token for _, token in noted])
+
+    def _note(self, group: np.ndarray | None, token: np.ndarray) -> None:
+        if self._noted is None:
+            return
+        self._num_noted += len(token)
+        if self._num_noted > _MOST_NOTED:
+            self._noted = None
+        else:
+            self._noted.append((group, token))
 
     def grow(self, tokens: int) -> None:
         """Know of tokens up to, not including, number `tokens`; they sit nowhere yet."""
@@ -63,6 +88,7 @@ class SlotTable:
         self.high += counts - from_free
         self.used += counts
         self._slot.values[group, token] = slot
+        self._note(group, token)
         return np.asarray(slot, dtype=np.int64)
 
     def take_shared(self, token: np.ndarray) -> np.ndarray:
@@ -77,6 +103,7 @@ class SlotTable:
         self.used[0] += count
         self.total += count
         self._slot.values[0, token] = slot
+        self._note(None, token)
         return slot
 
     def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
@@ -93,6 +120,7 @@ class SlotTable:
         self.used -= counts
         self.total -= len(token)
         self._slot.values[group, token] = NOWHERE
+        self._note(group, token)
 
     def compact(self) -> list[np.ndarray]:
         """Number the slots of each group anew, without gaps, in the order of tokens.
@@ -110,6 +138,7 @@ class SlotTable:
             row[held] = np.arange(len(held))
         self.high[:] = self.used
         self._num_free[:] = 0
+        self._noted = None
         return old
 
 

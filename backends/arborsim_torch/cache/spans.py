@@ -58,6 +58,8 @@ class Spans:
         self._together = codec.together
         self._slots = slots  # of the tokens
         self._known: dict[int, tuple[Tensor, Tensor]] = {}  # by cache group, until tokens move
+        self._members: dict[int, Tensor] = {}  # by slab
+        self._current: set[int] = set()  # slabs whose members are up to date
         self._pool = Pool(layout, _Bytes(codec.span_bytes), device, page_tokens=1)
         self._first = GrowingTable(layout.groups, np.int32)  # of each token's group; -1: none
         self._number = GrowingTable(layout.groups, np.int16)  # of each token in its group
@@ -80,7 +82,7 @@ class Spans:
         self._first.values[group, token] = np.repeat(first, self._together)
         self._number.values[group, token] = np.arange(len(token)) % self._together
         self._pool.take(group[:: self._together], first)
-        self._known.clear()
+        self._moved()
 
     def leave(self, group: np.ndarray, token: np.ndarray) -> None:
         for one in np.unique(group).tolist():
@@ -89,12 +91,47 @@ class Spans:
             row[gone] = -1
             empty = firsts[~np.isin(firsts, row)].astype(np.int64)
             self._pool.give_back(np.full(len(empty), one), empty)
-        self._known.clear()
+        self._moved()
 
     def shrink(self) -> None:
         """Tokens are about to get new slots."""
         self._pool.shrink()
+        self._moved()
+
+    def _moved(self) -> None:
         self._known.clear()
+        self._current.clear()
+
+    def piece(self, layer: int, rows: int, first_row: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        """`Piece.key_scale` and `Piece.member` of a layer whose tokens stand in `rows` rows.
+
+        If heads share these, `first_row` says where those of each begin, int64 ``[kv_heads]``.
+        """
+        layout = self._pool.layout
+        slab, groups = layout.slab_of_layer(layer)[0], layout.groups_of_layer(layer)
+        if slab not in self._current:
+            count = groups.stop - groups.start
+            members = np.zeros((count if first_row is None else 1, rows), dtype=np.int32)
+            apart = self._pool.ragged(slab)
+            for i, group in enumerate(range(groups.start, groups.stop)):
+                slot_of = self._slots.of[group]
+                held = np.flatnonzero(slot_of >= 0)
+                at = self._pool.slots.of[group, self._first.values[group, held]].astype(np.int64)
+                at += self._pool.first_row[group] if apart else 0
+                number = at * self._together + self._number.values[group, held]
+                if first_row is None:
+                    members[i, slot_of[held]] = number
+                else:
+                    members[0, slot_of[held] + first_row[i]] = number
+            known = self._members.get(slab)
+            if known is None or known.shape != members.shape:
+                known = self._members[slab] = torch.empty(
+                    members.shape, dtype=torch.int32, device=self._pool.device
+                )
+            known.copy_(to_device(members, self._pool.device))
+            self._current.add(slab)
+        member = self._members[slab]
+        return self._pool.piece(layer).keys, member[0] if len(member) == 1 else member
 
     def gather(self, layer: int, heads: slice, group: int, slots: Tensor) -> Tensor:
         """The span of the token in each slot of a layer's group: see `Packed.decode`."""

@@ -4,10 +4,9 @@ A forward pass: `begin` gives slots to its tokens and returns what it reads; eac
 keys and values (`AttentionMetadata.store`) and gets its view.  Moves between tiers come after it
 (`arborsim_torch.cache.mover`).
 
-While all tokens it needs are in HBM at full precision, attention reads the pool in place, with a
-mask where the pool holds other tokens too.  Otherwise, where a policy selects what is read, or if
-results must not depend on where tokens are stored (`ordered`), each layer's keys and values are
-gathered in the order of tokens.
+A decode step reads every pool in place (`arborsim_torch.cache.pieces`).  If results must not depend
+on where tokens are stored (`ordered`), each layer's keys and values are gathered in the order of
+tokens instead; so they are where lost tokens are computed again.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from arborsim_torch.cache.forward import AttentionMetadata, SlotWriter, SpanWrit
 from arborsim_torch.cache.gather import GatherPlan, GatherReader
 from arborsim_torch.cache.hf import hf_cache
 from arborsim_torch.cache.host import PAGES_TOP, HostAttention, HostStream
-from arborsim_torch.cache.in_place import InPlacePlan, InPlaceReader
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.reader import PiecePlan, PieceReader
 from arborsim_torch.cache.spans import make_pools
 from arborsim_torch.cache.state import CacheState
 from arborsim_torch.tiers.codec import Codec, Fp8
@@ -52,9 +51,6 @@ class TieredCache:
         How tokens in DDR that are not staged take part in attention.  Without a link, they are
         copied layer by layer while the computation waits.
     link : HostLink, optional
-    by_path : bool
-        Where sequences share little of what the pool holds, read each path by itself: for trees of
-        thousands of short nodes.
 
     Attributes
     ----------
@@ -75,7 +71,6 @@ class TieredCache:
         ordered: bool = False,
         recall: str = "stage",
         link: HostLink | None = None,
-        by_path: bool = False,
     ) -> None:
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
@@ -85,7 +80,6 @@ class TieredCache:
         self._contiguous = False  # the next step may take the fast path
         self.hf = hf_cache(self, layout.layers)
         self.ordered = ordered
-        self._in_place = InPlaceReader(self, by_path)
         self.stream: HostStream | None = None
         self.host_attention: HostAttention | None = None
         if link is not None and recall == "stream":
@@ -94,7 +88,9 @@ class TieredCache:
             self.host_attention = HostAttention(
                 self, link, PAGES_TOP if recall == "ondemand" else 0
             )
-        self._gather = GatherReader(self, self.host_attention is not None, self.stream)
+        split_host = self.host_attention is not None
+        self._gather = GatherReader(self, split_host, self.stream)
+        self._pieces = PieceReader(self, split_host, self.stream)
         self._store: Callable[[int, Tensor, Tensor], None] = _unannounced
         self._held = 0
         self._reads: np.ndarray | None = None  # bool [groups, tokens then]
@@ -154,7 +150,7 @@ class TieredCache:
         """The next passes are over these leaves, in this order."""
         self._state.activate(leaves)
         self.tree.forget_paths(leaves)
-        self.changed()
+        self._turned()
 
     def length(self, seq: int) -> int:
         """Tokens on the path of a sequence, evicted ones included."""
@@ -206,9 +202,13 @@ class TieredCache:
             pool.grow(self.num_tokens)
 
     def changed(self) -> None:
-        """Tokens have moved: what attention reads must be looked up anew."""
-        self._in_place.stale = True
-        self._gather.stale = True
+        """Tokens have moved; pools know which."""
+        self._gather.stale, self._contiguous = True, False
+
+    def _turned(self) -> None:
+        """Other tokens are to be read, wherever they are."""
+        self.changed()
+        self._pieces.stale = True
 
     def select(self, reads: np.ndarray | None) -> bool:
         """Attention reads these tokens and those to come: `arborsim.memory.moves.Plan.reads`.
@@ -219,6 +219,8 @@ class TieredCache:
         if before is None and self._reads is None:
             return False
         self.changed()
+        old, new = (_all_but(each, self.num_tokens) for each in (before, self._reads))
+        self._pieces.look_again(*np.nonzero(old != new))
         return True
 
     @property
@@ -234,6 +236,14 @@ class TieredCache:
             read[:, old] = self._reads[:, token[old]]
         return read
 
+    def selected_pairs(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
+        """Which of these pairs attention is to read, where they can be; bool ``[m]``."""
+        if self._reads is None:
+            return np.ones(len(group), dtype=np.bool_)
+        known = self._reads.shape[1]
+        read: np.ndarray = self._reads[group, np.minimum(token, known - 1)]
+        return np.asarray(read | (token >= known))
+
     # -- forward passes ------------------------------------------------------------------------
 
     def begin(self, ids: np.ndarray) -> AttentionMetadata:
@@ -248,9 +258,7 @@ class TieredCache:
         if width != len(self.leaves) or (queries > 1 and width > 1):
             raise ValueError(f"{ids.shape} tokens for {len(self.leaves)} leaves")
         if width == queries == 1:
-            metadata = self._state.step(
-                int(ids[0, 0]), self._contiguous and not self._in_place.stale
-            )
+            metadata = self._state.step(int(ids[0, 0]), self._contiguous)
             if metadata is not None:
                 self._store, self._held = metadata.store, metadata.positions
                 return metadata
@@ -266,7 +274,7 @@ class TieredCache:
         they have.
         """
         self._state.activate([leaf])
-        self.changed()
+        self._turned()
         position = self.position.values[tokens].astype(np.int64)[None]
         lost = self.place.values[:, tokens] == Place.LOST
         writing = SlotWriter.rewrite(self.pools[Place.HBM], tokens, lost)
@@ -281,31 +289,27 @@ class TieredCache:
         first: list[int],
         fresh: np.ndarray,
     ) -> AttentionMetadata:
-        longest = self.seen_tokens
-        source = self._gather if self._must_gather() else self._in_place
-        plan = source.plan(fresh)
-        self._contiguous = source is self._in_place and plan.contiguous and self.layout.groups == 1
+        one, longest = position.shape[1] == 1, self.seen_tokens
         position = position.astype(np.int64)
+        plan: PiecePlan | GatherPlan = self._gather.plan() if self.ordered else self._pieces.plan()
+        if isinstance(plan, PiecePlan) and not one and not plan.contiguous:
+            plan = self._gather.plan()  # tokens that are recomputed
+        in_place = isinstance(plan, PiecePlan)
+        self._contiguous = in_place and plan.contiguous and self.layout.groups == 1
         at = to_device(position, self.layout.device)
         self._store, self._held = writing.store, plan.held
-        host_attention = None
-        if self.host_attention is not None and isinstance(plan, GatherPlan):
-            host_attention = self.host_attention
+        host_attention = self.host_attention if plan.host else None
+        if host_attention is not None:
             host_attention.begin(plan.host, plan.fresh)
         metadata = AttentionMetadata(
             at, first, longest, plan.entries, plan.content, writing.store, host_attention,
             causal=plan.contiguous and len(fresh) == position.shape[1] and len(first) == 1,
-            paths=plan.paths if isinstance(plan, InPlacePlan) else None,
-            plain=plan.plain if isinstance(plan, InPlacePlan) and position.size == 1 else None,
+            pieces=plan.pieces if isinstance(plan, PiecePlan) and one else None,
+            plain=plan.plain() if isinstance(plan, PiecePlan) and position.size == 1 else None,
         )  # fmt: skip
         if host_attention is not None:
             host_attention.attach(metadata, torch.from_numpy(position))
         return metadata
-
-    def _must_gather(self) -> bool:
-        if self.ordered or self.selects:
-            return True
-        return any(p.slots.total for place, p in self.pools.items() if place is not Place.HBM)
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Take a layer's new keys and values, ``[seqs, kv_heads, queries, head_dim]``."""
@@ -325,6 +329,13 @@ class TieredCache:
     def tokens_kv(self, token: np.ndarray) -> Tensor:
         """Keys and values of tokens in HBM, ``[layers, 2, kv_heads, tokens, head_dim]``."""
         return self.pools[Place.HBM].read_tokens(token)
+
+
+def _all_but(reads: np.ndarray | None, tokens: int) -> np.ndarray:
+    """Bool ``[groups, tokens]``: a selection, with tokens that came after it."""
+    if reads is None:
+        return np.ones((1, tokens), dtype=np.bool_)
+    return np.pad(reads, ((0, 0), (0, tokens - reads.shape[1])), constant_values=True)
 
 
 def _unannounced(layer: int, keys: Tensor, values: Tensor) -> None:

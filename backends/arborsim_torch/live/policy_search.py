@@ -118,11 +118,15 @@ class CacheOptions:
         False waits for every copy at once.
     page_tokens : int
         Pools grow and shrink by this number of slots.
+    ordered : bool
+        Gather keys and values in the order of tokens, so that results are the same bits wherever
+        tokens are: a reference, and slow.
     """
 
     recall: str = "stage"
     overlap: bool = True
     page_tokens: int = 16
+    ordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -246,7 +250,7 @@ class PolicySearch:
         in_ddr = any(tier.in_ddr for tier in policy.method.tiers)
         self._link = HostLink(layout.device)
         self.cache = TieredCache(
-            layout, page_tokens=machine.page_tokens, ordered=in_ddr, recall=machine.recall,
+            layout, page_tokens=machine.page_tokens, ordered=machine.ordered, recall=machine.recall,
             link=self._link,
             quantised=[codec_of(each, layout.head_dim) for each in policy.formats],
         )  # fmt: skip

@@ -71,7 +71,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("grouping", "recall"), WAYS)
 def test_moves_and_passes_are_those_of_the_cpu(grouping: str, recall: str) -> None:
-    """Bit by bit, since the same kernels of the CPU compute both."""
+    """Bit by bit if in order, since the same kernels of the CPU compute both."""
     number = GROUPINGS.index(grouping) + RECALLS.index(recall)
     codec, ordered = (Fp8(), Int8())[number % 2], recall == "stage"
     model = tiny_model("qwen2")
@@ -80,7 +80,10 @@ def test_moves_and_passes_are_those_of_the_cpu(grouping: str, recall: str) -> No
         there = copy.deepcopy(model).to("cuda")
         found = wander(there, "cuda", grouping, recall, codec, ordered)
     for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+        if ordered:
+            np.testing.assert_array_equal(one.numpy(), other.numpy())
+        else:
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -105,10 +104,8 @@ def test_every_policy_decides_as_on_the_cpu(
 ) -> None:
     wanted = run(names, "cpu", budget, most=most)
     assert len(wanted.tokens) == len(names)
-    with pretend(patience=1) as gpu:
+    with pretend(patience=1):
         found = run(names, "cuda", budget, most=most)
-        if importlib.util.find_spec("triton"):  # rows of attention come from its kernel
-            assert (gpu.launches["attend_split"] > 0) == (names != PROMPTS)
     assert compare(found, wanted) == set(names) - idle
 
 

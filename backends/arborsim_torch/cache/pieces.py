@@ -1,0 +1,298 @@
+"""What a decode step reads of each pool, in place: tables on the device, changed where tokens move.
+
+A `PieceTable` says which slots of one pool are read.  Its *entries* are the slots themselves where
+most of them are read, with a mask; otherwise they are listed by an index.  Tokens that come or go
+are written into the tensors one by one, so that these keep their memory as long as the pool keeps
+its own.  `arborsim_torch.cache.reader` keeps the tables of all pools up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim_torch.cache.forward import PlacedPiece
+from arborsim_torch.cache.layout import Layout, Place
+from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.slots import SlotTable
+from arborsim_torch.tiers.copies import to_device
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.tiered import TieredCache
+
+_LIST_BELOW = 0.7  # of a pool's slots: if fewer are read, they are listed
+_ANEW_BELOW = 0.5  # of a table's entries: if fewer are read, it is made anew
+NOT_READ = -1
+#: Types of a table's tensors, and what stands where nothing is read.
+_KINDS = {"index": (torch.int32, NOT_READ), "mask": (torch.bool, 0), "position": (torch.int64, 0)}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """(group, token) pairs and what a table has to know of them; arrays ``[m]``.
+
+    Attributes
+    ----------
+    group, token : int64
+    on_path : bool ``[seqs, m]``
+    """
+
+    group: np.ndarray
+    token: np.ndarray
+    on_path: np.ndarray
+
+    def where(self, mask: np.ndarray) -> Pairs:
+        return Pairs(self.group[mask], self.token[mask], self.on_path[:, mask])
+
+
+class PieceTable:
+    """Which slots of one pool are read.
+
+    Parameters
+    ----------
+    cache : TieredCache
+    place : Place
+    held : callable
+        Gives the pairs that are read of this pool, and their entries, int64 ``[m]``.
+
+    Attributes
+    ----------
+    count : int64 array ``[groups]``
+        Entries that are read.
+    version : int
+        Changes whenever any entry does.
+    """
+
+    def __init__(
+        self, cache: TieredCache, place: Place, held: Callable[[], tuple[Pairs, np.ndarray]]
+    ) -> None:
+        self._cache, self.place, self._held = cache, place, held
+        self._layout: Layout = cache.layout
+        self.pool: Pool = cache.pools[place]
+        self.count = np.zeros(self._layout.groups, dtype=np.int64)
+        self.version = 0
+        self._seqs = 1
+        self._listed: SlotTable | None = None  # entries of tokens, if they are not the slots
+        self._tensors: dict[str, Tensor] = {}
+        self._current: set[str] = set()  # those of the tensors that are kept up to date
+        self._allocations = -1
+        self._roomy = -1, 0  # allocations, and slots of the longest group then
+
+    @property
+    def high(self) -> np.ndarray:
+        """Int64 ``[groups]``: entries below this are looked at."""
+        return self.pool.slots.high if self._listed is None else self._listed.high
+
+    @property
+    def sparse(self) -> bool:
+        """Whether so little of what is looked at is read that the table should be made anew."""
+        return bool(self.count.sum() < _ANEW_BELOW * self.high.sum())
+
+    @property
+    def moved(self) -> bool:
+        """Whether the pool has other tensors than when the table was made, and it must be too."""
+        same = self._allocations == self.pool.allocations
+        return not same and (self._listed is not None or self._ragged)
+
+    @property
+    def _ragged(self) -> bool:
+        return any(self.pool.ragged(slab) for slab in range(self._layout.slabs))
+
+    def reset(self, pairs: Pairs) -> np.ndarray:
+        """Read these and nothing else; their entries, int64 ``[m]``."""
+        self._allocations = self.pool.allocations
+        self._seqs = len(pairs.on_path)
+        self.count = np.bincount(pairs.group, minlength=self._layout.groups)
+        few = len(pairs.group) < _LIST_BELOW * self.pool.slots.high.sum()
+        few |= self.place.on_host or self._ragged
+        self._listed = SlotTable(self._layout.groups) if few else None
+        self._current.clear()
+        self.version += 1
+        return self._enter(pairs)
+
+    def _enter(self, pairs: Pairs) -> np.ndarray:
+        if self._listed is None:
+            return np.asarray(self.pool.slots.of[pairs.group, pairs.token], dtype=np.int64)
+        self._listed.grow(self._cache.num_tokens)
+        return self._listed.take(pairs.group, pairs.token)
+
+    def change(self, gone: Pairs, left: np.ndarray, come: Pairs) -> np.ndarray:
+        """Stop to read `gone`, whose entries are `left`; then read `come`, whose entries return."""
+        if self._listed is not None:
+            self._listed.give_back(gone.group, gone.token)
+        entry = self._enter(come)
+        groups = self._layout.groups
+        self.count += np.bincount(come.group, minlength=groups)
+        self.count -= np.bincount(gone.group, minlength=groups)
+        self.version += 1
+        if self._current and self._needed() > self._room():
+            self._current.clear()
+        if not self._current:
+            return entry
+        if self._listed is None and "mask" not in self._current:
+            gone, left = gone.where(np.zeros(0, np.int64)), left[:0]  # nothing tells them anyway
+        # What is left and taken again is written once.
+        width = self._room()
+        again = np.isin(gone.group * width + left, come.group * width + entry)
+        emptied = gone.where(~again)
+        self._write(
+            np.concatenate([emptied.group, come.group]), np.concatenate([left[~again], entry]),
+            len(emptied.group), come,
+        )  # fmt: skip
+        return entry
+
+    def _write(self, group: np.ndarray, entry: np.ndarray, emptied: int, come: Pairs) -> None:
+        """Write entries, the first `emptied` of which are not read any more."""
+        columns = {
+            "index": (self._slots(come), NOT_READ), "mask": (come.on_path, 0),
+            "position": (self._cache.position.values[come.token], 0),
+        }  # fmt: skip
+        rows = [group[None], entry[None]]
+        for name in _KINDS:
+            if name in self._current:
+                own = np.atleast_2d(columns[name][0])
+                empty = np.full((len(own), emptied), columns[name][1])
+                rows.append(np.concatenate([empty, own], axis=1))
+        table = np.concatenate(rows).astype(np.int64)
+        there = to_device(table, self._layout.device)
+        row = 2
+        for name in _KINDS:
+            if name not in self._current:
+                continue
+            tensor = self._tensors[name]
+            if name == "mask":
+                tensor[: self._seqs, there[0], there[1]] = there[row : row + self._seqs] != 0
+                row += self._seqs
+            else:
+                tensor[there[0], there[1]] = there[row].to(tensor.dtype)
+                row += 1
+
+    def _slots(self, pairs: Pairs) -> np.ndarray:
+        """What the index says of pairs; int64 ``[m]``."""
+        slot = np.asarray(self.pool.slots.of[pairs.group, pairs.token], dtype=np.int64)
+        if self._ragged:
+            per_slab = self._layout.groups // self._layout.slabs
+            ragged = np.repeat([self.pool.ragged(s) for s in range(self._layout.slabs)], per_slab)
+            slot += np.where(ragged, self.pool.first_row, 0)[pairs.group]
+        return slot
+
+    def _room(self) -> int:
+        """Entries that every current tensor has room for."""
+        return min((self._tensors[name].shape[-1] for name in self._current), default=0)
+
+    def _needed(self) -> int:
+        """Entries that tensors should have room for: as many as the pool has slots."""
+        if self._roomy[0] != self.pool.allocations:
+            slabs = range(self._layout.slabs)
+            most = max(self.pool.capacity(slab) for slab in slabs)
+            self._roomy = self.pool.allocations, most
+        return max(int(self.high.max()), self._roomy[1])
+
+    def tensor(self, name: str) -> Tensor:
+        """``index`` or ``position``, ``[groups, room]``, or ``mask``, ``[seqs, groups, room]``.
+
+        Its memory is the same as at the last call, unless the pool has grown since.
+        """
+        if name not in self._current:
+            self._make(name)
+        made = self._tensors[name]
+        return made[: self._seqs] if name == "mask" else made
+
+    def _make(self, name: str) -> None:
+        dtype, empty = _KINDS[name]
+        device = self._layout.device
+        room = self._needed()
+        known = self._tensors.get(name)
+        lead = (self._seqs,) if name == "mask" else ()
+        if known is None or known.shape[-1] < room or known.shape[: len(lead)] < lead:
+            known = torch.empty((*lead, self._layout.groups, room), dtype=dtype, device=device)
+            self._tensors[name] = known
+        pairs, entry = self._held()
+        table = np.full((*lead, *known.shape[-2:]), empty, dtype=np.int64)
+        if name == "mask":
+            table[:, pairs.group, entry] = pairs.on_path
+            known[: self._seqs] = to_device(table.astype(np.bool_), device)
+        else:
+            found = self._slots(pairs) if name == "index" else (
+                self._cache.position.values[pairs.token]
+            )  # fmt: skip
+            table[pairs.group, entry] = found
+            known.copy_(to_device(table, device))
+        self._current.add(name)
+
+    def reads(self, layer: int) -> bool:
+        """Whether anything of a layer is read."""
+        return bool(self.count[self._layout.groups_of_layer(layer)].any())
+
+    def full(self, groups: slice) -> bool:
+        """Whether all of a layer's entries, as many in every group, are read by one sequence."""
+        high = self.high[groups]
+        return self._seqs == 1 and bool((self.count[groups] == high).all()) and bool(
+            (high == high[0]).all()
+        )  # fmt: skip
+
+    @property
+    def in_order(self) -> bool:
+        """Whether entries are slots."""
+        return self._listed is None
+
+    def piece(self, layer: int, room: int | None = None) -> PlacedPiece:
+        """What one layer reads.
+
+        Parameters
+        ----------
+        layer : int
+        room : int or None
+            Entries to look at, at least as many as there are: then the piece always has a mask or
+            an index, so that its shapes do not tell how many are read.
+        """
+        groups, pool = self._layout.groups_of_layer(layer), self.pool
+        fixed = room is not None
+        room = int(self.high[groups].max()) if room is None else room
+        index = mask = None
+        if self._listed is not None:
+            index = self.tensor("index")[groups, :room]
+            index = index[0] if len(index) == 1 else index
+        if self._seqs > 1 or (self._listed is None and (fixed or not self.full(groups))):
+            mask = self.tensor("mask")[:, groups, :room]
+
+        piece = replace(pool.piece(layer), index=index, room=room, mask=mask)
+        return PlacedPiece(piece, self._positions(groups, room))
+
+    def _positions(self, groups: slice, room: int) -> Callable[[], Tensor]:
+        return lambda: self.tensor("position")[groups, :room]
+
+    def brought(self, layer: int, parts: list[Tensor]) -> PlacedPiece:
+        """A layer's piece whose tokens, in the order of entries, have been copied to the device.
+
+        `parts` are data ``[records, kv_heads, room, width]``, and scales.
+        """
+        groups, room = self._layout.groups_of_layer(layer), parts[0].shape[2]
+        piece = self.pool.as_piece(parts)
+        even = bool((self.count[groups] == room).all())
+        mask = None if self._seqs == 1 and even else self.tensor("mask")[:, groups, :room]
+        return PlacedPiece(replace(piece, room=room, mask=mask), self._positions(groups, room))
+
+    def listed(self) -> list[Tensor]:
+        """Of each group of a table that was just reset: its slots by entry, int64 ``[n]``."""
+        pairs, _ = self._held()
+        slots = self.pool.slots.of[pairs.group, pairs.token].astype(np.int64)
+        return list(to_device(slots, self.pool.device).split(self.count.tolist()))
+
+    def spread(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions ``[groups, room]`` and paths, bool ``[groups, seqs, room]``, by entry.
+
+        Padding comes after every query and lies on no path.
+        """
+        pairs, entry = self._held()
+        shape = (self._layout.groups, int(self.high.max()))
+        spots = np.full(shape, np.iinfo(np.int64).max)
+        on_path = np.zeros((shape[0], self._seqs, shape[1]), dtype=np.bool_)
+        spots[pairs.group, entry] = self._cache.position.values[pairs.token]
+        on_path[pairs.group, :, entry] = pairs.on_path.T
+        return spots, on_path

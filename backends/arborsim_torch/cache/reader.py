@@ -1,0 +1,234 @@
+"""Keeps what every layer reads of every pool: which tokens, from where, by which sequence.
+
+Every pool says which of its tokens have come or gone since the last pass; only these are entered
+into the tables (`arborsim_torch.cache.pieces`).  All is looked up anew where paths turn, where
+slots are numbered anew, and where little of what is looked at is still read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim.core.tree import GrowingTable
+from arborsim_torch.cache.forward import Entries, PlacedPiece
+from arborsim_torch.cache.host import HostStream, HostTokens
+from arborsim_torch.cache.host_pieces import HostPieces
+from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.pieces import NOT_READ, Pairs, PieceTable
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.tiered import TieredCache
+
+
+class PieceReader:
+    """Knows what every layer reads of every pool.
+
+    Parameters
+    ----------
+    cache : TieredCache
+    split_host : bool
+        Tokens on the host are not read as pieces, but listed as `HostTokens`.
+    stream : HostStream or None
+        Brings tokens from the host layer by layer.
+
+    Attributes
+    ----------
+    stale : bool
+        Everything must be looked up: paths have turned.
+    """
+
+    def __init__(
+        self, cache: TieredCache, split_host: bool = False, stream: HostStream | None = None
+    ) -> None:
+        self._cache, self._layout = cache, cache.layout
+        self.stale = True
+        self._tables: dict[Place, PieceTable] = {}
+        groups = cache.layout.groups
+        self._place = GrowingTable(groups, np.int8)  # that a token is read of; LOST: it is not
+        self._entry = GrowingTable(groups, np.int32)
+        self._on_path = np.zeros((0, 0), dtype=np.bool_)  # [seqs, nodes]
+        self._more: list[tuple[np.ndarray, np.ndarray]] = []  # pairs to look at again
+        self._contiguous = False
+        self._host = HostPieces(cache.layout, split_host, stream)
+
+    def look_again(self, group: np.ndarray, token: np.ndarray) -> None:
+        """Whether these pairs are to be read has changed."""
+        self._more.append((group, token))
+
+    @torch.inference_mode()
+    def plan(self) -> PiecePlan:
+        """What the next pass reads."""
+        changed = self._changes()
+        if self.stale or changed is None:
+            self._look_up()
+        elif len(changed[0]):
+            self._update(*changed)
+        if any(table.moved or (table.count.any() and table.sparse) for table in self._on_device()):
+            self._look_up()
+        tables = [table for table in self._tables.values() if table.count.any()]
+        on_host = [table for table in self._tables.values() if table.place.on_host]
+        fresh = self._host.begin(on_host, len(self._on_path))
+        on_device = [table for table in tables if not table.place.on_host]
+        return PiecePlan(on_device, self._host, self._contiguous, fresh)
+
+    def _on_device(self) -> list[PieceTable]:
+        return [table for table in self._tables.values() if not table.place.on_host]
+
+    def _changes(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Pairs that may be read otherwise than before; None if too many to tell."""
+        found, self._more = self._more, []
+        known = True
+        for pool in self._cache.pools.values():
+            own = pool.slots.changes()
+            if own is None:
+                known = False
+            elif len(own[0]):
+                found.append(own)
+        if not known:
+            return None
+        if len(found) == 1 and len(found[0][0]) == 1:
+            return found[0]
+        if not found:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        tokens = self._cache.num_tokens
+        key = np.unique(np.concatenate([group * tokens + token for group, token in found]))
+        return np.divmod(key, tokens)
+
+    def _grow(self) -> None:
+        more = self._cache.num_tokens - len(self._place)
+        if more > 0:
+            self._place.extend(more, Place.LOST)
+            self._entry.extend(more, NOT_READ)
+
+    def _pairs(self, group: np.ndarray, token: np.ndarray) -> Pairs:
+        node = self._cache.tree.node_of_token.values[token]
+        return Pairs(group, token, self._on_path[:, node])
+
+    def _table(self, place: Place) -> PieceTable:
+        if place not in self._tables:
+
+            def held() -> tuple[Pairs, np.ndarray]:
+                pairs = self._pairs(*np.nonzero(self._place.values == place))
+                return pairs, self._entry.values[pairs.group, pairs.token].astype(np.int64)
+
+            none = np.empty(0, dtype=np.int64)
+            self._tables[place] = PieceTable(self._cache, place, held)
+            self._tables[place].reset(self._pairs(none, none))
+        return self._tables[place]
+
+    def _look_up(self) -> None:
+        cache, tree = self._cache, self._cache.tree
+        for pool in cache.pools.values():
+            pool.slots.changes()
+        self.stale = False
+        self._more.clear()
+        self._grow()
+        self._on_path = np.stack([tree.on_path([leaf]) for leaf in cache.leaves])
+        token = np.flatnonzero(self._on_path[:, tree.node_of_token.values].any(0))
+        place = np.where(cache.selected(token), cache.place.values[:, token], Place.LOST)
+        self._place.values[:] = Place.LOST
+        self._place.values[:, token] = place
+        for number in {*np.unique(place).tolist(), *self._tables} - {Place.LOST}:
+            group, at = np.nonzero(place == number)
+            self._entry.values[group, token[at]] = self._table(Place(number)).reset(
+                self._pairs(group, token[at])
+            )
+        table = self._tables.get(Place.HBM)
+        self._contiguous = (
+            table is not None and table.in_order and len(cache.leaves) == 1
+            and bool((place == Place.HBM).all())
+            and bool((self._entry.values[:, token] == np.arange(len(token))).all())
+        )  # fmt: skip
+
+    def _update(self, group: np.ndarray, token: np.ndarray) -> None:
+        cache = self._cache
+        self._grow()
+        pairs = self._pairs(group, token)
+        wanted = pairs.on_path.any(0) & cache.selected_pairs(group, token)
+        before, left = self._place.values[group, token], self._entry.values[group, token]
+        place = np.where(wanted, cache.place.values[group, token], Place.LOST)
+        self._place.values[group, token] = place
+        for number in {*np.unique(before).tolist(), *np.unique(place).tolist()} - {Place.LOST}:
+            table, gone, come = self._table(Place(number)), before == number, place == number
+            if table.place.on_host:
+                every = self._pairs(*np.nonzero(self._place.values == number))
+                self._entry.values[every.group, every.token] = table.reset(every)
+            else:
+                self._entry.values[group[come], token[come]] = table.change(
+                    pairs.where(gone), left[gone].astype(np.int64), pairs.where(come)
+                )
+        entry = self._entry.values[group, token]
+        self._contiguous = (
+            self._contiguous and bool((before == Place.LOST).all())
+            and bool(((place == Place.HBM) | ~wanted).all())
+            and bool((entry[wanted] == cache.position.values[token[wanted]]).all())
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PiecePlan:
+    """What one pass reads.
+
+    Attributes
+    ----------
+    tables : list of PieceTable
+        Of pools on the device that are read.
+    contiguous : bool
+        All that is read is in HBM, and slot ``p`` has position ``p`` in all groups.
+    fresh : bool
+        Tokens on the host have changed.
+    """
+
+    tables: list[PieceTable]
+    on_host: HostPieces
+    contiguous: bool
+    fresh: bool
+
+    @property
+    def host(self) -> list[HostTokens]:
+        """By layer, if tokens on the host are read there."""
+        return self.on_host.tokens
+
+    @property
+    def held(self) -> int:
+        """Entries."""
+        return sum(int(table.high.max()) for table in (*self.tables, *self.on_host.tables))
+
+    def pieces(self, layer: int) -> list[PlacedPiece]:
+        """What a layer reads."""
+        found = [table.piece(layer) for table in self.tables if table.reads(layer)]
+        return found + self.on_host.brought(layer)
+
+    def entries(self, layer: int) -> Entries:
+        """Of a contiguous plan."""
+        return Entries(None, None, self.held)
+
+    def content(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a contiguous plan, ``[kv_heads, n, head_dim]``."""
+        pool = self.tables[0].pool
+        keys, values = pool.slab(layer)[0][:, :, : self.held]
+        return keys, values
+
+    def plain(self) -> list[Tensor] | None:
+        """Keys, then values of each layer, ``[1, kv_heads, n, head_dim]``.
+
+        If one query reads all of the slots in HBM, and nothing else.
+        """
+        if len(self.tables) != 1 or self.on_host.tables:
+            return None
+        (table,) = self.tables
+        layout, pool = table.pool.layout, table.pool
+        per_slab = layout.groups // layout.slabs
+        whole = table.place is Place.HBM and table.in_order and all(
+            table.full(slice(slab * per_slab, (slab + 1) * per_slab))
+            for slab in range(layout.slabs)
+        )  # fmt: skip
+        if not whole:
+            return None
+        spans = enumerate(table.high[::per_slab].tolist())
+        return [part for slab, n in spans for part in pool.span(slab, 0, n).unsqueeze(1).unbind()]
