@@ -175,7 +175,7 @@ def expected(cache: TieredCache, layer: int) -> list[set[tuple[int, ...]]]:
 OPERATIONS = ("step", "step", "move", "move", "select", "turn", "drop")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from(GROUPINGS), st.integers(0, 10_000),
     st.lists(st.sampled_from(OPERATIONS), max_size=14),

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.forward import Entries
-from arborsim_torch.cache.host import HostSlots, HostStream, HostTokens
-from arborsim_torch.cache.host_pool import HostPool
+from arborsim_torch.cache.host import HostStream, HostTokens
+from arborsim_torch.cache.host_pieces import tokens_on_host
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.tiers.copies import to_device
@@ -110,7 +110,7 @@ class GatherReader:
         kinds = [layout.groups_of_layer(layer).start for layer in range(layout.layers)]
         size = layout.kv_heads if layout.grouping == "head" else 1
         by_layer = [self._entries[kind // size] for kind in kinds]
-        host = [self._host[kind // size] for kind in kinds] if self._split_host else []
+        host = self._host if self._split_host else []
         if self._stream is not None:
             self._stream.begin(self._streamed, anew)
         return GatherPlan(by_layer, self, self._contiguous, held, host, anew)
@@ -129,10 +129,7 @@ class GatherReader:
         ]
         self._contiguous = len(paths) == 1 and all(len(r.token) == len(union) for r in self._rows)
         if self._split_host:
-            self._host = [
-                self._host_tokens(range(first, first + size), union, wanted, paths)
-                for first in range(0, layout.groups, size)
-            ]
+            self._host = tokens_on_host(cache)
 
     def _row(self, group: int, union: np.ndarray) -> ReadTokens:
         cache = self._cache
@@ -171,58 +168,6 @@ class GatherReader:
             None if contiguous else to_device(position, device),
             n,
         )
-
-    def _host_tokens(
-        self, groups: range, union: np.ndarray, wanted: np.ndarray, paths: list[np.ndarray]
-    ) -> HostTokens:
-        """What the groups of a layer hold on the host, padded to the longest."""
-        cache = self._cache
-        pieces, position, on_path, first = [], [], [], 0
-        for place, chunk, own in self._host_chunks(groups, union, wanted):
-            m = max(len(token) for token in own)
-            slots = np.full((len(own), m), -1, dtype=np.int64)
-            spots = np.full((len(own), m), np.iinfo(np.int64).max)  # padding: after every query
-            on = np.zeros((len(own), len(paths), m), dtype=np.bool_)
-            pool = cache.pools[place]
-            assert isinstance(pool, HostPool)
-            for r, (group, token) in enumerate(zip(groups, own, strict=True)):
-                slots[r, : len(token)] = pool.slots.of[group, token] - pool.first_of(chunk)
-                spots[r, : len(token)] = cache.position.values[token]
-                for seq, path in enumerate(paths):
-                    on[r, seq, : len(token)] = np.isin(token, path)
-            index = torch.from_numpy(slots if len(own) > 1 else slots[0])
-            pieces.append(HostSlots(place, chunk, index, slice(first, first + m)))
-            position.append(spots)
-            on_path.append(on)
-            first += m
-        if not pieces:
-            none = torch.zeros((1, 0), dtype=torch.int64)
-            return HostTokens([], none, torch.zeros((1, 1, 0), dtype=torch.bool), 0)
-        return HostTokens(
-            pieces,
-            torch.from_numpy(np.concatenate(position, axis=1)),
-            torch.from_numpy(np.concatenate(on_path, axis=2)),
-            first,
-        )
-
-    def _host_chunks(
-        self, groups: range, union: np.ndarray, wanted: np.ndarray
-    ) -> Iterator[tuple[Place, int, list[np.ndarray]]]:
-        """Tokens of each group by place and chunk on the host, as far as there are any."""
-        cache = self._cache
-        for place, pool in cache.pools.items():
-            if not isinstance(pool, HostPool):
-                continue
-            own = [union[wanted[g] & (cache.place.values[g, union] == place)] for g in groups]
-            chunk = [
-                pool.chunk_of(pool.slots.of[g, token]) for g, token in zip(groups, own, strict=True)
-            ]
-            for each in np.unique(np.concatenate(chunk)).tolist():
-                yield (
-                    place,
-                    each,
-                    [token[where == each] for token, where in zip(own, chunk, strict=True)],
-                )
 
     def _streamed(self, layer: int) -> list[tuple[Pool, slice, Tensor]]:
         """The layer's pieces on the host: pool, heads and slots, in the order of `content`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,9 +12,13 @@ from torch.nn import functional as F
 
 from arborsim_torch.cache.forward import PlacedPiece
 from arborsim_torch.cache.host import HostSlots, HostStream, HostTokens
-from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.pieces import NOT_READ, PieceTable
+from arborsim_torch.cache.host_pool import HostPool
+from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.pieces import PieceTable
 from arborsim_torch.cache.pool import Pool
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.tiered import TieredCache
 
 
 class HostPieces:
@@ -21,7 +26,7 @@ class HostPieces:
 
     Parameters
     ----------
-    layout : Layout
+    cache : TieredCache
     stay : bool
         Tokens are read on the host, as `HostTokens`.
     stream : HostStream or None
@@ -36,21 +41,22 @@ class HostPieces:
         By layer, if there are any and they stay.
     """
 
-    def __init__(self, layout: Layout, stay: bool, stream: HostStream | None) -> None:
-        self._layout, self._stay, self._stream = layout, stay, stream
+    def __init__(self, cache: TieredCache, stay: bool, stream: HostStream | None) -> None:
+        self._cache, self._layout = cache, cache.layout
+        self._stay, self._stream = stay, stream
         self._version = 0
         self._slots: list[list[Tensor]] = []  # of each table, by group
         self.tables: list[PieceTable] = []
         self.tokens: list[HostTokens] = []
 
-    def begin(self, tables: Sequence[PieceTable], seqs: int) -> bool:
+    def begin(self, tables: Sequence[PieceTable]) -> bool:
         """What the next pass reads, of tables that may be empty; whether it is something new."""
         version = sum(table.version for table in tables)
         anew, self._version = version != self._version, version
         if anew:
             self.tables = [table for table in tables if table.count.any()]
             self._slots = [table.listed() for table in self.tables]
-            self.tokens = self._tokens_of_layers(seqs) if self._stay and self.tables else []
+            self.tokens = tokens_on_host(self._cache) if self._stay and self.tables else []
         if self._stream is not None and (self.tables or anew):
             self._stream.begin(self._streamed, anew)
         return anew
@@ -90,41 +96,74 @@ class HostPieces:
             found.append(table.brought(layer, parts))
         return found
 
-    def _tokens_of_layers(self, seqs: int) -> list[HostTokens]:
-        spread = [table.spread() for table in self.tables]
-        by_kind = {}
-        for layer in range(self._layout.layers):
-            first = self._layout.groups_of_layer(layer).start
-            if first not in by_kind:
-                by_kind[first] = self._tokens_of(layer, spread, seqs)
-        return [
-            by_kind[self._layout.groups_of_layer(layer).start]
-            for layer in range(self._layout.layers)
-        ]
 
-    def _tokens_of(
-        self, layer: int, spread: list[tuple[np.ndarray, np.ndarray]], seqs: int
-    ) -> HostTokens:
-        """What the groups of a layer hold on the host, padded to the longest."""
-        groups = self._layout.groups_of_layer(layer)
-        pieces: list[HostSlots] = []
-        first = 0
-        position = [torch.zeros((1, 0), dtype=torch.int64)]
-        on_path = [torch.zeros((1, seqs, 0), dtype=torch.bool)]
-        for table, every, (spots, on) in zip(self.tables, self._slots, spread, strict=True):
-            slots = every[groups]
-            room = max(len(own) for own in slots)
-            if not room:
-                continue
-            if not pieces:
-                position, on_path = [], []
-            index = torch.stack([F.pad(own, (0, room - len(own)), value=NOT_READ) for own in slots])
-            where = slice(first, first + room)
-            pieces.append(HostSlots(table.place, index if len(slots) > 1 else index[0], where))
-            position.append(torch.from_numpy(spots[groups, :room]))
-            on_path.append(torch.from_numpy(on[groups, :, :room]))
-            first += room
-        return HostTokens(pieces, torch.cat(position, 1), torch.cat(on_path, 2), first)
+def tokens_on_host(cache: TieredCache) -> list[HostTokens]:
+    """What the active paths read of the host, by layer."""
+    layout, paths = cache.layout, [cache.tree.path(leaf) for leaf in cache.leaves]
+    union = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
+    wanted, found = cache.selected(union), {}
+    for layer in range(layout.layers):
+        groups = layout.groups_of_layer(layer)
+        if groups.start not in found:
+            own = range(groups.start, groups.stop)
+            found[groups.start] = _tokens_of(cache, own, union, wanted, paths)
+    return [found[layout.groups_of_layer(layer).start] for layer in range(layout.layers)]
+
+
+def _tokens_of(
+    cache: TieredCache,
+    groups: range,
+    union: np.ndarray,
+    wanted: np.ndarray,
+    paths: list[np.ndarray],
+) -> HostTokens:
+    """What the groups of a layer hold on the host, padded to the longest."""
+    pieces, position, on_path, first = [], [], [], 0
+    for place, chunk, own in _chunks(cache, groups, union, wanted):
+        m = max(len(token) for token in own)
+        slots = np.full((len(own), m), -1, dtype=np.int64)
+        spots = np.full((len(own), m), np.iinfo(np.int64).max)  # padding: after every query
+        on = np.zeros((len(own), len(paths), m), dtype=np.bool_)
+        pool = cache.pools[place]
+        assert isinstance(pool, HostPool)
+        for r, (group, token) in enumerate(zip(groups, own, strict=True)):
+            slots[r, : len(token)] = pool.slots.of[group, token] - pool.first_of(chunk)
+            spots[r, : len(token)] = cache.position.values[token]
+            for seq, path in enumerate(paths):
+                on[r, seq, : len(token)] = np.isin(token, path)
+        index = torch.from_numpy(slots if len(own) > 1 else slots[0])
+        pieces.append(HostSlots(place, chunk, index, slice(first, first + m)))
+        position.append(spots)
+        on_path.append(on)
+        first += m
+    if not pieces:
+        none = torch.zeros((1, 0), dtype=torch.int64)
+        return HostTokens([], none, torch.zeros((1, 1, 0), dtype=torch.bool), 0)
+    return HostTokens(
+        pieces,
+        torch.from_numpy(np.concatenate(position, axis=1)),
+        torch.from_numpy(np.concatenate(on_path, axis=2)),
+        first,
+    )
+
+
+def _chunks(
+    cache: TieredCache, groups: range, union: np.ndarray, wanted: np.ndarray
+) -> Iterator[tuple[Place, int, list[np.ndarray]]]:
+    """Tokens of each group by place and chunk on the host, as far as there are any."""
+    for place, pool in cache.pools.items():
+        if not isinstance(pool, HostPool):
+            continue
+        own = [union[wanted[g] & (cache.place.values[g, union] == place)] for g in groups]
+        chunk = [
+            pool.chunk_of(pool.slots.of[g, token]) for g, token in zip(groups, own, strict=True)
+        ]
+        for each in np.unique(np.concatenate(chunk)).tolist():
+            yield (
+                place,
+                each,
+                [token[where == each] for token, where in zip(own, chunk, strict=True)],
+            )
 
 
 def _heads(slots: list[Tensor], head: int) -> slice:

@@ -283,16 +283,3 @@ class PieceTable:
         pairs, _ = self._held()
         slots = self.pool.slots.of[pairs.group, pairs.token].astype(np.int64)
         return list(to_device(slots, self.pool.device).split(self.count.tolist()))
-
-    def spread(self) -> tuple[np.ndarray, np.ndarray]:
-        """Positions ``[groups, room]`` and paths, bool ``[groups, seqs, room]``, by entry.
-
-        Padding comes after every query and lies on no path.
-        """
-        pairs, entry = self._held()
-        shape = (self._layout.groups, int(self.high.max()))
-        spots = np.full(shape, np.iinfo(np.int64).max)
-        on_path = np.zeros((shape[0], self._seqs, shape[1]), dtype=np.bool_)
-        spots[pairs.group, entry] = self._cache.position.values[pairs.token]
-        on_path[pairs.group, :, entry] = pairs.on_path.T
-        return spots, on_path

@@ -54,7 +54,7 @@ class PieceReader:
         self._on_path = np.zeros((0, 0), dtype=np.bool_)  # [seqs, nodes]
         self._more: list[tuple[np.ndarray, np.ndarray]] = []  # pairs to look at again
         self._contiguous = False
-        self._host = HostPieces(cache.layout, split_host, stream)
+        self._host = HostPieces(cache, split_host, stream)
 
     def look_again(self, group: np.ndarray, token: np.ndarray) -> None:
         """Whether these pairs are to be read has changed."""
@@ -72,7 +72,7 @@ class PieceReader:
             self._look_up()
         tables = [table for table in self._tables.values() if table.count.any()]
         on_host = [table for table in self._tables.values() if table.place.on_host]
-        fresh = self._host.begin(on_host, len(self._on_path))
+        fresh = self._host.begin(on_host)
         on_device = [table for table in tables if not table.place.on_host]
         return PiecePlan(on_device, self._host, self._contiguous, fresh)
 
