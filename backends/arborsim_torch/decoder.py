@@ -138,7 +138,7 @@ class TreeDecoder:
         self.cache.open(0, -1)
         self.cache.activate([0])
         ids = np.array([list(token_ids)])
-        logits = None
+        newest = None
         for start in range(0, ids.shape[1], self.prefill_block):
             block = ids[:, start : start + self.prefill_block]
             # Without `on_block` one row of logits is enough.
@@ -146,8 +146,10 @@ class TreeDecoder:
             logits = self._forward(block, keep)[0]
             if on_block is not None:
                 on_block(logits)
-        assert logits is not None
-        return logits[-1]
+            newest = logits[-1].clone()  # a view would keep the whole block's
+            del logits
+        assert newest is not None
+        return newest
 
     def open(self, node: int, parent: int) -> None:
         """Add a node under a complete one."""

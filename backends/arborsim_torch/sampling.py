@@ -33,10 +33,19 @@ class Choice:
 
 
 def entropies(logits: Tensor) -> Tensor:
-    """Entropy of each row's distribution, nats; float32."""
+    """Entropy of each row's distribution, nats; float32.
+
+    Of a long vocabulary some rows at a time: in float32 those of a block take gigabytes.
+    """
+    together = max(1, _TOGETHER // max(1, logits.shape[-1]))
+    if len(logits) > together:
+        return torch.cat([entropies(part) for part in logits.split(together)])
     mass = torch.softmax(logits.float(), -1)
     entropy: Tensor = torch.special.entr(mass)
     return entropy.sum(-1).clamp_(min=0.0)
+
+
+_TOGETHER = 1 << 24  # numbers
 
 
 def scored(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,117 @@
+"""What a live search takes of a GPU's memory at most, moment by moment.
+
+The live backend holds weights, pools of slots and the tensors of the pass that it computes.  Pools
+are reserved for a number of tokens or grow by a quarter, with the old tensor and the new one there
+at once, and shrink once half of their slots are free.  What a pass needs most is one of three
+things: its feed-forward part, the attention rows of a block of the prompt, or the logits of that
+block, whose entropies are signals.  The formulas are of a Llama layer as transformers computes it;
+`tests/live/pretended/test_memory.py` holds them against the tensors that are allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from arborsim.core.geometry import Geometry
+
+GROWTH, SHRINK_BELOW = 1.25, 0.5  # of a pool, as a share of its slots
+PREFILL_BLOCK = 1024  # tokens of a prompt that a pass on a GPU computes
+_FLOAT32 = 4
+_ENTROPY_NUMBERS = 1 << 24  # logits whose entropies are computed together
+CUBLAS_BYTES = 32 << 20  #: of PyTorch's matrix products on sm_90
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes beyond the weights at one moment of a search."""
+
+    name: str
+    pools: int
+    workspace: int
+
+    @property
+    def bytes(self) -> int:
+        return self.pools + self.workspace
+
+
+@dataclass(frozen=True)
+class LiveSearch:
+    """One search as its memory depends on it; tokens, unless named otherwise.
+
+    `kept` are those at full precision in HBM after the first decision (the prompt's, if there is
+    none), `most` the largest number from then on.  `reserved` is 0 for pools that grow.  `rows` and
+    `signals` say whether the policy reads attention rows, and any signal at all; `apart_bytes` is
+    what lies in pools of other formats and in staging buffers.
+    """
+
+    geometry: Geometry
+    prompt: int
+    most: int
+    kept: int | None = None
+    reserved: int = 0
+    rows: bool = False
+    signals: bool = False
+    apart_bytes: int = 0
+    block: int = PREFILL_BLOCK
+    page: int = 16
+
+    def moments(self) -> tuple[Moment, ...]:
+        """Those that can be the largest, in the order in which they come."""
+        size = self.geometry.full_bytes_per_token
+        capacity, found = self._pages(self.reserved), list[Moment]()
+        for before, capacity in self._grown(capacity, min(self.block, self.prompt), self.prompt):
+            found.append(Moment("growing", size * (before + capacity), 0))
+        found.append(Moment("prompt", size * capacity, self.prompt_bytes))
+        kept = self.prompt if self.kept is None else self.kept
+        if self._pages(kept) + self.page < SHRINK_BELOW * capacity:
+            # The tokens that stay are gathered before they are written to the new tensor.
+            before, capacity = capacity, self._pages(kept)
+            moved = size * (before + 2 * capacity)
+            found.append(Moment("shrinking", moved + self.apart_bytes, 0))
+        for before, capacity in self._grown(capacity, 1, self.most):
+            found.append(Moment("growing", size * (before + capacity) + self.apart_bytes, 0))
+        found.append(Moment("decoding", size * capacity + self.apart_bytes, self.step_bytes))
+        return tuple(found)
+
+    @property
+    def peak(self) -> Moment:
+        """The largest of them."""
+        return max(self.moments(), key=lambda moment: moment.bytes)
+
+    def device_bytes(self, weight_bytes: int) -> int:
+        """What PyTorch's allocator has given out at most on CUDA."""
+        return weight_bytes + CUBLAS_BYTES + self.peak.bytes
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Workspace of the last block of a prompt, whose pass needs most."""
+        g, tokens = self.geometry, min(self.block, self.prompt)
+        width = g.weight_bytes_per_element
+        feed_forward = tokens * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) * width
+        found = [feed_forward]
+        if self.rows:
+            # Logits, probabilities in float32, and these as the values' type; then a mean row.
+            logits = g.heads * tokens * self.prompt * (2 * width + _FLOAT32)
+            found.append(logits + tokens * (self.prompt * _FLOAT32 + 4 * g.hidden * width))
+        if self.signals:
+            together = min(tokens * g.vocab, max(g.vocab, _ENTROPY_NUMBERS))
+            found.append(tokens * g.vocab * width + 2 * _FLOAT32 * together)
+        return max(found)
+
+    @property
+    def step_bytes(self) -> int:
+        """Workspace of a decode step of one sequence."""
+        g = self.geometry
+        return replace(self, prompt=1, signals=False, rows=False).prompt_bytes + 4 * 4 * g.vocab
+
+    def _grown(self, capacity: int, step: int, tokens: int) -> Iterator[tuple[int, int]]:
+        """Capacities before and after every growth up to `tokens`, `step` of which come at once."""
+        while capacity < tokens:
+            high = min(tokens, (capacity // step + 1) * step)
+            grown = self._pages(max(high, int(GROWTH * capacity)))
+            yield capacity, grown
+            capacity = grown
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.page) * self.page
