@@ -10,8 +10,7 @@ block, whose entropies are signals.  The formulas are of a Llama layer as transf
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from arborsim.core.geometry import Geometry
 
@@ -60,18 +59,23 @@ class LiveSearch:
         """Those that can be the largest, in the order in which they come."""
         size = self.geometry.full_bytes_per_token
         capacity, found = self._pages(self.reserved), list[Moment]()
-        for before, capacity in self._grown(capacity, min(self.block, self.prompt), self.prompt):
-            found.append(Moment("growing", size * (before + capacity), 0))
-        found.append(Moment("prompt", size * capacity, self.prompt_bytes))
+        for first in range(0, self.prompt, self.block):
+            read = min(first + self.block, self.prompt)
+            if read > capacity:
+                before, capacity = capacity, self._grown(capacity, read)
+                found.append(Moment("growing", size * (before + capacity), 0))
+            found.append(Moment("prompt", size * capacity, self.pass_bytes(read - first, read)))
         kept = self.prompt if self.kept is None else self.kept
         if self._pages(kept) + self.page < SHRINK_BELOW * capacity:
             # The tokens that stay are gathered before they are written to the new tensor.
             before, capacity = capacity, self._pages(kept)
             moved = size * (before + 2 * capacity)
             found.append(Moment("shrinking", moved + self.apart_bytes, 0))
-        for before, capacity in self._grown(capacity, 1, self.most):
+        while self.most > capacity:
+            before, capacity = capacity, self._grown(capacity, capacity + 1)
             found.append(Moment("growing", size * (before + capacity) + self.apart_bytes, 0))
-        found.append(Moment("decoding", size * capacity + self.apart_bytes, self.step_bytes))
+        step_bytes = self.pass_bytes(1, 0) + 4 * _FLOAT32 * self.geometry.vocab
+        found.append(Moment("decoding", size * capacity + self.apart_bytes, step_bytes))
         return tuple(found)
 
     @property
@@ -83,35 +87,27 @@ class LiveSearch:
         """What PyTorch's allocator has given out at most on CUDA."""
         return weight_bytes + CUBLAS_BYTES + self.peak.bytes
 
-    @property
-    def prompt_bytes(self) -> int:
-        """Workspace of the last block of a prompt, whose pass needs most."""
-        g, tokens = self.geometry, min(self.block, self.prompt)
-        width = g.weight_bytes_per_element
-        feed_forward = tokens * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) * width
-        found = [feed_forward]
-        if self.rows:
-            # Logits, probabilities in float32, and these as the values' type; then a mean row.
-            logits = g.heads * tokens * self.prompt * (2 * width + _FLOAT32)
-            found.append(logits + tokens * (self.prompt * _FLOAT32 + 4 * g.hidden * width))
-        if self.signals:
+    def pass_bytes(self, tokens: int, read: int) -> int:
+        """Workspace of a pass over a block of the prompt, which reads this many, its own included.
+
+        Nothing read counts as a decode step, whose rows and logits are small.
+        """
+        g, width = self.geometry, self.geometry.weight_bytes_per_element
+        stream = 4 * g.hidden + 2 * g.head_dim
+        needs = [tokens * (3 * g.intermediate + stream) * width]
+        if self.rows and read:
+            # Logits, probabilities in float32, these as the values' type; a mean row, and a mask.
+            each = g.heads * (2 * width + _FLOAT32) + _FLOAT32 + 1
+            others = (2 * (g.heads + g.kv_heads) * g.head_dim + stream) * width
+            needs.append(tokens * (read * each + others))
+        if self.signals and read:
             together = min(tokens * g.vocab, max(g.vocab, _ENTROPY_NUMBERS))
-            found.append(tokens * g.vocab * width + 2 * _FLOAT32 * together)
-        return max(found)
+            needs.append(tokens * g.vocab * width + 2 * _FLOAT32 * together)
+        return max(needs)
 
-    @property
-    def step_bytes(self) -> int:
-        """Workspace of a decode step of one sequence."""
-        g = self.geometry
-        return replace(self, prompt=1, signals=False, rows=False).prompt_bytes + 4 * 4 * g.vocab
-
-    def _grown(self, capacity: int, step: int, tokens: int) -> Iterator[tuple[int, int]]:
-        """Capacities before and after every growth up to `tokens`, `step` of which come at once."""
-        while capacity < tokens:
-            high = min(tokens, (capacity // step + 1) * step)
-            grown = self._pages(max(high, int(GROWTH * capacity)))
-            yield capacity, grown
-            capacity = grown
+    def _grown(self, capacity: int, needed: int) -> int:
+        """What a full tensor grows to."""
+        return self._pages(max(needed, int(GROWTH * capacity)))
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page) * self.page
