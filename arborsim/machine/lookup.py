@@ -104,6 +104,14 @@ def load_profile(
     return load_host(host).with_gpu(profile) if host else profile
 
 
+def served_live(profile: HardwareProfile, graphs: bool) -> HardwareProfile:
+    """The profile with this project's own backend on it, as far as its kernels were measured."""
+    if not profile.kernels:
+        return profile  # measured with the backend on it
+    engine = load_engine("live-graphs" if graphs else "live").on(profile.name)
+    return replace(profile, engine=engine)
+
+
 def load_engine(name_or_path: str | Path) -> EngineProfile:
     """The inference engine of that name (``vllm``), or in that TOML file."""
     return _engine(name_or_path, ())

@@ -98,6 +98,13 @@ def _peak_notes(result: results.Validation) -> list[str]:
             f"The allocator's peak, less weights and pools, is {min(over):,} to {max(over):,} B: "
             "activations, and copies while pools grow."
         )
+    pairs = [(c.simulated_device_bytes, c.device_peak_bytes) for c in ran]
+    off = [predicted / real - 1 for predicted, real in pairs if predicted and real]
+    if off:
+        said.append(
+            f"The allocator's peak is predicted to {min(off):+.1%} to {max(off):+.1%} of the real "
+            f"one (target: 3%)."
+        )
     return said
 
 

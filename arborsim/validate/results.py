@@ -80,6 +80,7 @@ class CellCheck:
     allocated_bytes: int = 0
     device_peak_bytes: int = 0
     weight_bytes: int = 0
+    simulated_device_bytes: int = 0  #: the allocator's largest memory as it is predicted; likewise
     #: Rows of `BytesOverTime.thinned`, one after the other; empty for searches that are not drawn
     bytes_over_time: tuple[int, ...] = ()
     #: (c) By `TERMS`

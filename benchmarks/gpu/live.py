@@ -17,7 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.machine.executor import SimulatedExecutor
-from arborsim.machine.machine import Machine
+from arborsim.machine.lookup import served_live
+from arborsim.machine.machine import Machine, parts_read
 from arborsim.machine.profile import HardwareProfile
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
@@ -120,7 +121,8 @@ def run_arm(
 
     def wrap(live: LiveExecutor, mover: Mover) -> DualExecutor:
         movers.append(mover)
-        simulated = _simulated(loaded, policy, machine, mover, arm.recall)
+        profile = served_live(machine, graphs != "off")
+        simulated = _simulated(loaded, policy, profile, mover, arm.recall)
         made.append(DualExecutor(live, simulated, lambda: held(mover)))
         return made[0]
 
@@ -134,6 +136,10 @@ def run_arm(
     episode = _run(search)
     search_s = time.perf_counter() - began
     facts = _facts(search.outcome(episode), made[0])
+    simulated = made[0].simulated.measurements()
+    memory = search.memory(simulated, geometry(loaded))
+    facts["predicted_hbm_bytes"] = memory.device_bytes(simulated.weight_bytes)
+    facts["predicted_peak_at"] = memory.peak.name
     copied = _copied(movers[0].link)
     return {
         "search_s": search_s, **steady.facts(), **facts, **copied, **peaks(loaded.model.device),
@@ -258,6 +264,7 @@ def _simulated(
         groups=mover.cache.layout.groups,
         policy=policy.name,
         fused=policy.fused,
+        parts=parts_read(policy),
     )
 
 
@@ -280,7 +287,6 @@ def _facts(outcome: LiveOutcome, both: DualExecutor) -> Facts:
         "tiers_differ": over_time.tiers_differ,
         "kv_bytes_at_end": dict(zip(PARTS, over_time.live[-1].tolist(), strict=True)),
         "pool_bytes": outcome.allocated_bytes,
-        "predicted_hbm_bytes": simulated.needed_hbm_bytes,
     }
 
 

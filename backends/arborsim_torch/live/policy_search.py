@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.geometry import Geometry
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.row_uses import RowUse
 from arborsim.core.shape import CacheShape
+from arborsim.machine.live_memory import LiveSearch
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
@@ -260,16 +262,19 @@ class PolicySearch:
         driven = self._executor if wrap is None else wrap(self._executor, mover)
         shape = cache_shape(model)
         controller = make_controller(policy, driven, budget_tokens, model, shape, meters)
+        self._reserved_tokens = 0
         if policy.bounded and not in_ddr:
             expected = len(problem.prompt) + setup.max_tokens
             room = min(budget_tokens, expected) + search.slots
-            self.cache.pools[Place.HBM].reserve(max(room, len(problem.prompt)))
+            self._reserved_tokens = max(room, len(problem.prompt))
+            self.cache.pools[Place.HBM].reserve(self._reserved_tokens)
         self._feed = Feed(
             [controller], capture, needs, layers, _Readable(self.cache), self._executor.attach,
             setup.clock,
         )  # fmt: skip
         self._recorder = setup.recorder(problem, capture, self._feed, self.cache, on_tokens)
         self._problem, self._clock = problem, setup.clock
+        self._policy, self._block = policy, setup.prefill_block
 
     def steps(self) -> Iterations[EpisodeResult]:
         """See `EpisodeRecorder.steps`; raises `BudgetInfeasible` where the policy does."""
@@ -292,6 +297,25 @@ class PolicySearch:
         host_s = waits_on(self._clock) * self._held_up.host_s
         time.policy_s = max(0.0, self._feed.handling_s - time.rehydration_s - host_s)
         return measured
+
+    def memory(self, simulated: Measurements, geometry: Geometry) -> LiveSearch:
+        """Its memory on the device, as far as a simulation of the search can say."""
+        apart = simulated.peak_quantised_bytes + simulated.peak_staging_bytes
+        held = simulated.peak_after_first_decision_bytes - apart
+        most = max(0, held) // max(1, geometry.full_bytes_per_token)
+        prompt = len(self._problem.prompt)
+        return LiveSearch(
+            geometry,
+            prompt,
+            most,
+            kept=most if most < prompt else None,
+            reserved=self._reserved_tokens,
+            rows=not self._policy.fused,
+            signals=not self._policy.reads() <= {Signal.READERS},
+            apart_bytes=apart,
+            block=self._block,
+            page=self.cache.pools[Place.HBM].page_tokens,
+        )
 
     def outcome(self, episode: EpisodeResult) -> LiveOutcome:
         """Everything measured, once the search is over."""

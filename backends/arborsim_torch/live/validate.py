@@ -26,6 +26,7 @@ from arborsim.live.backends import (
     ValidationObserver,
 )
 from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.lookup import served_live
 from arborsim.policies.base import Policy
 from arborsim.run.episode import Cell
 from arborsim.run.move_log import MoveLog
@@ -171,6 +172,10 @@ class ValidationRun:
             generated, shadow_moves, Generated.of(ends[0].columns), made[0].log.rows, groups
         )
         check = _compared(check, outcome, made[0], number == request.first, self.alone)
+        if self.loaded.model.device.type == "cuda":
+            memory = search.memory(made[0].simulated.measurements(), self.info.geometry)
+            predicted_bytes = memory.device_bytes(check.weight_bytes)
+            check = replace(check, simulated_device_bytes=predicted_bytes)
         return replace(
             check,
             thread_s=thread_s if self.alone else float("nan"),
@@ -185,8 +190,9 @@ class ValidationRun:
     def _simulated(self, policy: Policy) -> SimulatedExecutor:
         """The machine that the live one is compared with; it accounts for single tokens."""
         machine = replace(
-            self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1
-        )
+            self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1,
+            profile=served_live(self.machine.profile, graphs=False),
+        )  # fmt: skip
         return machine.executor(policy, self.info)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from arborsim.machine.live_memory import LiveSearch
+from arborsim.core.measurements import Measurements
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.cache.layout import Place
@@ -34,7 +34,6 @@ class Searched:
     new: int = 12
     block: int = 64
     settings: dict[str, str] = field(default_factory=dict)
-    kept: int | None = None
 
 
 CASES = (
@@ -43,7 +42,7 @@ CASES = (
     Searched("full", "growing", prompt=512, block=16),
     Searched("streaming-llm", "prompt"),
     Searched("streaming-llm", "shrinking", 512, 200, block=16,
-             settings={"pin_prompt": "false"}, kept=200),
+             settings={"pin_prompt": "false"}),
     Searched("h2o", "prompt"),
     Searched("h2o", "prompt", prompt=512, budget=600),
 )  # fmt: skip
@@ -72,7 +71,6 @@ def test_the_peak_is_the_predicted_one(case: Searched) -> None:
         )
         search = PolicySearch(setup, source.problem(0), policy, case.budget, CacheOptions())
         pool = search.cache.pools[Place.HBM]
-        reserved = pool.capacity() if pool.capacity_bytes else 0
         steps = search.steps()
         tokens, most = next(steps), 0
         for _ in range(case.new - 2):
@@ -81,9 +79,7 @@ def test_the_peak_is_the_predicted_one(case: Searched) -> None:
             tokens = steps.send(logits[0][:, 0])
         steps.close()
         allocated = gpu.peak - weights
-    predicted = LiveSearch(
-        shape, case.prompt, most, case.kept, reserved, not policy.fused, bool(policy.reads()),
-        block=case.block,
-    )  # fmt: skip
+        held = most * shape.full_bytes_per_token
+        predicted = search.memory(Measurements(peak_after_first_decision_bytes=held), shape)
     assert predicted.peak.name == case.largest
     assert predicted.peak.bytes == pytest.approx(allocated, rel=WITHIN)
