@@ -39,7 +39,6 @@ class Searched:
 
 CASES = (
     Searched("full"), Searched("streaming-llm"), Searched("epikv", {"recent": "8"}),
-    Searched("h2o"),
 )  # fmt: skip
 
 
