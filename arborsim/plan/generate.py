@@ -28,15 +28,9 @@ from msgspec import Meta
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import check_ranges, convert, located, read_text
 from arborsim.plan.arrivals import Stream, stream
-from arborsim.trace.importers.sources import (
-    MOST_TOKENS,
-    Contents,
-    FinalAnswer,
-    Thought,
-    ThoughtBatch,
-    WrittenSearch,
-    write_trace,
-)
+from arborsim.trace.importers.fields import MOST_TOKENS
+from arborsim.trace.importers.searches import FinalAnswer, Thought, ThoughtBatch, WrittenSearch
+from arborsim.trace.importers.sources import Contents, write_trace
 from arborsim.trace.schema import Capture, Geometry, TraceInfo
 
 #: Most thoughts of one level: more is a tree that nothing prunes.

@@ -41,15 +41,9 @@ from arborsim.core.geometry import Geometry
 from arborsim.plan.arrivals import Stream
 from arborsim.plan.generate import MOST, Counts, check_range
 from arborsim.search.growing import MOST_NODES
-from arborsim.trace.importers.sources import (
-    MOST_TOKENS,
-    Contents,
-    FinalAnswer,
-    Thought,
-    ThoughtBatch,
-    WrittenSearch,
-    write_trace,
-)
+from arborsim.trace.importers.fields import MOST_TOKENS
+from arborsim.trace.importers.searches import FinalAnswer, Thought, ThoughtBatch, WrittenSearch
+from arborsim.trace.importers.sources import Contents, write_trace
 from arborsim.trace.schema import Capture, End, TraceInfo
 
 SIZE = 32  #: numbers of an embedding

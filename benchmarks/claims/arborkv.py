@@ -38,7 +38,8 @@ from arborsim.run.controller import Meter
 from arborsim.run.episode import Cell, play_episode
 from arborsim.run.meters import UNMEASURED, Quality
 from arborsim.search import ROOT, Leaf, ask, make_search
-from arborsim.trace.importers.sources import Contents, Thought, ThoughtBatch, WrittenSearch
+from arborsim.trace.importers.searches import Thought, ThoughtBatch, WrittenSearch
+from arborsim.trace.importers.sources import Contents
 from arborsim.trace.importers.sources import write_trace as write_searches
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture, TraceInfo

@@ -21,7 +21,7 @@ from arborsim.plan.generate import (
     check_range,
     parse_counts,
 )
-from arborsim.trace.importers.sources import MOST_TOKENS
+from arborsim.trace.importers.fields import MOST_TOKENS
 
 DRAWS = 20_000
 SIGNIFICANCE = 1e-3  # the seeds are fixed: a test that passes once always passes

@@ -27,7 +27,7 @@ from arborsim.plan.generate import (
     write_generated,
 )
 from arborsim.show.describe import accuracy, describe
-from arborsim.trace.importers.sources import WrittenSearch
+from arborsim.trace.importers.searches import WrittenSearch
 from arborsim.trace.reader import TraceReader
 
 GEOMETRY = load_geometry("llama-3.1-8b")

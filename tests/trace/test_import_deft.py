@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.trace.episode import Episode
-from arborsim.trace.importers.sources import Damage, read_list
+from arborsim.trace.importers.fields import Damage
+from arborsim.trace.importers.sources import read_list
 from arborsim.trace.importers.trees import deft_search
 from arborsim.trace.schema import Kind
 from tests.trace.import_helpers import (

@@ -19,7 +19,8 @@ from arborsim.core import events
 from arborsim.core.errors import UsageError
 from arborsim.show.describe import episode_facts
 from arborsim.trace.episode import Episode, play
-from arborsim.trace.importers.sources import Damage, read_list
+from arborsim.trace.importers.fields import Damage
+from arborsim.trace.importers.sources import read_list
 from arborsim.trace.importers.tot import TotLog
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import KINDS, End, Kind

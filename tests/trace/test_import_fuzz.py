@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from arborsim.machine.lookup import load_geometry
 from arborsim.trace.columns import encode
 from arborsim.trace.episode import decode_episode
+from arborsim.trace.importers.fields import Damage
 from arborsim.trace.importers.requests import FORMATS, Request, packed_columns
-from arborsim.trace.importers.sources import Damage, Imported, WrittenSearch
+from arborsim.trace.importers.searches import Imported, WrittenSearch
 from arborsim.trace.importers.tot import TotLog
 from arborsim.trace.importers.trees import NestedTree, deft_search
 from arborsim.trace.packed import expand

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.errors import TraceError, UsageError
+from arborsim.trace.importers.fields import Damage
 from arborsim.trace.importers.requests import FORMATS, Request, read_requests, shared_prefix_tokens
-from arborsim.trace.importers.sources import Damage
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import KINDS
 from tests.trace.import_helpers import imported, recording, tokens_of

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from arborsim.cli.app import main
 from arborsim.trace.episode import Episode
-from arborsim.trace.importers.sources import Damage, read_list
+from arborsim.trace.importers.fields import Damage
+from arborsim.trace.importers.sources import read_list
 from arborsim.trace.importers.tot import TotLog
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import KINDS, End, Kind

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from arborsim.core.errors import UsageError
 from arborsim.show.describe import episode_facts
 from arborsim.trace.episode import Episode
-from arborsim.trace.importers.sources import Damage, read_objects
+from arborsim.trace.importers.fields import Damage
+from arborsim.trace.importers.sources import read_objects
 from arborsim.trace.importers.trees import NestedTree
 from arborsim.trace.schema import Kind
 from tests.trace.import_helpers import imported, nested_tree, parents, recording, rows, tokens_of

@@ -21,7 +21,8 @@ from arborsim.core.errors import TraceError, UsageError
 from arborsim.trace.columns import lists
 from arborsim.trace.importers import requests as request_logs
 from arborsim.trace.importers.requests import FORMATS, Request, read_requests
-from arborsim.trace.importers.sources import Contents, Thought, ThoughtBatch, WrittenSearch
+from arborsim.trace.importers.searches import Thought, ThoughtBatch, WrittenSearch
+from arborsim.trace.importers.sources import Contents
 from arborsim.trace.packed import MOST_ROWS
 from arborsim.trace.reader import TraceReader, parts_directory
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY, Kind

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from arborsim.trace.columns import lists
-from arborsim.trace.importers import sources
+from arborsim.trace.importers import fields, searches, sources
 from arborsim.trace.schema import Kind
 from arborsim.trace.writer import WholeTraceWriter
 
@@ -38,7 +38,7 @@ _GROUP_REQUESTS, _GROUP_BLOCKS = 1024, 1 << 20
 
 
 @dataclass(frozen=True)
-class Request(sources.Imported):
+class Request(searches.Imported):
     """One request: a search without branches, whose answer is a block if it has tokens."""
 
     arrival_s: float  # on the source's clock
@@ -56,7 +56,7 @@ class Request(sources.Imported):
 
     @classmethod
     def write(
-        cls, items: Sequence[Any], writer: WholeTraceWriter, advance: sources.Advance
+        cls, items: Sequence[Any], writer: WholeTraceWriter, advance: searches.Advance
     ) -> None:
         for group in _groups(items):
             first = writer.num_episodes
@@ -135,16 +135,16 @@ def json_request(line: str, ticks_per_s: float, block_tokens: int) -> Request:
     try:
         item = json.loads(line)
     except (ValueError, RecursionError):
-        raise sources.Damage("this is not JSON") from None
-    arrival_s = sources.finite(sources.field(item, "timestamp"), "timestamp", low=0.0) / ticks_per_s
-    prompt = sources.whole(sources.field(item, "input_length"), "input_length", low=1)
-    answer = sources.whole(sources.field(item, "output_length"), "output_length")
+        raise fields.Damage("this is not JSON") from None
+    arrival_s = fields.finite(fields.field(item, "timestamp"), "timestamp", low=0.0) / ticks_per_s
+    prompt = fields.whole(fields.field(item, "input_length"), "input_length", low=1)
+    answer = fields.whole(fields.field(item, "output_length"), "output_length")
     named = ("timestamp", "input_length", "output_length", "hash_ids")
     other = {key: value for key, value in item.items() if key not in named}
-    blocks = _identifiers(sources.array(sources.field(item, "hash_ids"), "hash_ids"))
+    blocks = _identifiers(fields.array(fields.field(item, "hash_ids"), "hash_ids"))
     complete, every = prompt // block_tokens, math.ceil(prompt / block_tokens)
     if len(blocks) not in (complete, every):  # the last, partial one may be left out
-        raise sources.Damage(
+        raise fields.Damage(
             f"hash_ids names {len(blocks)} blocks, but a prompt of {prompt} tokens has "
             f"{every} of {block_tokens}"
         )
@@ -159,7 +159,7 @@ def _identifiers(values: list[Any]) -> Sequence[int]:
     except OverflowError:
         pass
     low, high = -(1 << 63), (1 << 63) - 1
-    return [sources.whole(value, "an id in hash_ids", low, high) for value in values]
+    return [fields.whole(value, "an id in hash_ids", low, high) for value in values]
 
 
 def azure_request(line: str) -> Request:
@@ -167,25 +167,25 @@ def azure_request(line: str) -> Request:
     try:
         cells = next(csv.reader([line.strip()]), [])
     except csv.Error as error:
-        raise sources.Damage(f"this is not CSV ({error})") from None
+        raise fields.Damage(f"this is not CSV ({error})") from None
     if len(cells) != len(AZURE_COLUMNS):
-        raise sources.Damage(f"it has {len(cells)} cells instead of {len(AZURE_COLUMNS)}")
+        raise fields.Damage(f"it has {len(cells)} cells instead of {len(AZURE_COLUMNS)}")
     match = _AZURE_TIME.fullmatch(cells[0].strip())
     try:
         if match is None:
             raise ValueError
         moment = datetime.fromisoformat(match[1] + (match[3] or ""))
     except ValueError:
-        raise sources.Damage(f"TIMESTAMP is {cells[0]!r:.40} instead of a date and time") from None
+        raise fields.Damage(f"TIMESTAMP is {cells[0]!r:.40} instead of a date and time") from None
     seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     counts = []
     for name, cell in zip(AZURE_COLUMNS[1:], cells[1:], strict=True):
         if not re.fullmatch(r"\d{1,12}", cell.strip(), re.ASCII):
-            raise sources.Damage(f"{name} is {cell!r:.40} instead of a whole number")
+            raise fields.Damage(f"{name} is {cell!r:.40} instead of a whole number")
         counts.append(int(cell))
-    prompt = sources.whole(counts[0], "ContextTokens", low=1)
+    prompt = fields.whole(counts[0], "ContextTokens", low=1)
     arrival_s = seconds + float(match[2] or 0)
-    return Request(arrival_s, prompt, sources.whole(counts[1], "GeneratedTokens"))
+    return Request(arrival_s, prompt, fields.whole(counts[1], "GeneratedTokens"))
 
 
 def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:

@@ -24,20 +24,14 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from arborsim.trace.importers.sources import (
-    Damage,
+from arborsim.trace.importers.fields import Damage, array, field, finite, reward, text, whole
+from arborsim.trace.importers.searches import (
     FinalAnswer,
     Lengths,
     Thought,
     ThoughtBatch,
     WrittenSearch,
-    array,
-    field,
-    finite,
     one_by_one,
-    reward,
-    text,
-    whole,
 )
 from arborsim.trace.schema import End
 

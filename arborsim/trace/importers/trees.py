@@ -17,19 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arborsim.trace.importers.sources import (
-    Damage,
+from arborsim.trace.importers.fields import Damage, array, field, kind_of, reward, text, whole
+from arborsim.trace.importers.searches import (
     Lengths,
     Thought,
     ThoughtBatch,
     WrittenSearch,
-    array,
-    field,
-    kind_of,
     one_by_one,
-    reward,
-    text,
-    whole,
 )
 
 
