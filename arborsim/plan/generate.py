@@ -359,16 +359,20 @@ def _too_large(level: int, what: str) -> UsageError:
     )
 
 
-def generated_info(spec: TreeSpec, seed: int, geometry: Geometry, command: str = "") -> TraceInfo:
+def generated_info(
+    parameters: dict[str, object], seed: int, geometry: Geometry, command: str = "", *,
+    bank: bool = False,
+) -> TraceInfo:  # fmt: skip
     """Metadata of a generated trace: what was stated, and what is unknown."""
     return TraceInfo(
         geometry=geometry,
-        model=f"none: lengths are drawn; charged as {geometry.name}",
+        model=f"none: {'thoughts' if bank else 'lengths'} are drawn; charged as {geometry.name}",
         task="generated",
-        search="generated",
-        search_parameters=spec.parameters(),
+        search="bank" if bank else "generated",
+        search_parameters=parameters,
         seed=seed,
         capture=Capture.TREE,
+        embeddings=bank,
         command=command,
         extra={"generated": True, "token_ids": "unknown", "times": "unknown"},
     )
@@ -391,5 +395,6 @@ def write_generated(
     """
     drawn = tuple(generate_search(spec, seed, number) for number in range(searches))
     contents = Contents(drawn, (), searches)
-    write_trace(contents, generated_info(spec, seed, geometry, command), out, overwrite, advance)
+    info = generated_info(spec.parameters(), seed, geometry, command)
+    write_trace(contents, info, out, overwrite, advance)
     return sum(search.num_tokens for search in drawn)

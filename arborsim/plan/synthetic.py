@@ -39,12 +39,12 @@ from arborsim.bank.walk import walk
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.plan.arrivals import Stream
-from arborsim.plan.generate import MOST, Counts, check_range
+from arborsim.plan.generate import MOST, Counts, check_range, generated_info
 from arborsim.search.growing import MOST_NODES
 from arborsim.trace.importers.fields import MOST_TOKENS
 from arborsim.trace.importers.searches import FinalAnswer, Thought, ThoughtBatch, WrittenSearch
 from arborsim.trace.importers.sources import Contents, write_trace
-from arborsim.trace.schema import Capture, End, TraceInfo
+from arborsim.trace.schema import End
 
 SIZE = 32  #: numbers of an embedding
 #: Length of what wording adds to a meaning of length 1: two wordings are about 0.02 apart.
@@ -326,17 +326,7 @@ def write_synthetic(
         grow(bank, recipe)
         found.append(written(bank))
         advance(f"problem {number}", found[-1].num_tokens)
-    info = TraceInfo(
-        geometry=geometry,
-        model=f"none: thoughts are drawn; charged as {geometry.name}",
-        task="generated",
-        search="bank",
-        search_parameters=spec.parameters() | recipe.parameters(),
-        seed=seed,
-        capture=Capture.TREE,
-        embeddings=True,
-        command=command,
-        extra={"generated": True, "token_ids": "unknown", "times": "unknown"},
-    )
+    parameters = spec.parameters() | recipe.parameters()
+    info = generated_info(parameters, seed, geometry, command, bank=True)
     write_trace(Contents(tuple(found), (), problems), info, out, overwrite)
     return sum(each.num_tokens for each in found)

@@ -245,7 +245,7 @@ def _require(made: Generated, choice: PolicyChoice, geometry: Geometry) -> None:
     if missing == [Signal.REWARD]:
         remedy = 'set rewards = "uniform"'
     else:
-        info = generated_info(made.spec, made.seed, geometry)
+        info = generated_info(made.spec.parameters(), made.seed, geometry)
         remedy = f"record a trace with {' '.join(recording_options(missing, info))} and name it"
     raise UsageError(
         f"policy {choice.name} reads {' and '.join(missing)}, which generated searches do not "

@@ -173,7 +173,7 @@ def test_a_generated_trace_counts_with_what_was_stated_for_it(tmp_path: Path) ->
     assert not isinstance(entry.source, Path)
     write_generated(entry.source.spec, 5, 1, workload.geometry, made)
     drawn = [generate_search(entry.source.spec, 1, number) for number in range(5)]
-    info = generated_info(entry.source.spec, 1, workload.geometry)
+    info = generated_info(entry.source.spec.parameters(), 1, workload.geometry)
     info = replace(info, extra={key: v for key, v in info.extra.items() if key != "generated"})
     write_trace(Contents(tuple(drawn), (), 5), info, recorded, False, lambda what, units: None)
     workload = replace(workload, mix=(MixEntry("made", 3.0, made), MixEntry("told", 1.0, recorded)))
