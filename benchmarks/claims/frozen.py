@@ -22,7 +22,7 @@ from arborsim_torch import reference
 from arborsim_torch.reference import Problem, Task
 from arborsim_torch.reference.decoder import generate
 from benchmarks.claims import Row, Store
-from benchmarks.claims.masked import LOOK, Batch
+from benchmarks.claims.masked import Batch, greedy
 
 RECENT = 16  #: protected newest tokens
 WINDOW = 64  #: of rolling statistics
@@ -150,27 +150,12 @@ def _search(
     signals.prompt()
     draws = np.random.default_rng(problems[0].index)
     tokens: list[list[int]] = [[] for _ in problems]
-    rows = list(range(len(problems)))  # the problem of each row
     limit = np.array(room)
-    ranks = np.zeros((len(rows), 0))  # of generated tokens
-    for step in range(1, task.max_tokens + 1):
-        picked = batch.logits.argmax(-1)
-        for i, token in zip(rows, picked.tolist(), strict=True):
-            tokens[i].append(token)
-        over = [task.is_finished(problems[i], tokens[i]) for i in rows]
-        if step % LOOK == 0 and not whole:
-            over = [
-                over[row] or task.judge(problems[i], tokens[i]).dead for row, i in enumerate(rows)
-            ]
-        still = [row for row in range(len(rows)) if not over[row]]
-        if not still:
-            break
-        if len(still) < len(rows):
-            rows = [rows[row] for row in still]
-            batch.keep(still)
+    ranks = np.zeros((len(problems), 0))  # of generated tokens
+    for _, still, rows in greedy(batch, task, problems, tokens, give_up=not whole):
+        if len(still) < len(limit):
             signals.keep(still)
-            picked, limit, ranks = picked[still], limit[still], ranks[still]
-        batch.step(picked)
+            limit, ranks = limit[still], ranks[still]
         signals.token(batch)
         if score.plus == "attention":
             ranks = batch.attended[:, prompt : batch.length].numpy().copy()

@@ -8,7 +8,7 @@ and values (appendix C) are a score here that no live run under inference mode c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,6 +219,36 @@ class Batch:
         return torch.zeros(dead.shape, dtype=torch.float64).scatter_(1, at, total / count)
 
 
+def greedy(
+    batch: Batch, task: Task, problems: Sequence[Problem], tokens: list[list[int]],
+    give_up: bool = False,
+) -> Iterator[tuple[int, list[int], list[int]]]:  # fmt: skip
+    """Search greedily, and write each problem's tokens down.
+
+    After every step of the batch its number, which rows of the last step go on, and the problem of
+    each row now.  With `give_up` searches end that can no longer succeed, too.
+    """
+    rows = list(range(len(problems)))
+    for step in range(1, task.max_tokens + 1):
+        picked = batch.logits.argmax(-1)
+        for i, token in zip(rows, picked.tolist(), strict=True):
+            tokens[i].append(token)
+        over = [task.is_finished(problems[i], tokens[i]) for i in rows]
+        if give_up and step % LOOK == 0:
+            over = [
+                over[row] or task.judge(problems[i], tokens[i]).dead for row, i in enumerate(rows)
+            ]
+        still = [row for row in range(len(rows)) if not over[row]]
+        if not still:
+            return
+        if len(still) < len(rows):
+            rows = [rows[row] for row in still]
+            batch.keep(still)
+            picked = picked[still]
+        batch.step(picked)
+        yield step, still, rows
+
+
 def search(model: Any, task: Task, problems: Sequence[Problem], rule: Rule) -> list[Found]:
     """Search greedily; prompts must be of one length."""
     prompts = torch.tensor([each.prompt for each in problems])
@@ -227,25 +257,8 @@ def search(model: Any, task: Task, problems: Sequence[Problem], rule: Rule) -> l
     )
     draws = np.random.default_rng(problems[0].index)
     tokens: list[list[int]] = [[] for _ in problems]
-    rows = list(range(len(problems)))  # the problem of each row
     destroyed = [0] * len(problems)
-    for step in range(1, task.max_tokens + 1):
-        picked = batch.logits.argmax(-1)
-        for i, token in zip(rows, picked.tolist(), strict=True):
-            tokens[i].append(token)
-        over = [task.is_finished(problems[i], tokens[i]) for i in rows]
-        if step % LOOK == 0:
-            over = [
-                over[row] or task.judge(problems[i], tokens[i]).dead for row, i in enumerate(rows)
-            ]
-        still = [row for row in range(len(rows)) if not over[row]]
-        if not still:
-            break
-        if len(still) < len(rows):
-            rows = [rows[row] for row in still]
-            batch.keep(still)
-            picked = picked[still]
-        batch.step(picked)
+    for step, _, rows in greedy(batch, task, problems, tokens, give_up=True):
         if step % rule.interval == 0:
             batch.destroy(rule, draws)
             for row, i in enumerate(rows):
@@ -286,22 +299,19 @@ def observe(
     prompts = torch.tensor([each.prompt for each in problems])
     batch = Batch(model, prompts, prompts.shape[1] + task.max_tokens, gradient=True)
     tokens: list[list[int]] = [[] for _ in problems]
-    rows = list(range(len(problems)))
     seen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     excess: dict[tuple[int, float], list[np.ndarray]] = {}
-    for step in range(1, task.max_tokens + 1):
-        picked = batch.logits.argmax(-1)
-        for row, (i, token) in enumerate(zip(rows, picked.tolist(), strict=True)):
-            tokens[i].append(token)
-            seen[i] = tuple(
-                each[row, : batch.length].numpy() for each in (batch.attended, batch.moved)
+
+    def see(rows: list[int]) -> None:
+        for row, i in enumerate(rows):
+            seen[i] = (
+                batch.attended[row, : batch.length].numpy(),
+                batch.moved[row, : batch.length].numpy(),
             )
-        still = [row for row, i in enumerate(rows) if not task.is_finished(problems[i], tokens[i])]
-        if not still:
-            break
-        rows = [rows[row] for row in still]
-        batch.keep(still)
-        batch.step(picked[still])
+
+    see(list(range(len(problems))))
+    for step, _, rows in greedy(batch, task, problems, tokens):
+        see(rows)
         for ratio in ratios if step % (LOOKS * rule.interval) == 0 else ():
             gone = batch.lowest(batch.attended, ratio, rule.window)
             if gone.any():
