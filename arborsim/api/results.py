@@ -133,7 +133,7 @@ class Results(ABC):
         UsageError
             The ending is another one, or the file cannot be written.
         """
-        from arborsim.core.documents import write_text
+        from arborsim.core.outputs import write_text
 
         path = Path(path)
         check_format(path)

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from arborsim.core.documents import plain, to_toml, write_text
+from arborsim.core.documents import plain, to_toml
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.installed import revision, versions
+from arborsim.core.outputs import write_text
 from arborsim.core.records import convert, located, parse_toml, read_text
 from arborsim.policies.registry import build
 from arborsim.trace.reader import TraceReader

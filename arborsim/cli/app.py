@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -114,11 +118,13 @@ def main(arguments: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 2 after an error, which is printed as one line; 130 after Ctrl-C.
+        0; 2 after an error, which is printed as one line; 130 after Ctrl-C, or a SIGTERM, which
+        does the same.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(arguments or ["--help"], prog_name="arborsim", standalone_mode=False)
+        with _terminable():
+            code = app(arguments or ["--help"], prog_name="arborsim", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except ArborsimError as error:
@@ -141,6 +147,19 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:  # a full disk, a file that was taken away meanwhile
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the work as Ctrl-C does: what is done is kept, and no process is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -13,9 +13,10 @@ import typer
 
 from arborsim.api.choices import names
 from arborsim.cli.command import group, option, subcommand
-from arborsim.cli.options import check_output, command_line, expert_option, traces_argument
+from arborsim.cli.options import command_line, expert_option, traces_argument
 from arborsim.cli.progress import interruptible
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.outputs import check_writable
 from arborsim.show.progress import Stages
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ class ModelOptions:
 class CalibrationOutput:
     """The calibration and its plot."""
 
-    out: Path = option(..., "The calibration to write (TOML).")
-    plot: Path | None = option(None, "The plot to write.", shown="OUT with .html")
+    out: Path = option(..., "The calibration to write (TOML).", writes=True)
+    plot: Path | None = option(None, "The plot to write.", shown="OUT with .html", writes=True)
 
     @property
     def page(self) -> Path:
@@ -73,15 +74,15 @@ class CalibrationOutput:
 
     def check(self) -> None:
         """Refuse, before the work, what cannot be written."""
-        check_output(self.out, "--out")
-        check_output(self.page, "--plot")
+        check_writable(self.out, "--out")
+        check_writable(self.page, "--plot")
         if self.page.resolve() == self.out.resolve():
             raise UsageError(f"--out {self.out} is where the plot goes: name it .toml")
 
     def write(self, made: Calibration, figure: Any, notes: Iterable[str]) -> None:
         """Write both files and print what was found."""
         from arborsim.calibrate.documents import write_figure
-        from arborsim.core.documents import write_text
+        from arborsim.core.outputs import write_text
 
         write_text(self.out, made.to_toml())
         write_figure(figure, self.page)
@@ -91,7 +92,7 @@ class CalibrationOutput:
 
 @subcommand(calibrate, "Measure this machine: a profile for `replay --gpu FILE`.")
 def hardware(
-    out: Path = option(Path("machine.toml"), "The profile to write (TOML)."),
+    out: Path = option(Path("machine.toml"), "The profile to write (TOML).", writes=True),
     model: str = option("chain", "chain, a folder, or config:NAME (random weights)."),
     device: str = option("cpu", "cpu, cuda or cuda:1."),
     quick: bool = option(False, "Fewer sizes and repetitions.", "--quick"),
@@ -109,7 +110,7 @@ def hardware(
     from arborsim.calibrate.backend import HardwareRequest, get_measuring_backend
     from arborsim.calibrate.hardware import make_profile, profile_toml
     from arborsim.calibrate.policy_cost import measure_decisions
-    from arborsim.core.documents import write_text
+    from arborsim.core.outputs import write_text
     from arborsim.policies.registry import available
 
     _check_profile(out, overwrite)
@@ -280,7 +281,7 @@ def _show_bands(found: Any, traces: int, padding: str) -> list[str]:
 
 def _check_profile(out: Path, overwrite: bool) -> None:
     """Refuse what cannot be written before minutes of work."""
-    check_output(out, "--out")
+    check_writable(out, "--out")
     if out.suffix != ".toml":
         raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
     if out.exists() and not overwrite:

@@ -20,18 +20,23 @@ without one they are those of the fields.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import inspect
 import os
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 import typer.core
+
+from arborsim.core.outputs import refuse_inputs
 
 T = TypeVar("T")
 #: What knows the names that complete an option.
@@ -49,7 +54,7 @@ NAMES = {
 }
 #: Endings of the files that complete an argument.
 FILES = {"trace": (".parquet",), "results": (".parquet", ".jsonl")}
-_KEY = "arborsim.option"
+_KEY, _WRITES = "arborsim.option", "arborsim.writes"
 
 
 def panel(name: str | None, kind: Callable[..., Any] = typer.Option) -> Callable[..., Any]:
@@ -57,22 +62,25 @@ def panel(name: str | None, kind: Callable[..., Any] = typer.Option) -> Callable
 
     A maker takes the default (``...``: it must be given), the help text, names where they do not
     follow from the field's, `complete`: which of `NAMES` a shell offers, `shown`: what help says in
-    place of an empty default, and what Typer takes, such as ``min``.
+    place of an empty default, `writes`: whether it names a file that is written, and what Typer
+    takes, such as ``min``.
     """
 
     def made(
-        default: Any, help: str, *names: str, complete: str = "", shown: str = "", **more: Any
-    ) -> Any:
+        default: Any, help: str, *names: str, complete: str = "", shown: str = "",
+        writes: bool = False, **more: Any,
+    ) -> Any:  # fmt: skip
         completion = completing(complete) if complete else None
         about = kind(
             *names, help=help, rich_help_panel=name, show_default=shown or True,
             autocompletion=completion, **more,
         )  # fmt: skip
+        known = {_KEY: about, _WRITES: writes}
         if default is ...:
-            return field(metadata={_KEY: about})
+            return field(metadata=known)
         if isinstance(default, list):
-            return field(default_factory=default.copy, metadata={_KEY: about})
-        return field(default=default, metadata={_KEY: about})
+            return field(default_factory=default.copy, metadata=known)
+        return field(default=default, metadata=known)
 
     return made
 
@@ -107,20 +115,29 @@ def _complete_file(endings: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 
 def command(function: Callable[..., T]) -> Callable[..., T]:
-    """A command for Typer to read, some of whose parameters are groups of options."""
+    """A command for Typer to read, some of whose parameters are groups of options.
+
+    It refuses to write over what it reads: files that arguments name, and files that those name.
+    """
     hints = get_type_hints(function)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    options = []
+    options, written = [], set()
     for parameter in inspect.signature(function).parameters.values():
         if kind := groups.get(parameter.name):
             kinds = get_type_hints(kind)
             given = None if parameter.default is parameter.empty else parameter.default
             options += [_option(each, each.name, kinds[each.name], given) for each in fields(kind)]
+            written |= {each.name for each in fields(kind) if each.metadata[_WRITES]}
         else:
             options.append(_option(parameter.default, parameter.name, hints[parameter.name]))
+            written |= {parameter.name} if parameter.default.metadata[_WRITES] else set()
 
     @functools.wraps(function)
     def run(**given: Any) -> T:
+        outputs = {f"--{name.strip('_')}": given[name] for name in written if given[name]}
+        if outputs:
+            read = [value for name, value in given.items() if name not in written]
+            refuse_inputs(outputs, files_named(read))
         filled = {
             name: kind(**{each.name: given.pop(each.name) for each in fields(kind)})
             for name, kind in groups.items()
@@ -131,6 +148,26 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     made.__signature__ = inspect.Signature(options)
     made.__annotations__ = {option.name: option.annotation for option in options}
     return run
+
+
+def files_named(values: Iterable[Any]) -> set[Path]:
+    """Files that values of arguments name: alone, by comma, behind "=", or in a TOML file."""
+    found: set[Path] = set()
+    waiting = [(value, Path()) for value in values]
+    while waiting:
+        value, folder = waiting.pop()
+        if isinstance(value, list | tuple | dict):
+            parts = value.values() if isinstance(value, dict) else value
+            waiting += [(part, folder) for part in parts]
+        elif isinstance(value, str | Path):
+            named = {str(value), *str(value).replace("=", ",").split(",")} - {""}
+            for path in {folder / each for each in named if len(each) < 4096} - found:
+                with contextlib.suppress(OSError, ValueError):  # no name of a file, or no TOML
+                    if path.is_file():
+                        found.add(path)
+                        if path.suffix == ".toml":
+                            waiting.append((tomllib.loads(path.read_text()), path.parent))
+    return found
 
 
 def _option(made: Field[Any], name: str, kind: Any, group: Any = None) -> inspect.Parameter:

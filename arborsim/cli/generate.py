@@ -134,7 +134,7 @@ class BankOptions:
 
 @command
 def generate(
-    out: Path = option(..., "The trace to make."),
+    out: Path = option(..., "The trace to make.", writes=True),
     trees: TreeOptions = TreeOptions(),
     searches: int = option(100, "How many searches.", min=1),
     seed: int = option(0, "Of all draws; search i depends on it and i.", min=0),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from arborsim.cli.command import argument, command, option
-from arborsim.cli.options import check_output, json_option, print_json
+from arborsim.cli.options import json_option, print_json
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import check_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +53,10 @@ def import_(
     gpu: str = option(..., "The GPU, as the source calls it: b200_sxm."),
     engine: str = option(..., "The inference engine: vllm, sglang, trtllm."),
     out: Path | None = option(
-        None, "The profile to make; the tables lie next to it.", shown="GPU-ENGINE.toml"
+        None,
+        "The profile to make; the tables lie next to it.",
+        shown="GPU-ENGINE.toml",
+        writes=True,
     ),
     overwrite: bool = option(False, "Replace both files.", "--overwrite"),
 ) -> None:
@@ -90,7 +94,7 @@ def _check_profile(out: Path, overwrite: bool) -> None:
     if out.suffix != ".toml":
         raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
     for path in (out, out.with_suffix(".parquet")):
-        check_output(path, "--out")
+        check_writable(path, "--out")
         if path.exists() and not overwrite:
             raise UsageError(f"{path} exists: choose another --out, or --overwrite")
 

@@ -28,7 +28,7 @@ class ImportOptions:
     """What is read, and the trace that is made."""
 
     log: Path = argument(..., "The recording.")
-    out: Path = argument(..., "The trace to make.")
+    out: Path = argument(..., "The trace to make.", writes=True)
     limit: int = option(0, "Items to read.", shown="all", min=0)
     on_damage: OnDamage = option(
         OnDamage.refuse, "Damaged items: refuse the file, or skip and name them."
@@ -45,8 +45,6 @@ class ImportOptions:
         from arborsim.machine.lookup import load_geometry
         from arborsim.trace.importers.sources import refuse_damage, trace_info, write_trace
 
-        if self.out.exists() and self.out.samefile(self.log):
-            raise UsageError(f"{self.out} is the recording itself: choose another name")
         if self.on_damage is OnDamage.refuse or not contents.searches:
             refuse_damage(self.log, contents)
         geometry = load_geometry(self.model)

@@ -59,8 +59,10 @@ class CacheOptions:
 class LiveOutput(options.OutputOptions):
     """What to print and to write."""
 
-    out: Path | None = options.output_option(None, "Log of all results, JSON lines.")
-    trace: Path | None = options.output_option(None, "--shadow: also record this trace.")
+    out: Path | None = options.output_option(None, "Log of all results, JSON lines.", writes=True)
+    trace: Path | None = options.output_option(
+        None, "--shadow: also record this trace.", writes=True
+    )
     resume: bool = options.output_option(False, "Go on with the log.", "--resume")
     overwrite: bool = options.output_option(False, "Replace log and trace.", "--overwrite")
     json: bool = options.json_option()

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from arborsim.cli.command import argument, option, panel
-from arborsim.core.errors import UsageError
+from arborsim.core.outputs import check_writable
 
 machine_option, run_option, output_option = panel("Machine"), panel("Run"), panel("Output")
 expert_option = panel("Expert")  # what is hardly ever needed; help shows it last
@@ -109,8 +109,8 @@ class JobOptions:
 class OutputOptions:
     """Files to write."""
 
-    out: Path | None = output_option(None, "Write results to this file.")
-    report: Path | None = output_option(None, "Write a self-contained HTML page.")
+    out: Path | None = output_option(None, "Write results to this file.", writes=True)
+    report: Path | None = output_option(None, "Write a self-contained HTML page.", writes=True)
 
     @property
     def files(self) -> dict[str, Path]:
@@ -118,14 +118,13 @@ class OutputOptions:
         given = {f"--{each.name}": getattr(self, each.name) for each in fields(self)}
         return {option: path for option, path in given.items() if isinstance(path, Path)}
 
-    def check(self, *inputs: Path) -> None:
-        """Refuse, before the work, what cannot be written or would overwrite another file."""
-        given = dict.fromkeys((path.resolve() for path in inputs), "the command reads it")
+    def check(self) -> None:
+        """Refuse, before the work, what cannot be written.
+
+        `command` has refused files that the command reads.
+        """
         for name, path in self.files.items():
-            check_output(path, name)
-            if taken := given.get(path.resolve()):
-                raise UsageError(f"{name} {path}: {taken}; choose another name")
-            given[path.resolve()] = f"{name} names the same file"
+            check_writable(path, name)
 
 
 def command_line() -> str:
@@ -138,23 +137,6 @@ def search_help() -> str:
     from arborsim.search import SHIPPED
 
     return f"{', '.join(SHIPPED)}; or package.module:Class."
-
-
-def check_output(path: Path, option: str) -> None:
-    """Refuse an output path that cannot be written, before the work is done."""
-    if path.is_dir():
-        raise UsageError(f"{option}: {path} is a directory")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option}: there is no directory {path.parent}")
-    # Asking for permissions would not do: read-only disks and special folders refuse all the same.
-    there = path.exists()
-    try:
-        with path.open("ab"):
-            pass
-    except OSError as error:
-        raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from None
-    if not there:
-        path.unlink()
 
 
 def print_json(document: Any) -> None:

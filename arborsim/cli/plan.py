@@ -57,12 +57,15 @@ class WorkloadOptions:
 class PlanOutput(OutputOptions):
     """What to print and to write."""
 
-    out: Path | None = output_option(None, "Write results: .parquet, .json or .csv.")
-    perfetto: Path | None = output_option(None, "Write one GPU's timeline for Perfetto.")
+    out: Path | None = output_option(None, "Write results: .parquet, .json or .csv.", writes=True)
+    perfetto: Path | None = output_option(
+        None, "Write one GPU's timeline for Perfetto.", writes=True
+    )
     report: Path | None = output_option(
         None,
         "Write one HTML page for a meeting: its loads and changed assumptions can take "
         "several times as long as the plan itself.",
+        writes=True,
     )
     assumptions: bool = output_option(
         True,
@@ -80,12 +83,12 @@ class PlanOutput(OutputOptions):
         if self.candidate is not None and self.candidate >= known:
             raise UsageError(f"--candidate {self.candidate}: there are {known}, counted from 0")
 
-    def check(self, *inputs: Path) -> None:
+    def check(self) -> None:
         from arborsim.core.tables import check_format
 
         if self.explain and self.json:
             raise UsageError("--explain prints tables: leave --json out")
-        super().check(*inputs)
+        super().check()
         if self.out is not None:
             check_format(self.out)
 
@@ -140,7 +143,7 @@ def plan(
         return 0
     from arborsim.api.plan import Planning
 
-    output.check(*([workload] if workload else []))
+    output.check()
     planning = Planning(
         source, **given.fields(), **quick.asked, accuracy=accuracy, min_accuracy=min_accuracy,
         min_attention_kept=min_attention_kept,
@@ -152,7 +155,7 @@ def plan(
     log = base.with_name(f"{base.name}.partial.jsonl")
     if not _run(planning, log, resume=resume, output=output):
         return 130
-    return _show(planning, output)
+    return _show(planning, output, log)
 
 
 def _written(given: WorkloadOptions, quick: QuickOptions) -> bool:
@@ -214,7 +217,6 @@ def _run(planning: Planning, path: Path, *, resume: bool, output: PlanOutput) ->
         return False
     finally:
         log.close()
-    path.unlink(missing_ok=True)
     return True
 
 
@@ -248,13 +250,17 @@ class _Foretold:
             )
 
 
-def _show(planning: Planning, output: PlanOutput) -> int:
-    """Print and write what was asked for; fail if no candidate meets the target."""
+def _show(planning: Planning, output: PlanOutput, log: Path) -> int:
+    """Print and write what was asked for; fail if no candidate meets the target.
+
+    The log goes when what it holds has been written, or else printed.
+    """
     results, number = planning.results(), output.candidate
     plan = results.raw
     chosen = plan.recommendation.candidate if number is None else number
     if output.out is not None:
         results.save(output.out)
+        log.unlink(missing_ok=True)
     if output.json:
         typer.echo(results.to_json())
     else:
@@ -263,6 +269,7 @@ def _show(planning: Planning, output: PlanOutput) -> int:
             from arborsim.show.terms import print_explained
 
             print_explained(plan.candidates[chosen])
+    log.unlink(missing_ok=True)
     if output.perfetto is not None and chosen is not None:
         from arborsim.plan.timeline import timeline, write_perfetto
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import typer
 
 from arborsim.cli.command import argument, command, option
-from arborsim.cli.options import check_output, output_option
+from arborsim.cli.options import output_option
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import check_writable
 
 
 @command
@@ -29,7 +30,7 @@ def plot(
         shown="the first known",
     ),
     out: Path | None = output_option(
-        None, "Write a page (.html) or an image (.svg, .png) in place of drawing here."
+        None, "Write a page (.html) or an image (.svg, .png) in place of drawing here.", writes=True
     ),
     dark: bool = output_option(False, "An image light on dark.", "--dark"),
 ) -> None:
@@ -44,7 +45,7 @@ def plot(
 
     if out is not None:
         check_format(out)
-        check_output(out, "--out")
+        check_writable(out, "--out")
         if out.resolve() == results.resolve():
             raise UsageError(f"--out {out}: the command reads it; choose another name")
     if dark and (out is None or out.suffix == ".html"):

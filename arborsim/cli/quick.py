@@ -12,8 +12,8 @@ import typer
 
 from arborsim.api.choices import names
 from arborsim.cli.command import panel
-from arborsim.cli.options import check_output
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import check_writable
 
 _option = panel("Instead of a workload file")
 
@@ -58,7 +58,7 @@ class QuickOptions:
         "--quick",
     )
     write: Path | None = _option(
-        None, "Write the question as a workload file and end (-: print it)."
+        None, "Write the question as a workload file and end (-: print it).", writes=True
     )
 
     @property
@@ -98,14 +98,14 @@ class QuickOptions:
 
     def save(self, tables: dict[str, Any]) -> None:
         """Write the workload file; its paths start from its own folder."""
-        from arborsim.core.documents import write_text
+        from arborsim.core.outputs import write_text
         from arborsim.plan.quick import quick_toml
 
         assert self.write is not None
         if str(self.write) == "-":
             typer.echo(quick_toml(tables), nl=False)
             return
-        check_output(self.write, "--write")
+        check_writable(self.write, "--write")
         for entry in tables["mix"]:
             if "trace" in entry:
                 entry["trace"] = os.path.relpath(entry["trace"], self.write.parent)

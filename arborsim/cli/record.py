@@ -10,13 +10,14 @@ from typing import Any
 import typer
 
 from arborsim.cli.command import command, option, panel
-from arborsim.cli.options import check_output, search_help
+from arborsim.cli.options import search_help
 from arborsim.cli.problems import (
     RewardedProblems,
     problem_option,
     search_option,
 )
 from arborsim.cli.progress import interrupted
+from arborsim.core.outputs import check_writable
 
 capture_option, bank_option = panel("What is stored"), panel("Banks (for arborsim search)")
 CaptureLevel = StrEnum("CaptureLevel", ["tree", "signals", "qkv"])
@@ -92,7 +93,7 @@ class CaptureOptions:
 
 @command
 def record(
-    out: Path = option(..., "The trace to make."),
+    out: Path = option(..., "The trace to make.", writes=True),
     overwrite: bool = option(False, "Replace the file.", "--overwrite"),
     resume: bool = option(False, "Go on after an interruption.", "--resume"),
     problems: RecordedProblems = RecordedProblems(),
@@ -109,7 +110,7 @@ def record(
     from arborsim.api.live import described
     from arborsim.api.record import Recording
 
-    check_output(out, "--out")
+    check_writable(out, "--out")
     recording = Recording(
         out, **problems.fields(), settings=set_, **capture.fields(), **bank.fields(),
         overwrite=overwrite, resume=resume,

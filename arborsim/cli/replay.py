@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class ReplayOutput(options.OutputOptions):
     """What to print and to write."""
 
-    out: Path | None = options.output_option(None, "Write results: .parquet, .csv or .json.")
+    out: Path | None = options.output_option(
+        None, "Write results: .parquet, .csv or .json.", writes=True
+    )
     view: str = options.output_option(
         "auto", "table (all figures), matrix (a line per policy), pareto or auto."
     )
@@ -30,7 +32,7 @@ class ReplayOutput(options.OutputOptions):
     )
     json: bool = options.json_option()
 
-    def check(self, *inputs: Path) -> None:
+    def check(self) -> None:
         from arborsim.core.tables import check_format
         from arborsim.show.replay import VIEWS
 
@@ -40,7 +42,7 @@ class ReplayOutput(options.OutputOptions):
             raise UsageError("--explain prints tables: leave --json out")
         if self.out is not None:
             check_format(self.out)
-        super().check(*inputs)
+        super().check()
 
 
 @command
@@ -79,7 +81,7 @@ def replay(
     """
     from arborsim.api.replay import replay as run
 
-    output.check(*traces, *answers)
+    output.check()
     with interruptible():
         results = run(
             traces, **policies.fields(), calibration=calibration, oracle=oracle, answers=answers,

@@ -63,7 +63,7 @@ class SearchOptions:
 class SearchOutput(OutputOptions):
     """Files to write."""
 
-    out: Path | None = output_option(None, "Write results: .parquet, .csv or .json.")
+    out: Path | None = output_option(None, "Write results: .parquet, .csv or .json.", writes=True)
     trees: str = output_option(
         "",
         "Problems whose trees the page shows, by comma.",
@@ -71,14 +71,14 @@ class SearchOutput(OutputOptions):
     )
     json: bool = json_option()
 
-    def check(self, *inputs: Path) -> None:
+    def check(self) -> None:
         from arborsim.core.tables import check_format
 
         if self.out is not None:
             check_format(self.out)
         if self.trees and self.report is None:
             raise UsageError(f"--trees {self.trees}: also give --report, the page that shows them")
-        super().check(*inputs)
+        super().check()
 
     def problems(self, chosen: range) -> list[int]:
         """The problems of ``--trees``, which must be among those that are searched."""
@@ -112,7 +112,7 @@ def search(
     """
     from arborsim.api.search import Searching
 
-    output.check(bank)
+    output.check()
     searching = Searching(
         bank, **searches.fields(), **policies.fields(), **machine.fields(), **job.fields()
     )

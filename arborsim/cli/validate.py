@@ -91,15 +91,17 @@ def validate(
 class PublishedOutput(OutputOptions):
     """Files to write."""
 
-    out: Path | None = output_option(None, "Write every run to this CSV or Parquet file.")
+    out: Path | None = output_option(
+        None, "Write every run to this CSV or Parquet file.", writes=True
+    )
     fidelity: Path | None = expert_option(
-        None, "Write errors by kind of run, as `plan` quotes them, to this TOML file."
+        None, "Write errors by kind of run, as `plan` quotes them, to this TOML file.", writes=True
     )
 
-    def check(self, *inputs: Path) -> None:
+    def check(self) -> None:
         from arborsim.show.published import check_format
 
-        super().check(*inputs)
+        super().check()
         if self.out is not None:
             check_format(self.out)
 
@@ -121,7 +123,7 @@ def published(
     from arborsim.validate.aiconfigurator import installed
     from arborsim.validate.serving import read_runs
 
-    output.check(*([file] if file else []))
+    output.check()
     runs, other = read_runs(file), installed() if aiconfigurator else ""
     result = Published(_compared(runs, jobs, bool(other)), _sources(file, other))
     _write(result, output)
@@ -192,7 +194,7 @@ def _sources(file: Path | None, other: str) -> dict[str, str]:
 
 def _write(result: Published, output: PublishedOutput) -> None:
     """The files that were asked for."""
-    from arborsim.core.documents import write_text
+    from arborsim.core.outputs import write_text
     from arborsim.machine.fidelity import FidelityFile
     from arborsim.show.published import write_frame
     from arborsim.validate.published import by_kind, overall

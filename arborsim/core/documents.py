@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
@@ -16,6 +15,7 @@ import msgspec
 
 from arborsim import __version__
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import Lock, whole
 from arborsim.core.records import convert
 
 R = TypeVar("R")
@@ -51,23 +51,6 @@ def to_json(value: Any, indent: int | None = 2) -> str:
 def to_toml(value: Any) -> str:
     """TOML of a record or mapping; keys keep their order, and what is None is left out."""
     return "\n".join(toml_lines("", plain(value))).lstrip("\n") + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file, whole or not at all; a `UsageError` if it cannot be written."""
-    try:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(part).chmod(0o644)
-            Path(part).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(part).unlink()
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def file_digest(path: Path) -> str:
@@ -141,6 +124,7 @@ class RecordLog(Generic[R]):
         self._kind = kind
         self._mark = {"format": format, "version": version}
         self._file: IO[bytes] | None = None
+        self._lock: Lock | None = None
         self._kept_bytes = 0
 
     @property
@@ -179,12 +163,15 @@ class RecordLog(Generic[R]):
 
         Raises `UsageError`, as `add` does, if the file cannot be written.
         """
+        self._lock = Lock(self.path)
+        if not self._kept_bytes:  # what is there stays until the head is on the disk
+            with whole(self.path) as part:
+                part.write_bytes(f"{_line(plain({**self._mark, **head}))}\n".encode())
+                self._kept_bytes = part.stat().st_size
         with self._writing():
-            self._file = self.path.open("r+b" if self._kept_bytes else "wb")
+            self._file = self.path.open("r+b")
             self._file.truncate(self._kept_bytes)
             self._file.seek(self._kept_bytes)
-        if not self._kept_bytes:
-            self.add({**self._mark, **head})
 
     def add(self, record: Any) -> None:
         """Append a record, or a mapping that reads back as one; it is on the disk afterwards."""
@@ -197,6 +184,8 @@ class RecordLog(Generic[R]):
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def _head(self, line: bytes) -> dict[str, Any]:
         try:

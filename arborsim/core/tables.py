@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim import __version__
 from arborsim.core.documents import strict
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.outputs import whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,15 +69,13 @@ def write_table(frame: pd.DataFrame, path: Path, metadata: Mapping[str, Any]) ->
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with whole(path) as part:
         if path.suffix == ".csv":
-            frame.to_csv(path, index=False, lineterminator="\n")
+            frame.to_csv(part, index=False, lineterminator="\n")
             return
         table = pa.Table.from_pandas(frame, preserve_index=False)
         said = json.dumps(strict(metadata), sort_keys=True, allow_nan=False).encode()
-        pq.write_table(table.replace_schema_metadata({**table.schema.metadata, KEY: said}), path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+        pq.write_table(table.replace_schema_metadata({**table.schema.metadata, KEY: said}), part)
 
 
 def with_left_out(

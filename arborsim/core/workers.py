@@ -6,13 +6,15 @@ Functions are at the top level of a module, as are classes of items and results:
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 from typing import TypeVar
 
 from arborsim.core.errors import UsageError
@@ -72,9 +74,7 @@ def unfold(
 def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
     """A pool; after Ctrl-C processes that it did not reach are ended, and nothing is waited for."""
     others = set(active_children())
-    # Ctrl-C reaches every process of the terminal; only the first has something to report.
-    ends_at_once = (signal.SIGINT, signal.SIG_DFL)
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), signal.signal, ends_at_once)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin)
     try:
         yield pool
     except BrokenProcessPool:
@@ -88,6 +88,21 @@ def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    """In a new process: end at Ctrl-C without a word, and with the process that works are for."""
+    # Ctrl-C reaches every process of the terminal; only the first has something to report.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """However it ends: a process that is killed tells nobody."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _taken(next_item: Callable[[], Item], most: int) -> list[Item]:

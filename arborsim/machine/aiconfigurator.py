@@ -34,8 +34,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from arborsim.core.documents import to_toml, write_text
+from arborsim.core.documents import to_toml
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.outputs import write_text
 from arborsim.machine.kernels import TABLES, write_tables
 from arborsim.machine.lookup import load_profile
 

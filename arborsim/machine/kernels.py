@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.outputs import whole
 from arborsim.core.sourced import Basis
 
 if TYPE_CHECKING:
@@ -340,8 +341,8 @@ def write_tables(
         metadata={"arborsim.kernels": json.dumps(stored, sort_keys=True)},
     )
     labels = [field.name for field in fields]
-    with pq.ParquetWriter(
-        path, schema, compression="zstd", compression_level=19, use_dictionary=labels,
+    with whole(path) as part, pq.ParquetWriter(
+        part, schema, compression="zstd", compression_level=19, use_dictionary=labels,
         column_encoding={"seconds": "BYTE_STREAM_SPLIT"},
     ) as writer:  # fmt: skip
         for (table, kind), rows in tables.items():

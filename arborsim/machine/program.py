@@ -22,6 +22,7 @@ import numpy as np
 import simpy
 
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import whole
 
 if TYPE_CHECKING:
     from arborsim.machine.prefixes import Part
@@ -181,7 +182,7 @@ class SearchDemand:
     def save(self, path: Path) -> None:
         """Write to a compressed ``.npz`` file, without pickles."""
         header = json.dumps({"format": _FORMAT, **asdict(self.info)}, sort_keys=True)
-        with path.open("wb") as file:
+        with whole(path) as part, part.open("wb") as file:
             pieces = np.delete(self.pieces, _WINDOW, axis=1)
             np.savez_compressed(
                 file, header=np.array(header), ops=self.ops, pieces=pieces, legs=self.legs

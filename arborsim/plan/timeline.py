@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from arborsim.core.documents import write_text
+from arborsim.core.outputs import write_text
 from arborsim.core.records import located
 from arborsim.machine.clock import Command, Iterate, Link, Spend
 from arborsim.machine.program import Op

@@ -177,7 +177,7 @@ def write_claims(papers: Sequence[Paper], out: Path | None, documents: Iterable[
     UsageError
         A file cannot be written, or a document lacks the marks.
     """
-    from arborsim.core.documents import write_text
+    from arborsim.core.outputs import write_text
     from arborsim.core.tables import made_by, write_table
     from arborsim.show.claims_page import write_page
 

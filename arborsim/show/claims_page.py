@@ -8,6 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
+from arborsim.core.outputs import write_text
 from arborsim.show import page
 from arborsim.show.claims import (
     contradicted,
@@ -21,7 +22,7 @@ from arborsim.validate.claims import Paper, Verdict, to_frame
 
 def write_page(papers: Sequence[Paper], path: str | Path) -> None:
     """Write the page; `UsageError` where the file cannot be written."""
-    page.write(render(papers), path)
+    write_text(path, render(papers))
 
 
 def render(papers: Sequence[Paper]) -> str:

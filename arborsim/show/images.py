@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.documents import strict
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.outputs import write_bytes, write_text
 from arborsim.show import page
 from arborsim.show.characters import drawn
 from arborsim.show.page import Figure
@@ -98,13 +99,9 @@ def write(
             "plot", ("plot.js",), [each.figure for each in plots], title=_title(plots),
             subtitle=command, plots=plots, settings=settings,
         )  # fmt: skip
-        page.write(text, path)
+        write_text(path, text)
         return
-    image = _image(themed(stacked(plots), dark), path.suffix[1:])
-    try:
-        path.write_bytes(image)
-    except OSError as error:
-        raise UsageError(f"--out {path}: cannot write: {error.strerror}") from None
+    write_bytes(path, _image(themed(stacked(plots), dark), path.suffix[1:]))
 
 
 def _title(plots: Sequence[Plot]) -> str:

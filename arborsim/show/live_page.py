@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from arborsim.core.outputs import write_text
 from arborsim.core.statistics import SIGNIFICANT, least_visible
 from arborsim.core.units import quantity
 from arborsim.live.backends import LiveResult
@@ -27,7 +28,7 @@ _LEADING = ("peak_hbm", "hbm_vs_full", "peak_ddr", "total", "tokens_per_s", "spe
 
 def write_live_page(report: live.LiveReport, path: str | Path) -> None:
     """Write the page; `UsageError` where the file cannot be written."""
-    page.write(render(report), path)
+    write_text(path, render(report))
 
 
 def render(report: live.LiveReport) -> str:

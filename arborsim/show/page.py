@@ -19,7 +19,6 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from arborsim.core.documents import strict
-from arborsim.core.errors import UsageError
 
 Figure = dict[str, Any]
 
@@ -55,20 +53,6 @@ def render(
         data=Markup(in_script(data)),
         **facts,
     )  # fmt: skip
-
-
-def write(text: str, path: str | Path) -> None:
-    """Write a page.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be written.
-    """
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the report {path}: {error.strerror}") from error
 
 
 def asset(name: str) -> str:

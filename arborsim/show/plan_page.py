@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import write_text
 from arborsim.plan.results import MET, PlanResult
 from arborsim.plan.sensitivity import Sensitivity, break_even
 from arborsim.show import page, plan_figures, plan_pareto, plan_sensitivity, plan_tables, plan_words
@@ -30,7 +31,7 @@ def write_plan_page(report: PlanReport, path: str | Path) -> None:
     """Write the page; `UsageError` where it cannot be written, or there is nothing to report."""
     if not report.result.candidates:
         raise UsageError("no candidate was finished: there is nothing to report")
-    page.write(render(report), path)
+    write_text(path, render(report))
 
 
 def render(report: PlanReport) -> str:

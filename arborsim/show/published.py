@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.errors import UnknownName
+from arborsim.core.outputs import whole
 from arborsim.show.table import LABEL, REMARK, Column, Table, name_column, print_tables
 from arborsim.show.words import counted, percent, plain
 from arborsim.validate import published
@@ -222,7 +223,8 @@ def check_format(path: Path) -> None:
 def write_frame(result: Published, path: Path) -> None:
     """Write a row per run in the format that the name ends with."""
     frame = to_frame(result)
-    if path.suffix == ".csv":
-        frame.to_csv(path, index=False)
-    else:
-        frame.to_parquet(path, index=False)
+    with whole(path) as part:
+        if path.suffix == ".csv":
+            frame.to_csv(part, index=False)
+        else:
+            frame.to_parquet(part, index=False)

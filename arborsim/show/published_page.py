@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from arborsim.core.outputs import write_text
 from arborsim.show import page
 from arborsim.show.published import (
     ERRORS,
@@ -28,7 +29,7 @@ from arborsim.validate.published import PlayedRun
 
 def write_page(result: Published, path: str | Path) -> None:
     """Write the page; `UsageError` where the file cannot be written."""
-    page.write(render(result), path)
+    write_text(path, render(result))
 
 
 def render(result: Published) -> str:

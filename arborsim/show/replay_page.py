@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import write_text
 from arborsim.live.answers import Answers
 from arborsim.run.pictures import TokenMap, TreePicture, packed_runs
 from arborsim.run.results import BASELINE, MACHINE, EpisodeResult, ReplayResult, Row
@@ -40,7 +41,7 @@ def write_report(result: ReplayResult, path: str | Path, known: Answers | None =
     """
     if not result.episodes:
         raise UsageError("nothing was replayed: there is nothing to report")
-    page.write(render(result, known), path)
+    write_text(path, render(result, known))
 
 
 def render(result: ReplayResult, known: Answers | None = None) -> str:

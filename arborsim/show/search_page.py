@@ -17,6 +17,7 @@ from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import SearchResult, SkippedSearch, rows_of
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import write_text
 from arborsim.core.units import scale_for
 from arborsim.run.results import at_budget
 from arborsim.show import page
@@ -63,7 +64,7 @@ def write_search_page(report: SearchReport, path: str | Path) -> None:
     """Write the page; `UsageError` where it cannot be written, or there is nothing to report."""
     if not report.results:
         raise UsageError("no search was completed: there is nothing to report")
-    page.write(render(report), path)
+    write_text(path, render(report))
 
 
 def render(report: SearchReport) -> str:

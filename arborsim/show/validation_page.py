@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from arborsim.core.outputs import write_text
 from arborsim.show import page
 from arborsim.show.table import LABEL, Column, Table, name_column
 from arborsim.show.validation import COLUMNS, MEANINGS, sentences, term_name, verdict
@@ -38,7 +39,7 @@ _ERRORS: tuple[Column[results.TermError], ...] = (
 
 def write_page(result: results.Validation, path: Path) -> None:
     """Write the page; `UsageError` where the file cannot be written."""
-    page.write(render(result), path)
+    write_text(path, render(result))
 
 
 def render(result: results.Validation) -> str:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import Lock
 from arborsim.trace.columns import encode, parquet_writer
 from arborsim.trace.episode import decode_episode
 from arborsim.trace.packed import Places, expand
@@ -80,6 +81,18 @@ class TraceWriter:
                 f"{self.path} exists: choose another --out, or --overwrite or --resume"
             )
         self._scrap = self._parts.with_name(self._parts.name + ".tmp")  # never half of the parts
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot record to {self.path}: {error.strerror}") from error
+        self._lock = Lock(self.path)
+        try:
+            self._begin(overwrite, resume)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _begin(self, overwrite: bool, resume: bool) -> None:
         self._remove_scrap()
         if overwrite:
             self._remove_parts()
@@ -89,7 +102,7 @@ class TraceWriter:
         if resume and self.path.exists():
             self._continue_after_file()
         try:
-            self._parts.mkdir(parents=True, exist_ok=True)
+            self._parts.mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot record to {self.path}: {error.strerror}") from error
 
@@ -177,6 +190,7 @@ class TraceWriter:
             self._merge()
         self._remove_scrap()
         self._remove_parts()
+        self._lock.release()
 
     def _merge(self) -> None:
         whole = self.path.with_name(self.path.name + ".tmp")
@@ -221,6 +235,8 @@ class TraceWriter:
             self.close()
         except Exception as second:  # the first error is the one to report
             error.add_note(f"and the episodes could not be merged ({second}): see {self._parts}")
+        finally:
+            self._lock.release()
 
 
 class WholeTraceWriter:

@@ -8,7 +8,6 @@ done before.
 from __future__ import annotations
 
 import json
-import os
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import whole
 from arborsim.core.statistics import bootstrap, spearman
 from arborsim.core.tables import KEY, made_by
 
@@ -129,12 +129,8 @@ def write_results(result: Validation, request: Mapping[str, Any], path: Path) ->
         {key: json.dumps(said, sort_keys=True).encode() for key, said in stored.items()}
     )
     rows = [{f.name: getattr(check, f.name) for f in fields(check)} for check in result.checks]
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole(path) as part:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), part, compression="zstd")
-        os.replace(part, path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def metadata_of(result: Validation) -> dict[str, Any]:

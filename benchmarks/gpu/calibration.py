@@ -9,7 +9,7 @@ from pathlib import Path
 from arborsim.calibrate.backend import HardwareRequest
 from arborsim.calibrate.hardware import make_profile, profile_toml
 from arborsim.calibrate.policy_cost import measure_decisions
-from arborsim.core.documents import write_text
+from arborsim.core.outputs import write_text
 from arborsim_torch.hardware.measure import measure
 from benchmarks.gpu.journal import Facts
 

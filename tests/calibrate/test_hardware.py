@@ -32,8 +32,8 @@ from arborsim.calibrate.hardware import (
 )
 from arborsim.calibrate.policy_cost import DecisionCost, fit_policies, measure_decisions, seconds_of
 from arborsim.cli.app import main
-from arborsim.core.documents import write_text
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import write_text
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.profile import HardwareProfile, PolicySeconds

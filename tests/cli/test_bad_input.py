@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.cli.options import check_output
+from arborsim.core.outputs import check_writable
 from arborsim.core.tables import write_table
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
 from arborsim.trace.writer import TraceWriter, WholeTraceWriter
@@ -242,7 +242,7 @@ def test_a_check_of_an_output_leaves_it_as_it_was(tmp_path: Path) -> None:
     there, new = tmp_path / "there", tmp_path / "new"
     there.write_text("kept")
     for path in (there, new):
-        check_output(path, "--out")
+        check_writable(path, "--out")
     assert there.read_text() == "kept"
     assert not new.exists()
 

@@ -100,7 +100,7 @@ CASES = {
     "nothing left": ("deft broken.json out.parquet --on-damage skip", "is it the right file"),
     "neither": ("deft part.json out.parquet --on-damage ignore", "'ignore' is not one of"),
     "there": ("deft deft.json there.parquet", "there.parquet exists"),
-    "onto itself": ("deft deft.json deft.json --overwrite", "is the recording itself"),
+    "onto itself": ("deft deft.json deft.json --overwrite", "the command reads it"),
     "no folder": ("deft deft.json no/out.parquet", "there is no directory no"),
     "into a folder": ("deft deft.json folder", "folder is a directory"),
     "unknown geometry": ("deft deft.json out.parquet --model llama-3.1-8c", "llama-3.1-8b"),

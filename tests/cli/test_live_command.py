@@ -161,7 +161,7 @@ def counted(self, record):
     global count
     add(self, record)
     count += 1
-    if count == 4:  # the first line, and three results
+    if count == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 LiveLog.add = counted
 main(sys.argv[1:])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
+from arborsim.core.outputs import whole
 from arborsim.trace.importers.fields import Damage
 from arborsim.trace.importers.searches import Advance, Imported
 from arborsim.trace.schema import Capture, TraceInfo
@@ -208,16 +208,9 @@ def write_trace(
     check_out(out, overwrite)
     if not contents.searches:
         raise UsageError(f"nothing to import: {_nothing(contents)}")
-    scrap = out.with_name(f".{out.name}.import")
-    try:
-        kind = type(contents.searches[0])
-        with WholeTraceWriter(scrap, info, kind.packed) as writer:
-            kind.write(contents.searches, writer, advance)
-        os.replace(scrap, out)
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        scrap.unlink(missing_ok=True)
+    kind = type(contents.searches[0])
+    with whole(out) as part, WholeTraceWriter(part, info, kind.packed) as writer:
+        kind.write(contents.searches, writer, advance)
 
 
 def check_out(out: Path, overwrite: bool) -> None:

@@ -1,0 +1,187 @@
+"""Files that appear whole or not at all, and are never written over what is read.
+
+::
+
+    with whole(path) as part:       # a name beside `path`
+        table.to_parquet(part)
+    # `path` is there now, on the disk; had anything failed, it would be what it was before
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from arborsim.core.errors import UsageError
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A name to write to, which takes the place of `path` when the block ends without an error.
+
+    Devices and pipes are written in place.  A link stays a link: what it points to is replaced.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be written; `path` is as it was.
+    """
+    try:
+        if _is_special(path):
+            yield path
+            return
+        target = path.resolve()
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644
+        handle, name = tempfile.mkstemp(
+            dir=target.parent, prefix=f".{target.stem[:100]}.", suffix=target.suffix
+        )
+        os.close(handle)
+        part = Path(name)
+        try:
+            yield part
+            part.chmod(mode)
+            _to_disk(part)
+            part.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+        with contextlib.suppress(OSError):  # not every file system knows how
+            _to_disk(target.parent)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a UTF-8 file, whole or not at all; a `UsageError` if it cannot be written."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file, whole or not at all; a `UsageError` if it cannot be written."""
+    with whole(Path(path)) as part:
+        part.write_bytes(content)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Refuse an output that `whole` could not write, before the work is done."""
+    if path.is_dir():
+        raise UsageError(f"{option}: {path} is a directory")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option}: there is no directory {path.parent}")
+    # Asking for permissions would not do: read-only disks and special folders refuse all the same.
+    try:
+        if _is_special(path):
+            with path.open("ab"):
+                return
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from None
+
+
+def refuse_inputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
+    """Refuse outputs that are files which are read, under whatever name, or each other.
+
+    Parameters
+    ----------
+    outputs : mapping of str to Path
+        By the option that names it.
+    inputs : iterable of Path
+        Files; those that are not there are passed over.
+
+    Raises
+    ------
+    UsageError
+    """
+    read = {key: path for path in inputs if (key := _identity(path))}
+    taken: dict[object, str] = {}
+    for option, path in outputs.items():
+        key = _identity(path)
+        if key in read:
+            same = "" if read[key] == path else f" (it is {read[key]})"
+            raise UsageError(f"{option} {path}: the command reads it{same}; choose another name")
+        if _is_special(path):
+            continue  # /dev/null takes everything
+        for known in filter(None, (key, path.resolve())):
+            if other := taken.get(known):
+                raise UsageError(
+                    f"{option} {path}: {other} names the same file; choose another name"
+                )
+        taken |= dict.fromkeys(filter(None, (key, path.resolve())), option)
+
+
+class Lock:
+    """Keeps other processes from writing `path` until it is released, or this process has ended.
+
+    The lock is on a hidden file beside `path`, of which a killed process leaves only the name.
+
+    Raises
+    ------
+    UsageError
+        Another process, or another writer of this one, is at it; or the folder cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.with_name(f".{path.name}.lock")
+        try:
+            self._file = self._locked()
+        except BlockingIOError:
+            raise UsageError(
+                f"{path}: another arborsim is writing it: wait for it, or choose another name"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+    def _locked(self) -> IO[bytes]:
+        import fcntl  # there is none on Windows
+
+        while True:
+            file = self._name.open("ab")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever had it may have removed the name after it was opened here.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(self._name.stat(), os.fstat(file.fileno())):
+                        return file
+            except BaseException:
+                file.close()
+                raise
+            file.close()
+
+    def release(self) -> None:
+        """Let others write; calling it again does no harm."""
+        if not self._file.closed:
+            self._name.unlink(missing_ok=True)
+            self._file.close()
+
+
+def _is_special(path: Path) -> bool:
+    """Whether this is a device, a pipe or a socket."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What all names of a file share; None for what is not there, and for devices."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
