@@ -329,11 +329,18 @@ def _long() -> Experiment:
 TAIL = ("0.1", "0.2", "0.3", "0.5", "0.7", "0.9")
 
 
-def _tail(model: str) -> Experiment:
+def _layer(layer: int, depth: int) -> dict[str, str]:
+    """Settings of `band-adaptive` under which one layer decides (the other's share is a 1000th)."""
+    at = str(layer / depth)
+    return {"a_first": at, "a_last": at, "weight_a": "1000"}
+
+
+def _tail(model: str, depth: int, layer: int) -> Experiment:
     """A task of which most tokens are read by nothing later, under everything.
 
     Evictable is all but four sinks and the newest 32 tokens, as far as a policy can protect them;
-    arms ``prompt kept`` pin the prompt, too.
+    arms ``prompt kept`` pin the prompt, too.  ``epikv, one layer`` reads the `layer` of `depth`
+    whose hidden-state change agrees best with what the task reads (`benchmarks.claims.epikv`).
     """
     free = {"pin_prompt": "false", "recent": "32"}
     tailor = {"window": "32", "slack": "1"}
@@ -346,6 +353,8 @@ def _tail(model: str) -> Experiment:
         "rkv": ("rkv", {"window": "32", "interval": "16"}),
         "raas": ("raas", {"pin_prompt": "false"}),
         **{name: (name, free) for name in ("epikv", "band-adaptive", "hs-variance")},
+        "epikv, one layer": ("band-adaptive", free | _layer(layer, depth)),
+        "kv-key, not smoothed": ("kv-key", free | {"window": "1"}),
         **{name: (name, tailor) for name in _TAILORS},
     }
     arms = [
@@ -384,8 +393,8 @@ EXPERIMENTS = {
     "arborkv-ablations": _arborkv_ablations,
     "long": _long,
     "newer": lambda: _newer(CHAIN, "16", "32", "32", {}),
-    "tail": lambda: _tail("tail"),
-    "tail-deep": lambda: _tail("tail-deep"),
+    "tail": lambda: _tail("tail", 6, 2),
+    "tail-deep": lambda: _tail("tail-deep", 24, 8),
     "newer-game24": lambda: _newer(
         GAME,
         "4",

@@ -121,16 +121,16 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     """
     hints = get_type_hints(function)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    options, written = [], set()
+    options, written = [], []
     for parameter in inspect.signature(function).parameters.values():
         if kind := groups.get(parameter.name):
             kinds = get_type_hints(kind)
             given = None if parameter.default is parameter.empty else parameter.default
             options += [_option(each, each.name, kinds[each.name], given) for each in fields(kind)]
-            written |= {each.name for each in fields(kind) if each.metadata[_WRITES]}
+            written += [each.name for each in fields(kind) if each.metadata[_WRITES]]
         else:
             options.append(_option(parameter.default, parameter.name, hints[parameter.name]))
-            written |= {parameter.name} if parameter.default.metadata[_WRITES] else set()
+            written += [parameter.name] if parameter.default.metadata[_WRITES] else []
 
     @functools.wraps(function)
     def run(**given: Any) -> T:

@@ -62,7 +62,7 @@ OCCLUSIONS = {"answer": ("answer", 32, 16), "rest": ("rest", 32, 16)}
 LABELS = ("answer", "needed", "attention", "position")
 #: Reference models, program lines of their problems, reasonings, kinds of labels.
 MODELS = (
-    ("chain", 32, 32, LABELS), ("tail", 16, 16, LABELS[1:]),
+    ("chain", 32, 32, LABELS), ("tail", 16, 16, LABELS[1:]), ("tail-deep", 16, 8, LABELS[1:]),
     ("chain", 16, 32, LABELS), ("chain", 32, 32, ("rest",)),
 )  # fmt: skip
 
