@@ -151,7 +151,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _show(options: argparse.Namespace, lines: Lines, command: str) -> int:
     """Write the page, print the verdicts, and return the exit code."""
-    from arborsim.core.documents import write_text
+    from arborsim.core.outputs import write_text
     from benchmarks.gpu.page import page
     from benchmarks.gpu.targets import Results, verdicts
 
