@@ -8,7 +8,7 @@ its own.  `arborsim_torch.cache.reader` keeps the tables of all pools up to date
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,7 @@ class PieceTable:
         self._tensors: dict[str, Tensor] = {}
         self._current: set[str] = set()  # those of the tensors that are kept up to date
         self._allocations = -1
+        self._allocated = 0  # tensors
         self._roomy = -1, 0  # allocations, and slots of the longest group then
 
     @property
@@ -211,6 +212,7 @@ class PieceTable:
         lead = (self._seqs,) if name == "mask" else ()
         if known is None or known.shape[-1] < room or known.shape[: len(lead)] < lead:
             known = torch.empty((*lead, self._layout.groups, room), dtype=dtype, device=device)
+            self._allocated += 1
             self._tensors[name] = known
         pairs, entry = self._held()
         table = np.full((*lead, *known.shape[-2:]), empty, dtype=np.int64)
@@ -241,28 +243,40 @@ class PieceTable:
         """Whether entries are slots."""
         return self._listed is None
 
-    def piece(self, layer: int, room: int | None = None) -> PlacedPiece:
+    def piece(self, layer: int, rounded: Callable[[int], int] | None = None) -> PlacedPiece:
         """What one layer reads.
 
         Parameters
         ----------
         layer : int
-        room : int or None
-            Entries to look at, at least as many as there are: then the piece always has a mask or
-            an index, so that its shapes do not tell how many are read.
+        rounded : callable or None
+            Rounds numbers of entries up, to the same in all layers.  The piece then always has a
+            mask or an index, so that no shape tells how many entries are read.
         """
         groups, pool = self._layout.groups_of_layer(layer), self.pool
-        fixed = room is not None
-        room = int(self.high[groups].max()) if room is None else room
+        room = int(self.high[groups].max()) if rounded is None else self.room(rounded)
         index = mask = None
         if self._listed is not None:
             index = self.tensor("index")[groups, :room]
-            index = index[0] if len(index) == 1 else index
-        if self._seqs > 1 or (self._listed is None and (fixed or not self.full(groups))):
+            index = index[0] if groups.stop - groups.start == 1 else index
+        elif rounded is not None:
+            room = min(room, pool.capacity(self._layout.slab_of_layer(layer)[0]))
+        masked = self._listed is None and (rounded is not None or not self.full(groups))
+        if masked or self._seqs > 1:
             mask = self.tensor("mask")[:, groups, :room]
-
         piece = replace(pool.piece(layer), index=index, room=room, mask=mask)
         return PlacedPiece(piece, self._positions(groups, room))
+
+    def room(self, rounded: Callable[[int], int]) -> int:
+        """Entries that pieces of all layers look at, if their number is rounded up."""
+        return min(rounded(int(self.high.max())), self._needed())
+
+    def key(self, rounded: Callable[[int], int]) -> Hashable:
+        """Changes if `piece` gives other shapes or memory."""
+        in_order, allocations = self._listed is None, self.pool.allocations
+        for name in ("mask", *(() if in_order else ("index",))):
+            self.tensor(name)
+        return self.place, in_order, self._seqs, self.room(rounded), allocations, self._allocated
 
     def _positions(self, groups: slice, room: int) -> Callable[[], Tensor]:
         return lambda: self.tensor("position")[groups, :room]

@@ -7,6 +7,7 @@ slots are numbered anew, and where little of what is looked at is still read.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -182,12 +183,15 @@ class PiecePlan:
         All that is read is in HBM, and slot ``p`` has position ``p`` in all groups.
     fresh : bool
         Tokens on the host have changed.
+    rounded : callable or None
+        Rounds numbers of entries up: then the shapes of pieces depend on these alone.
     """
 
     tables: list[PieceTable]
     on_host: HostPieces
     contiguous: bool
     fresh: bool
+    rounded: Callable[[int], int] | None = None
 
     @property
     def host(self) -> list[HostTokens]:
@@ -201,8 +205,22 @@ class PiecePlan:
 
     def pieces(self, layer: int) -> list[PlacedPiece]:
         """What a layer reads."""
-        found = [table.piece(layer) for table in self.tables if table.reads(layer)]
+        found = [
+            table.piece(layer, self.rounded)
+            for table in self.tables
+            if self.rounded is not None or table.reads(layer)
+        ]
         return found + self.on_host.brought(layer)
+
+    @property
+    def key(self) -> Hashable:
+        """Of a plan that rounds: changes if pieces have other shapes, or are in other memory.
+
+        None if a layer's pieces come from the host when it is their turn.
+        """
+        if self.rounded is None or self.on_host.tables:
+            return None
+        return tuple(table.key(self.rounded) for table in self.tables)
 
     def entries(self, layer: int) -> Entries:
         """Of a contiguous plan."""

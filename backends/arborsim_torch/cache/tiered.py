@@ -12,6 +12,7 @@ tokens instead; so they are where lost tokens are computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -266,6 +267,10 @@ class TieredCache:
         fresh, position = self._state.append(ids)
         writing = SlotWriter.new(pool, pool.enter(fresh))
         return self._metadata(writing, position, first, fresh)
+
+    def plan(self, rounded: Callable[[int], int] | None = None) -> PiecePlan:
+        """What a step reads whose tokens have slots; see `PiecePlan.rounded`."""
+        return replace(self._pieces.plan(), rounded=rounded)
 
     def recompute(self, leaf: int, tokens: np.ndarray) -> AttentionMetadata:
         """Announce that lost tokens on the path of one active leaf are computed again.
