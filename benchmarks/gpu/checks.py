@@ -8,6 +8,7 @@ from functools import partial
 from arborsim.core.tiers import RECALLS
 from benchmarks.gpu import decisions, kernels, masking
 from benchmarks.gpu.journal import Facts, Journal
+from tests.live.pieces_cases import Case as PiecesCase
 from tests.live.scattered_cases import Case
 
 GROUPINGS = ("shared", "layer", "head")
@@ -30,6 +31,8 @@ def _first(device: str, tiny: bool) -> Iterator[Check]:
     yield "copies are right", {}, partial(kernels.compare_copies, device, blocks)
     for case in kernels.SMALL[:2] if tiny else kernels.LONG:
         yield _kernel(case, device)
+    for pieces in kernels.SMALL_PIECES[:2] if tiny else kernels.LONG_PIECES:
+        yield _pieces(pieces, device)
     for dtype in kernels.TOLERANCE:
         for history in (0, 96):
             facts: Facts = {"dtype": str(dtype).removeprefix("torch."), "history": history}
@@ -52,6 +55,8 @@ def _first(device: str, tiny: bool) -> Iterator[Check]:
 def _more(device: str, tiny: bool) -> Iterator[Check]:
     for case in kernels.SMALL[-2:] if tiny else kernels.SMALL:
         yield _kernel(case, device)
+    for pieces in kernels.SMALL_PIECES[-2:] if tiny else kernels.SMALL_PIECES:
+        yield _pieces(pieces, device)
     if not tiny:
         yield from _decisions(device, 1, tiny)
 
@@ -61,6 +66,11 @@ def _decisions(device: str, problem: int, tiny: bool) -> Iterator[Check]:
     for name in ("game24",) if tiny else decisions.TASKS:
         work = partial(decisions.compare_decisions, decisions.TASKS[name], device, names, problem)
         yield "decisions are the CPU's", {"search": name, "problem": problem}, work
+
+
+def _pieces(case: PiecesCase, device: str) -> Check:
+    work = partial(kernels.compare_pieces, case, device)
+    return "attention over pieces", {"case": case.name}, work
 
 
 def _kernel(case: Case, device: str) -> Check:

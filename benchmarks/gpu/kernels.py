@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,15 @@ from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.flash import attend_prefill, choose
+from arborsim_torch.kernels.pieces import Piece, attend_pieces
 from arborsim_torch.kernels.scattered import attend_scattered, attend_scattered_torch, runs_on
 from arborsim_torch.models import load_model
+from arborsim_torch.tiers.codec import Plain
 from arborsim_torch.tiers.link import HostLink
 from benchmarks.gpu.journal import Facts, synchronize
 from tests.live.oracle_attention import numbers
+from tests.live.pieces_cases import FORMATS, Part
+from tests.live.pieces_cases import Case as PiecesCase
 from tests.live.scattered_cases import CASES, FP8, Case
 
 # Of the largest output: it is rounded once to the queries' type, and weights of 16 bits are rounded
@@ -38,6 +43,24 @@ LONG = (
          capacity=32768),
 )  # fmt: skip
 SMALL = CASES
+#: The same heads over a quarter of 64k tokens: plain, in 8 bits, for four leaves, and mixed.
+LONG_PIECES = tuple(
+    PiecesCase(tuple(Part(stored, room, 2 * room, mask=mask) for stored, room in parts),
+               torch.bfloat16, 128, 8, 4, seqs)
+    for parts, mask, seqs in (
+        ((("plain", 16384),), "none", 1), ((("fp8", 16384),), "none", 1),
+        ((("int8", 16384),), "none", 1), ((("plain", 16384),), "sequences", 4),
+        ((("plain", 12288), ("int8", 4096)), "none", 1),
+    )
+)  # fmt: skip
+#: Every format, read by all heads alike and by each on its own.
+SMALL_PIECES = tuple(
+    PiecesCase((Part(stored, 40, 64, index, mask, 3), Part(index="none")), dtype, seqs=seqs)
+    for stored in FORMATS
+    for dtype, index, mask, seqs in (
+        (torch.float32, "flat", "none", 1), (torch.bfloat16, "by head", "both", 3),
+    )
+)  # fmt: skip
 
 
 def compare_kernel(case: Case, device: str) -> Facts:
@@ -62,6 +85,52 @@ def compare_kernel(case: Case, device: str) -> Facts:
         "median_s": seconds,
         "read_bytes_per_s": read / seconds,
     }
+
+
+def compare_pieces(case: PiecesCase, device: str) -> Facts:
+    """`attend_pieces` on the device, with masses, against the same in float64 on the CPU."""
+    q, pieces = case.build()
+    wanted: Any = attend_pieces(q.double(), [_in_float64(p) for p in pieces], case.scale, mass=True)
+    there, ours = q.to(device), [_moved(piece, device) for piece in pieces]
+    found: Any = attend_pieces(there, ours, case.scale, mass=True)
+    apart = {
+        "out": _largest_apart(found[0], wanted[0]), "lse": _largest_apart(found[1], wanted[1]),
+        "mass": max(_largest_apart(a, b) for a, b in zip(found[2], wanted[2], strict=True)),
+    }  # fmt: skip
+    most_mass = max(_largest(mass) for mass in wanted[2])
+    within = TOLERANCE[case.dtype] * _largest(wanted[0]), 1e-4, 1e-4 * most_mass
+    seconds = _median_s(lambda: attend_pieces(there, ours, case.scale), there.device)
+    return {
+        "ok": all(a <= most for a, most in zip(apart.values(), within, strict=True)),
+        "form": "pieces",
+        "largest_difference": apart,
+        "median_s": seconds,
+        "read_bytes_per_s": sum(_read_bytes(piece) for piece in pieces) / seconds,
+    }
+
+
+def _in_float64(piece: Piece) -> Piece:
+    if not isinstance(piece.codec, Plain):
+        return piece
+    keys, values = piece.keys.double(), piece.values.double()
+    return replace(piece, keys=keys, values=values, codec=Plain(torch.float64))
+
+
+def _moved(piece: Piece, device: str) -> Piece:
+    moved = {
+        name: value.to(device) for name, value in vars(piece).items() if isinstance(value, Tensor)
+    }
+    return replace(piece, **moved)
+
+
+def _read_bytes(piece: Piece) -> int:
+    """Of keys, values and scales; what a mask leaves out is read, too."""
+    heads = piece.keys.shape[0]
+    index = piece.index
+    entries = heads * piece.room if index is None else int((index >= 0).expand(heads, -1).sum())
+    vectors = [piece.keys, piece.values, *(s[..., None] for s in (piece.key_scale,
+               piece.value_scale) if s is not None and s.dim() == 2)]  # fmt: skip
+    return entries * sum(x.shape[2] * x.element_size() for x in vectors)
 
 
 def compare_prefill(dtype: torch.dtype, history: int, device: str, queries: int = 192) -> Facts:

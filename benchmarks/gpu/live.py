@@ -153,7 +153,7 @@ def trace_step(
     activities = [ProfilerActivity.CPU]
     if loaded.model.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    profiler = profile(activities=activities)
+    profiler = profile(activities=activities, acc_events=True)
     seen = 0
 
     def on_tokens(tokens: int) -> None:

@@ -30,7 +30,7 @@ def measure_yardsticks(loaded: LoadedModel, tiny: bool) -> Facts:
     read, copied = kernels.read_rates(timer, True), kernels.copy_rates(timer, True)
     up, down = (_link_rate(timer, MIB if tiny else 256 * MIB, way) for way in ("up", "down"))
     embedding = model.get_input_embeddings().weight
-    tied = model.get_output_embeddings().weight.data_ptr() == embedding.data_ptr()
+    tied = model.get_output_embeddings().weight is embedding
     weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return {
         "read_bytes_per_s": max(read.values()),

@@ -21,7 +21,7 @@ from arborsim.core.tiers import RECALLS  # noqa: E402
 from benchmarks.gpu.context import longest_context  # noqa: E402
 from benchmarks.gpu.decisions import TASKS, compare_decisions  # noqa: E402
 from benchmarks.gpu.journal import DeviceLost, Journal, OutOfTime, time_limit  # noqa: E402
-from benchmarks.gpu.kernels import compare_kernel  # noqa: E402
+from benchmarks.gpu.kernels import compare_kernel, compare_pieces  # noqa: E402
 from benchmarks.gpu.masking import MaskedModel, evicting_is_masking  # noqa: E402
 from benchmarks.gpu.plan import YARDSTICK, arms  # noqa: E402
 from benchmarks.gpu.worker import alike  # noqa: E402
@@ -72,6 +72,7 @@ def test_every_check_holds(records: list[dict[str, Any]]) -> None:
     assert {check["of"]["check"] for check in checks} == {
         "copies are right", "scattered attention", "tokens come back", "rehydrating is keeping",
         "evicting is masking", "decisions are the CPU's", "a block of a prompt",
+        "attention over pieces",
     }  # fmt: skip
     (decided,) = (check for check in checks if "equal_share" in check)
     assert decided["moves"] > decided["policies"] == decided["equal_policies"] == 7
@@ -147,7 +148,7 @@ def test_contexts_are_probed(records: list[dict[str, Any]]) -> None:
 
 def test_the_page_has_the_verdicts_and_every_arm(folder: Path) -> None:
     text = (folder / "README.md").read_text()
-    assert "- met: every check of correctness holds: 20 of 20" in text
+    assert "- met: every check of correctness holds: 24 of 24" in text
     assert "- not measured: CUDA's peak" in text
     assert all(f"| {arm.label} |" in text for arm in arms(16))
     assert "What did not come to its end" not in text
@@ -317,6 +318,20 @@ def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kernels, "attend_scattered", wrong)
     assert not compare_kernel(case, "cpu")["ok"]
+
+
+def test_wrong_pieces_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu import kernels
+
+    right = kernels.attend_pieces
+    for case in kernels.SMALL_PIECES:
+        assert compare_pieces(case, "cpu")["ok"]
+
+    def off(q: Any, pieces: Any, scale: float, **named: Any) -> Any:
+        return right(q, pieces, scale * (1 if q.dtype == torch.float64 else 1.05), **named)
+
+    monkeypatch.setattr(kernels, "attend_pieces", off)
+    assert not any(compare_pieces(case, "cpu")["ok"] for case in kernels.SMALL_PIECES)
 
 
 def test_a_token_that_is_read_after_its_eviction_is_noticed(

@@ -19,13 +19,18 @@ from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.models import geometry, load_model
 from benchmarks.gpu.context import KINDS, Prober, longest_context
 from benchmarks.gpu.kernels import (
+    SMALL_PIECES,
     compare_copies,
     compare_kernel,
     compare_moved_tokens,
+    compare_pieces,
     compare_prefill,
 )
-from benchmarks.gpu.live import Load, arms, run_arm, run_yardstick
+from benchmarks.gpu.live import run_arm, trace_step
 from benchmarks.gpu.masking import evicting_is_masking, rehydrating_is_keeping
+from benchmarks.gpu.plan import Arm, Load, arms
+from benchmarks.gpu.yardsticks import measure_yardsticks, run_yardstick
+from tests.live.pieces_cases import Case as PiecesCase
 from tests.live.scattered_cases import CASES, Case
 
 from .arming import pretend
@@ -68,21 +73,45 @@ def test_the_cache_against_plain_passes() -> None:
         assert evicting_is_masking("cuda", "layer", False, "stream", 8)["ok"]
 
 
-@pytest.mark.parametrize("label", ["h2o", "arkv", "offload, stage", "offload, near"])
-def test_a_search_beside_its_simulation(label: str) -> None:
-    (arm,) = (each for each in arms(8) if each.label == label)
+#: Without the arm of which the CPU attends to a half: copies go into other rows of what it reads,
+#: and the detector looks at whole tensors.
+ARMS = tuple(arm for arm in arms(8) if arm.recall != "near")
+
+
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.label)
+def test_a_search_next_to_its_simulation(arm: Arm, graphs: str) -> None:
     with pretend(patience=2):
         loaded = load_model("chain", device="cuda")
-        found = run_arm(loaded, Load(24, 8, 16), arm, load_profile("h200"))
+        found = run_arm(loaded, Load(24, 8, 16), arm, load_profile("h200"), graphs)
         assert found["tiers_differ"] == 0
         assert found["allocator_peak_bytes"] >= found["pool_bytes"] > 0
+        assert found["tokens_per_s"] > 0
         del loaded
 
 
-def test_the_yardstick_and_the_longest_context() -> None:
+@pytest.mark.parametrize("case", SMALL_PIECES[::3], ids=lambda case: case.name)
+def test_attention_over_pieces(case: PiecesCase) -> None:
+    with pretend():
+        assert compare_pieces(case, "cuda")["ok"]
+
+
+def test_a_step_is_traced(tmp_path: Path) -> None:
+    (arm,) = (each for each in arms(8) if each.label == "streaming-llm")
     with pretend():
         loaded = load_model("chain", device="cuda")
-        assert run_yardstick(loaded, Load(24, 4, 16))["iteration_s"] > 0
+        found = trace_step(loaded, Load(24, 8, 16), arm, load_profile("h200"), tmp_path)
+        assert (tmp_path / found["file"]).name
+        del loaded
+
+
+def test_the_yardsticks_and_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "LARGE_READS", (1 << 16, 1 << 18))
+    with pretend():
+        loaded = load_model("chain", device="cuda")
+        assert run_yardstick(loaded, Load(24, 4, 16))["step_s"] > 0
+        known = measure_yardsticks(loaded, True)
+        assert min(known["read_bytes_per_s"], known["pinned_up_bytes_per_s"]) > 0
         for kind in KINDS:
             prober = Prober(loaded, kind, 16)
             found = longest_context(prober, 16, 32, lambda: 60.0, lambda facts: None)
