@@ -39,9 +39,10 @@ class LiveSearch:
     """One search as its memory depends on it; tokens, unless named otherwise.
 
     `kept` are those at full precision in HBM after the first decision (the prompt's, if there is
-    none), `most` the largest number from then on.  `reserved` is 0 for pools that grow.  `rows` and
-    `signals` say whether the policy reads attention rows, and any signal at all; `apart_bytes` is
-    what lies in pools of other formats and in staging buffers.
+    none), `most` the largest number from then on.  `reserved` is 0 for pools that grow.  Attention
+    rows of the prompt's queries from `rows_from` on are read (None: of none), those of groups of
+    the cache if they are `grouped`; `signals` are read at all, and `waiting_bytes` of them wait on
+    the device.  `apart_bytes` is what lies in pools of other formats and in staging buffers.
     """
 
     geometry: Geometry
@@ -49,8 +50,10 @@ class LiveSearch:
     most: int
     kept: int | None = None
     reserved: int = 0
-    rows: bool = False
+    rows_from: int | None = None
+    grouped: bool = False
     signals: bool = False
+    waiting_bytes: int = 0
     apart_bytes: int = 0
     block: int = PREFILL_BLOCK
     page: int = 16
@@ -93,17 +96,21 @@ class LiveSearch:
         Nothing read counts as a decode step, whose rows and logits are small.
         """
         g, width = self.geometry, self.geometry.weight_bytes_per_element
+        heads, seen = g.heads, self.rows_from
         stream = 4 * g.hidden + 2 * g.head_dim
         needs = [tokens * (3 * g.intermediate + stream) * width]
-        if self.rows and read:
+        if seen is not None and read > seen:
             # Logits, probabilities in float32, these as the values' type; a mean row, and a mask.
-            each = g.heads * (2 * width + _FLOAT32) + _FLOAT32 + 1
-            others = (2 * (g.heads + g.kv_heads) * g.head_dim + stream) * width
-            needs.append(tokens * (read * each + others))
+            # Or, before that, rows of groups twice.
+            each = heads * (2 * width + _FLOAT32) + 1 + _FLOAT32 * (not self.grouped)
+            others = (2 * (heads + g.kv_heads) * g.head_dim + stream) * width
+            counted = min(tokens, read - seen) if self.grouped else 0
+            first = tokens * (heads * (width + _FLOAT32) + 1) + 2 * counted * g.kv_heads * _FLOAT32
+            needs.append(read * max(tokens * each, first) + tokens * others)
         if self.signals and read:
             together = min(tokens * g.vocab, max(g.vocab, _ENTROPY_NUMBERS))
             needs.append(tokens * g.vocab * width + 2 * _FLOAT32 * together)
-        return max(needs)
+        return max(needs) + self.waiting_bytes
 
     def _grown(self, capacity: int, needed: int) -> int:
         """What a full tensor grows to."""

@@ -8,7 +8,7 @@ when it is asked for (`take`).
 
 Tokens come out in the order in which they entered the cache: by iteration, then by sequence.
 
-Device memory: what waits for `take`, at most `_MAX_PENDING_BYTES` and a block of the prompt (2
+Device memory: what waits for `take`, at most `MAX_PENDING_BYTES` and a block of the prompt (2
 bytes for each value of a signal, 2 n for a row that is wanted whole), and what
 `arborsim_torch.row_reducer` needs.
 """
@@ -43,7 +43,7 @@ from arborsim_torch.token_signals import (
     value_norm,
 )
 
-_MAX_PENDING_BYTES = 1 << 26  # on the device, before they are taken to the host unasked
+MAX_PENDING_BYTES = 1 << 26  # on the device, before they are taken to the host unasked
 
 
 def middle_layers(layers: int) -> tuple[int, ...]:
@@ -191,7 +191,7 @@ class Capture:
         if state.query_layers:
             queries = torch.stack([state.query_vectors[layer] for layer in self._vector_layers])
             self._add("queries", queries.permute(3, 1, 0, 2, 4).flatten(2))
-        if state.queries > 1 or self._pending_bytes > _MAX_PENDING_BYTES:
+        if state.queries > 1 or self._pending_bytes > MAX_PENDING_BYTES:
             self.drain(decoder)
 
     @torch.inference_mode()
@@ -216,7 +216,7 @@ class Capture:
                     self._sums[node] = (total + before, count + stop - first)
         if self._signals & _OF_KEYS.keys() or self._takes_keys:
             self._take_vectors(decoder, starts, tokens)
-        if self.keeps or self._pending_bytes > _MAX_PENDING_BYTES:
+        if self.keeps or self._pending_bytes > MAX_PENDING_BYTES:
             self._cross({})
 
     @property

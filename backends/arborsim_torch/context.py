@@ -96,7 +96,8 @@ class PassContext:
         rows = placed[0] if len(placed) == 1 else torch.stack(placed).sum(0)
         if self.groups == "layer":
             rows = rows.mean(1, keepdim=True)
-        newest = rows[:, :, -1]
+        # A view would keep the rows of every layer until the pass is over.
+        newest = rows[:, :, -1].clone() if rows.shape[2] > 1 else rows[:, :, -1]
         self._group_newest.append(newest)
         if rows.shape[2] > 1:
             numbers = rows.masked_fill(rows[..., :1].isnan(), 0.0)

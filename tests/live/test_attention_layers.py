@@ -123,7 +123,7 @@ def test_nothing_else_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     plain = write(tmp_path / "b.parquet", without, (), **sparse).table(0)
     for column in set(plain.column_names) - {"time_s"}:
         assert table[column].equals(plain[column]), column
-    monkeypatch.setattr("arborsim_torch.capture._MAX_PENDING_BYTES", 1)
+    monkeypatch.setattr("arborsim_torch.capture.MAX_PENDING_BYTES", 1)
     often = columns_of(model, *arguments, Capture(top=6, row_layers=CHOSEN))
     assert often["attention_layers"].equals(columns["attention_layers"])
 

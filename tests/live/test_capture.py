@@ -261,7 +261,7 @@ def test_draining_more_often_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     """A long thought is finished piece by piece, so that memory stays bounded."""
     model, source = tiny_model(), FakeSource(block=ragged)
     once = record(model, "dpts", {"steps": 8}, source, Capture()).columns
-    monkeypatch.setattr("arborsim_torch.capture._MAX_PENDING_BYTES", 1)
+    monkeypatch.setattr("arborsim_torch.capture.MAX_PENDING_BYTES", 1)
     often = record(model, "dpts", {"steps": 8}, source, Capture()).columns
     for name in ("hidden_change", "key_variance", "lag_value", "key_sketch"):
         np.testing.assert_allclose(once[name], often[name], rtol=2e-3, atol=2e-3)

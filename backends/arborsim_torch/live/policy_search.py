@@ -26,7 +26,7 @@ from arborsim.trace.schema import VECTORS
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.tiered import TieredCache
-from arborsim_torch.capture import ALL_SIGNALS, Capture
+from arborsim_torch.capture import ALL_SIGNALS, MAX_PENDING_BYTES, Capture
 from arborsim_torch.decoder import PREFILL_BLOCK, Pass
 from arborsim_torch.live.executor import LiveExecutor, device_peak_bytes, waits_on
 from arborsim_torch.live.feed import Feed
@@ -304,18 +304,36 @@ class PolicySearch:
         held = simulated.peak_after_first_decision_bytes - apart
         most = max(0, held) // max(1, geometry.full_bytes_per_token)
         prompt = len(self._problem.prompt)
+        uses = self._policy.row_uses()
+        reduced = [use for use in uses if use.keeps in ("sum", "newest") and use.prompt]
         return LiveSearch(
             geometry,
             prompt,
             most,
             kept=most if most < prompt else None,
             reserved=self._reserved_tokens,
-            rows=not self._policy.fused,
+            rows_from=min((use.first(prompt) for use in reduced), default=None),
+            grouped=self._policy.grouping != "shared",
             signals=not self._policy.reads() <= {Signal.READERS},
+            waiting_bytes=self._waiting_bytes(geometry),
             apart_bytes=apart,
             block=self._block,
             page=self.cache.pools[Place.HBM].page_tokens,
         )
+
+    def _waiting_bytes(self, geometry: Geometry) -> int:
+        """Vectors of the prompt that wait on the device until they are taken to the host."""
+        prompt, reads = len(self._problem.prompt), self._policy.reads()
+        queries = [
+            min(prompt, use.prompt) for use in self._policy.row_uses()
+            if use.grouping == "head" and use.keeps in ("rows", "queries")
+        ]  # fmt: skip
+        vector = 2 * geometry.layers * geometry.head_dim
+        sizes = [(max(queries, default=0), geometry.heads * vector)]
+        sizes += [(prompt, geometry.kv_heads * vector)] * len(reads & {Signal.KEYS, Signal.VALUES})
+        total = sum(tokens * size for tokens, size in sizes)
+        of_block = sum(min(self._block, tokens) * size for tokens, size in sizes)
+        return min(total, max(MAX_PENDING_BYTES, of_block))
 
     def outcome(self, episode: EpisodeResult) -> LiveOutcome:
         """Everything measured, once the search is over."""

@@ -45,6 +45,9 @@ CASES = (
              settings={"pin_prompt": "false"}),
     Searched("h2o", "prompt"),
     Searched("h2o", "prompt", prompt=512, budget=600),
+    Searched("epikv", "prompt", settings={"recent": "32"}),
+    Searched("adakv", "prompt"),
+    Searched("tova", "prompt"),
 )  # fmt: skip
 
 
