@@ -295,7 +295,8 @@ class PolicySearch:
         # The host waits for moves, outside forward passes.  A clock of the thread's own time does
         # not see it wait.
         host_s = waits_on(self._clock) * self._held_up.host_s
-        time.policy_s = max(0.0, self._feed.handling_s - time.rehydration_s - host_s)
+        spent_s = self._feed.handling_s - self._feed.signals_s
+        time.policy_s = max(0.0, spent_s - time.rehydration_s - host_s)
         return measured
 
     def memory(self, simulated: Measurements, geometry: Geometry) -> LiveSearch:
@@ -341,7 +342,9 @@ class PolicySearch:
         # Inside forward passes the device waits for moves, and these for tokens from the host.
         waited_s = self._held_up.device_s + self.cache.pass_exposed_s
         measured.time.prefill_s = episode.prefill_s
-        measured.time.decode_s = max(0.0, episode.forward_s - waits_on(self._clock) * waited_s)
+        # What the device does for signals is part of decoding; what the host makes of them is not.
+        decode_s = episode.forward_s + self._feed.signals_s
+        measured.time.decode_s = max(0.0, decode_s - waits_on(self._clock) * waited_s)
         return LiveOutcome(
             episode,
             measured,

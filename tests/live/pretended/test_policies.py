@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from arborsim.policies.registry import available, build
 from arborsim.run.move_log import MoveLog
 from arborsim.search import make_search
 from arborsim_torch.batches import Ended, run_batched
+from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
@@ -90,6 +92,50 @@ WHOLE_THOUGHTS = ("arbor-epi", "arborkv")
 PROMPTS = ("rkv", "snapkv")
 
 
+#: Waits of one decode iteration: its tokens are fetched, and what decisions are made of if one is
+#: due in every iteration.
+DRAWN, ROWS = "tolist arborsim_torch/sampling.py:choose", "token_signals.py:to_host"
+
+
+def waits(gpu: Gpu) -> Counter[str]:
+    """Of the decode iterations."""
+    aside = ("reference/__init__.py:load", "tiers/copies.py", "recorder.py:_prefill")
+    return Counter({
+        why: count for why, count in gpu.waits.items() if not any(part in why for part in aside)
+    })  # fmt: skip
+
+
+@dataclass
+class Handed:
+    """Waits of the host for what it is handed at decisions, and for anything else between."""
+
+    waits: list[int] = field(default_factory=list)
+    between: int = 0
+
+
+@contextmanager
+def watched(gpu: Gpu) -> Iterator[Handed]:
+    """Count them while searches run."""
+    handed, observed, iteration = Handed(), Feed._observed, Feed.iteration
+
+    def count_observed(feed: Feed, *args: Any) -> Any:
+        before = gpu.waits.total()
+        found = observed(feed, *args)
+        handed.waits.append(gpu.waits.total() - before)
+        return found
+
+    def count_iteration(feed: Feed, *args: Any) -> None:
+        before, times = gpu.waits.total(), len(handed.waits)
+        iteration(feed, *args)
+        if len(handed.waits) == times:
+            handed.between += gpu.waits.total() - before
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "_observed", count_observed)
+        patch.setattr(Feed, "iteration", count_iteration)
+        yield handed
+
+
 @pytest.mark.parametrize(
     ("names", "budget", "most", "idle"),
     [
@@ -104,9 +150,13 @@ def test_every_policy_decides_as_on_the_cpu(
 ) -> None:
     wanted = run(names, "cpu", budget, most=most)
     assert len(wanted.tokens) == len(names)
-    with pretend(patience=1):
+    with pretend(patience=1) as gpu, watched(gpu) as handed:
+        gpu.where = caller
         found = run(names, "cuda", budget, most=most)
     assert compare(found, wanted) == set(names) - idle
+    assert all(why == DRAWN or ROWS in why for why in waits(gpu)), waits(gpu)
+    assert max(handed.waits) == 1
+    assert handed.between == 0
 
 
 @pytest.mark.parametrize("recall", ["stream", "near"])
@@ -117,19 +167,6 @@ def test_tokens_in_ddr_are_read_as_on_the_cpu(recall: str) -> None:
         found = run(names, "cuda", 40, recall=recall, most=20)
         assert gpu.launches["copy_ to the host"] > 0
     assert compare(found, wanted) == set(names)
-
-
-#: Waits of one decode iteration: its tokens are fetched, and what decisions are made of if one is
-#: due in every iteration.
-DRAWN, ROWS = "tolist arborsim_torch/sampling.py:choose", "token_signals.py:to_host"
-
-
-def waits(gpu: Gpu) -> Counter[str]:
-    """Of the decode iterations."""
-    aside = ("reference/__init__.py:load", "tiers/copies.py", "recorder.py:_prefill")
-    return Counter({
-        why: count for why, count in gpu.waits.items() if not any(part in why for part in aside)
-    })  # fmt: skip
 
 
 @pytest.mark.parametrize(
