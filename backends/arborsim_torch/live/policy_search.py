@@ -40,6 +40,8 @@ from arborsim_torch.sources import Source
 from arborsim_torch.tiers.codec import codec_of
 from arborsim_torch.tiers.link import HostLink
 
+_GAUGED_EVERY = 256  # iterations
+
 
 @dataclass(frozen=True)
 class SearchSetup:
@@ -272,7 +274,8 @@ class PolicySearch:
             [controller], capture, needs, layers, _Readable(self.cache), self._executor.attach,
             setup.clock,
         )  # fmt: skip
-        self._recorder = setup.recorder(problem, capture, self._feed, self.cache, on_tokens)
+        self._on_tokens, self._iterations = on_tokens, 0
+        self._recorder = setup.recorder(problem, capture, self._feed, self.cache, self._went_on)
         self._problem, self._clock = problem, setup.clock
         self._policy, self._block = policy, setup.prefill_block
 
@@ -287,6 +290,14 @@ class PolicySearch:
     def prepare(self, tokens: list[int]) -> Pass:
         """See `EpisodeRecorder.prepare`."""
         return self._recorder.prepare(tokens)
+
+    def _went_on(self, tokens: int) -> None:
+        """An iteration is over; an executor hears of it when the next decision is due."""
+        self._iterations += 1
+        if self._iterations % _GAUGED_EVERY == 0:
+            self._executor.gauge.observe(self._executor.clock())
+        if self._on_tokens is not None:
+            self._on_tokens(tokens)
 
     def measurements(self) -> Measurements:
         """What was measured so far, but for the seconds of the model."""
