@@ -121,8 +121,7 @@ def run_arm(
 
     def wrap(live: LiveExecutor, mover: Mover) -> DualExecutor:
         movers.append(mover)
-        profile = served_live(machine, graphs != "off")
-        simulated = _simulated(loaded, policy, profile, mover, arm.recall)
+        simulated = _simulated(loaded, policy, machine, mover, arm, graphs)
         made.append(DualExecutor(live, simulated, lambda: held(mover)))
         return made[0]
 
@@ -256,15 +255,23 @@ def _setup(loaded: LoadedModel, load: Load, arm: Arm, source: RandomSource) -> S
 
 
 def _simulated(
-    loaded: LoadedModel, policy: Policy, profile: HardwareProfile, mover: Mover, recall: str
+    loaded: LoadedModel,
+    policy: Policy,
+    profile: HardwareProfile,
+    mover: Mover,
+    arm: Arm,
+    graphs: str,
 ) -> SimulatedExecutor:
+    captured = graphs == "auto" and arm.graphs and loaded.model.device.type == "cuda"
     return SimulatedExecutor(
-        Machine(profile, recall=recall),
+        Machine(served_live(profile, graphs=captured), recall=arm.recall),
         geometry(loaded),
         groups=mover.cache.layout.groups,
+        formats=policy.formats,
         policy=policy.name,
         fused=policy.fused,
         parts=parts_read(policy),
+        bounds_page=policy.bounds_page,
     )
 
 

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from arborsim.machine.lookup import load_profile
+from arborsim.machine.lookup import load_profile, profile_names
 from arborsim.machine.profile import HardwareProfile
 from arborsim_torch.hardware.facts import conditions, software
 from arborsim_torch.models import LoadedModel, device_name, load_model
@@ -82,7 +82,9 @@ class Worker:
         done = [r for r in self._journal.records if r["part"] == "calibration"]
         if done and done[-1]["outcome"] == "done" and self._plan.profile.exists():
             return load_profile(self._plan.profile), "calibrated on this device"
-        return load_profile("h200"), "h200, as shipped"
+        said = device_name(torch.device(self._plan.device)).lower()
+        name = next((each for each in profile_names() if each in said), "h200")
+        return load_profile(name), f"{name}, as shipped"
 
     def _search(self, step: Step) -> None:
         """One search, unless another tells that it cannot be."""
