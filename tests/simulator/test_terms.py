@@ -160,5 +160,5 @@ def test_nothing_in_ddr_costs_nothing() -> None:
 
 
 def test_pages_are_those_of_the_live_backend() -> None:
-    remote = pytest.importorskip("arborsim_torch.cache.host")
+    remote = pytest.importorskip("arborsim_torch.cache.ondemand")
     assert (remote.PAGE_TOKENS, remote.PAGES_TOP) == (PAGE_TOKENS, PAGES_TOP)

@@ -169,19 +169,14 @@ class GatherReader:
             n,
         )
 
-    def _streamed(self, layer: int) -> list[tuple[Pool, slice, Tensor]]:
-        """The layer's pieces on the host: pool, heads and slots, in the order of `content`."""
-        layout = self._cache.layout
-        rows = self._rows[layout.groups_of_layer(layer)]
+    def _streamed(self, layer: int) -> list[tuple[Pool, Tensor]]:
+        """The layer's pieces on the host: pool and slots, in the order of `content`."""
+        rows = self._rows[self._cache.layout.groups_of_layer(layer)]
         return [
-            (
-                self._cache.pools[p.place],
-                slice(None) if len(rows) == 1 else slice(h, h + 1),
-                p.slots,
-            )
-            for h, row in enumerate(rows)
-            for p in row.pieces
-            if p.place.on_host
+            (self._cache.pools[piece.place], piece.slots)
+            for row in rows
+            for piece in row.pieces
+            if piece.place.on_host
         ]
 
     def content(self, layer: int) -> Tensor:

@@ -1,9 +1,9 @@
 """Tokens that stay in host memory while a forward pass reads them.
 
 ``stream``: they are copied to the device in every pass, a layer ahead of the computation.
-``near``: the CPU attends to them where they are.  ``ondemand``: the pages whose keys could matter
-most to a query are fetched, the others are not read (an approximation).  The last two give a
-partial output with its log-sum-exp, which merges exactly with the device's part.
+``near``: the CPU attends to them where they are, and gives a partial output with its log-sum-exp,
+which merges exactly with the device's part.  So does ``ondemand``, which fetches some of them
+(`arborsim_torch.cache.ondemand`).
 """
 
 from __future__ import annotations
@@ -20,21 +20,17 @@ from arborsim_torch.cache.forward import AttentionMetadata, LayerView
 from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import Pool
-from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.near import NearAttention, Pending
-from arborsim_torch.kernels.ondemand import PageBounds
 from arborsim_torch.tiers.codec import Packed
 from arborsim_torch.tiers.copies import HeldUp
 from arborsim_torch.tiers.link import HostLink
 from arborsim_torch.tiers.stream import LayerStream
 
 if TYPE_CHECKING:
+    from arborsim_torch.cache.mover import GroupContent, GroupTokenPairs
     from arborsim_torch.cache.tiered import TieredCache
 
-
-PAGE_TOKENS = 16  #: tokens per page of Quest's bounds
-PAGES_TOP = 16  #: pages that each KV head chooses in a step; their union is fetched
 
 Part = tuple[Tensor, Tensor]  # output [seqs, heads, queries, head_dim] and its log-sum-exp
 
@@ -96,39 +92,37 @@ class _Host:
 
 
 class HostAttention:
-    """The host's part of each layer's attention, in ``near`` or ``ondemand`` mode.
+    """The CPU's part of each layer's attention, over tokens on the host.
 
     Parameters
     ----------
     cache : TieredCache
-    link : HostLink
-    pages_top : int
-        Pages that each KV head chooses in a step; 0 attends to all of them on the CPU (``near``).
 
     Attributes
     ----------
-    fetched_bytes : int
-        By ``ondemand``.
     held_up : HeldUp
-        Time that ``ondemand`` waited for what it fetched.
+        Time that passes waited for copies of tokens.
     """
 
-    def __init__(self, cache: TieredCache, link: HostLink, pages_top: int = 0) -> None:
-        self._cache, self._link, self._pages_top = cache, link, pages_top
+    def __init__(self, cache: TieredCache) -> None:
+        self._cache = cache
         self._near = NearAttention(cache.layout.device)
         self._metadata: AttentionMetadata | None = None
         self._at = torch.empty((0, 0), dtype=torch.int64)
         self._tokens: list[HostTokens] = []
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
-        self._bounds: dict[int, PageBounds] = {}
-        self._chosen: dict[int, Tensor] = {}
-        self.fetched_bytes = 0
         self.held_up = HeldUp()
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes on the device."""
+        return 0
+
+    def enter(self, place: Place, pairs: GroupTokenPairs, contents: list[GroupContent]) -> None:
+        """Tokens have got rows on the host, and their copies there are about to begin."""
 
     def begin(self, tokens: list[HostTokens], fresh: bool) -> None:
         """The host's tokens of each layer for the next pass; `fresh` if they have changed."""
-        if fresh:
-            self._bounds.clear()
         self._tokens = tokens
         self._masks.clear()
 
@@ -146,8 +140,6 @@ class HostAttention:
         host = self._host(layer, window)
         if not host.tokens.n:
             return None
-        if self._pages_top:
-            return self._fetch_pages(layer, host, query, scale)
         parts = [
             self._near.start(
                 query, data[0], data[1], index, scale, piece.of_mask(host.mask),
@@ -170,23 +162,14 @@ class HostAttention:
             The entries of its last axis; keys and values are left empty.
         """
         host = self._host(layer, window)
-        keys = _sent(self._decoded(layer, host)[0], query)
-        seqs, _, queries, dim = query.shape
-        kv_heads, n, _ = keys.shape
-        packed = query.view(seqs, kv_heads, -1, queries, dim).transpose(0, 1)
-        logits = torch.matmul(packed.flatten(1, 3), keys.transpose(1, 2)).float().mul_(scale)
-        logits = logits.view(kv_heads, seqs, -1, queries, n)
-        total = lse.view(seqs, kv_heads, -1, queries).transpose(0, 1)
-        mass = (logits - total[..., None]).exp_()
-        read = host.mask
-        if self._pages_top:
-            read = _and(read, self._chosen[layer])
-        if read is not None:
-            mass.masked_fill_(~_sent(read, query).transpose(0, 1)[:, :, None], 0.0)
-        empty = keys.new_empty((kv_heads, 0, dim))
+        keys = sent(self._decoded(layer, host)[0], query)
+        mask = None if host.mask is None else sent(host.mask, query)
+        mass = own_mass(query, keys, scale, lse, mask)
+        empty = keys.new_empty((len(keys), 0, keys.shape[2]))
         assert self._metadata is not None
-        position = _sent(host.tokens.position, query)
-        return mass, LayerView(empty, empty, None, position, self._metadata.positions)
+        positions = self._metadata.positions
+        position = sent(host.tokens.position.clamp(max=positions - 1), query)
+        return mass, LayerView(empty, empty, None, position, positions)
 
     def _host(self, layer: int, window: int | None) -> _Host:
         tokens, metadata = self._tokens[layer], self._metadata
@@ -209,7 +192,7 @@ class HostAttention:
     ) -> Iterator[tuple[HostSlots, Tensor, Tensor, Tensor | None]]:
         """Each piece with the slots to read in data, and scales if the kernel applies them."""
         for piece in host.tokens.pieces:
-            pool = self._pool(piece)
+            pool = self._pool(piece.place)
             if isinstance(pool.codec, Packed):  # which the kernel cannot read
                 order = torch.arange(piece.index.shape[-1]).expand(piece.index.shape)
                 data = self._decoded_piece(layer, piece)
@@ -219,8 +202,8 @@ class HostAttention:
             data = parts[0].view(pool.codec.storage)
             yield piece, piece.index, data, parts[1] if len(parts) > 1 else None
 
-    def _pool(self, piece: HostSlots) -> HostPool:
-        pool = self._cache.pools[piece.place]
+    def _pool(self, place: Place) -> HostPool:
+        pool = self._cache.pools[place]
         assert isinstance(pool, HostPool)
         return pool
 
@@ -229,72 +212,37 @@ class HostAttention:
         heads = self._cache.layout.kv_heads
         return [
             part.permute(1, 2, 0, 3).expand(-1, heads, -1, -1)
-            for part in self._pool(piece).layer_rows(layer, piece.chunk)
+            for part in self._pool(piece.place).layer_rows(layer, piece.chunk)
         ]
 
     def _decoded_piece(self, layer: int, piece: HostSlots) -> Tensor:
-        pool, index = self._pool(piece), piece.index
+        pool, index = self._pool(piece.place), piece.index
         own = [_gather(part, index) for part in self._parts(layer, piece)]
-        if pool.scales is not None:
-            own.append(self._shared_scales(layer, piece))
         scale = own[1] if len(own) > 1 else None
         return pool.codec.decode(own[0].view(pool.codec.storage), scale, self._cache.layout.dtype)
-
-    def _shared_scales(self, layer: int, piece: HostSlots) -> Tensor:
-        pool, layout = self._pool(piece), self._cache.layout
-        assert pool.scales is not None
-        groups = layout.groups_of_layer(layer)
-        slots = (piece.index + pool.first_of(piece.chunk)).clamp(min=0)
-        rows = [slots] if slots.dim() == 1 else list(slots)
-        own = [slice(None)] if len(rows) == 1 else [slice(h, h + 1) for h in range(len(rows))]
-        found = [
-            pool.scales.gather(layer, heads, groups.start + (heads.start or 0), row)
-            for heads, row in zip(own, rows, strict=True)
-        ]
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
     def _decoded(self, layer: int, host: _Host) -> Tensor:
         """Keys and values ``[2, kv_heads, n, head_dim]``, on the host."""
         parts = [self._decoded_piece(layer, piece) for piece in host.tokens.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
-    def _fetch_pages(
-        self, layer: int, host: _Host, query: Tensor, scale: float
-    ) -> Callable[[], Part]:
-        """Fetch the pages with the largest bounds; attend to them on the device."""
-        content = self._decoded(layer, host)
-        n = host.tokens.n
-        page = torch.arange(n) // PAGE_TOKENS
-        if layer not in self._bounds:
-            g = self._cache.layout
-            pages = -(-n // PAGE_TOKENS)
-            bounds = PageBounds(pages, g.kv_heads, g.head_dim, g.dtype)
-            for head, real in enumerate(host.tokens.real.expand(g.kv_heads, n)):
-                own = PageBounds(pages, 1, g.head_dim, g.dtype)
-                own.update(page[real], content[0, head : head + 1, real])
-                bounds.low[head], bounds.high[head] = own.low[0], own.high[0]
-                bounds.filled[head] = own.filled[0]
-            self._bounds[layer] = bounds
-        bounds = self._bounds[layer]
-        newest = query[:, :, -1].cpu()
-        best = bounds.select(newest, min(self._pages_top, len(bounds.filled[0])), shared=True)
-        wanted = torch.zeros((len(best), bounds.filled.shape[1] + 1), dtype=torch.bool)
-        wanted.scatter_(1, best + 1, True)
-        chosen = wanted[:, 1:][:, page]  # bool [kv_heads, n]
-        union = chosen.any(0).nonzero()[:, 0]
-        self._chosen[layer] = chosen[None, :, None]
-        part = content.index_select(2, union).contiguous()
-        out = torch.empty(part.shape, dtype=part.dtype, device=query.device)
-        ticket = self._link.up(part, out)
-        self.fetched_bytes += part.nbytes
-        read = self._chosen[layer][..., union]
-        mask = _and(None if host.mask is None else host.mask[..., union], read)
 
-        def result() -> Part:
-            ticket.order(self.held_up)
-            return attend(query, out[0], out[1], scale, _sent(mask, query))
+def own_mass(query: Tensor, keys: Tensor, scale: float, lse: Tensor, mask: Tensor | None) -> Tensor:
+    """Weights of some keys in an attention whose log-sum-exp is known.
 
-        return result
+    Returns
+    -------
+    float32 Tensor ``[kv_heads, seqs, group, queries, n]``
+    """
+    seqs, _, queries, dim = query.shape
+    kv_heads, n, _ = keys.shape
+    packed = query.view(seqs, kv_heads, -1, queries, dim).transpose(0, 1)
+    logits = torch.matmul(packed.flatten(1, 3), keys.transpose(1, 2)).float().mul_(scale)
+    total = lse.view(seqs, kv_heads, -1, queries).transpose(0, 1)
+    mass = (logits.view(kv_heads, seqs, -1, queries, n) - total[..., None]).exp_()
+    if mask is not None:
+        mass.masked_fill_(~mask.transpose(0, 1)[:, :, None], 0.0)
+    return mass
 
 
 def _merged(parts: list[Pending]) -> Part:
@@ -302,13 +250,9 @@ def _merged(parts: list[Pending]) -> Part:
     return done[0] if len(done) == 1 else merge(*zip(*done, strict=True))
 
 
-def _sent(x: Tensor, query: Tensor) -> Tensor:
+def sent(x: Tensor, query: Tensor) -> Tensor:
     """A tensor of ordinary memory on the queries' device; the host does not wait for that."""
     return x.to(query.device, non_blocking=True)
-
-
-def _and(one: Tensor | None, other: Tensor) -> Tensor:
-    return other if one is None else one & other
 
 
 def _gather(part: Tensor, index: Tensor) -> Tensor:
@@ -319,7 +263,7 @@ def _gather(part: Tensor, index: Tensor) -> Tensor:
     return part.gather(2, wide)
 
 
-Pieces = list[tuple[Pool, slice, Tensor]]
+Pieces = list[tuple[Pool, Tensor]]  # slots of a host pool, which are on the host, too
 
 
 @dataclass(frozen=True)
@@ -329,7 +273,6 @@ class _Arriving:
     pool: HostPool
     at: np.ndarray
     parts: list[list[Tensor]]
-    scales: Tensor | None  # that tokens share
 
 
 class HostStream:
@@ -362,13 +305,13 @@ class HostStream:
         Parameters
         ----------
         pieces : callable
-            What a layer needs: pools, heads and slots.
+            What a layer needs: pools and slots.
         anew : bool
         """
         if anew:
             self.discard()
             self._pieces = [
-                [self._arriving(layer, *piece) for piece in pieces(layer)]
+                [_arriving(layer, pool, slots) for pool, slots in pieces(layer)]
                 for layer in range(self._layers)
             ]
         if self._ahead is None:
@@ -392,24 +335,17 @@ class HostStream:
         for piece in self._pieces[layer]:
             buffers = [next(arrived) for _ in piece.parts]
             found += [part[0] for part in piece.pool.content(buffers, piece.at)]
-            if piece.scales is not None:
-                found.append(next(arrived))
         self._prefetch(self._stream.after(layer))
         return found
 
     def _prefetch(self, layer: int) -> None:
-        parts: list[list[Tensor]] = []
-        for piece in self._pieces[layer]:
-            parts += piece.parts
-            parts += [] if piece.scales is None else [[piece.scales]]
-        self._stream.prefetch(layer, parts)
+        self._stream.prefetch(
+            layer, [part for piece in self._pieces[layer] for part in piece.parts]
+        )
         self._ahead = layer
 
-    def _arriving(self, layer: int, pool: Pool, heads: slice, slots: Tensor) -> _Arriving:
-        assert isinstance(pool, HostPool)
-        blocks = pool.blocks_of_layer(layer, slots.numpy())
-        scales = None
-        if pool.scales is not None:
-            own = pool.gather(layer, heads, slots)[-1]
-            scales = self._link.host_empty(own.shape, own.dtype).copy_(own)
-        return _Arriving(pool, blocks.at, pool.views(blocks), scales)
+
+def _arriving(layer: int, pool: Pool, slots: Tensor) -> _Arriving:
+    assert isinstance(pool, HostPool)
+    blocks = pool.blocks_of_layer(layer, slots.numpy())
+    return _Arriving(pool, blocks.at, pool.views(blocks))

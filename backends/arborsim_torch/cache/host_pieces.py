@@ -67,12 +67,8 @@ class HostPieces:
         pairs = zip(self.tables, self._slots, strict=True)
         return [(table, slots[groups]) for table, slots in pairs if table.reads(layer)]
 
-    def _streamed(self, layer: int) -> list[tuple[Pool, slice, Tensor]]:
-        return [
-            (table.pool, _heads(slots, head), own)
-            for table, slots in self._of_layer(layer)
-            for head, own in enumerate(slots)
-        ]
+    def _streamed(self, layer: int) -> list[tuple[Pool, Tensor]]:
+        return [(table.pool, own) for table, slots in self._of_layer(layer) for own in slots]
 
     def brought(self, layer: int) -> list[PlacedPiece]:
         """A layer's pieces, on the device."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,9 +25,7 @@ from arborsim_torch.tiers.codec import Codec
 from arborsim_torch.tiers.copies import Block, to_device
 from arborsim_torch.tiers.link import host_empty
 
-if TYPE_CHECKING:
-    from arborsim_torch.cache.spans import Spans
-
+PAGE_TOKENS = 16  #: rows of a page: what chunks are made of, and `ondemand` fetches
 #: Free rows are taken again if they make a block of this size, or one of the whole batch: below
 #: it, a copy's own cost is that of its bytes.
 LEAST_BLOCK_BYTES = 128 << 10
@@ -86,6 +83,13 @@ class RowTable(SlotTable):
     def rows(self) -> int:
         """Rows that are needed in the longest space."""
         return int(self._end.max())
+
+    def taken(self, space: int, page: np.ndarray, size: int) -> np.ndarray:
+        """Rows taken of each of some pages of `size` rows."""
+        rows = page[:, None] * size + np.arange(size)
+        inside = np.minimum(rows, self._taken.shape[1] - 1)
+        counts: np.ndarray = (self._taken[space, inside] & (rows == inside)).sum(axis=1)
+        return counts
 
     def take(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Give rows to pairs; those of a space get rising ones in their order."""
@@ -150,9 +154,7 @@ class HostPool(Pool):
     ----------
     layout : Layout
     codec : Codec
-        How tokens are stored.
-    page_tokens : int
-        Chunks have a multiple of this number of rows.
+        How tokens are stored; not with scales that tokens share, which stay in HBM.
     pinned : bool
         Page-locked memory.
     by_layer : bool
@@ -171,11 +173,10 @@ class HostPool(Pool):
         layout: Layout,
         codec: Codec,
         *,
-        page_tokens: int = 16,
         pinned: bool = False,
         by_layer: bool = False,
     ) -> None:
-        super().__init__(layout, codec, torch.device("cpu"), page_tokens=page_tokens)
+        super().__init__(layout, codec, torch.device("cpu"))
         self._pinned = pinned
         shared = layout.grouping == "shared"
         #: Of a shared token every layer has a row, with the same number, if rows are of layers.
@@ -196,18 +197,17 @@ class HostPool(Pool):
     @property
     def capacity_bytes(self) -> int:
         """Bytes of the chunks."""
-        spans = 0 if self._spans is None else self._spans.capacity_bytes
-        return spans + sum(part.nbytes for chunk in self._chunks for part in chunk)
+        return sum(part.nbytes for chunk in self._chunks for part in chunk)
 
     @property
     def parts(self) -> int:
         """Tensors that make up a chunk: data, and scales if each token has its own."""
-        return 1 + (self.codec.scaled and self._spans is None)
+        return len(self._row_parts())
 
     @property
-    def scales(self) -> Spans | None:
-        """The scales that tokens share, if they do; they are no part of the rows."""
-        return self._spans
+    def pages(self) -> int:
+        """Pages of `PAGE_TOKENS` rows that there is memory for."""
+        return int(self._first[-1]) // PAGE_TOKENS
 
     def chunk_of(self, row: np.ndarray) -> np.ndarray:
         """The number of the chunk that each row lies in."""
@@ -233,8 +233,7 @@ class HostPool(Pool):
         doubled = min(held * per_row, _LARGEST_CHUNK_BYTES)
         wanted = max((rows - held) * per_row, doubled, _FIRST_CHUNK_BYTES)
         room = (1 << (wanted - 1).bit_length()) // per_row  # PyTorch locks powers of two
-        pages = max(-(-(rows - held) // self.page_tokens), room // self.page_tokens)
-        more = pages * self.page_tokens
+        more = max(-(-(rows - held) // PAGE_TOKENS), room // PAGE_TOKENS) * PAGE_TOKENS
         # Zeros: a row that is masked still meets the values' product, as 0 x row.
         self._chunks.append(
             [
@@ -249,8 +248,10 @@ class HostPool(Pool):
         records, width = self.codec.record(self.layout.head_dim)
         shape = (self._row_layers, records, self._row_heads)
         rows: list[tuple[tuple[int, ...], torch.dtype]]
-        rows = [((*shape, width), addressable(self.codec.storage)), ((*shape, 1), torch.float32)]
-        return rows[: self.parts]
+        rows = [((*shape, width), addressable(self.codec.storage))]
+        if self.codec.scaled:
+            rows.append(((*shape, 1), torch.float32))
+        return rows
 
     def shrink(self) -> bool:
         """Chunks are kept for what comes next."""
@@ -270,9 +271,18 @@ class HostPool(Pool):
             return self._runs(np.arange(self._lanes), row[None], gap)
         return self._runs(self._lane_of_group[group], row, gap)
 
-    def blocks_of_layer(self, layer: int, row: np.ndarray) -> BlockList:
-        """The runs of some rows of a layer, joined; rows are of one layer each."""
-        return self._runs(np.full(len(row), layer), row, self._join)
+    def blocks_of_layer(self, layer: int, row: np.ndarray, *, join: bool = True) -> BlockList:
+        """The runs of some rows of a layer; rows are of one layer each."""
+        return self._runs(np.full(len(row), layer), row, self._join if join else 0)
+
+    def opened_pages(self, group: np.ndarray, row: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """Pages in which these rows, just taken, are the only ones, by layer (0 if shared)."""
+        found = []
+        lane = self._lane_of_group[group]
+        for each in np.unique(lane).tolist():
+            page, count = np.unique(row[lane == each] // PAGE_TOKENS, return_counts=True)
+            found.append((each, page[self.slots.taken(each, page, PAGE_TOKENS) == count]))
+        return found
 
     def _runs(self, lane: np.ndarray, row: np.ndarray, gap: int) -> BlockList:
         """Of rows ``[tokens]`` in their lanes, or ``[1, tokens]`` of each lane."""
@@ -285,7 +295,7 @@ class HostPool(Pool):
         new = (step < 1) | (step > 1 + gap) | (np.diff(lane, prepend=-1) != 0)
         new |= np.diff(self.chunk_of(row), prepend=-1) != 0
         begin = np.flatnonzero(new)
-        last = np.append(begin[1:], len(row)) - 1
+        last = np.append(begin, len(row))[1:] - 1
         count = row[last] - row[begin] + 1
         start = np.cumsum(count) - count
         run = np.cumsum(new) - 1
@@ -293,10 +303,10 @@ class HostPool(Pool):
         at[order] = start[run] + row - row[begin[run]]
         return BlockList(lane[begin], row[begin], count, start, at.reshape(shape), int(count.sum()))
 
-    def buffers(self, blocks: BlockList, device: torch.device) -> list[Tensor]:
-        """Memory for the parts of a block list, ``[rows, layers, records, heads, ...]``."""
+    def buffers(self, rows: int, device: torch.device) -> list[Tensor]:
+        """Memory for the parts of rows, ``[rows, layers, records, heads, ...]``."""
         return [
-            torch.empty((blocks.rows, *shape), dtype=dtype, device=device)
+            torch.empty((rows, *shape), dtype=dtype, device=device)
             for shape, dtype in self._row_parts()
         ]
 
@@ -371,11 +381,7 @@ class HostPool(Pool):
         chunks = {
             chunk: self.layer_rows(layer, chunk) for chunk in np.unique(self.chunk_of(row)).tolist()
         }
-        found = [part.permute(1, 2, 0, 3) for part in self._select(chunks, row)]
-        if self._spans is not None:
-            group = self.layout.groups_of_layer(layer).start + (heads.start or 0)
-            found.append(self._spans.gather(layer, heads, group, slots))
-        return found
+        return [part.permute(1, 2, 0, 3) for part in self._select(chunks, row)]
 
     def read(self, group: int, slot: np.ndarray) -> StoredTokens:
         """Copy the tokens in some rows of one group, as they are stored."""
@@ -390,8 +396,6 @@ class HostPool(Pool):
             own = self._select(chunks, row)
             by_lane.append([part.permute(1, 2, 3, 0, 4) for part in own])
         parts = [torch.cat(each) for each in zip(*by_lane, strict=True)]
-        if self._spans is not None:
-            parts.append(self._spans.read(group, torch.from_numpy(row)))
         return StoredTokens(parts[0].view(self.codec.storage), *parts[1:])
 
     def _select(self, chunks: dict[int, list[Tensor]], row: np.ndarray) -> list[Tensor]:

@@ -14,7 +14,7 @@ staged: reading tokens in DDR is up to the forward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.tiers.copies import HeldUp, Ticket
 from arborsim_torch.tiers.link import HostLink
 
+GroupContent = tuple[int, np.ndarray, StoredTokens]  #: a group, tokens, and what they hold
 _ON_DEVICE = tuple(place for place in Place if place.in_hbm)
 _MOST_UNDER_WAY = 8  #: copies to DDR at a time; the oldest is waited for
 
@@ -98,11 +99,10 @@ class Mover:
     def _finish(self, copy: PendingCopy) -> None:
         """Wait for a copy, on the host if it goes there, and let it take effect."""
         self._pending.remove(copy)
-        for ticket in copy.tickets:
-            if copy.to_stage:
-                ticket.order(self.held_up)
-            else:
-                self.held_up.host_s += ticket.wait()
+        if copy.to_stage:
+            copy.ticket.order(self.held_up)
+        else:
+            self.held_up.host_s += copy.ticket.wait()
         self._land(copy)
 
     def _settle_for(self, pairs: GroupTokenPairs) -> None:
@@ -225,8 +225,7 @@ class Mover:
         blocks = self._read(pairs, source, target)
         if target.on_host:
             copy = self._send(pairs, blocks, target)
-            self.held_up.host_s += sum(ticket.wait() for ticket in copy.tickets)
-            self._store_scales(copy)
+            self.held_up.host_s += copy.ticket.wait()
         else:
             for group, token, block in blocks:
                 self._put(target, group, token, block)
@@ -244,9 +243,7 @@ class Mover:
             self._stage(pairs.where(self._needed()[pairs.group, pairs.token]), target)
             self._settle_for(GroupTokenPairs.none())
 
-    def _read(
-        self, pairs: GroupTokenPairs, source: Place, target: Place
-    ) -> list[tuple[int, np.ndarray, StoredTokens]]:
+    def _read(self, pairs: GroupTokenPairs, source: Place, target: Place) -> list[GroupContent]:
         """Tokens by group in the format of `target`, on the device."""
         cache = self.cache
         parts = [(source, pairs)]
@@ -260,22 +257,17 @@ class Mover:
                 found.append((group, token, self._converted(block, source, target)))
         return found
 
-    def _held(
-        self, pairs: GroupTokenPairs, place: Place
-    ) -> Iterator[tuple[int, np.ndarray, StoredTokens]]:
+    def _held(self, pairs: GroupTokenPairs, place: Place) -> Iterator[GroupContent]:
         pool = self.cache.pools[place]
         for group, token in pairs.by_group():
             yield group, token, pool.read(group, pool.slots.of[group, token])
 
-    def _fetched(
-        self, pairs: GroupTokenPairs, home: Place
-    ) -> Iterator[tuple[int, np.ndarray, StoredTokens]]:
+    def _fetched(self, pairs: GroupTokenPairs, home: Place) -> Iterator[GroupContent]:
         """Tokens that come up from DDR; the device waits for them."""
         if not len(pairs):
             return
         copy = self._order_up(pairs, home)
-        for ticket in copy.tickets:
-            ticket.order(self.held_up)
+        copy.ticket.order(self.held_up)
         yield from copy.contents(self._host_pool(home))
 
     def _converted(self, block: StoredTokens, source: Place, target: Place) -> StoredTokens:
@@ -295,7 +287,7 @@ class Mover:
     def _send(
         self,
         pairs: GroupTokenPairs,
-        contents: list[tuple[int, np.ndarray, StoredTokens]],
+        contents: list[GroupContent],
         target: Place,
     ) -> PendingCopy:
         """Give tokens rows in DDR, gather them on the device and order the copy."""
@@ -306,45 +298,25 @@ class Mover:
         )
         pool.take(pairs.group, pairs.token)
         blocks = pool.blocks(pairs.group, pairs.token)
-        buffers = pool.buffers(blocks, self.cache.layout.device)
-        copy = PendingCopy(target, pairs, blocks, buffers)
+        buffers = pool.buffers(blocks.rows, self.cache.layout.device)
         first = 0
-        for group, token, block in contents:
+        for _, token, block in contents:
             pool.fill(buffers, blocks.at[:, first : first + len(token)], block)
             first += len(token)
-            if pool.scales is not None:
-                assert block.scale is not None
-                host = self.link.host_empty(block.scale.shape, block.scale.dtype)
-                copy.tickets.append(self.link.down(block.scale, host))
-                copy.scales.append((group, token, host))
-        pairs_down = [(buffer, host) for host, buffer in pool.pairs(blocks, buffers)]
-        copy.tickets.append(self.link.down_blocks(pairs_down))
-        return copy
+        if self.cache.host_attention is not None:
+            self.cache.host_attention.enter(target, pairs, contents)
+        down = [(buffer, host) for host, buffer in pool.pairs(blocks, buffers)]
+        return PendingCopy(target, pairs, blocks, buffers, self.link.down_blocks(down))
 
     def _order_up(self, pairs: GroupTokenPairs, home: Place) -> PendingCopy:
         """Order the copy of tokens in DDR to buffers on the device."""
-        pool, device = self._host_pool(home), self.cache.layout.device
-        row = pool.slots.of[pairs.group, pairs.token]
-        order = np.lexsort((row, pairs.group))
+        pool = self._host_pool(home)
+        order = np.lexsort((pool.slots.of[pairs.group, pairs.token], pairs.group))
         pairs = GroupTokenPairs(pairs.group[order], pairs.token[order])
         blocks = pool.blocks(pairs.group, pairs.token, join=True)
-        buffers = pool.buffers(blocks, device)
-        copy = PendingCopy(home, pairs, blocks, buffers)
-        copy.tickets.append(self.link.up_blocks(pool.pairs(blocks, buffers)))
-        if pool.scales is not None:
-            for group, token in pairs.by_group():
-                row = pool.slots.of[group, token].astype(np.int64)
-                scales = pool.scales.read(group, torch.from_numpy(row))
-                there = torch.empty(scales.shape, dtype=scales.dtype, device=device)
-                copy.tickets.append(self.link.up(scales, there))
-                copy.scales.append((group, token, there))
-        return copy
-
-    def _store_scales(self, copy: PendingCopy) -> None:
-        pool = self._host_pool(copy.target)
-        for group, token, scales in copy.scales:
-            assert pool.scales is not None
-            pool.scales.write(group, pool.slots.of[group, token], scales)
+        buffers = pool.buffers(blocks.rows, self.cache.layout.device)
+        ticket = self.link.up_blocks(pool.pairs(blocks, buffers))
+        return PendingCopy(home, pairs, blocks, buffers, ticket)
 
     def _stage(self, pairs: GroupTokenPairs, home: Place) -> None:
         """Start to fetch tokens from DDR into staging."""
@@ -369,7 +341,6 @@ class Mover:
             return
         there = cache.pools[home].slots.of[copy.pairs.group, copy.pairs.token] >= 0
         pairs = copy.pairs.where(there)  # but for those of nodes that were dropped meanwhile
-        self._store_scales(copy)
         needed = self._needed()[pairs.group, pairs.token] & (self.recall == "stage")
         self._leave_device(pairs.where(~needed), home)
         cache.changed()
@@ -432,8 +403,7 @@ class PendingCopy:
         Their rows on the host.
     buffers : list of Tensor
         What the rows are copied from, or to, on the device.
-    scales : list
-        Group, tokens and the scales that they share, where there are such: they cross apart.
+    ticket : Ticket
     to_stage : bool
         They come up.
     """
@@ -442,17 +412,16 @@ class PendingCopy:
     pairs: GroupTokenPairs
     blocks: BlockList
     buffers: list[torch.Tensor]
-    tickets: list[Ticket] = field(default_factory=list)
-    scales: list[tuple[int, np.ndarray, torch.Tensor]] = field(default_factory=list)
+    ticket: Ticket
     to_stage: bool = False
 
     @property
     def nbytes(self) -> int:
         """Of the buffers."""
-        return sum(part.nbytes for part in (*self.buffers, *(own for _, _, own in self.scales)))
+        return sum(part.nbytes for part in self.buffers)
 
     def done(self) -> bool:
-        return all(ticket.done() for ticket in self.tickets)
+        return self.ticket.done()
 
     def any(self, moving: np.ndarray) -> bool:
         """Whether it has some of the tokens in bool ``[groups, tokens]``."""
@@ -463,12 +432,10 @@ class PendingCopy:
         places: np.ndarray = cache.place.values[self.pairs.group, self.pairs.token]
         return places
 
-    def contents(self, pool: HostPool) -> Iterator[tuple[int, np.ndarray, StoredTokens]]:
+    def contents(self, pool: HostPool) -> Iterator[GroupContent]:
         """What has come up, by group, as other pools store it."""
         first = 0
-        for number, (group, token) in enumerate(self.pairs.by_group()):
+        for group, token in self.pairs.by_group():
             parts = pool.content(self.buffers, self.blocks.at[:, first : first + len(token)])
-            if self.scales:
-                parts.append(self.scales[number][2])
             first += len(token)
             yield group, token, StoredTokens(parts[0].view(pool.codec.storage), *parts[1:])

@@ -174,12 +174,9 @@ class Spans:
 
 def make_pool(layout: Layout, codec: Codec, device: torch.device, **options: Any) -> Pool:
     """A `Pool` of these options, with `Spans` if the codec shares scales among tokens."""
-    return _with_scales(Pool(layout, codec, device, **options))
-
-
-def _with_scales(pool: Pool) -> Pool:
-    if isinstance(pool.codec, Packed) and pool.codec.scaled:
-        pool.with_spans(Spans(pool.layout, pool.codec, pool.device, pool.slots))
+    pool = Pool(layout, codec, device, **options)
+    if isinstance(codec, Packed) and codec.scaled:
+        return pool.with_spans(Spans(layout, codec, device, pool.slots))
     return pool
 
 
@@ -195,20 +192,16 @@ def make_pools(
         Formats of the places that hold quantised tokens, by rung; without a second there are no
         places for coarse ones.
     page_tokens : int
+        Of pools on the device.
     by_layer : bool
         Of tokens on the host, every layer is read by itself.
     """
     on_gpu = layout.device.type == "cuda"
     codecs = (Plain(layout.dtype), *quantised)
-    pools: dict[Place, Pool] = {}
-    for place in Place:
-        if place is Place.LOST or place.rung >= len(codecs):
-            continue
-        codec = codecs[place.rung]
-        if place.on_host:
-            pools[place] = _with_scales(
-                HostPool(layout, codec, page_tokens=page_tokens, pinned=on_gpu, by_layer=by_layer)
-            )
-        else:
-            pools[place] = make_pool(layout, codec, layout.device, page_tokens=page_tokens)
-    return pools
+    return {
+        place: HostPool(layout, codecs[place.rung], pinned=on_gpu, by_layer=by_layer)
+        if place.on_host
+        else make_pool(layout, codecs[place.rung], layout.device, page_tokens=page_tokens)
+        for place in Place
+        if place is not Place.LOST and place.rung < len(codecs)
+    }

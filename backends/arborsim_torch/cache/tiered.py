@@ -24,8 +24,9 @@ from arborsim.core.tree import GrowingArray, GrowingTable, ThoughtTree
 from arborsim_torch.cache.forward import AttentionMetadata, SlotWriter, SpanWriter
 from arborsim_torch.cache.gather import GatherPlan, GatherReader
 from arborsim_torch.cache.hf import hf_cache
-from arborsim_torch.cache.host import PAGES_TOP, HostAttention, HostStream
+from arborsim_torch.cache.host import HostAttention, HostStream
 from arborsim_torch.cache.layout import Layout, Place
+from arborsim_torch.cache.ondemand import PageAttention
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.reader import PiecePlan, PieceReader
 from arborsim_torch.cache.spans import make_pools
@@ -85,10 +86,10 @@ class TieredCache:
         self.host_attention: HostAttention | None = None
         if link is not None and recall == "stream":
             self.stream = HostStream(link, layout.layers)
-        if link is not None and recall in ("near", "ondemand"):
-            self.host_attention = HostAttention(
-                self, link, PAGES_TOP if recall == "ondemand" else 0
-            )
+        if link is not None and recall == "near":
+            self.host_attention = HostAttention(self)
+        if link is not None and recall == "ondemand":
+            self.host_attention = PageAttention(self, link)
         split_host = self.host_attention is not None
         self._gather = GatherReader(self, split_host, self.stream)
         self._pieces = PieceReader(self, split_host, self.stream)
@@ -103,14 +104,15 @@ class TieredCache:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes on the device that tokens are streamed through."""
-        return 0 if self.stream is None else self.stream.buffer_bytes
+        """Bytes on the device that tokens from the host pass through, and of bounds of pages."""
+        held = [each for each in (self.stream, self.host_attention) if each is not None]
+        return sum(each.buffer_bytes for each in held)
 
     @property
     def pass_exposed_s(self) -> float:
         """Seconds that forward passes waited for tokens from the host."""
-        waits = [each.held_up for each in (self.stream, self.host_attention) if each is not None]
-        return sum(each.seconds for each in waits)
+        held = [each for each in (self.stream, self.host_attention) if each is not None]
+        return sum(each.held_up.seconds for each in held)
 
     # -- token table -------------------------------------------------------------------------------
 

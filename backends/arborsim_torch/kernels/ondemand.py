@@ -7,6 +7,9 @@ Pages with the largest bounds are read, the others stay where they are.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,7 +27,9 @@ class PageBounds:
     kv_heads : int
     head_dim : int
     dtype : torch.dtype
-        Of the keys (as attention reads them, hence decoded ones), which are on the host.
+        Of the keys (as attention reads them, hence decoded ones).
+    device : torch.device, optional
+        Of the bounds, and of the keys that they are given; the CPU if not given.
 
     Attributes
     ----------
@@ -39,13 +44,43 @@ class PageBounds:
         kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> None:
         shape = (kv_heads, pages, head_dim)
         # Finite, so that the bound of an empty page is -inf or just low, but never 0 x inf = NaN.
         self._extreme = torch.finfo(dtype).max
-        self.low = torch.full(shape, self._extreme, dtype=dtype)
-        self.high = torch.full(shape, -self._extreme, dtype=dtype)
-        self.filled = torch.zeros(shape[:2], dtype=torch.bool)
+        self.low = torch.full(shape, self._extreme, dtype=dtype, device=device)
+        self.high = torch.full(shape, -self._extreme, dtype=dtype, device=device)
+        self.filled = torch.zeros(shape[:2], dtype=torch.bool, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return self.low.nbytes + self.high.nbytes + self.filled.nbytes
+
+    def heads(self, which: slice) -> PageBounds:
+        """The bounds of some KV heads: views, so that an update of either is one of both."""
+        part = copy.copy(self)
+        part.low, part.high, part.filled = (x[which] for x in (self.low, self.high, self.filled))
+        return part
+
+    def grow(self, pages: int) -> None:
+        """Have at least `pages` pages; the new ones are empty."""
+        more = pages - self.filled.shape[1]
+        if more > 0:
+            pad = torch.nn.functional.pad
+            self.low = pad(self.low, (0, 0, 0, more), value=self._extreme)
+            self.high = pad(self.high, (0, 0, 0, more), value=-self._extreme)
+            self.filled = pad(self.filled, (0, more), value=False)
+
+    def joined(self, others: Sequence[PageBounds]) -> PageBounds:
+        """These pages, then those of others, for the same heads: a copy if there are others."""
+        if not others:
+            return self
+        every, whole = (self, *others), copy.copy(self)
+        whole.low = torch.cat([each.low for each in every], dim=1)
+        whole.high = torch.cat([each.high for each in every], dim=1)
+        whole.filled = torch.cat([each.filled for each in every], dim=1)
+        return whole
 
     def update(self, page: int | Tensor, keys: Tensor) -> None:
         """Take keys into the bounds of their pages.
@@ -56,7 +91,8 @@ class PageBounds:
             The page of each key.
         keys : Tensor ``[kv_heads, tokens, head_dim]``
         """
-        at = torch.as_tensor(page, device=keys.device).expand(keys.shape[:2])
+        at = page if isinstance(page, Tensor) else torch.tensor(page, device=keys.device)
+        at = at.expand(keys.shape[:2])
         spots = at[..., None].expand_as(keys)
         self.low.scatter_reduce_(1, spots, keys, "amin")
         self.high.scatter_reduce_(1, spots, keys, "amax")
@@ -87,7 +123,9 @@ class PageBounds:
         most.masked_fill_(~self.filled[:, None], float("-inf"))
         return unpack(most, len(q), 1)[:, :, 0]
 
-    def select(self, q: Tensor, pages_top: int, *, shared: bool = False) -> Tensor:
+    def select(
+        self, q: Tensor, pages_top: int, *, shared: bool = False, readable: Tensor | None = None
+    ) -> Tensor:
         """The pages with the largest bounds over the query heads of each KV head.
 
         Parameters
@@ -97,18 +135,23 @@ class PageBounds:
             Pages to choose, at most all.
         shared : bool
             Choose once for all sequences, by the largest bound over them too.
+        readable : bool Tensor ``[kv_heads or 1, pages]``, optional
+            Pages that may be chosen; all that have keys if not given.
 
         Returns
         -------
         int64 Tensor ``[seqs, kv_heads, pages_top]``, or ``[kv_heads, pages_top]`` if shared
-            Largest bound first, of equal bounds the lower page; -1 where pages have no keys.
+            Largest bound first, of equal bounds the lower page; -1 where there are no more pages.
         """
         kv_heads, pages = self.filled.shape
         most = self.bound(q).view(len(q), kv_heads, -1, pages).amax(2)
+        filled = self.filled
+        if readable is not None:
+            filled = filled & readable
+            most.masked_fill_(~filled, float("-inf"))
         if shared:
             most = most.amax(0)
         best, chosen = most.sort(dim=-1, descending=True, stable=True)
         chosen, best = chosen[..., :pages_top], best[..., :pages_top]
-        # A bound may be -inf by overflow as well: what counts is whether the page has keys.
-        filled = self.filled.expand(most.shape).gather(-1, chosen)
-        return torch.where(filled, chosen, -1)
+        # A bound may be -inf by overflow as well: what counts is whether the page may be read.
+        return torch.where(filled.expand(most.shape).gather(-1, chosen), chosen, -1)

@@ -187,7 +187,9 @@ def test_decoding_makes_the_host_wait_for_tokens_and_signals_alone(name: str, mo
     assert waits(gpu).total() <= most * steps + 1
 
 
-@pytest.mark.parametrize(("recall", "fetched"), [("near", "near.py:work"), ("ondemand", "pages")])
+@pytest.mark.parametrize(
+    ("recall", "fetched"), [("near", "near.py:work"), ("ondemand", "ondemand.py:start")]
+)
 def test_layers_wait_for_queries_alone(recall: str, fetched: str) -> None:
     """Where the host attends, or chooses pages, it needs the queries of every layer, no more."""
     with pretend(patience=2) as gpu:

@@ -1,0 +1,257 @@
+"""Attention to the pages of host memory that could matter most to a query, as in Quest.
+
+Bounds of the keys of every page (`arborsim_torch.kernels.ondemand`) are on the device, from when
+tokens leave it.  Each layer chooses pages by them there; the host learns which, and nothing but
+these pages crosses the link, whole, as one list of blocks.  The other pages are not read: an
+approximation, unless all are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim_torch.cache.forward import LayerView
+from arborsim_torch.cache.host import HostAttention, HostTokens, Part, own_mass
+from arborsim_torch.cache.host_pool import PAGE_TOKENS, BlockList, HostPool
+from arborsim_torch.cache.layout import Place
+from arborsim_torch.kernels.dense import attend
+from arborsim_torch.kernels.ondemand import PageBounds
+from arborsim_torch.tiers.copies import to_device
+from arborsim_torch.tiers.link import HostLink
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.mover import GroupContent, GroupTokenPairs
+    from arborsim_torch.cache.tiered import TieredCache
+
+PAGES_TOP = 16  #: pages that each KV head chooses in a step; their union is fetched
+_AFTER_ALL = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the queries of a pass may read of the rows of the layers of one kind, on the device.
+
+    Rows are those of all places, one place after the other.
+
+    Attributes
+    ----------
+    position : int64 Tensor ``[kv_heads or 1, rows]``
+        Beyond every query's, if nothing that is read is there.
+    on_path : bool Tensor ``[kv_heads or 1, seqs, rows]``
+    page : bool Tensor ``[kv_heads or 1, pages]``
+        Pages with anything to read.
+    """
+
+    position: Tensor
+    on_path: Tensor
+    page: Tensor
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """The pages of a layer that were chosen last.
+
+    Attributes
+    ----------
+    keys, values : Tensor ``[kv_heads, n, head_dim]``
+    mask : bool Tensor ``[seqs, kv_heads, queries, n]``
+    position : int64 Tensor ``[kv_heads or 1, n]``
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+    position: Tensor
+
+
+class PageAttention(HostAttention):
+    """The pages' part of each layer's attention.
+
+    Parameters
+    ----------
+    cache : TieredCache
+    link : HostLink
+    pages_top : int
+        Pages that each KV head chooses in a step.
+
+    Attributes
+    ----------
+    fetched_bytes : int
+        Of the pages chosen so far.
+    """
+
+    def __init__(self, cache: TieredCache, link: HostLink, pages_top: int = PAGES_TOP) -> None:
+        super().__init__(cache)
+        self._link, self._pages_top = link, pages_top
+        self._bounds: dict[Place, PageBounds] = {}
+        self._rows: dict[int, _Rows] = {}
+        self._buffers: dict[Place, list[Tensor]] = {}
+        self._last: _Fetched | None = None
+        self.fetched_bytes = 0
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes on the device of bounds, and of what fetched pages lie in."""
+        buffers = sum(part.nbytes for parts in self._buffers.values() for part in parts)
+        return buffers + sum(bounds.nbytes for bounds in self._bounds.values())
+
+    # -- bounds --------------------------------------------------------------------------------
+
+    def enter(self, place: Place, pairs: GroupTokenPairs, contents: list[GroupContent]) -> None:
+        """Take keys that leave the device into the bounds of the pages where they will lie."""
+        g, pool = self._cache.layout, self._pool(place)
+        if place not in self._bounds:
+            self._bounds[place] = PageBounds(
+                pool.pages, g.layers * g.kv_heads, g.head_dim, g.dtype, g.device
+            )
+        bounds = self._bounds[place]
+        bounds.grow(pool.pages)
+        self._rows.clear()
+        for layer, page in pool.opened_pages(pairs.group, pool.slots.of[pairs.group, pairs.token]):
+            heads = slice(None) if g.grouping == "shared" else self._heads(layer)
+            bounds.heads(heads).clear(to_device(page, g.device))
+        for group, token, block in contents:
+            keys = pool.codec.decode(block.data, block.scale, g.dtype)[:, 0]
+            page = pool.slots.of[group, token].astype(np.int64) // PAGE_TOKENS
+            size = g.layers * g.kv_heads // g.groups
+            own = bounds.heads(slice(group * size, (group + 1) * size))
+            own.update(to_device(page, g.device), keys.flatten(0, 1))
+
+    def _heads(self, layer: int) -> slice:
+        heads = self._cache.layout.kv_heads
+        return slice(layer * heads, (layer + 1) * heads)
+
+    # -- passes --------------------------------------------------------------------------------
+
+    def begin(self, tokens: list[HostTokens], fresh: bool) -> None:
+        super().begin(tokens, fresh)
+        self._last = None
+        if fresh:
+            self._rows.clear()
+
+    def start(
+        self, layer: int, query: Tensor, scale: float, window: int | None
+    ) -> Callable[[], Part] | None:
+        """Choose pages by the newest queries, and order them; see `HostAttention.start`."""
+        if not self._tokens[layer].n:
+            return None
+        g, rows = self._cache.layout, self._rows_of(layer)
+        heads = self._heads(layer)
+        first, *others = (bounds.heads(heads) for bounds in self._bounds.values())
+        bounds = first.joined(others)
+        top = min(self._pages_top, bounds.filled.shape[1])
+        chosen = bounds.select(query[:, :, -1], top, shared=True, readable=rows.page)
+        pages = np.unique(chosen.cpu().numpy())
+        pages = pages[pages >= 0]
+        fetch, blocks = self._order(layer, pages)
+        ticket = self._link.up_blocks(blocks)
+        self.fetched_bytes += sum(host.nbytes for host, _ in blocks)
+        there = to_device(pages, g.device)
+        # [kv_heads, n]: whether the head has chosen the row's page
+        own = (chosen[:, :, None] == there).any(1).repeat_interleave(PAGE_TOKENS, 1)
+        row = (there[:, None] * PAGE_TOKENS + self._steps(g.device)).flatten()
+        position = rows.position.index_select(1, row)
+        mask = (
+            self._readable(position, rows.on_path.index_select(2, row), window) & own[None, :, None]
+        )
+
+        def result() -> Part:
+            ticket.order(self.held_up)
+            parts = [part for part in map(self._decoded_pages, fetch) if part is not None]
+            keys, values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+            keys, values = (x.expand(g.kv_heads, -1, -1) for x in (keys, values))
+            self._last = _Fetched(keys, values, mask, position)
+            return attend(query, keys, values, scale, mask)
+
+        return result
+
+    def rows(
+        self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
+    ) -> tuple[Tensor, LayerView]:
+        """What the fetched tokens received; see `HostAttention.rows`."""
+        last, metadata = self._last, self._metadata
+        assert last is not None
+        assert metadata is not None
+        mass = own_mass(query, last.keys, scale, lse, last.mask)
+        empty = last.keys.new_empty((len(last.keys), 0, last.keys.shape[2]))
+        # Nothing is read at a position beyond the path's.
+        position = last.position.clamp(max=metadata.positions - 1)
+        return mass, LayerView(empty, empty, None, position, metadata.positions)
+
+    @staticmethod
+    def _steps(device: torch.device) -> Tensor:
+        return torch.arange(PAGE_TOKENS, device=device)
+
+    def _readable(self, position: Tensor, on_path: Tensor, window: int | None) -> Tensor:
+        """Which rows each query may read, bool ``[seqs, kv_heads or 1, queries, n]``."""
+        assert self._metadata is not None
+        at = self._metadata.at[:, None, :, None]
+        spots = position[None, :, None]
+        mask = spots <= at
+        window = self._metadata.limits(window)
+        if window is not None:
+            mask = mask & (spots > at - window)
+        return mask & on_path.transpose(0, 1)[:, :, None]
+
+    def _order(
+        self, layer: int, pages: np.ndarray
+    ) -> tuple[list[tuple[HostPool, list[Tensor], BlockList]], list[tuple[Tensor, Tensor]]]:
+        """Where pages of a layer will lie on the device, and the blocks to copy."""
+        found, copies, first = [], [], 0
+        for place, bounds in self._bounds.items():
+            pool, count = self._pool(place), bounds.filled.shape[1]
+            page = pages[(pages >= first) & (pages < first + count)] - first
+            first += count
+            row = (page[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(-1)
+            blocks = pool.blocks_of_layer(layer, row, join=False)
+            if place not in self._buffers:
+                most = self._cache.layout.kv_heads * self._pages_top * PAGE_TOKENS
+                self._buffers[place] = pool.buffers(most, self._cache.layout.device)
+            buffers = [part.narrow(0, 0, blocks.rows) for part in self._buffers[place]]
+            copies += pool.pairs(blocks, buffers)
+            found.append((pool, buffers, blocks))
+        return found, copies
+
+    def _decoded_pages(self, fetched: tuple[HostPool, list[Tensor], BlockList]) -> Tensor | None:
+        """Keys and values ``[2, kv_heads or 1, n, head_dim]``."""
+        pool, buffers, blocks = fetched
+        if not blocks.rows:
+            return None
+        data, *scale = (part[0] for part in pool.content(buffers, blocks.at))
+        return pool.codec.decode(
+            data.view(pool.codec.storage), scale[0] if scale else None, self._cache.layout.dtype
+        )
+
+    def _rows_of(self, layer: int) -> _Rows:
+        tokens = self._tokens[layer]
+        if id(tokens) not in self._rows:
+            self._rows[id(tokens)] = self._look_up(tokens)
+        return self._rows[id(tokens)]
+
+    def _look_up(self, tokens: HostTokens) -> _Rows:
+        """Tables by row from those by token."""
+        first: dict[Place, int] = {}
+        end = 0
+        for place, bounds in self._bounds.items():
+            first[place], end = end, end + bounds.filled.shape[1] * PAGE_TOKENS
+        kinds, seqs, _ = tokens.on_path.shape
+        position = np.full((kinds, end), _AFTER_ALL, dtype=np.int64)
+        on_path = np.zeros((kinds, seqs, end), dtype=np.bool_)
+        for piece in tokens.pieces:
+            row = piece.index.numpy().reshape(kinds, -1)
+            kind, at = np.nonzero(row >= 0)
+            row = row[kind, at] + first[piece.place] + self._pool(piece.place).first_of(piece.chunk)
+            at += piece.span.start
+            position[kind, row] = tokens.position.numpy()[kind, at]
+            on_path[kind, :, row] = tokens.on_path.numpy()[kind, :, at]
+        page = np.logical_or.reduce(on_path.reshape(kinds, seqs, -1, PAGE_TOKENS), axis=(1, 3))
+        device = self._cache.layout.device
+        return _Rows(
+            to_device(position, device), to_device(on_path, device), to_device(page, device)
+        )
