@@ -108,6 +108,8 @@ def test_evicting_equals_masking(grouping: str, ordered: bool, recall: str) -> N
                     for layer, head in groups_of(grouping, group):
                         masked.kill(layer, head, token, len(ids))
                 mover.move(cells, np.full(len(cells), Tier.EVICTED, dtype=np.int8))
+        mover.settle(wait=True)  # on their way, tokens have memory at both ends
+        cache.close()
     assert (cache.place.values == Place.LOST).sum() == 8 * 4 * groups
     assert cache.used_bytes(Place.HBM, Place.DDR) * groups == (
         PER_TOKEN * (80 * groups - 8 * 4 * groups)
