@@ -130,10 +130,10 @@ class PageAttention(HostAttention):
     # -- passes --------------------------------------------------------------------------------
 
     def begin(self, tokens: list[HostTokens], fresh: bool) -> None:
+        if fresh or tokens is not self._tokens:
+            self._rows.clear()
         super().begin(tokens, fresh)
         self._last = None
-        if fresh:
-            self._rows.clear()
 
     def start(
         self, layer: int, query: Tensor, scale: float, window: int | None
