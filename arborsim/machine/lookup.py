@@ -105,9 +105,7 @@ def load_profile(
 
 
 def served_live(profile: HardwareProfile, graphs: bool) -> HardwareProfile:
-    """The profile with this project's own backend on it, as far as its kernels were measured."""
-    if not profile.kernels:
-        return profile  # measured with the backend on it
+    """The profile with this project's own backend on it."""
     engine = load_engine("live-graphs" if graphs else "live").on(profile.name)
     return replace(profile, engine=engine)
 

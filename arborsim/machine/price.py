@@ -69,12 +69,13 @@ class Price:
                 profile, self.engine, geometry, self.gpus, options.expert_parallel
             )
             self.step_s, self.sequence_s = self.engine.step_s, self.engine.sequence_s
+        else:
+            self.step_s, self.sequence_s = profile.per_step_s, profile.per_sequence_s
+        if self.engine is not None:
             self.launch_s, self.prompt_launch_s = (
                 self._least_s(self.engine.pass_launches(geometry.layers, graphs))
                 for graphs in (self.engine.graphs, False)
             )
-        else:
-            self.step_s, self.sequence_s = profile.per_step_s, profile.per_sequence_s
         self._per_sequence_s = self.sequence_s
         self._terms = [
             term for term in ITERATION_TERMS if term.measured in (None, self._forward is not None)
@@ -257,7 +258,6 @@ class Price:
             seconds[1] = forward.prefill_attention_s(tokens, present)
             seconds[3] = self.layers_s(True, tokens) + self.step_s + self.sequence_s
             seconds[4] = forward.elementwise_s(tokens) + forward.all_reduce_s(tokens, True)
-            seconds[3] += max(0.0, self.prompt_launch_s - sum(seconds))
         else:
             cost = self.cost.prefill(tokens, present)
             compute_s, memory_s = cost.matrices_s + cost.attention_s, cost.memory_s
@@ -270,6 +270,7 @@ class Price:
                     (1 - share) * cost[i] / self.gpus,
                 )
             seconds[3] = self.pass_s(1) + self.sequence_s + self._reduced_s(tokens)
+        seconds[3] += max(0.0, self.prompt_launch_s - sum(seconds))
         terms = list(map(Term, PREFILL_TERMS, seconds, hidden))
         terms.append(Term(MATRICES, self.eager_s(tokens, present, fused)))
         return terms

@@ -71,6 +71,18 @@ def test_launches_hide_nothing_that_takes_longer() -> None:
     assert price.launch_s < step_s("live-graphs", search())
 
 
+def test_launches_count_on_gpus_without_measured_kernels() -> None:
+    profile, engine = load_profile("rtx4090"), load_engine("live")
+    assert not profile.kernels
+    price = Price(CostModel(replace(profile, engine=engine), MODEL))
+    each = engine.layer_launches + engine.search_launches
+    launches = 32 * each + engine.step_launches
+    total_s = price.launch_s + price.added_launch_s(search())
+    assert total_s == pytest.approx(launches * engine.launch_s + profile.per_step_s, rel=1e-12)
+    assert Price(CostModel(profile, MODEL)).launch_s == 0
+    assert price.prefill_s(1, 0) >= price.launch_s
+
+
 def test_negative_launches_are_refused() -> None:
     with pytest.raises(UsageError, match="layer_launches"):
         EngineProfile.from_table({"layer_launches": -1.0}, "mine.toml", load_engine("live"))

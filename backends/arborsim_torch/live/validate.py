@@ -189,9 +189,12 @@ class ValidationRun:
 
     def _simulated(self, policy: Policy) -> SimulatedExecutor:
         """The machine that the live one is compared with; it accounts for single tokens."""
+        profile = self.machine.profile
+        if self.loaded.model.device.type == "cuda":
+            profile = served_live(profile, graphs=False)
         machine = replace(
             self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1,
-            profile=served_live(self.machine.profile, graphs=False),
+            profile=profile,
         )  # fmt: skip
         return machine.executor(policy, self.info)
 
