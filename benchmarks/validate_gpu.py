@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
+from benchmarks.gpu.wheels import core_dependencies, install, missing, torch_dependencies
+
 BUDGET_S = 540.0
 _TINY_MODEL = ROOT / "benchmarks" / "gpu" / "tiny.json"
 _END_S = 3.0  # to write the page
@@ -45,9 +47,12 @@ def main() -> int:
     began = time.monotonic()
     options = _parser().parse_args()
     if options.wheels:
-        from benchmarks.gpu.wheels import install
-
         sys.path.insert(0, str(install(options.wheels.resolve())))
+    needed = core_dependencies() + ([] if options.dry_run else torch_dependencies())
+    if lacking := missing(needed):
+        print(f"validate_gpu: this Python lacks {', '.join(lacking)}: make test installs all, or "
+              "give --wheels (make wheels collects them)", file=sys.stderr)  # fmt: skip
+        return 2
     if options.tiny:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     from arborsim.core.errors import ArborsimError
@@ -81,9 +86,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(options: argparse.Namespace, device: str, folder: Path) -> Plan:
+    from arborsim.core.errors import UnknownName
     from benchmarks.gpu.plan import PARTS, REPEATS, SIZES, TINY_SIZES, Plan
 
     tiny = options.tiny
+    for part in options.parts or ():
+        if part not in PARTS:
+            raise UnknownName("part", part, PARTS)
     known = f"config:{_TINY_MODEL}" if tiny else "config:llama-3.1-8b"
     return Plan(
         model=options.model or known,

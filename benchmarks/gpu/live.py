@@ -79,12 +79,16 @@ class _Steady:
     tokens: int = 0
     begun: tuple[float, ...] = ()
     last: tuple[float, ...] = ()
+    until: tuple[int, int] = (0, 0)  #: iterations and tokens of `last`
 
     def __call__(self, tokens: int) -> None:
         self.iterations += 1
         if self.begun:
             self.tokens += tokens
-            self.last = (time.perf_counter(), *self.used())
+            # Asking takes time: not at every iteration.
+            if (self.iterations - self.first) % max(1, self.first // 2) == 0:
+                self.last = (time.perf_counter(), *self.used())
+                self.until = self.iterations - self.first, self.tokens
         elif self.iterations == self.first:
             synchronize(self.device)
             self.begun = (time.perf_counter(), *self.used())
@@ -95,11 +99,12 @@ class _Steady:
             b - a for a, b in zip(self.begun, self.last, strict=True)
         )
         wall, policy = wall - simulator, max(0.0, policy - simulator)
+        iterations, tokens = self.until
         return {
-            "steady_tokens": self.tokens,
+            "steady_tokens": tokens,
             "steady_s": wall,
-            "tokens_per_s": self.tokens / wall,
-            "step_s": wall / (self.iterations - self.first),
+            "tokens_per_s": tokens / wall,
+            "step_s": wall / iterations,
             "policy_share": policy / wall,
             "exposed_share": exposed / wall,
         }

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import validate_gpu
 from benchmarks.gpu import wheels
 from benchmarks.gpu.plan import (
     PARTS,
@@ -117,14 +118,17 @@ def watch(work: Any, seconds: float = 60.0, idle_s: float = 30.0) -> list[dict[s
     return found
 
 
-def test_what_hangs_or_dies_is_a_record_and_the_rest_goes_on() -> None:
+def test_what_hangs_or_dies_is_a_record_and_the_rest_goes_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     records = watch(watched.hangs_and_dies)
+    assert "what no handler knows" in capfd.readouterr().err
     assert [(r["of"]["name"], r["outcome"]) for r in records] == [
         ("first", "done"), ("sleeps", "hung"), ("crashes", "died"), ("leaves", "died"),
-        ("last", "done"),
+        ("raises", "died"), ("last", "done"),
     ]  # fmt: skip
-    assert [r["exit_code"] for r in records if r["outcome"] == "died"] == [-11, 3]
-    assert records[0]["pid"] != records[4]["pid"]
+    assert [r["exit_code"] for r in records if r["outcome"] == "died"] == [-11, 3, 1]
+    assert records[0]["pid"] != records[-1]["pid"]
     assert records[0]["ended"] == "memory"
 
 
@@ -269,6 +273,25 @@ def test_only_what_goes_with_the_last_start_counts_and_of_that_the_newest() -> N
 
 
 # Starting on a machine without a registry.
+
+
+def test_what_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(validate_gpu, "core_dependencies", lambda: ["no-such-package-here>=1"])
+    monkeypatch.setattr(sys, "argv", ["validate_gpu.py", "--dry-run"])
+    assert validate_gpu.main() == 2
+    said = capsys.readouterr().err
+    assert "lacks no-such-package-here>=1" in said
+    assert said.count("\n") == 1
+
+
+def test_an_unknown_part_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["validate_gpu.py", "--dry-run", "--parts", "serach"])
+    assert validate_gpu.main() == 2
+    assert "search" in capsys.readouterr().err
 
 
 def test_the_wheels_are_what_the_core_needs() -> None:

@@ -34,13 +34,18 @@ def _attempts(
     send({"ended": ""})
 
 
+def _raise() -> None:
+    raise RuntimeError("what no handler knows")
+
+
 def hangs_and_dies(connection: Connection, records: list[Facts], end: float) -> None:
-    """Of five attempts one sleeps, one is killed by a signal and one leaves."""
+    """Some end, one sleeps, one is killed by a signal, one leaves and one raises."""
     ends: dict[str, Callable[[], None]] = {
         "first": lambda: None,
         "sleeps": lambda: time.sleep(FOREVER_S),
         "crashes": lambda: os.kill(os.getpid(), signal.SIGSEGV),
         "leaves": lambda: os._exit(3),
+        "raises": _raise,
         "last": lambda: None,
     }
     _attempts(connection, records, ends)
