@@ -267,9 +267,10 @@ def _simulated(
     arm: Arm,
     graphs: str,
 ) -> SimulatedExecutor:
-    captured = graphs == "auto" and arm.graphs and loaded.model.device.type == "cuda"
+    if loaded.model.device.type == "cuda":
+        profile = served_live(profile, graphs=graphs == "auto" and arm.graphs)
     return SimulatedExecutor(
-        Machine(served_live(profile, graphs=captured), recall=arm.recall),
+        Machine(profile, recall=arm.recall),
         geometry(loaded),
         groups=mover.cache.layout.groups,
         formats=policy.formats,
