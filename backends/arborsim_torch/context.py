@@ -80,10 +80,11 @@ class PassContext:
         means = []
         for view, by_head in parts:
             counts = by_head[:, :, :, self.first_row :] if self.first_row else by_head
-            if view.position is None:
-                means.append(_by_position(counts, view).mean(1))
-            else:  # every KV head has as many query heads, so the mean of means is the mean
-                means.append(_by_position(counts.mean(2, keepdim=True), view).mean(1))
+            # Heads that hold the same entries are averaged before these are put in their places;
+            # every KV head has as many query heads, so a mean of means is the mean.
+            together = (0, 2) if view.position is None or len(view.position) == 1 else 2
+            rows = counts.mean(together, keepdim=True)
+            means.append(_by_position(rows, view).mean(1))
         self._rows.append(means[0] if len(means) == 1 else torch.stack(means).sum(0))
         if self.queries > 1:  # a block of the prompt: do not hold one array per layer
             self._fold()

@@ -147,17 +147,20 @@ class TokenBuffer:
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
-    """Copies in ordinary memory; from CUDA in one transfer, for which the host waits."""
+    """Copies on the host; from CUDA in one transfer, for which it waits."""
     if not tensors:
         return []
     if not tensors[0].is_cuda:
         return [np.array(tensor.numpy()) for tensor in tensors]
-    if len(tensors) == 1:
-        return [np.asarray(tensors[0].cpu().numpy())]
     # Wide types first: then every part is aligned.
     order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
     parts = [tensors[i].contiguous().view(-1).view(torch.uint8) for i in order]
-    packed, start = np.asarray(torch.cat(parts).cpu().numpy()), 0
+    joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+    # Page-locked: several times as fast, and PyTorch keeps the memory for the next time.
+    there = torch.empty(len(joined), dtype=torch.uint8, pin_memory=True)
+    there.copy_(joined, non_blocking=True)
+    torch.cuda.current_stream(joined.device).synchronize()
+    packed, start = np.asarray(there.numpy()), 0
     found: dict[int, np.ndarray] = {}
     for i, part in zip(order, parts, strict=True):
         kind = torch.empty(0, dtype=tensors[i].dtype).numpy().dtype
