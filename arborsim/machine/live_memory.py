@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from arborsim.core.geometry import Geometry
 
 GROWTH, SHRINK_BELOW = 1.25, 0.5  # of a pool, as a share of its slots
+SHRINK_KEPT_BELOW = 0.95  # the same, if it is known what it needs soon
 PREFILL_BLOCK = 1024  # tokens of a prompt that a pass on a GPU computes
 _FLOAT32 = 4
 _ENTROPY_NUMBERS = 1 << 24  # logits whose entropies are computed together
@@ -39,10 +40,11 @@ class LiveSearch:
     """One search as its memory depends on it; tokens, unless named otherwise.
 
     `kept` are those at full precision in HBM after the first decision (the prompt's, if there is
-    none), `most` the largest number from then on.  `reserved` is 0 for pools that grow.  Attention
-    rows of the prompt's queries from `rows_from` on are read (None: of none), those of groups of
-    the cache if they are `grouped`; `signals` are read at all, and `waiting_bytes` of them wait on
-    the device.  `apart_bytes` is what lies in pools of other formats and in staging buffers.
+    none), `most` the largest number from then on.  `reserved` is 0 for pools that grow; they never
+    shrink below `keeps`.  Attention rows of the prompt's queries from `rows_from` on are read
+    (None: of none), those of groups of the cache if they are `grouped`; `signals` are read at all,
+    and `waiting_bytes` of them wait on the device.  `apart_bytes` is what lies in pools of other
+    formats and in staging buffers.
     """
 
     geometry: Geometry
@@ -50,6 +52,7 @@ class LiveSearch:
     most: int
     kept: int | None = None
     reserved: int = 0
+    keeps: int = 0
     rows_from: int | None = None
     grouped: bool = False
     signals: bool = False
@@ -69,10 +72,12 @@ class LiveSearch:
                 found.append(Moment("growing", size * (before + capacity), 0))
             found.append(Moment("prompt", size * capacity, self.pass_bytes(read - first, read)))
         kept = self.prompt if self.kept is None else self.kept
-        if self._pages(kept) + self.page < SHRINK_BELOW * capacity:
+        left = self._pages(max(kept, self.keeps))
+        below = SHRINK_KEPT_BELOW if self.keeps else SHRINK_BELOW
+        if left + self.page < below * capacity:
             # The tokens that stay are gathered before they are written to the new tensor.
-            before, capacity = capacity, self._pages(kept)
-            moved = size * (before + 2 * capacity)
+            before, capacity = capacity, left
+            moved = size * (before + capacity + self._pages(kept))
             found.append(Moment("shrinking", moved + self.apart_bytes, 0))
         while self.most > capacity:
             before, capacity = capacity, self._grown(capacity, capacity + 1)

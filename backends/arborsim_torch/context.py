@@ -9,7 +9,7 @@ their sums and newest rows.  Nothing grows with the number of queries but what `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -58,6 +58,19 @@ class PassContext:
     @property
     def queries(self) -> int:
         return self.metadata.queries
+
+    @property
+    def asked(self) -> tuple[object, ...]:
+        """All that says what is collected."""
+        of_groups = (self.groups, self.first_of_groups)
+        return (self.first_row, *of_groups, self.query_layers, self.row_layers)
+
+    def again(self, metadata: AttentionMetadata) -> PassContext:
+        """What is to collect the same, and has nothing yet."""
+        return PassContext(
+            metadata, self.first_row, self.groups, self.first_of_groups, self.query_layers,
+            self.row_layers,
+        )  # fmt: skip
 
     @property
     def collect(self) -> bool:
@@ -113,6 +126,30 @@ class PassContext:
         count = (~broken).sum(0)
         self._sum = total if self._sum is None else self._sum.add_(total)
         self._layers = count if self._layers is None else self._layers + count
+
+    def settle(self) -> None:
+        """Put what the layers have left together: afterwards nothing is as long as the model."""
+        if self._rows:
+            self._fold()
+        if self._group_newest:
+            self._group_newest = [self.group_newest()]
+
+    def within(self, metadata: AttentionMetadata) -> PassContext:
+        """The same of a pass whose paths may be shorter, without what is beyond their end."""
+        end = metadata.positions
+        return replace(
+            self,
+            metadata=metadata,
+            layer_rows={layer: rows[..., :end] for layer, rows in self.layer_rows.items()},
+            _sum=None if self._sum is None else self._sum[..., :end],
+            _group_newest=[rows[..., :end] for rows in self._group_newest],
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """What has been left behind."""
+        sums = [x for x in (self._sum, self._layers) if x is not None]
+        vectors = (*self.query_vectors.values(), *self.layer_rows.values())
+        return [*vectors, *sums, *self._rows, *self._group_sums, *self._group_newest]
 
     def attention(self) -> Tensor:
         """Mean over heads and the layers without NaN, float32 ``[seqs, queries, positions]``.

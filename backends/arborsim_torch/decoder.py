@@ -11,8 +11,8 @@ The logits equal those of a plain forward pass over the path's tokens, to roundi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from arborsim_torch.cache.hf import BatchedCaches, hf_cache
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import ForwardContext, PassContext
+from arborsim_torch.static import StaticStep, block_outputs, refusal
 from arborsim_torch.tiers.copies import to_device
 
 PREFILL_BLOCK = 256  #: prompt tokens per forward pass: attention needs block x prompt, not n x n
@@ -101,6 +102,13 @@ class TreeDecoder:
         Prompt tokens per forward pass.
     cache : TieredCache, optional
         A new one for `model`; by default one that keeps everything in HBM.
+    graphs : bool
+        On CUDA, replay decode steps as graphs wherever they can be captured.
+
+    Attributes
+    ----------
+    static : StaticStep or None
+        Computes the steps that it can, on tensors that stay where they are.
     """
 
     def __init__(
@@ -109,6 +117,7 @@ class TreeDecoder:
         observer: Observer | None = None,
         prefill_block: int = PREFILL_BLOCK,
         cache: TieredCache | None = None,
+        graphs: bool = True,
     ) -> None:
         attention.register()
         if model.config._attn_implementation != attention.NAME:
@@ -117,6 +126,9 @@ class TreeDecoder:
         self.observer = observer
         self.prefill_block = prefill_block
         self.cache = TieredCache(Layout.of(model)) if cache is None else cache
+        self.static: StaticStep | None = None
+        if graphs and self.cache.layout.device.type == "cuda" and not refusal(model):
+            self.static = StaticStep(model, self.cache, graphs=True)
 
     @torch.inference_mode()
     def prefill(
@@ -197,7 +209,7 @@ class TreeDecoder:
         return self._pass(np.reshape(np.asarray(tokens), (-1, 1)), 1)
 
     def _pass(self, ids: np.ndarray, keep: int) -> Pass:
-        return Pass(self, ids, self.cache.begin(ids), keep, self.observer is not None)
+        return Pass(self, ids, None, keep, self.observer is not None)
 
     def _forward(self, ids: np.ndarray, keep: int) -> Tensor:
         return _computed([self._pass(ids, keep)])[0]
@@ -205,13 +217,14 @@ class TreeDecoder:
 
 @dataclass(frozen=True)
 class Pass:
-    """Tokens that a decoder has announced to its cache and not computed yet.
+    """Tokens that a decoder is to compute.
 
     Attributes
     ----------
     decoder : TreeDecoder
     ids : int64 array ``[seqs, queries]``
-    metadata : AttentionMetadata
+    metadata : AttentionMetadata or None
+        None if the tokens are new, and announced to the cache when they are computed.
     keep : int
         Queries whose logits are wanted, counted from the last; 0 for all.
     observed : bool
@@ -220,16 +233,34 @@ class Pass:
 
     decoder: TreeDecoder
     ids: np.ndarray
-    metadata: AttentionMetadata
+    metadata: AttentionMetadata | None
     keep: int
     observed: bool
 
-    def state(self) -> PassContext:
-        """What the attention function needs to know."""
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether the observer wants the output of every block."""
+        observer = self.decoder.observer
+        return self.observed and observer is not None and observer.wants_hidden
+
+    @property
+    def static(self) -> StaticStep | None:
+        """What computes the pass if nothing else is computed with it; None if it cannot."""
+        static = self.decoder.static
+        fits = static is not None and self.metadata is None and self.ids.shape[1] == 1
+        return static if fits and static is not None and static.possible else None
+
+    def begin(self) -> PassContext:
+        """Announce the tokens to the cache; what the attention function needs to know."""
+        metadata = self.metadata
+        return self.state(self.decoder.cache.begin(self.ids) if metadata is None else metadata)
+
+    def state(self, metadata: AttentionMetadata) -> PassContext:
+        """What is to be collected."""
         observer = self.decoder.observer
         if not self.observed or observer is None:
-            return PassContext(self.metadata)
-        return observer.context(self.metadata)
+            return PassContext(metadata)
+        return observer.context(metadata)
 
     def observe(self, state: PassContext, hidden: list[Tensor], last: Tensor) -> None:
         """Show the observer what came of it."""
@@ -252,21 +283,22 @@ def run_together(passes: Sequence[Pass]) -> list[Tensor]:
 
 def _computed(passes: Sequence[Pass]) -> list[Tensor]:
     """`run_together`, in inference mode already."""
+    if len(passes) == 1 and passes[0].static is not None:
+        return [_static(passes[0], passes[0].static)]
     model = passes[0].decoder.model
     caches = [one.decoder.cache for one in passes]
-    seqs = [one.metadata.num_seqs for one in passes]
     alone = len(passes) == 1
     layout = passes[0].decoder.cache.layout
-    states = [one.state() for one in passes]
-    observers = [one.decoder.observer for one in passes if one.observed]
-    watched = any(observer is not None and observer.wants_hidden for observer in observers)
+    states = [one.begin() for one in passes]
+    seqs = [state.metadata.num_seqs for state in states]
+    watched = any(one.wants_hidden for one in passes)
     ids = passes[0].ids if alone else np.concatenate([one.ids for one in passes])
-    at = passes[0].metadata.at if alone else torch.cat([one.metadata.at for one in passes])
+    at = [state.metadata.at for state in states]
     hidden: list[Tensor] = []
-    with _block_outputs(model.model.layers, hidden) if watched else nullcontext():
+    with block_outputs(model.model.layers, hidden) if watched else nullcontext():
         last = model.model(
             input_ids=to_device(ids, layout.device),
-            position_ids=at,
+            position_ids=at[0] if alone else torch.cat(at),
             past_key_values=(
                 caches[0].hf if alone else hf_cache(BatchedCaches(caches, seqs), layout.layers)
             ),
@@ -286,20 +318,9 @@ def _computed(passes: Sequence[Pass]) -> list[Tensor]:
     return list(model.lm_head(torch.cat(logits)).split(seqs))
 
 
-@contextmanager
-def _block_outputs(layers: Any, into: list[Tensor]) -> Iterator[None]:
-    """Collect the output of every block.
-
-    Hooks, not ``output_hidden_states``: its last entry is the normalised state, not the last
-    block's output.
-    """
-
-    def hook(_module: Any, _args: Any, output: Any) -> None:
-        into.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [layer.register_forward_hook(hook) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _static(one: Pass, step: StaticStep) -> Tensor:
+    """The logits of a pass, ``[seqs, 1, vocabulary]``."""
+    state = one.state(step.begin(one.ids))
+    outputs = step.run(state, one.wants_hidden)
+    one.observe(outputs.state, outputs.hidden, outputs.last)
+    return outputs.logits.clone()

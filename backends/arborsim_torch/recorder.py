@@ -79,6 +79,8 @@ class EpisodeRecorder:
         Free the keys and values of thoughts that nothing can follow as soon as they are complete.
     share_prefixes : bool
         Compute what several thoughts begin with only once; without a listener or token signals.
+    graphs : bool
+        See `TreeDecoder`.
     """
 
     model: Any
@@ -98,6 +100,7 @@ class EpisodeRecorder:
     embedder: Embedder | None = None
     release: bool = False
     share_prefixes: bool = False
+    graphs: bool = True
     nodes: list[LiveNode] = field(default_factory=list, init=False)
 
     def run(self, problem: Problem) -> EpisodeResult:
@@ -174,7 +177,7 @@ class EpisodeRecorder:
             if self.listener is not None:
                 raise ValueError("a listener follows a tree of thoughts: do not share prefixes")
             return PrefixDecoder(self.model, self.capture, self.prefill_block, self.cache)
-        decoder = TreeDecoder(self.model, self.capture, self.prefill_block, self.cache)
+        decoder = TreeDecoder(self.model, self.capture, self.prefill_block, self.cache, self.graphs)
         if self.listener is not None:
             self.listener.began(decoder)
         return decoder

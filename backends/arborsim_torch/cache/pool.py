@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 #: group, and of several, whose numbers differ
 _GROWTH, _SHRINK_BELOW = 1.25, 0.5
 _GROWTH_OF_GROUPS, _SHRINK_GROUPS_BELOW = 1.125, 0.85
+#: The same if it is known what is needed soon: it will not grow again.
+_SHRINK_KEPT_BELOW = 0.95
 #: Heads with slots of their own must save this much: reading a ragged slab takes a copy.
 _RAGGED_SAVES = 0.1
 
@@ -92,6 +94,7 @@ class Pool:
         self.slots = SlotTable(layout.groups)
         self.page_tokens = page_tokens
         self.allocations = 0
+        self._kept = 0  # slots of every group that shrinking leaves
         self._capacity = np.zeros(layout.groups, dtype=np.int64)
         #: Where each group begins in the `rows` of its layers; int64 ``[groups]``
         self.first_row = np.zeros(layout.groups, dtype=np.int64)
@@ -108,6 +111,11 @@ class Pool:
         """The pool, with what holds the scales that its tokens share."""
         self._spans = spans
         return self
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Something else whenever its tensors have other addresses."""
+        return self.allocations, 0 if self._spans is None else self._spans.allocations
 
     @property
     def bytes_per_slot(self) -> int:
@@ -134,6 +142,10 @@ class Pool:
     def ragged(self, slab: int) -> bool:
         """Whether the heads of a slab have different numbers of slots."""
         return self._tables[slab] is None
+
+    def keep(self, tokens: int) -> None:
+        """Never shrink below `tokens` slots in every group: they are known to be needed soon."""
+        self._kept = int(self._pages(np.array(tokens)))
 
     def reserve(self, tokens: int) -> None:
         """Allocate slots for `tokens` tokens in every group at once."""
@@ -174,6 +186,8 @@ class Pool:
         # The tensor is made anew: heads that are not full get as much room as those that are.
         room = np.where(over, self._capacity, self.slots.high)
         wanted = np.maximum(self.slots.high, (growth * room).astype(np.int64))
+        if self._kept:  # more is needed than was known: what it takes once, it will again
+            self._kept = max(self._kept, int(self._pages(wanted.max())))
         for slab in range(self.layout.slabs):
             own = self._groups_of(slab)
             if over[own].any():
@@ -229,6 +243,12 @@ class Pool:
         first = self.first_row[self.layout.groups_of_layer(layer)] if ragged else None
         spans, member = self._spans.piece(layer, known.keys.shape[1], first)
         return replace(known, key_scale=spans, member=member)
+
+    def bring_up_to_date(self) -> None:
+        """Let `piece` make nothing anew until tokens come or go."""
+        if self._spans is not None:
+            for slab in range(self.layout.slabs):
+                self.piece(slab * self.layout.slab_layers)
 
     def as_piece(self, parts: list[Tensor]) -> Piece:
         """Data ``[records, kv_heads, n, width]``, and scales, as a piece without a room."""
@@ -344,9 +364,10 @@ class Pool:
     def shrink(self) -> bool:
         """Give memory back if much of it is unused; True if tokens have new slots."""
         slabs = range(self.layout.slabs)
-        needed = self._pages(self.slots.used)
+        needed = self._pages(np.maximum(self.slots.used, self._kept))
         wanted = [self._shared_out(needed[self._groups_of(slab)]) for slab in slabs]
         enough = _SHRINK_BELOW if self.layout.groups == 1 else _SHRINK_GROUPS_BELOW
+        enough = max(enough, _SHRINK_KEPT_BELOW * (self._kept > 0))
         spare = self.page_tokens * self.layout.groups  # or a growth by pages would be undone
         roomy = np.concatenate(wanted).sum() + spare < enough * self._capacity.sum()
         if not roomy or self._capacity.max() <= 4 * self.page_tokens:

@@ -68,6 +68,10 @@ class Spans:
     def capacity_bytes(self) -> int:
         return self._pool.capacity_bytes
 
+    @property
+    def allocations(self) -> int:
+        return self._pool.allocations
+
     def grow(self, tokens: int) -> None:
         self._pool.slots.grow(tokens)
         more = tokens - len(self._first)

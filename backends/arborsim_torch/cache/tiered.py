@@ -270,9 +270,35 @@ class TieredCache:
         writing = SlotWriter.new(pool, pool.enter(fresh))
         return self._metadata(writing, position, first, fresh)
 
-    def plan(self, rounded: Callable[[int], int] | None = None) -> PiecePlan:
-        """What a step reads whose tokens have slots; see `PiecePlan.rounded`."""
-        return replace(self._pieces.plan(), rounded=rounded)
+    @property
+    def on_device(self) -> bool:
+        """Whether all that the next step reads lies on the device, and is read in place."""
+        on_host = (pool for place, pool in self.pools.items() if place.on_host)
+        return not self.ordered and not any(pool.slots.total for pool in on_host)
+
+    def enter(
+        self, ids: np.ndarray, rounded: Callable[[int], int]
+    ) -> tuple[np.ndarray, np.ndarray, PiecePlan]:
+        """Give slots to the next token of each leaf, which a static step computes.
+
+        Parameters
+        ----------
+        ids : int ``[seqs, 1]``
+        rounded : callable
+            See `PiecePlan.rounded`.
+
+        Returns
+        -------
+        position : int64 ``[seqs, 1]``
+        slots : int64 ``[groups, seqs]``
+        plan : PiecePlan
+        """
+        fresh, position = self._state.append(ids)
+        slots = self.pools[Place.HBM].enter(fresh)
+        self._gather.stale, self._contiguous = True, False
+        plan = replace(self._pieces.plan(), rounded=rounded)
+        self._held = plan.held
+        return position, slots, plan
 
     def recompute(self, leaf: int, tokens: np.ndarray) -> AttentionMetadata:
         """Announce that lost tokens on the path of one active leaf are computed again.

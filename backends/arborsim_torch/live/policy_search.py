@@ -68,6 +68,8 @@ class SearchSetup:
         None for the source's own.
     embedder : Embedder or None
         None for the model's mean last hidden states.
+    graphs : bool
+        On CUDA, replay decode steps as graphs wherever they can be captured.
     """
 
     model: Any
@@ -83,6 +85,7 @@ class SearchSetup:
     reward: Reward | None = None
     embedder: Embedder | None = None
     top_p: float = 1.0
+    graphs: bool = True
 
     def recorder(
         self,
@@ -108,6 +111,7 @@ class SearchSetup:
             clock=self.clock,
             reward=self.reward,
             embedder=self.embedder,
+            graphs=self.graphs,
         )
 
 
@@ -243,7 +247,7 @@ class PolicySearch:
         on_tokens: Callable[[int], None] | None = None,
         wrap: Callable[[LiveExecutor, Mover], Executor] | None = None,
     ) -> None:
-        model = setup.model
+        model, self._setup = setup.model, setup
         layout = Layout.of(model, policy.grouping)
         layers = tuple(range(layout.layers))
         needs = policy.reads()
@@ -251,7 +255,6 @@ class PolicySearch:
         capture = capture_of_signals(
             needs, layers, setup.attention_top, search, uses=policy.row_uses()
         )
-        in_ddr = any(tier.in_ddr for tier in policy.method.tiers)
         self._link = HostLink(layout.device)
         self.cache = TieredCache(
             layout, page_tokens=machine.page_tokens, ordered=machine.ordered, recall=machine.recall,
@@ -264,12 +267,8 @@ class PolicySearch:
         driven = self._executor if wrap is None else wrap(self._executor, mover)
         shape = cache_shape(model)
         controller = make_controller(policy, driven, budget_tokens, model, shape, meters)
-        self._reserved_tokens = 0
-        if policy.bounded and not in_ddr:
-            expected = len(problem.prompt) + setup.max_tokens
-            room = min(budget_tokens, expected) + search.slots
-            self._reserved_tokens = max(room, len(problem.prompt))
-            self.cache.pools[Place.HBM].reserve(self._reserved_tokens)
+        self._reserved_tokens = self._kept_tokens = 0
+        self._reserve(policy, budget_tokens, len(problem.prompt), search.slots)
         self._feed = Feed(
             [controller], capture, needs, layers, _Readable(self.cache), self._executor.attach,
             setup.clock,
@@ -278,6 +277,26 @@ class PolicySearch:
         self._recorder = setup.recorder(problem, capture, self._feed, self.cache, self._went_on)
         self._problem, self._clock = problem, setup.clock
         self._policy, self._block = policy, setup.prefill_block
+
+    def _reserve(self, policy: Policy, budget: int, prompt: int, slots: int) -> None:
+        """Give HBM the slots that are known to be needed: then it does not grow while decoding.
+
+        A prompt that is larger than the budget has its slots until the first decision.  How large
+        a tree becomes without a budget is not known.
+        """
+        expected = prompt + self._setup.max_tokens
+        if policy.bounded:
+            room = min(budget, expected) + slots
+        elif slots == 1:
+            room = expected
+        else:
+            return
+        pool = self.cache.pools[Place.HBM]
+        self._reserved_tokens = max(room, prompt)
+        pool.reserve(self._reserved_tokens)
+        if self.cache.layout.groups == 1:  # otherwise groups share the budget as they see fit
+            self._kept_tokens = room
+            pool.keep(room)
 
     def steps(self) -> Iterations[EpisodeResult]:
         """See `EpisodeRecorder.steps`; raises `BudgetInfeasible` where the policy does."""
@@ -324,6 +343,7 @@ class PolicySearch:
             most,
             kept=most if most < prompt else None,
             reserved=self._reserved_tokens,
+            keeps=self._kept_tokens,
             rows_from=min((use.first(prompt) for use in reduced), default=None),
             grouped=self._policy.grouping != "shared",
             signals=not self._policy.reads() <= {Signal.READERS},

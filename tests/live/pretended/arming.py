@@ -16,7 +16,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from . import device as own
-from . import functions, products
+from . import functions, graphs, products
 from .clocks import Event, Gpu, Stream
 from .device import DEVICE, FUNCTIONS, OPERATORS, adopt, poison
 from .functions import is_pinned, pin_memory, to
@@ -54,6 +54,8 @@ def _factory(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             poison(fresh)
         result = adopt(fresh, pinned)
         own.touch(own.where_to(is_device, name), result, True, name)
+        if is_device and not name.startswith("empty"):
+            own.again(lambda: original(*own.inner(args), **kwargs), fresh)
         return result
 
     return made
@@ -103,13 +105,20 @@ def _apis(gpu: Gpu) -> dict[str, Any]:
             super().__init__(gpu, enable_timing)
 
     @contextlib.contextmanager
-    def stream(chosen: Stream | None) -> Iterator[None]:
+    def turned(chosen: Stream | None) -> Iterator[None]:
         before = gpu.stream()
         gpu.turn_to(chosen or before)
         try:
             yield
         finally:
             gpu.turn_to(before)
+
+    def graph(
+        captured: graphs.Graph, pool: Any = None, stream: Any = None,
+        capture_error_mode: str = "global",
+    ) -> Any:  # fmt: skip
+        aside = PretendedStream() if stream is None else stream
+        return graphs.captured(gpu, captured, turned(aside))
 
     def synchronize(device: Any = None) -> None:
         _index(device)
@@ -134,7 +143,8 @@ def _apis(gpu: Gpu) -> dict[str, Any]:
         minor=CAPABILITY[1], L2_cache_size=50 << 20, warp_size=32,
     )  # fmt: skip
     return {
-        "Stream": PretendedStream, "Event": PretendedEvent, "stream": stream,
+        "Stream": PretendedStream, "Event": PretendedEvent, "stream": turned,
+        "CUDAGraph": lambda: graphs.Graph(gpu), "graph": graph, "graph_pool_handle": object,
         "current_stream": checked(gpu.stream), "default_stream": checked(lambda: gpu.default),
         "synchronize": synchronize, "is_available": lambda: True, "device_count": lambda: 1,
         "current_device": lambda: 0, "set_device": _index, "device": _OnDevice,

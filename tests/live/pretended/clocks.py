@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .graphs import Capture, Note
+
 _IDS = itertools.count()
 
 
@@ -138,6 +140,15 @@ class Gpu:
         self.default = Stream(self, "the default stream")
         self.streams = [self.default]
 
+    @property
+    def capture(self) -> Capture | None:
+        """What this thread captures."""
+        return getattr(self._local, "capture", None)
+
+    @capture.setter
+    def capture(self, capture: Capture | None) -> None:
+        self._local.capture = capture
+
     def host(self) -> Timeline:
         """This thread's timeline."""
         found = getattr(self._local, "host", None)
@@ -158,12 +169,19 @@ class Gpu:
 
     def wait(self, for_: dict[int, int], why: str) -> None:
         """This thread stands still until all that is in `for_` is over."""
+        if self.capture is not None:
+            self.fault(f"{why}: the host waits inside of a capture")
         self.waits[why if self.where is None else f"{why} {self.where()}"] += 1
         self.host().learn(for_)
 
     def launch(self, what: str) -> Stream:
         """An operation enters the current stream."""
-        stream = self.stream()
+        stream, capture = self.stream(), self.capture
+        if capture is not None:
+            if stream is not capture.stream:
+                self.fault(f"{what} on {stream.name} inside of a capture on another stream")
+            capture.notes.append(Note(what))
+            return stream
         stream.learn(self.host().known)
         stream.tick()
         stream.flush()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .clocks import Gpu, Memory, Stream, Timeline
+from .graphs import refill
 from .rules import (
     check_generator,
     check_together,
@@ -128,6 +129,11 @@ def adopt(x: Tensor, pinned: bool = False) -> PretendedTensor:
     if memory is None:
         memory = Memory(gpu[-1], x.untyped_storage().nbytes(), pinned)
         _memories[key] = memory
+        capture = gpu[-1].capture
+        if capture is not None:
+            if pinned:
+                gpu[-1].fault("page-locked memory is allocated inside of a capture")
+            capture.fresh.add(memory)
     return PretendedTensor(x, memory)
 
 
@@ -144,9 +150,28 @@ def touch(by: Timeline, x: Any, write: bool, what: str) -> None:
     """Note that an operation accesses a tensor, if its memory is pretended."""
     if isinstance(x, PretendedTensor):
         span = span_of(x.inner)
-        if span is not None:
+        capture = x.memory.gpu.capture
+        if span is not None and capture is not None and not x.memory.pinned:
+            capture.access(x.memory, span, write)
+        elif span is not None:
             with x.memory.gpu.lock:
                 x.memory.touch(by, span, write, what)
+
+
+def again(redo: Callable[[], Any], into: Any = None) -> None:
+    """How a captured graph does the last operation again, and where its results go."""
+    capture = gpu[-1].capture
+    if capture is None:
+        return
+    capture.results += tensors(into)
+    capture.notes[-1].again = lambda: refill(into, redo()) if into is not None else redo()
+
+
+def keep(x: Any) -> None:
+    """A tensor is about to be written: a capture has no effect."""
+    capture = gpu[-1].capture
+    if capture is not None and isinstance(x, PretendedTensor):
+        capture.keep(x.memory, x.inner)
 
 
 def where_to(is_device: bool, what: str) -> Timeline:
@@ -191,7 +216,11 @@ def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
     }
     # Before the numbers are computed: a copy on the way may have to end first.
     timeline = where_to(is_device, name) if _accesses(operator) else None
-    result = operator(*inner(args), **plain)
+    for x, is_written in found:
+        if is_written:
+            keep(x)
+    given_inner = inner(args)
+    result = operator(*given_inner, **plain)
     by_inner = {id(x.inner): x for x, _ in found if isinstance(x, PretendedTensor)}
     outs = list(tensors(result))
     before = {x.untyped_storage()._cdata for x in by_inner_tensors(found)}
@@ -201,6 +230,8 @@ def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
         timeline = timeline or where_to(is_device, name)
         for x, is_written in found:
             touch(timeline, x, is_written, name)
+        if is_device:
+            again(lambda: operator(*given_inner, **plain), None if written else result)
     if is_device and waits_for_data(name, args):
         here = gpu[-1]
         here.wait(here.stream().known, name)

@@ -17,7 +17,9 @@ from .device import (
     OPERATORS,
     PretendedTensor,
     adopt,
+    again,
     inner,
+    keep,
     memory_of,
     on_device,
     run,
@@ -67,6 +69,8 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 def _enqueue(stream: Stream, what: str, behind: bool, target: Tensor, source: Tensor) -> None:
     gpu = own.gpu[-1]
+    if gpu.capture is not None:
+        gpu.fault(f"{what} inside of a capture")
     to, fro = inner(target), inner(source)
 
     def carry_out() -> None:
@@ -195,8 +199,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     pretended, chosen = _checked(x, index)
     result = inner(x)[inner(index)] if not isinstance(index, list) else inner(x)[index]
     memory = memory_of(result)
-    source = inner(x).untyped_storage()._cdata
-    if result.untyped_storage()._cdata == source and memory is not None:
+    storage = inner(x).untyped_storage()._cdata
+    if result.untyped_storage()._cdata == storage and memory is not None:
         normal = torch.is_inference_mode_enabled() and not x.is_inference()
         with torch.inference_mode(torch.is_inference_mode_enabled() and not normal):
             return adopt(result)
@@ -207,6 +211,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         return cast(Tensor, result)
     made = adopt(result)
     touch(by, made, True, "index")
+    source, where = inner(x), inner(index)
+    again(lambda: source[where], result)
     if waits_for_data("index", (x, chosen)):
         _wait("index by the host's indices, or by a mask")
     return made
@@ -225,7 +231,11 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
         touch(by, part, False, "index_put_")
     view = inner(x) if chosen else inner(x)[inner(index)]
     touch(by, adopt(view) if isinstance(x, PretendedTensor) else view, True, "index_put_")
-    inner(x)[inner(index)] = inner(value)
+    keep(x)
+    target, where, new = inner(x), inner(index), inner(value)
+    target[where] = new
+    if pretended:
+        again(lambda: target.__setitem__(where, new))
     if pretended and waits_for_data("index_put_", (x, chosen)):
         _wait("index_put_ by the host's indices, or by a mask")
 

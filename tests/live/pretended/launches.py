@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .device import inner, on_device, touch, where_to
+from .device import again, inner, keep, on_device, touch, where_to
 
 _SPLIT_STRIDES = (
     "q_sequence", "q_head", "q_dim", "k_head", "k_slot", "k_dim", "v_head", "v_slot", "v_dim",
@@ -48,7 +48,11 @@ class Launcher:
             by = where_to(True, self._name)
             for at, x in enumerate(args):
                 touch(by, x, at in self._writes, self._name)
-            self._work(grid, *inner(args), **kwargs)
+                if at in self._writes:
+                    keep(x)
+            there = inner(args)
+            self._work(grid, *there, **kwargs)
+            again(lambda: self._work(grid, *there, **kwargs))
 
         return launch
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .device import FUNCTIONS, OPERATORS, adopt, inner, on_device, run, touch, where_to
+from .device import FUNCTIONS, OPERATORS, adopt, again, inner, on_device, run, touch, where_to
 from .rules import check_bias, check_flash, check_rows, check_together
 
 aten = torch.ops.aten
@@ -37,8 +38,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Ten
     if not q.dtype == k.dtype == v.dtype:
         raise RuntimeError("Expected query, key, and value to have the same dtype")
     plain = {key: inner(value) for key, value in kwargs.items()}
-    result = F.scaled_dot_product_attention(inner(q), inner(k), inner(v), *inner(args), **plain)
-    return _made(_backend(q, len(every) > 3), [x for _, x in every], [result])[0]
+    given = inner((q, k, v, *args))
+
+    def compute() -> list[Tensor]:
+        return [F.scaled_dot_product_attention(*given, **plain)]
+
+    return _made(_backend(q, len(every) > 3), [x for _, x in every], compute)[0]
 
 
 def _backend(q: Tensor, masked: bool) -> str:
@@ -50,13 +55,15 @@ def _backend(q: Tensor, masked: bool) -> str:
     return "efficient attention" if allowed.mem_efficient_sdp_enabled() else "plain attention"
 
 
-def _made(name: str, reads: list[Tensor], results: list[Tensor]) -> list[Tensor]:
+def _made(name: str, reads: list[Tensor], compute: Callable[[], Any]) -> list[Tensor]:
+    results = list(compute())
     by = where_to(True, name)
     for x in reads:
         touch(by, x, False, name)
     made = [adopt(x) for x in results]
     for x in made:
         touch(by, x, True, name)
+    again(compute, results)
     return cast("list[Tensor]", made)
 
 
@@ -76,7 +83,8 @@ def flash(
 ) -> Any:  # fmt: skip
     check_together(aten.bmm.default, "flash", [("q", q), ("k", k), ("v", v)], on_device)
     check_flash(q, k, v)
-    out, lse = _made("flash attention", [q, k, v], list(_fused(q, k, v, is_causal, scale)))
+    there = inner((q, k, v))
+    out, lse = _made("flash attention", [q, k, v], lambda: _fused(*there, is_causal, scale))
     return out, lse, None, None, q.shape[2], k.shape[2], None, None, None
 
 
@@ -89,10 +97,14 @@ def efficient(
     check_rows(q, k, v)
     if bias is not None:
         check_bias(bias, q, k)
-    out, lse = _fused(q, k, v, is_causal, scale, bias)
     room = math.ceil(q.shape[2] / 32) * 32 if compute_log_sumexp else 0
-    lse = F.pad(lse, (0, room - q.shape[2]), value=float("inf"))
-    out, lse = _made("efficient attention", [x for _, x in given], [out, lse])
+    queries, there, added = q.shape[2], inner((q, k, v)), inner(bias)
+
+    def compute() -> Any:
+        out, lse = _fused(*there, is_causal, scale, added)
+        return out, F.pad(lse, (0, room - queries), value=float("inf"))
+
+    out, lse = _made("efficient attention", [x for _, x in given], compute)
     return out, lse, None, None
 
 

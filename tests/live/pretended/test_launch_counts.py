@@ -56,7 +56,7 @@ def launches_of(case: Searched, layers: int) -> int:
     with pretend() as gpu:
         source = RandomSource(VOCABULARY, case.prompt, TOKENS, TOKENS)
         setup = SearchSetup(
-            make_model(layers), source, lambda: make_search("linear"), 0.0, 0, TOKENS
+            make_model(layers), source, lambda: make_search("linear"), 0.0, 0, TOKENS, graphs=False
         )
         policy = build(case.policy, case.settings)
         search = PolicySearch(

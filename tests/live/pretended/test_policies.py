@@ -99,7 +99,8 @@ DRAWN, ROWS = "tolist arborsim_torch/sampling.py:choose", "token_signals.py:to_h
 
 def waits(gpu: Gpu) -> Counter[str]:
     """Of the decode iterations."""
-    aside = ("reference/__init__.py:load", "tiers/copies.py", "recorder.py:_prefill")
+    aside = ("reference/__init__.py:load", "tiers/copies.py", "recorder.py:_prefill",
+             "torch.cuda.graph")  # fmt: skip
     return Counter({
         why: count for why, count in gpu.waits.items() if not any(part in why for part in aside)
     })  # fmt: skip

@@ -1,0 +1,296 @@
+"""One decode iteration on tensors that stay where they are, so that a CUDA graph can replay it.
+
+What a step reads and writes has the same address at every step: its inputs (ids, positions, slots
+to write), the pools, and the tables that say which slots are on which path.  Numbers of entries are
+rounded up to a *bucket*, the rest is masked.  The first step of a bucket runs eagerly, on the
+stream that captures the second; from then on, one launch replays it.  Without graphs every step
+runs eagerly, on the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim_torch.cache.forward import AttentionMetadata
+from arborsim_torch.cache.hf import hf_cache
+from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.reader import PiecePlan
+from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.context import ForwardContext, PassContext
+
+_MOST_GRAPHS = 32  #: kept per search; the one that was used longest ago goes first
+_SMALLEST_ROOM = 64
+
+
+def rounded(entries: int) -> int:
+    """The bucket of a number of entries: eight to a doubling, so at most an eighth is padding."""
+    if entries <= _SMALLEST_ROOM:
+        return _SMALLEST_ROOM
+    step = 1 << max(3, (entries - 1).bit_length() - 4)
+    return -(-entries // step) * step
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """What a step leaves behind, in memory that the next one may overwrite.
+
+    Attributes
+    ----------
+    logits : Tensor ``[seqs, 1, vocabulary]``
+    last : Tensor ``[seqs, 1, size]``
+        Normalised last hidden state.
+    hidden : list of Tensor ``[seqs, 1, size]``
+        Output of every block, if it is wanted.
+    state : PassContext
+        What attention has left.
+    """
+
+    logits: Tensor
+    last: Tensor
+    hidden: list[Tensor]
+    state: PassContext
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [self.logits, self.last, *self.hidden, *self.state.tensors()]
+
+
+class Graphs:
+    """CUDA graphs of steps that differ in the sizes of what they read.
+
+    All graphs of a model share one stream and one memory pool, so what one leaves behind must be
+    used before another runs.
+
+    Parameters
+    ----------
+    model
+    """
+
+    def __init__(self, model: Any) -> None:
+        shared: tuple[Any, Any] | None = _SHARED.get(model)
+        if shared is None:
+            # One stream for all searches: libraries keep a workspace for each that they have seen.
+            shared = _SHARED[model] = (
+                torch.cuda.Stream(model.device), torch.cuda.graph_pool_handle(),
+            )  # fmt: skip
+        self._stream: Any = shared[0]
+        self._pool: Any = shared[1]
+        self._captured: OrderedDict[Hashable, tuple[Any, StepOutputs] | None] = OrderedDict()
+        self.replays = 0
+
+    def run(self, bucket: Hashable, compute: Callable[[], StepOutputs]) -> StepOutputs:
+        """The results of `compute`, which does the same for the same `bucket`."""
+        if bucket not in self._captured:
+            if len(self._captured) == _MOST_GRAPHS:
+                self._captured.popitem(last=False)
+            self._captured[bucket] = None
+            return self._aside(compute)
+        self._captured.move_to_end(bucket)
+        known = self._captured[bucket]
+        if known is None:
+            graph = torch.cuda.CUDAGraph()
+            # Copies of other threads go on meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                outputs = compute()
+            known = self._captured[bucket] = graph, outputs
+        graph, outputs = known
+        graph.replay()
+        self.replays += 1
+        return outputs
+
+    def _aside(self, compute: Callable[[], StepOutputs]) -> StepOutputs:
+        """Compute on the stream that captures, whose libraries then have their workspaces."""
+        here = torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            outputs = compute()
+        here.wait_stream(self._stream)
+        for x in outputs.tensors():
+            x.record_stream(here)
+        return outputs
+
+    def forget(self) -> None:
+        """Drop all graphs: what they read has moved."""
+        self._captured.clear()
+
+
+#: Of a model: the stream that captures, and the handle of its graphs' memory.
+_SHARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+
+
+class StaticStep:
+    """Computes the steps of one search.
+
+    Parameters
+    ----------
+    model
+    cache : TieredCache
+    graphs : bool
+        Capture steps as CUDA graphs.
+
+    Attributes
+    ----------
+    bucket : hashable
+        What the last step has in common with others that the same graph computes.
+    """
+
+    def __init__(self, model: Any, cache: TieredCache, graphs: bool) -> None:
+        self._model, self._cache = model, cache
+        self.graphs = Graphs(model) if graphs else None
+        self._slides = bool(getattr(model.config, "sliding_window", None))
+        self._hf = hf_cache(self, cache.layout.layers)
+        self._inputs: dict[int, Tensor] = {}  # int64 [2 + groups, seqs]: ids, positions and slots
+        self._input = torch.empty(0)
+        self._plan: PiecePlan
+        self._versions: dict[Place, int] = {}  # of the tables, when their pools were up to date
+        self._addresses: list[tuple[int, ...]] = []
+        self._longest = 0
+        self.bucket: Hashable = None
+
+    # -- what transformers asks of a cache ---------------------------------------------------------
+
+    @property
+    def seen_tokens(self) -> int:
+        return self._longest
+
+    @property
+    def held_tokens(self) -> int:
+        return self._cache.held_tokens
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write ``[seqs, kv_heads, 1, head_dim]`` to the slots of the step."""
+        layout, pool = self._cache.layout, self._cache.pools[Place.HBM]
+        slots = self._input[2:][layout.groups_of_layer(layer)]
+        if layout.grouping == "head":  # rows of the slab, head by head
+            data, where = pool.rows(layer), slots.reshape(-1)
+            for target, new in zip(data.unbind(), (keys, values), strict=True):
+                target.index_copy_(0, where, new[:, :, 0].transpose(0, 1).flatten(0, 1))
+            return
+        for target, new in zip(pool.slab(layer)[0].unbind(), (keys, values), strict=True):
+            target.index_copy_(1, slots[0], new[:, :, 0].transpose(0, 1))
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    @property
+    def possible(self) -> bool:
+        """Whether the next step reads nothing but pools on the device, in place."""
+        return self._cache.on_device
+
+    def begin(self, ids: np.ndarray) -> AttentionMetadata:
+        """Announce the next token of each leaf, int ``[seqs, 1]``."""
+        cache, layout = self._cache, self._cache.layout
+        position, slots, self._plan = cache.enter(ids, rounded)
+        self._longest, pool = cache.seen_tokens, cache.pools[Place.HBM]
+        if layout.grouping == "head":
+            slots = slots + pool.first_row[:, None]
+        seqs = len(ids)
+        if seqs not in self._inputs:
+            self._inputs[seqs] = torch.zeros(
+                (2 + layout.groups, seqs), dtype=torch.int64, device=layout.device
+            )
+        self._input = self._inputs[seqs]
+        table = np.concatenate([ids.T, position.T, slots]).astype(np.int64)
+        self._input.copy_(torch.from_numpy(table), non_blocking=True)
+        first = position[:, 0].tolist()
+        return AttentionMetadata(
+            self._input[1][:, None], first, self._longest, _not_gathered, _not_gathered, self.store
+        )
+
+    def _bring_up_to_date(self, collects: bool) -> None:
+        """Let tables have all tensors that the step reads: a capture must not make any."""
+        self.bucket = self._input.shape[1], rounded(self._longest), self._plan.key
+        addresses = [self._cache.pools[Place.HBM].addresses]
+        for table in self._plan.tables:
+            if collects or self._slides:
+                table.tensor("position")
+            if self._versions.get(table.place) != table.version:
+                self._versions[table.place] = table.version
+                table.pool.bring_up_to_date()
+            addresses.append(table.pool.addresses)
+        if addresses != self._addresses and self.graphs is not None:
+            self.graphs.forget()
+        self._addresses = addresses
+
+    def run(self, state: PassContext, wants_hidden: bool) -> StepOutputs:
+        """Compute what `begin` announced; `state` says what is collected."""
+        self._bring_up_to_date(state.collect)
+
+        def compute() -> StepOutputs:
+            hidden: list[Tensor] = []
+            # That of all steps of the bucket, which lets go of the pools afterwards.
+            metadata = replace(
+                state.metadata, positions=rounded(self._longest), pieces=self._plan.pieces
+            )
+            fresh = state.again(metadata)
+            with block_outputs(self._model.model.layers, hidden) if wants_hidden else nullcontext():
+                outputs = self.compute(fresh, hidden)
+            fresh.metadata = state.metadata
+            return outputs
+
+        if self.graphs is None:
+            outputs = compute()
+        else:
+            bucket = (self.bucket, wants_hidden, state.asked)
+            outputs = self.graphs.run(bucket, compute)
+        return replace(outputs, state=outputs.state.within(state.metadata))
+
+    def compute(self, state: PassContext, hidden: list[Tensor]) -> StepOutputs:
+        """What the device does: all that it reads and writes is where it was at the last step.
+
+        Hooks may put outputs of blocks into `hidden`.
+        """
+        model = self._model
+        last = model.model(
+            input_ids=self._input[0][:, None],
+            position_ids=state.metadata.at,
+            past_key_values=self._hf,
+            use_cache=True,
+            context=ForwardContext([state]),
+        ).last_hidden_state
+        state.settle()
+        return StepOutputs(model.lm_head(last), last, hidden, state)
+
+
+def _not_gathered(layer: int) -> Any:
+    raise AssertionError("a static step reads pieces alone")
+
+
+@contextmanager
+def block_outputs(layers: Any, into: list[Tensor]) -> Iterator[None]:
+    """Collect the output of every block.
+
+    Hooks, not ``output_hidden_states``: its last entry is the normalised state, not the last
+    block's output.
+    """
+
+    def hook(_module: Any, _args: Any, output: Any) -> None:
+        into.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [layer.register_forward_hook(hook) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def refusal(model: Any) -> str:
+    """Why steps of a model cannot be captured; empty if they can."""
+    config = model.config
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if kind in ("dynamic", "longrope"):
+        return f"{kind} RoPE asks on the host how long the context is"
+    if getattr(config, "num_local_experts", 0) or getattr(config, "num_experts", 0):
+        return "which experts compute a token is known on the host alone"
+    return ""

@@ -1,0 +1,137 @@
+"""CUDA graphs: a capture notes operations and has no effect; a replay carries them out again.
+
+Operations are carried out while they are captured, because the shapes of their results are needed,
+and what they wrote is put back afterwards.  A replay computes into the tensors of the capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, WeakSet, ref
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .clocks import Gpu, Memory, Stream
+
+
+def _nothing() -> None: ...
+
+
+@dataclass
+class Note:
+    """One operation of a capture: how to do it again, and what it accesses.
+
+    `accesses` have a memory, its bytes, whether they are written, and whether the capture has
+    allocated it.
+    """
+
+    what: str
+    again: Callable[[], None] = _nothing
+    accesses: list[tuple[ReferenceType[Memory], tuple[int, int], bool, bool]] = field(
+        default_factory=list
+    )
+
+
+class Capture:
+    """What a thread captures at the moment.
+
+    Attributes
+    ----------
+    fresh : set of Memory
+        Allocated meanwhile.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.notes: list[Note] = []
+        self.fresh: WeakSet[Memory] = WeakSet()
+        self.results: list[Tensor] = []
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # a memory, and what was in it
+
+    def access(self, memory: Memory, span: tuple[int, int], write: bool) -> None:
+        """The last operation accesses a part of a memory."""
+        self.notes[-1].accesses.append((ref(memory), span, write, memory in self.fresh))
+
+    def keep(self, memory: Memory, x: Tensor) -> None:
+        """A tensor of the CPU is about to be written: remember what is in its memory."""
+        storage = x.untyped_storage()
+        if memory not in self.fresh and storage._cdata not in self._before:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            self._before[storage._cdata] = whole, whole.clone()
+
+    def end(self) -> None:
+        """Undo what was written: a capture computes nothing."""
+        for whole, before in self._before.values():
+            whole.copy_(before)
+        self._before.clear()
+        for x in self.results:
+            if x.is_floating_point() and x.itemsize > 1:
+                x.fill_(float("nan"))
+        self.results.clear()
+
+
+def refill(into: Any, found: Any) -> None:
+    """Put new results into the tensors of the old ones."""
+    if isinstance(into, (list, tuple)):
+        for one, other in zip(into, found, strict=True):
+            refill(one, other)
+    elif isinstance(into, Tensor) and into.data_ptr() != found.data_ptr():
+        into.copy_(found)
+
+
+class Graph:
+    """Stands in for `torch.cuda.CUDAGraph`."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._capture: Capture | None = None
+
+    def capture_begin(self) -> None:
+        stream = self._gpu.stream()
+        if stream is self._gpu.default:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        assert self._gpu.capture is None, "a capture inside of a capture"
+        self._capture = self._gpu.capture = Capture(stream)
+
+    def capture_end(self) -> None:
+        capture, self._gpu.capture = self._gpu.capture, None
+        assert capture is not None
+        with torch.inference_mode():
+            capture.end()
+
+    def replay(self) -> None:
+        assert self._capture is not None, "nothing was captured"
+        gpu = self._gpu
+        with gpu.lock, torch.inference_mode(), torch._C.DisableTorchFunctionSubclass():
+            stream = gpu.launch("graph replay")
+            for note in self._capture.notes:
+                for known, span, write, fresh in note.accesses:
+                    memory = known()
+                    if memory is not None:
+                        memory.touch(stream, span, write, note.what)
+                        if fresh:  # memory of graphs goes to other graphs alone
+                            memory.recorded.add(stream.id)
+                    elif not fresh:
+                        gpu.fault(f"{note.what} of a graph accesses memory that was freed")
+                note.again()
+
+
+@contextlib.contextmanager
+def captured(gpu: Gpu, graph: Graph, turned: Any) -> Iterator[None]:
+    """`torch.cuda.graph`; `turned` makes its stream the current one."""
+    with gpu.lock:
+        for each in gpu.streams:
+            each.flush()
+            gpu.host().learn(each.known)
+    gpu.wait({}, "torch.cuda.graph")
+    with turned:
+        graph.capture_begin()
+        try:
+            yield
+        finally:
+            graph.capture_end()

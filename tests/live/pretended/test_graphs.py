@@ -1,0 +1,123 @@
+"""Decode steps as graphs on the pretended device: captured once per bucket, then replayed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arborsim_torch.context import PassContext
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.static import Graphs, StepOutputs
+from tests.live.test_static import on_a_tree
+from tests.live.tiny import VOCAB, tiny_model, torch
+
+from .arming import pretend
+from .clocks import Race
+
+
+def outputs(x: Any) -> StepOutputs:
+    return StepOutputs(x, x, [], PassContext(METADATA))
+
+
+METADATA: Any = None
+
+
+class Model:
+    """All that graphs need to know of one."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda")
+
+
+def graphs() -> Graphs:
+    return Graphs(Model())
+
+
+def test_a_capture_has_no_effect_and_a_replay_has_it_again() -> None:
+    with pretend() as gpu, torch.inference_mode():
+        total = torch.zeros(3, device="cuda")
+        run = graphs()
+
+        def compute() -> StepOutputs:
+            total.add_(1)
+            total[1:2] = total[:1] * 10
+            return outputs(torch.nn.functional.pad(total, (0, 1), value=7.0) + 1)
+
+        for count in range(1, 6):
+            found = run.run("bucket", compute).logits.cpu().numpy()
+            np.testing.assert_array_equal(found, [count + 1, 10 * count + 1, count + 1, 8])
+        assert gpu.launches["graph replay"] == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (lambda x: x.sum().item(), "waits inside of a capture"),
+        (lambda x: x.cpu(), "inside of a capture"),
+        (lambda x: torch.tensor([1.0]).to("cuda"), "inside of a capture"),
+        (lambda x: torch.empty(3, pin_memory=True), "page-locked memory"),
+        (lambda x: torch.cuda.synchronize(), "waits inside of a capture"),
+        (lambda x: x[x > 0], "waits inside of a capture"),
+    ],
+)
+def test_what_no_graph_can_hold_is_found(fault: Any, why: str) -> None:
+    def compute() -> StepOutputs:
+        x = torch.ones(4, device="cuda")
+        fault(x)
+        return outputs(x)
+
+    def captured() -> None:
+        with pretend(), torch.inference_mode():
+            run = graphs()
+            run.run(0, compute)
+            run.run(0, compute)
+
+    with pytest.raises((AssertionError, Race), match=why):
+        captured()
+
+
+def test_memory_that_a_graph_reads_must_stay() -> None:
+    def moved() -> None:
+        with pretend():
+            run, held = graphs(), [torch.ones(4, device="cuda")]
+            for _ in range(2):
+                run.run(0, lambda: outputs(held[0] + 1))
+            held[0] = torch.ones(4, device="cuda")
+            run.run(0, lambda: outputs(held[0] + 1))
+
+    with pytest.raises(AssertionError, match="memory that was freed"):
+        moved()
+
+
+def test_steps_of_a_tree_are_replayed() -> None:
+    model = tiny_model("qwen2")
+    wanted = on_a_tree(TreeDecoder(copy.deepcopy(model)))
+    with pretend() as gpu:
+        decoder = TreeDecoder(model.to("cuda"))
+        found = [x.cpu() for x in on_a_tree(decoder)]
+        assert gpu.launches["graph replay"] >= 12
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_replayed_step_launches_and_allocates_next_to_nothing() -> None:
+    with pretend() as gpu:
+        decoder = TreeDecoder(tiny_model().to("cuda"))
+        decoder.prefill(list(range(40)))
+        decoder.cache.pools[0].reserve(128)
+        decoder.open(1, 0)
+        decoder.activate([1])
+        for token in range(20):
+            if token == 4:
+                before, allocated, waits = gpu.launches.copy(), gpu.allocated, gpu.waits.copy()
+                gpu.peak = allocated
+            decoder.step([token % VOCAB])
+        launches = gpu.launches - before
+        assert launches["graph replay"] == 16
+        del launches["empty"]  # reserves memory: no kernel
+        assert launches.total() <= 16 * 6, launches  # inputs, the mask's entry, logits
+        assert gpu.waits == waits
+        assert gpu.peak - allocated < 4096

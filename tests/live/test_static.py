@@ -1,0 +1,172 @@
+"""The static decode step: the same as the eager one, traceable, and on tensors that stay."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from arborsim.policies.registry import build
+from arborsim.search import make_search
+from arborsim_torch.batches import run_batched
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.live.executor import LiveExecutor
+from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.static import StaticStep, refusal, rounded
+from tests.live.tiny import FAMILIES, VOCAB, FakeSource, tiny_model, torch
+
+
+def decoders(model: Any) -> tuple[TreeDecoder, TreeDecoder]:
+    """One whose steps are static, eagerly, and one as always."""
+    pair = TreeDecoder(model), TreeDecoder(model)
+    pair[0].static = StaticStep(model, pair[0].cache, graphs=False)
+    return pair
+
+
+def on_a_tree(decoder: TreeDecoder, steps: int = 6) -> list[Any]:
+    rng = np.random.default_rng(5)
+    found = [decoder.prefill(rng.integers(0, VOCAB, 40).tolist())]
+    for node in (1, 2, 3, 4):
+        decoder.open(node, 0)
+    for leaves in ([1], [1, 2, 3, 4], [2, 4], [1, 3]):
+        decoder.activate(leaves)
+        found += [decoder.step(rng.integers(0, VOCAB, len(leaves)).tolist()) for _ in range(steps)]
+    return found
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if not refusal(tiny_model(f))])
+def test_static_steps_are_the_eager_ones(family: str) -> None:
+    found, wanted = map(on_a_tree, decoders(tiny_model(family)))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["phi3-longrope", "mixtral", "qwen3_moe"])
+def test_what_cannot_be_captured_is_said(family: str) -> None:
+    assert refusal(tiny_model(family))
+
+
+def test_buckets_waste_an_eighth_at_most() -> None:
+    sizes = np.arange(1, 40000)
+    rooms = np.array([rounded(int(n)) for n in sizes])
+    assert (rooms >= sizes).all()
+    assert (rooms[64:] <= sizes[64:] * 1.125).all()
+    assert (np.diff(rooms) >= 0).all()
+    assert len(np.unique(rooms)) < 90
+    assert (rooms % 8 == 0).all()
+
+
+#: Policies, their settings, and searches.
+SEARCHES = [
+    ("full", {}, "linear"),
+    ("streaming-llm", {}, "linear"),
+    ("h2o", {}, "linear"),
+    ("epikv", {"recent": "8"}, "linear"),
+    ("full", {}, "best-of-n"),
+]  # fmt: skip
+Steps = Callable[[StaticStep, Any, list[Any]], Any]
+
+
+def search(
+    name: str, settings: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch, steps: Steps
+) -> list[int]:
+    """Tokens of a search on a static step, which `steps` computes; no step may be another."""
+    attach = LiveExecutor.attach
+
+    def attached(executor: LiveExecutor, decoder: TreeDecoder) -> None:
+        decoder.static = StaticStep(decoder.model, decoder.cache, graphs=False)
+        attach(executor, decoder)
+
+    monkeypatch.setattr(LiveExecutor, "attach", attached)
+    monkeypatch.setattr(StaticStep, "compute", steps)
+    options = {"n": "4"} if kind == "best-of-n" else {}
+    source = FakeSource(thoughts=6)
+    setup = SearchSetup(tiny_model(), source, lambda: make_search(kind, **options), 0.0, 0, 40)
+    one = PolicySearch(setup, source.problem(0), build(name, settings), 50, CacheOptions())
+    ended: list[Any] = []
+    run_batched([one], 1, lambda _, result: ended.append(result))
+    return ended[0].columns["token"].tolist()  # type: ignore[no-any-return]
+
+
+compute = StaticStep.compute
+
+
+@pytest.mark.parametrize(("name", "settings", "kind"), SEARCHES)
+def test_a_step_is_one_graph_to_the_compiler(
+    name: str, settings: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Dynamo traces in one piece looks at no number on the host and has static shapes."""
+    torch._dynamo.reset()
+    traced = []
+
+    def compiled(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
+        if len(traced) >= 2:
+            return compute(step, state, hidden)
+        twin = state.again(state.metadata)
+        wanted = compute(step, twin, hidden)
+        hidden.clear()
+        once = torch.compile(compute, fullgraph=True, backend="eager", dynamic=False)
+        found = once(step, state, hidden)
+        for one, other in zip(found.tensors(), wanted.tensors(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        traced.append(len(found.tensors()))
+        return wanted
+
+    search(name, settings, kind, monkeypatch, compiled)
+    assert len(traced) == 2
+    assert traced[0] == {"epikv": 6, "h2o": 4}.get(name, 2)
+
+
+class Addresses(TorchDispatchMode):
+    """Notes every operation with the addresses of what was there before it all began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[int] = set()
+        self.alive: list[Any] = []
+        self.seen: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        flat, _ = torch.utils._pytree.tree_flatten((args, kwargs or {}))
+        given = [x for x in flat if isinstance(x, torch.Tensor)]
+        before = [
+            (x.data_ptr(), tuple(x.shape), x.stride())
+            for x in given
+            if x.untyped_storage()._cdata not in self.made
+        ]
+        if not function.is_view:  # a view that is known need not be made again
+            self.seen.append((str(function), tuple(before)))
+        result = function(*args, **(kwargs or {}))
+        known = {x.untyped_storage()._cdata for x in given}
+        for x in torch.utils._pytree.tree_flatten(result)[0]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in known:
+                self.made.add(x.untyped_storage()._cdata)
+                self.alive.append(x)
+        return result
+
+
+@pytest.mark.parametrize(("name", "settings", "kind"), SEARCHES)
+def test_a_step_reads_and_writes_where_the_last_one_did(
+    name: str, settings: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[Any, list[Any]] = defaultdict(list)
+
+    def noted(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
+        with Addresses() as addresses:
+            found = compute(step, state, hidden)
+        seen[step.bucket].append(addresses.seen)
+        return found
+
+    search(name, settings, kind, monkeypatch, noted)
+    steps = [len(own) for own in seen.values()]
+    assert sum(steps) >= 20
+    assert max(steps) >= (8 if kind == "linear" else 4)
+    for own in seen.values():
+        assert len(own[0]) > 20
+        assert all(each == own[0] for each in own)
