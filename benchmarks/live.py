@@ -259,7 +259,7 @@ class Gain:
 
 @dataclass
 class _Turns:
-    """Seconds of each turn, and what the policy had used before the first."""
+    """Seconds per token of each turn, and what the policy used in all of them."""
 
     process_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
@@ -284,12 +284,13 @@ def gains(
         for name, arm in arms.items():
             if number == 0 and isinstance(arm, Arm):
                 _note_use(arm, spent[name], -1)
+            count = warm if number < 0 else turn if isinstance(arm, Arm) else -(-turn // 4)
             begun, at = time.process_time(), time.perf_counter()
-            for _ in range(warm if number < 0 else turn):
+            for _ in range(count):
                 arm.step()
             if number >= 0:
-                spent[name].process_s.append(time.process_time() - begun)
-                spent[name].wall_s.append(time.perf_counter() - at)
+                spent[name].process_s.append((time.process_time() - begun) / count)
+                spent[name].wall_s.append((time.perf_counter() - at) / count)
     found = []
     for name, arm in arms.items():
         if isinstance(arm, Arm):
@@ -310,7 +311,7 @@ def _note_use(arm: Arm, spent: _Turns, sign: int) -> None:
 def _gain(name: str, arm: Arm | Theirs, spent: _Turns, full: _Turns, turn: int) -> Gain:
     ratios = np.array(full.process_s) / np.array(spent.process_s)
     low, high = _interval(ratios)
-    total_s = sum(spent.process_s)
+    total_s, wall_s = turn * sum(spent.process_s), turn * sum(spent.wall_s)
     gain = Gain(
         name, turn * len(ratios), len(ratios), round(turn * len(ratios) / total_s, 2),
         round(float(ratios.mean()), 3), round(low, 3), round(high, 3),
@@ -323,7 +324,7 @@ def _gain(name: str, arm: Arm | Theirs, spent: _Turns, full: _Turns, turn: int) 
         quantised = np.array([each.quantised for each in Place])[place]
         gain.decisions = spent.decisions
         gain.policy_share = round(spent.policy_s / total_s, 4)
-        gain.exposed_share = round(spent.exposed_s / sum(spent.wall_s), 4)
+        gain.exposed_share = round(spent.exposed_s / wall_s, 4)
         gain.held_tokens = int(read.sum() / len(place))
         gain.quantised_share = round(float((quantised & read).sum() / read.sum()), 3)
         gain.kv_mb = round(cache.used_bytes(*(p for p in Place if p in cache.pools)) / 1e6, 1)
