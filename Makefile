@@ -40,7 +40,7 @@ bench: .venv/.full
 	$(PIP) pulp==3.3.2
 	$(BIN)/python benchmarks/ets.py --out reports/benchmarks/ets.json
 	$(BIN)/python benchmarks/live.py --out reports/benchmarks/live.json
-	$(BIN)/python benchmarks/live.py --targets --out reports/benchmarks/live_targets.json
+	$(BIN)/python benchmarks/live_targets.py --out reports/benchmarks/live_targets.json
 	$(BIN)/python benchmarks/serving.py --out reports/benchmarks/serving.json
 	$(BIN)/python benchmarks/plan.py --out reports/benchmarks/plan.json
 	$(BIN)/python benchmarks/kernels.py --out reports/benchmarks/kernels.json

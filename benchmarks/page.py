@@ -43,7 +43,7 @@ def _head(replay: dict[str, Any]) -> list[str]:
         "`python benchmarks/decisions.py --out reports/benchmarks/decisions.json`,",
         "`python benchmarks/ets.py --out reports/benchmarks/ets.json` (it needs PuLP),",
         "`python benchmarks/live.py --out reports/benchmarks/live.json`,",
-        "`python benchmarks/live.py --targets --out reports/benchmarks/live_targets.json`,",
+        "`python benchmarks/live_targets.py --out reports/benchmarks/live_targets.json`,",
         "`python benchmarks/serving.py --out reports/benchmarks/serving.json`,",
         "`python benchmarks/plan.py --out reports/benchmarks/plan.json` and",
         "`python benchmarks/kernels.py --out reports/benchmarks/kernels.json` write.",
