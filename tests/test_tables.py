@@ -131,3 +131,14 @@ def test_names_and_places_that_cannot_be_written(tmp_path: Path) -> None:
         check_format(Path("r.xlsx"))
     with pytest.raises(UsageError, match=r"cannot write .*No such file"):
         _write(tmp_path / "no")
+
+
+def test_no_text_is_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"name": ["=cmd()", "+1", "-x", "@a", "-", "h2o", None], "value": [-1.5, 2, 3, 4, 5, 6, 7]}
+    )
+    write_table(frame, tmp_path / "r.csv", {})
+    again = pd.read_csv(tmp_path / "r.csv")
+    assert again["name"].tolist()[:6] == ["'=cmd()", "'+1", "'-x", "'@a", "-", "h2o"]
+    assert again["value"].tolist() == frame["value"].tolist()
+    assert frame["name"][0] == "=cmd()", "the table is left alone"

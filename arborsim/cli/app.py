@@ -163,7 +163,9 @@ def _terminable() -> Iterator[None]:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"arborsim: {' '.join(message.split())}", file=sys.stderr)
+    from arborsim.show.words import plain
+
+    print(f"arborsim: {plain(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 

@@ -13,6 +13,7 @@ from arborsim.cli.command import argument, group, option, subcommand
 from arborsim.cli.options import command_line
 from arborsim.core.errors import UsageError
 from arborsim.show.progress import PatientProgress
+from arborsim.show.words import plain
 
 if TYPE_CHECKING:
     from arborsim.trace.importers.sources import Contents, Description
@@ -53,7 +54,7 @@ class ImportOptions:
         with PatientProgress(tokens) as progress:
             write_trace(contents, info, self.out, self.overwrite, progress.advance)
         for damaged in contents.damaged[:_MOST_SHOWN]:
-            typer.echo(f"left out {damaged}", err=True)
+            typer.echo(f"left out {plain(damaged)}", err=True)
         if len(contents.damaged) > _MOST_SHOWN:
             more = len(contents.damaged) - _MOST_SHOWN
             typer.echo(f"left out {more} more; the trace's metadata names them", err=True)

@@ -27,6 +27,8 @@ KEY = b"arborsim"
 VERSION = 1
 #: Endings of result files.  JSON is the document that ``--json`` prints.
 FORMATS = (".parquet", ".csv", ".json")
+#: Spreadsheets take a text that begins so for a formula.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 #: What other files of arborsim's say in their metadata, and what reads them.
 _OTHERS = {
     b"arborsim.trace": "a trace, not results: open_trace or arborsim inspect shows it",
@@ -71,11 +73,25 @@ def write_table(frame: pd.DataFrame, path: Path, metadata: Mapping[str, Any]) ->
 
     with whole(path) as part:
         if path.suffix == ".csv":
-            frame.to_csv(part, index=False, lineterminator="\n")
+            part.write_text(csv_text(frame), encoding="utf-8")
             return
         table = pa.Table.from_pandas(frame, preserve_index=False)
         said = json.dumps(strict(metadata), sort_keys=True, allow_nan=False).encode()
         pq.write_table(table.replace_schema_metadata({**table.schema.metadata, KEY: said}), part)
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """The table as CSV, in which no text of a file's is a formula to a spreadsheet."""
+    texts = frame.select_dtypes(["object", "string", "category"]).columns
+    safe = frame.assign(**{name: frame[name].astype(object).map(_no_formula) for name in texts})
+    text: str = safe.to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def _no_formula(value: object) -> object:
+    if isinstance(value, str) and value.startswith(_FORMULAS) and value != "-":
+        return f"'{value}"
+    return value
 
 
 def with_left_out(

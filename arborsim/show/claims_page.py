@@ -9,6 +9,7 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from arborsim.core.outputs import write_text
+from arborsim.core.tables import csv_text
 from arborsim.show import page
 from arborsim.show.claims import (
     contradicted,
@@ -31,7 +32,7 @@ def render(papers: Sequence[Paper]) -> str:
     return page.render(
         "claims",
         ("claims.js",),
-        {"csv": to_frame(papers).to_csv(index=False, lineterminator="\n")},
+        {"csv": csv_text(to_frame(papers))},
         draws=False,
         title="Claims of papers",
         subtitle=f"{total:,} claims of {len(papers)} papers: what they say, what we found",

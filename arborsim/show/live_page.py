@@ -12,6 +12,7 @@ from typing import Any
 
 from arborsim.core.outputs import write_text
 from arborsim.core.statistics import SIGNIFICANT, least_visible
+from arborsim.core.tables import csv_text
 from arborsim.core.units import quantity
 from arborsim.live.backends import LiveResult
 from arborsim.run.results import ANY, at_budget
@@ -70,7 +71,7 @@ def _data(report: live.LiveReport, rows: Sequence[live.LiveRow]) -> dict[str, An
         "time": replay_figures.time_splits(rows, lambda row: row.other_s) if rows else [],
         "memory": memory,
         "start": memory[1]["cell"] if len(memory) > 1 else "",
-        "csv": live.live_frame(report).to_csv(index=False, lineterminator="\n"),
+        "csv": csv_text(live.live_frame(report)),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from arborsim.core.tables import csv_text
 from arborsim.core.units import Scale, scale_for
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, middle_solved, ranked
 from arborsim.plan.statistics import Estimate
@@ -198,8 +199,6 @@ ABOUT = {
 }
 _NAMES = ("number", "hardware", "policy", "budget", "recall", "gpus", "status", "reason")
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan, 0)
-#: Spreadsheets take a text that begins so for a formula.
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def candidates(result: PlanResult) -> str:
@@ -241,16 +240,12 @@ def to_csv(records: Iterable[dict[str, Any]]) -> str:
     import pandas as pd
 
     rows = [{name: _cell(value) for name, value in row.items()} for row in records]
-    text: str = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
-    return text
+    return csv_text(pd.DataFrame(rows, dtype=object))
 
 
 def _cell(value: Any) -> Any:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    if isinstance(value, str) and value.startswith(_FORMULAS) and value != "-":
-        return f"'{value}"
-    return value
+    unknown = value is None or (isinstance(value, float) and not math.isfinite(value))
+    return "" if unknown else value
 
 
 def _who(row: CandidateResult) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.errors import UnknownName
 from arborsim.core.outputs import whole
+from arborsim.core.tables import csv_text
 from arborsim.show.table import LABEL, REMARK, Column, Table, name_column, print_tables
 from arborsim.show.words import counted, percent, plain
 from arborsim.validate import published
@@ -225,6 +226,6 @@ def write_frame(result: Published, path: Path) -> None:
     frame = to_frame(result)
     with whole(path) as part:
         if path.suffix == ".csv":
-            frame.to_csv(part, index=False)
+            part.write_text(csv_text(frame), encoding="utf-8")
         else:
             frame.to_parquet(part, index=False)

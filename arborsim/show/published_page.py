@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.outputs import write_text
+from arborsim.core.tables import csv_text
 from arborsim.show import page
 from arborsim.show.published import (
     ERRORS,
@@ -43,7 +44,7 @@ def render(result: Published) -> str:
         ("published.js",),
         {
             "figures": {"scatter": scatter(played), "shares": shares(played)} if played else {},
-            "csv": to_frame(result).to_csv(index=False, lineterminator="\n"),
+            "csv": csv_text(to_frame(result)),
         },
         title="Published serving runs",
         subtitle=f"{counted(len(played), 'run')} of {len(runs):,} played: {result.about['runs']}",

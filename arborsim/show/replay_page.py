@@ -12,6 +12,7 @@ from typing import Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import write_text
+from arborsim.core.tables import csv_text
 from arborsim.live.answers import Answers
 from arborsim.run.pictures import TokenMap, TreePicture, packed_runs
 from arborsim.run.results import BASELINE, MACHINE, EpisodeResult, ReplayResult, Row
@@ -128,7 +129,7 @@ def _data(
         "trees": _trees(result.pictures),
         "maps": _maps(result.token_maps),
         "start": _cell(best.policy, best.budget) if best else "",
-        "csv": to_frame(result).to_csv(index=False, lineterminator="\n"),
+        "csv": csv_text(to_frame(result)),
     }
     return data, note
 

@@ -18,6 +18,7 @@ from arborsim.bank.results import SearchResult, SkippedSearch, rows_of
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import write_text
+from arborsim.core.tables import csv_text
 from arborsim.core.units import scale_for
 from arborsim.run.results import at_budget
 from arborsim.show import page
@@ -84,7 +85,7 @@ def render(report: SearchReport) -> str:
         "trees": {"layouts": [each.layout for each in report.trees], "films": films},
         "reference": REFERENCE,
         "start": _start(rows),
-        "csv": records.to_csv(index=False, lineterminator="\n"),
+        "csv": csv_text(records),
     }
     return page.render(
         "search",

@@ -339,3 +339,14 @@ def test_a_reader_that_has_read_enough_is_no_error(command: str) -> None:
     )  # fmt: skip
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "command", ["replay no\x1b]0;mine\x07file.parquet", "replay {trace} --policy \x1b[31mh2o"]
+)
+def test_no_error_steers_a_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Path(__file__).parents[2] / "traces" / "chain-linear.parquet"
+    assert main(command.format(trace=trace).split(" ")) == 2
+    error = capsys.readouterr().err
+    assert "\\x1b" in error
+    assert all(c.isprintable() for c in error.removesuffix("\n")), error
