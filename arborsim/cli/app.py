@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -123,9 +123,9 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        with _terminable():
+        with _terminable(), _any_output():
             code = app(arguments or ["--help"], prog_name="arborsim", standalone_mode=False)
-        sys.stdout.flush()
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except ArborsimError as error:
         return _fail(str(error))
@@ -144,9 +144,26 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error.__context__, BrokenPipeError):
             return 0
         raise
+    except UnicodeEncodeError as error:  # only names of files are not text
+        name = ascii(error.object)[1:-1]
+        return _fail(f"{name}: this name of a file is not UTF-8: rename the file")
     except OSError as error:  # a full disk, a file that was taken away meanwhile
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
+
+
+@contextmanager
+def _any_output() -> Iterator[None]:
+    """Printing works where output is closed, or knows only some characters."""
+    with ExitStack() as opened:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:
+                setattr(sys, name, opened.enter_context(open(os.devnull, "w", encoding="utf-8")))
+                opened.callback(setattr, sys, name, None)
+            elif hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace" if name == "stdout" else "backslashreplace")
+        yield
 
 
 @contextmanager

@@ -136,7 +136,7 @@ class BankOptions:
 def generate(
     out: Path = option(..., "The trace to make.", writes=True),
     trees: TreeOptions = TreeOptions(),
-    searches: int = option(100, "How many searches.", min=1),
+    searches: int = option(100, "How many searches.", min=1, max=10_000_000),
     seed: int = option(0, "Of all draws; search i depends on it and i.", min=0),
     model: str = option(
         "llama-3.1-8b", "Geometry to charge for: a name, or a config.json.", complete="model"

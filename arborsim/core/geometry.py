@@ -36,6 +36,7 @@ Count = Annotated[int, Meta(ge=1)]
 _OrNone = Annotated[int, Meta(ge=0)]  # 0: the model has no such thing
 #: `Geometry.tokens_in` of a cache that does not grow any more.
 UNBOUNDED = 1 << 62
+_MOST_TOKEN_BYTES, _MOST_PARAMETERS = 1 << 36, 10**16
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ class Geometry:
     expert_weights: str = ""
 
     def __post_init__(self) -> None:
+        # Sums over a trace's tokens stay within 64 bits.
+        if self.kv_bytes_per_token > _MOST_TOKEN_BYTES or self.parameters > _MOST_PARAMETERS:
+            raise ValueError(
+                "no model is so large: more than 64 GiB for a token, or more than 10^16 weights"
+            )
         _all_or_none("latent_dim and value_dim", self.latent_dim, self.value_dim)
         _all_or_none("window and window_layers", self.window, self.window_layers)
         _all_or_none("expert_dim and expert_layers", self.expert_dim, self.expert_layers)

@@ -179,6 +179,8 @@ def _latent_attention_parameters(
 def _latent(config: dict[str, Any], origin: str) -> dict[str, int]:
     """The fields of latent attention, or nothing."""
     if not config.get("kv_lora_rank"):
+        if config.get("model_type") in _DEEPSEEK:
+            raise UsageError(f"{origin}: kv_lora_rank is missing, the rank of latent attention")
         return {}
     if config.get("model_type") not in _DEEPSEEK:
         raise _unsupported("latent attention (kv_lora_rank)", _DEEPSEEK, origin)

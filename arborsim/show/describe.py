@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from arborsim.core.errors import TraceError
 from arborsim.core.observations import Signal
 from arborsim.core.statistics import clopper_pearson
 from arborsim.trace.episode import Episode
@@ -196,6 +197,8 @@ def column_sizes(reader: TraceReader) -> tuple[ColumnSize, ...]:
     """Bytes per column from Parquet's metadata, largest first."""
     stored, unpacked = (dict.fromkeys(reader.columns, 0) for _ in range(2))
     for name, chunk in reader.chunks():
+        if name not in stored:
+            raise TraceError(f"{reader.path}: the footer names a column {name}: it is damaged")
         stored[name] += chunk.total_compressed_size
         unpacked[name] += chunk.total_uncompressed_size
     sizes = (ColumnSize(name, stored[name], unpacked[name]) for name in reader.columns)

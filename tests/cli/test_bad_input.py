@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -350,3 +352,69 @@ def test_no_error_steers_a_terminal(command: str, capsys: pytest.CaptureFixture[
     error = capsys.readouterr().err
     assert "\\x1b" in error
     assert all(c.isprintable() for c in error.removesuffix("\n")), error
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "intermediate_size": 128, "vocab_size": 100, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"hidden_size": 10**30}, "no model is so large"),
+        ({"num_hidden_layers": 10**30}, "no model is so large"),
+        ({"vocab_size": 10**30}, "no model is so large"),
+        ({"model_type": "deepseek_v2"}, "kv_lora_rank is missing"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": None}, "kv_lora_rank is missing"),
+    ],
+)
+def test_configurations_that_no_model_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
+) -> None:
+    (config := tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))
+    assert main(["models", str(config)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def _run(command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["sh", "-c", command], capture_output=True, check=False, **options)
+
+
+def test_output_that_is_closed_or_full_or_knows_few_characters(tmp_path: Path) -> None:
+    trace = Path(__file__).parents[2] / "traces" / "chain-linear.parquet"
+    inspect = f"{sys.executable} -m arborsim.cli.app inspect {trace}"
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
+             "PYTHONIOENCODING": "ascii"}  # fmt: skip
+    for command, code, error in (
+        (f"{inspect} >&-", 0, b""),
+        (f"{inspect}x 2>&-", 2, b""),
+        (f"{inspect} >&- 2>&-", 0, b""),
+        (f"{inspect} > /dev/full", 2, b"arborsim: No space left on device\n"),
+    ):
+        done = _run(command)
+        assert (done.returncode, done.stderr) == (code, error), command
+    done = _run(inspect, env=plain)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"chain-linear" in done.stdout
+
+
+def test_a_name_that_is_not_utf_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Path(__file__).parents[2] / "traces" / "chain-linear.parquet"
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.parquet")
+    Path(name).write_bytes(trace.read_bytes())
+    assert main(["inspect", name]) == 2
+    assert "\\udcff.parquet: this name of a file is not UTF-8" in capsys.readouterr().err
+
+
+def test_a_footer_with_another_name_for_a_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = Path(__file__).parents[2] / "traces" / "chain-linear.parquet"
+    content = bytearray(trace.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    damaged = content[:footer] + content[footer:].replace(b"episode", b"episofe")
+    (copy := tmp_path / "t.parquet").write_bytes(damaged)
+    assert main(["inspect", str(copy)]) == 2
+    assert capsys.readouterr().err.startswith(f"arborsim: {copy}: ")
