@@ -8,8 +8,7 @@ from functools import partial
 from arborsim.core.tiers import RECALLS
 from benchmarks.gpu import decisions, kernels, masking
 from benchmarks.gpu.journal import Facts, Journal
-from tests.live.pieces_cases import Case as PiecesCase
-from tests.live.scattered_cases import Case
+from tests.live.pieces_cases import Case
 
 GROUPINGS = ("shared", "layer", "head")
 _FEW_POLICIES = ("full", "streaming-llm", "h2o", "epikv", "hierarchy", "arkv", "arborkv")
@@ -29,8 +28,6 @@ def run_checks(journal: Journal, device: str, tiny: bool, more: bool) -> None:
 def _first(device: str, tiny: bool) -> Iterator[Check]:
     blocks = (1000, _MIB) if tiny else (1, 4097, _MIB, 64 * _MIB, 256 * _MIB)
     yield "copies are right", {}, partial(kernels.compare_copies, device, blocks)
-    for case in kernels.SMALL[:2] if tiny else kernels.LONG:
-        yield _kernel(case, device)
     for pieces in kernels.SMALL_PIECES[:2] if tiny else kernels.LONG_PIECES:
         yield _pieces(pieces, device)
     for dtype in kernels.TOLERANCE:
@@ -53,8 +50,6 @@ def _first(device: str, tiny: bool) -> Iterator[Check]:
 
 
 def _more(device: str, tiny: bool) -> Iterator[Check]:
-    for case in kernels.SMALL[-2:] if tiny else kernels.SMALL:
-        yield _kernel(case, device)
     for pieces in kernels.SMALL_PIECES[-2:] if tiny else kernels.SMALL_PIECES:
         yield _pieces(pieces, device)
     if not tiny:
@@ -68,11 +63,6 @@ def _decisions(device: str, problem: int, tiny: bool) -> Iterator[Check]:
         yield "decisions are the CPU's", {"search": name, "problem": problem}, work
 
 
-def _pieces(case: PiecesCase, device: str) -> Check:
+def _pieces(case: Case, device: str) -> Check:
     work = partial(kernels.compare_pieces, case, device)
     return "attention over pieces", {"case": case.name}, work
-
-
-def _kernel(case: Case, device: str) -> Check:
-    work = partial(kernels.compare_kernel, case, device)
-    return "scattered attention", {"case": case.name}, work

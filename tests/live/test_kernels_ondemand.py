@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 
 from arborsim_torch.kernels.ondemand import PageBounds
-from arborsim_torch.kernels.scattered import attend_scattered
+from arborsim_torch.kernels.pieces import Piece, attend_pieces
+from arborsim_torch.tiers.codec import Plain
 
 from .oracle_attention import assert_near, literal, numbers
 
@@ -125,7 +126,8 @@ def test_attention_over_the_chosen_pages_is_attention_over_their_tokens():
         chosen = bounds.select(q, top)[0]
         slots = chosen[..., None] * page_tokens + torch.arange(page_tokens)
         index = slots.masked_fill((chosen < 0)[..., None], -1).flatten(-2).to(torch.int32)
-        out, lse, mass = attend_scattered(q, pool[0], pool[1], index, 0.25)
+        piece = Piece(*pool, Plain(q.dtype), None, None, index, index.shape[-1])
+        out, lse, (mass,) = attend_pieces(q, [piece], 0.25, mass=True)
         mask = torch.zeros(1, 2, 1, pages * page_tokens, dtype=torch.bool)
         for head, own in enumerate(chosen.tolist()):
             assert len(set(own)) == top

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.merge import merge
-from arborsim_torch.kernels.scattered import rows_of
+from arborsim_torch.kernels.pieces_torch import FP8_UNIT, e4m3_as_half, rows_at
 
 _TILE_TOKENS = 1024  # float32 copies of a tile stay in the cache of a CPU
 
@@ -55,7 +55,7 @@ def attend_host(
         Natural log-sum-exp, -inf for a query that reads nothing.
     """
     wide = q.float()
-    n = k.shape[1] if index is None else index.shape[-1]
+    n = k.shape[1] if index is None or k.shape[1] == 0 else index.shape[-1]
     outs, lses = [], []
     for first in range(0, max(n, 1), _TILE_TOKENS):
         last = min(first + _TILE_TOKENS, n)
@@ -69,10 +69,15 @@ def attend_host(
 
 
 def _rows(pool: Tensor, scales: Tensor | None, index: Tensor | None, tile: slice) -> Tensor:
-    if index is not None:
-        return rows_of(pool, index[..., tile], scales, torch.float32)
-    rows = pool[:, tile].float()
-    return rows if scales is None else rows * scales[:, tile, None]
+    if index is None:
+        rows, by = pool[:, tile], None if scales is None else scales[:, tile]
+    else:
+        slot = index[..., tile].clamp(min=0)
+        rows, by = rows_at(pool, slot), None if scales is None else rows_at(scales, slot)
+    if rows.dtype == torch.float8_e4m3fn and by is not None:
+        rows, by = e4m3_as_half(rows), by * FP8_UNIT
+    wide = rows.float()
+    return wide if by is None else wide.mul_(by[..., None])
 
 
 def _readable(index: Tensor | None, mask: Tensor | None, tile: slice) -> Tensor | None:

@@ -4,15 +4,22 @@ Each piece is in one format.  Its output and log-sum-exp are merged with those o
 is exact but for rounding (`arborsim_torch.kernels.merge`), so nothing is decoded into a copy and
 nothing is put into the order of tokens.
 
+On CUDA these are Triton kernels (`arborsim_torch.kernels.pieces_triton`): a launch per piece, one
+that merges, and one for all masses.  Elsewhere, and where Triton, the GPU or a format does not fit,
+`arborsim_torch.kernels.pieces_torch`.
+
 Nothing here waits for the device, and no shape depends on data: a call can be captured in a CUDA
 graph as long as rooms and pieces stay the same.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.pieces_torch import attend_pieces_torch
@@ -93,7 +100,26 @@ def attend_pieces(
         raise ValueError("attention over no piece: give at least one, of no room if need be")
     for piece in pieces:
         check(q, piece)
+    if in_triton(q.device, q.dtype):
+        from arborsim_torch.kernels import pieces_triton
+
+        if all(pieces_triton.reads(piece, q.shape[2]) for piece in pieces):
+            return pieces_triton.attend_pieces_triton(q, pieces, scale, mass=mass)
     return attend_pieces_torch(q, pieces, scale, mass=mass)
+
+
+def in_triton(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the Triton kernels run there on queries of a type."""
+    return device.type == "cuda" and _kernels_for(device, dtype)
+
+
+@functools.cache
+def _kernels_for(device: torch.device, dtype: torch.dtype) -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def check(q: Tensor, piece: Piece) -> None:

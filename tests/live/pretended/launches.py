@@ -1,7 +1,7 @@
-"""Stand-ins for the launches of `arborsim_torch.kernels.scattered_kernels`.
+"""Stand-ins for the launches of `arborsim_torch.kernels.pieces_kernels`.
 
 Triton's interpreter has to be chosen before Triton is imported, and takes seconds for a call
-(`tests.live.scattered_cases` runs it).  Here a launch is computed in plain operations from the same
+(`tests.live.pieces_cases` runs it).  Here a launch is computed in plain operations from the same
 arguments: addresses by the strides that were passed, splits of the same size, parts in the same
 buffers.
 """
@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arborsim.core.formats import Format
+from arborsim_torch.tiers.codec import Packed
+
 from .device import again, inner, keep, on_device, touch, where_to
 
 _SPLIT_STRIDES = (
     "q_sequence", "q_head", "q_dim", "k_head", "k_slot", "k_dim", "v_head", "v_slot", "v_dim",
     "k_scale_head", "k_scale_slot", "v_scale_head", "v_scale_slot", "index_head", "index_spot",
-    "mask_sequence", "mask_head", "mask_spot",
+    "mask_sequence", "mask_head", "mask_spot", "member_head", "member_slot",
 )  # fmt: skip
 
 
@@ -64,84 +67,120 @@ def _at(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
 
 def _split(
     grid: tuple[int, int, int], q: Tensor, k: Tensor, v: Tensor, k_scale: Tensor, v_scale: Tensor,
-    index: Tensor, mask: Tensor, part_out: Tensor, part_lse: Tensor, logits: Tensor,
-    scale: float, n: int, rows: int, per_split: int, *strides: int, GROUP: int, DIM: int,
-    SCALED: bool, FP8: bool, MASKED: bool, LOGITS: bool, BLOCK_ROWS: int, **_: Any,
+    index: Tensor, mask: Tensor, member: Tensor, part_out: Tensor, part_lse: Tensor,
+    logits: Tensor, scale: float, room: int, rows: int, per_split: int, first_split: int,
+    first_entry: int, entries: int, *strides: int, HEADS: int, DIM: int, KIND: str, INDEXED: bool,
+    MASKED: bool, LOGITS: bool, BLOCK_ROWS: int, **form: Any,
 ) -> None:  # fmt: skip
     step = dict(zip(_SPLIT_STRIDES, strides, strict=True))
     splits, heads, row_blocks = grid
     assert row_blocks * BLOCK_ROWS >= rows > (row_blocks - 1) * BLOCK_ROWS
-    assert splits * per_split >= n > (splits - 1) * per_split
-    seqs = rows // GROUP
-    slots = _at(index, (heads, n), (step["index_head"], step["index_spot"])).long()
+    assert splits * per_split >= room > (splits - 1) * per_split
+    seqs = rows // HEADS
+    slots = torch.arange(room).expand(heads, room)
+    if INDEXED:
+        slots = _at(index, (heads, room), (step["index_head"], step["index_spot"])).long()
     held = slots >= 0
     slots = slots.clamp(min=0)
     most = int(slots.max()) + 1
     queries = _at(
-        q, (seqs, heads, GROUP, DIM),
-        (step["q_sequence"], GROUP * step["q_head"], step["q_head"], step["q_dim"]),
+        q, (seqs, heads, HEADS, DIM),
+        (step["q_sequence"], HEADS * step["q_head"], step["q_head"], step["q_dim"]),
     ).transpose(0, 1).reshape(heads, rows, DIM).float()  # fmt: skip
 
-    def rows_of(pool: Tensor, factors: Tensor, which: str) -> Tensor:
-        shape, by = (heads, most, DIM), tuple(step[f"{which}_{x}"] for x in ("head", "slot", "dim"))
-        part = _at(pool, shape, by)
-        part = part.view(torch.float8_e4m3fn).float() if FP8 else part.float()
-        if SCALED:
-            at = step[f"{which}_scale_head"], step[f"{which}_scale_slot"]
-            part = part * _at(factors, (heads, most), at)[..., None]
-        found = torch.stack([own[one] for own, one in zip(part, slots, strict=True)])
-        return found.masked_fill(~held[..., None], 0.0)
+    def rows_of(pool: Tensor, which: str, width: int) -> Tensor:
+        by = tuple(step[f"{which}_{x}"] for x in ("head", "slot", "dim"))
+        part = _at(pool, (heads, most, width), by)
+        return torch.stack([own[one] for own, one in zip(part, slots, strict=True)])
 
-    keys, values = rows_of(k, k_scale, "k"), rows_of(v, v_scale, "v")
-    products = torch.bmm(queries, keys.transpose(1, 2)) * scale  # [heads, rows, n]
-    readable = held[:, None].expand(heads, rows, n)
+    def scaled(pool: Tensor, factors: Tensor, which: str) -> Tensor:
+        found = rows_of(pool, which, DIM)
+        if KIND == "plain":
+            return found.float()
+        found = (found.view(torch.float8_e4m3fn) if KIND == "fp8" else found).float()
+        by = _at(factors, (heads, most), (step[f"{which}_scale_head"], step[f"{which}_scale_slot"]))
+        return found * by.gather(1, slots)[..., None]
+
+    if KIND in ("packed", "grouped"):
+        codec = _packed(DIM, form, form["GROUP"], "token", form["OUTLIERS"] / DIM)
+        values = codec.vectors(rows_of(v, "v", codec.value_bytes))
+        if KIND == "packed":
+            keys = codec.vectors(rows_of(k, "k", codec.key_bytes))
+        else:
+            together = form["TOGETHER"]
+            codec = _packed(DIM, form, together, "channel", form["KEY_OUTLIERS"] / together)
+            place = _at(member, (heads, most), (step["member_head"], step["member_slot"]))
+            place = place.gather(1, slots)
+            group = place // together
+            spans = _at(
+                k_scale.view(torch.int16), (heads, int(group.max()) + 1, codec.span_bytes // 2),
+                (step["k_scale_head"], step["k_scale_slot"], 1),
+            ).contiguous().view(torch.uint8)  # fmt: skip
+            spans = torch.stack([own[one] for own, one in zip(spans, group, strict=True)])
+            keys = rows_of(k, "k", codec.key_bytes)
+            keys = codec.grouped_keys(keys, spans, (place % together)[..., None])
+        keys, values = keys.to(q.dtype).float(), values.to(q.dtype).float()
+    else:
+        keys, values = scaled(k, k_scale, "k"), scaled(v, v_scale, "v")
+    keys, values = (part.masked_fill(~held[..., None], 0.0) for part in (keys, values))
+    products = torch.bmm(queries, keys.transpose(1, 2)) * scale  # [heads, rows, room]
+    readable = held[:, None].expand(heads, rows, room)
     if MASKED:
         by = tuple(step[f"mask_{x}"] for x in ("sequence", "head", "spot"))
-        own = _at(mask, (seqs, heads, n), by) != 0
-        readable = readable & own.transpose(0, 1).repeat_interleave(GROUP, 1)
+        own = _at(mask, (seqs, heads, room), by) != 0
+        readable = readable & own.transpose(0, 1).repeat_interleave(HEADS, 1)
     products = products.masked_fill(~readable, float("-inf"))
     if LOGITS:
-        assert logits.shape == products.shape
-        logits.copy_(products)
+        assert logits.shape == (heads, rows, entries)
+        logits[:, :, first_entry : first_entry + room] = products
     for split in range(splits):
-        part = slice(split * per_split, min((split + 1) * per_split, n))
+        part = slice(split * per_split, min((split + 1) * per_split, room))
         lse = products[:, :, part].logsumexp(-1)
         weights = (products[:, :, part] - lse.masked_fill(lse.isneginf(), 0.0)[..., None]).exp()
-        part_out[split] = torch.bmm(weights, values[:, part])
-        part_lse[split] = lse
+        part_out[first_split + split] = torch.bmm(weights, values[:, part])
+        part_lse[first_split + split] = lse
+
+
+def _packed(dim: int, form: dict[str, Any], group: int, axis: str, outliers: float) -> Packed:
+    """The format that a launch was told of, part by part."""
+    each = Format(
+        form["BITS"], group, axis, form["SCALE_BYTES"], form["ZERO_BYTES"], outliers
+    )  # fmt: skip
+    assert each.steps == form["STEPS"]
+    return Packed(each, dim)
 
 
 def _merge(
     grid: tuple[int, int], part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor,
-    splits: int, rows: int, *, GROUP: int, DIM: int, BLOCK: int, **_: Any,
+    splits: int, rows: int, *, HEADS: int, DIM: int, **_: Any,
 ) -> None:  # fmt: skip
     heads = grid[1]
     assert grid[0] == rows
-    assert BLOCK >= splits == len(part_out) == len(part_lse)
+    assert splits == len(part_out) == len(part_lse)
     assert out.is_contiguous()
     assert lse.is_contiguous()
     total = part_lse.logsumexp(0)  # [heads, rows]
     weights = (part_lse - total.masked_fill(total.isneginf(), 0.0)).exp()
     merged = (part_out * weights[..., None]).sum(0)
-    seqs = rows // GROUP
-    out.copy_(merged.view(heads, seqs, GROUP, DIM).transpose(0, 1).reshape(out.shape))
-    lse.copy_(total.view(heads, seqs, GROUP).transpose(0, 1).reshape(lse.shape))
+    seqs = rows // HEADS
+    out.copy_(merged.view(heads, seqs, HEADS, DIM).transpose(0, 1).reshape(out.shape))
+    lse.copy_(total.view(heads, seqs, HEADS).transpose(0, 1).reshape(lse.shape))
 
 
 def _mass(
-    grid: tuple[int, int, int], logits: Tensor, lse: Tensor, mass: Tensor, n: int, rows: int,
-    *, GROUP: int, BLOCK: int, **_: Any,
+    grid: tuple[int, int, int], logits: Tensor, lse: Tensor, mass: Tensor, entries: int, rows: int,
+    *, HEADS: int, BLOCK: int, **_: Any,
 ) -> None:  # fmt: skip
     blocks, heads, seqs = grid
-    assert blocks * BLOCK >= n > (blocks - 1) * BLOCK
-    assert rows == seqs * GROUP
-    base = lse.view(seqs, heads, GROUP).masked_fill(lse.isneginf().view(seqs, heads, GROUP), 0.0)
-    spread = logits.view(heads, seqs, GROUP, n).transpose(0, 1)
+    assert blocks * BLOCK >= entries > (blocks - 1) * BLOCK
+    assert rows == seqs * HEADS
+    base = lse.view(seqs, heads, HEADS).masked_fill(lse.isneginf().view(seqs, heads, HEADS), 0.0)
+    spread = logits.view(heads, seqs, HEADS, entries).transpose(0, 1)
     mass.copy_((spread - base[..., None]).exp().mean(2))
 
 
 LAUNCHERS = {
-    "attend_split": Launcher("attend_split", _split, (7, 8, 9)),
+    "attend_split": Launcher("attend_split", _split, (8, 9, 10)),
     "merge_splits": Launcher("merge_splits", _merge, (2, 3)),
     "mean_mass": Launcher("mean_mass", _mass, (2,)),
 }

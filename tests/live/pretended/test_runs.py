@@ -21,7 +21,6 @@ from benchmarks.gpu.context import KINDS, Prober, longest_context
 from benchmarks.gpu.kernels import (
     SMALL_PIECES,
     compare_copies,
-    compare_kernel,
     compare_moved_tokens,
     compare_pieces,
     compare_prefill,
@@ -30,22 +29,11 @@ from benchmarks.gpu.live import run_arm, trace_step
 from benchmarks.gpu.masking import evicting_is_masking, rehydrating_is_keeping
 from benchmarks.gpu.plan import Arm, Load, arms
 from benchmarks.gpu.yardsticks import measure_yardsticks, run_yardstick
-from tests.live.pieces_cases import Case as PiecesCase
-from tests.live.scattered_cases import CASES, Case
+from tests.live.pieces_cases import CASES, Case
 
 from .arming import pretend
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_scattered_attention_is_launched_as_the_kernels_want_it(case: Case) -> None:
-    pytest.importorskip("triton")
-    with pretend() as gpu:
-        found = compare_kernel(case, "cuda")
-        assert found["form"] == "triton"
-        assert gpu.launches["attend_split"] > 0 or case.n == 0
-    assert found["ok"], found
 
 
 @pytest.mark.parametrize("history", [0, 96])
@@ -93,10 +81,17 @@ def test_a_search_next_to_its_simulation(arm: Arm, graphs: str) -> None:
         del loaded
 
 
-@pytest.mark.parametrize("case", SMALL_PIECES[::3], ids=lambda case: case.name)
-def test_attention_over_pieces(case: PiecesCase) -> None:
-    with pretend():
-        assert compare_pieces(case, "cuda")["ok"]
+@pytest.mark.parametrize("case", [*SMALL_PIECES, *CASES[-4:]], ids=lambda case: case.name)
+def test_pieces_are_launched_as_the_kernels_want_them(case: Case) -> None:
+    pytest.importorskip("triton")
+    with pretend() as gpu:
+        found = compare_pieces(case, "cuda")
+        assert found["form"] == "triton"
+        calls, rest = divmod(gpu.launches["attend_split"], len(case.parts))
+        assert rest == 0
+        assert gpu.launches["merge_splits"] == calls > 0
+        assert gpu.launches["mean_mass"] == 1
+    assert found["ok"], found
 
 
 def test_a_step_is_traced(tmp_path: Path) -> None:

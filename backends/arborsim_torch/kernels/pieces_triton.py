@@ -1,0 +1,274 @@
+"""Attention over pieces in Triton: how a call is cut into programs, and its launches.
+
+At decode there is little to compute and much to read, so each program serves all query heads of a
+KV head and, where they fit, all sequences: a slot is read once for all of them.  A piece's entries
+are split over as many programs as fill the GPU (flash-decoding; Dao et al. 2023), and the parts of
+all pieces are merged at once: a launch per piece, one to merge, and one for all masses.  What is
+launched depends on shapes alone.  What the programs do is in
+`arborsim_torch.kernels.pieces_kernels`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from arborsim_torch.kernels.pieces_kernels import attend_split, mean_mass, merge_splits
+from arborsim_torch.tiers.codec import Codec, Packed
+
+if TYPE_CHECKING:
+    from arborsim_torch.kernels.pieces import Piece
+
+_MOST_ROWS = 64  # query heads x sequences in one program; tensor cores take at least 16
+_MOST_SPLITS = 128  # of a piece: merging them reads as much as 128 slots do
+_MERGED_AT_ONCE = 64  # splits whose outputs are in registers
+_PROGRAMS_PER_SM = 2
+_FP8_CAPABILITY = (8, 9)  # Ada and Hopper convert e4m3 in hardware; Triton refuses it on older ones
+
+
+class LaunchShape(NamedTuple):
+    """How a call is cut into programs.
+
+    Attributes
+    ----------
+    block : int
+        Entries that a program reads at a time.
+    block_rows : int
+        Rows of a program; `row_blocks` of them serve all sequences.
+    row_blocks : int
+    per_split : int
+        Entries of a split, a multiple of `block`.
+    splits : int
+    warps : int
+    """
+
+    block: int
+    block_rows: int
+    row_blocks: int
+    per_split: int
+    splits: int
+    warps: int
+
+
+def launch_shape(
+    room: int, rows: int, kv_heads: int, dim: int, itemsize: int, processors: int, packed: bool
+) -> LaunchShape:
+    """Cut `room` > 0 entries so that `processors` streaming multiprocessors all have work.
+
+    Blocks are as large as the registers of compute capability 9.0 hold (64 rows spill 24 bytes).
+
+    Parameters
+    ----------
+    room : int
+    rows : int
+        Sequences times query heads per KV head.
+    kv_heads : int
+    dim : int
+        Elements of a key.
+    itemsize : int
+        Bytes of an element of the queries; float32 has no tensor cores to keep it exact.
+    processors : int
+    packed : bool
+        What is unpacked takes twice the registers.
+    """
+    block = 64 if dim * itemsize <= 256 and not packed else 32
+    most_rows = _MOST_ROWS if itemsize == 2 else 16
+    block_rows = min(most_rows, max(16, triton.next_power_of_2(rows)))
+    row_blocks = triton.cdiv(rows, block_rows)
+    wanted = triton.cdiv(_PROGRAMS_PER_SM * processors, kv_heads * row_blocks)
+    blocks = triton.cdiv(room, block)
+    per_split = block * triton.cdiv(blocks, min(wanted, blocks, _MOST_SPLITS))
+    warps = 4 if itemsize == 2 and block_rows == 16 else 8
+    return LaunchShape(
+        block, block_rows, row_blocks, per_split, triton.cdiv(room, per_split), warps
+    )
+
+
+def attend_pieces_triton(
+    q: Tensor, pieces: Sequence[Piece], scale: float, *, mass: bool = False
+) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+    """`arborsim_torch.kernels.pieces.attend_pieces` in Triton; unchecked arguments.
+
+    Runs on CUDA, or on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1``).
+    """
+    seqs, heads, dim = q.shape
+    kv_heads = pieces[0].keys.shape[0]
+    rows = seqs * (heads // kv_heads)
+    entries = sum(piece.room for piece in pieces)
+    out = torch.empty((seqs, heads, dim), dtype=q.dtype, device=q.device)
+    lse = _wide(q, seqs, heads)
+    every = _wide(q, seqs, kv_heads, entries) if mass else None
+    masses = None if every is None else list(every.split([p.room for p in pieces], dim=-1))
+    if entries == 0 or seqs == 0:
+        return out.zero_(), lse.fill_(-torch.inf), masses
+    processors = _processors(q.device)
+    cuts = [
+        launch_shape(
+            max(piece.room, 1),
+            rows,
+            kv_heads,
+            dim,
+            q.element_size(),
+            processors,
+            isinstance(piece.codec, Packed),
+        )
+        for piece in pieces
+    ]
+    splits = sum(cut.splits for piece, cut in zip(pieces, cuts, strict=True) if piece.room)
+    part_out = _wide(q, splits, kv_heads, rows, dim)
+    part_lse = _wide(q, splits, kv_heads, rows)
+    logits = _wide(q, kv_heads, rows, entries) if mass else part_lse
+    shape: dict[str, Any] = {
+        "HEADS": heads // kv_heads,
+        "DIM": dim,
+        "BLOCK_DIM": max(16, triton.next_power_of_2(dim)),
+    }
+    first_split = first_entry = 0
+    with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
+        for piece, cut in zip(pieces, cuts, strict=True):
+            if not piece.room:
+                continue
+            _attend(
+                q, piece, cut, (part_out, part_lse, logits), scale, (first_split, first_entry),
+                shape, mass,
+            )  # fmt: skip
+            first_split += cut.splits
+            first_entry += piece.room
+        merge_splits[(rows, kv_heads)](
+            part_out, part_lse, out, lse, splits, rows, **shape,
+            BLOCK=min(_MERGED_AT_ONCE, triton.next_power_of_2(splits)), num_warps=4,
+        )  # fmt: skip
+        if every is not None:
+            mean_mass[(triton.cdiv(entries, 1024), kv_heads, seqs)](
+                logits, lse, every, entries, rows, HEADS=shape["HEADS"], BLOCK=1024, num_warps=4
+            )
+    return out, lse, masses
+
+
+def _attend(
+    q: Tensor,
+    piece: Piece,
+    cut: LaunchShape,
+    parts: tuple[Tensor, Tensor, Tensor],
+    scale: float,
+    first: tuple[int, int],
+    shape: dict[str, Any],
+    mass: bool,
+) -> None:
+    """All splits of a piece, `first` being its first split and its first entry."""
+    seqs, heads, _ = q.shape
+    kv_heads = piece.keys.shape[0]
+    k, v, k_scale, v_scale = piece.keys, piece.values, piece.key_scale, piece.value_scale
+    if k.dtype == torch.float8_e4m3fn:  # as bytes: loads have a type for what is masked off
+        k, v = k.view(torch.uint8), v.view(torch.uint8)
+    how = storage(piece.codec, shape["DIM"], shape["BLOCK_DIM"], _e4m3_in_hardware(q.device))
+    if how["KIND"] == "grouped" and k_scale is not None:
+        k_scale = k_scale.view(torch.int16)
+    attend_split[(cut.splits, kv_heads, cut.row_blocks)](
+        q, k, v, _or(k_scale, q), _or(v_scale, q), _or(piece.index, q), _or(piece.mask, q),
+        _or(piece.member, q), *parts, scale, piece.room, seqs * (heads // kv_heads),
+        cut.per_split, *first, parts[2].shape[-1],
+        *q.stride(), *k.stride(), *v.stride(), *_strides(k_scale, 2)[:2], *_strides(v_scale, 2),
+        *_strides(piece.index, 2), *_mask_strides(piece.mask), *_strides(piece.member, 2),
+        **shape, **how, BLOCK_ROWS=cut.block_rows, BLOCK=cut.block,
+        INDEXED=piece.index is not None, MASKED=piece.mask is not None, LOGITS=mass,
+        FACTOR=_factor_type(q), num_warps=cut.warps, num_stages=3,
+    )  # fmt: skip
+
+
+def storage(codec: Codec, dim: int, block_dim: int, e4m3: bool = True) -> dict[str, Any]:
+    """What `attend_split` must know of a format, by name of its parameter.
+
+    Parameters
+    ----------
+    codec : Codec
+    dim, block_dim : int
+        Numbers of a vector, and the power of 2 that holds them.
+    e4m3 : bool
+        Whether the GPU converts these numbers.
+    """
+    none = dict.fromkeys(
+        ("BITS", "GROUP", "SCALE_BYTES", "ZERO_BYTES", "STEPS", "OUTLIERS", "TOGETHER",
+         "KEY_OUTLIERS"), 1,
+    )  # fmt: skip
+    if not isinstance(codec, Packed):
+        kind = codec.name if codec.name != "fp8" or e4m3 else "fp8 bits"
+        return {"KIND": kind, **none}
+    each = codec.format
+    return {
+        "KIND": "grouped" if codec.scaled else "packed",
+        "BITS": each.bits,
+        "GROUP": each.group if each.group < dim else block_dim,
+        "SCALE_BYTES": each.scale_bytes,
+        "ZERO_BYTES": each.zero_bytes,
+        "STEPS": each.steps,
+        "OUTLIERS": each.outliers_of(dim),
+        "TOGETHER": each.together,
+        "KEY_OUTLIERS": each.outliers_of(each.together),
+    }
+
+
+def reads(piece: Piece, dim: int) -> bool:
+    """Whether the kernels can read a piece's format as it lies."""
+    if not isinstance(piece.codec, Packed):
+        return True
+    each = piece.codec.format
+    power = each.group & (each.group - 1) == 0
+    even = not piece.codec.scaled or (
+        each.span_bytes % 2 == 0 and piece.key_scale is not None
+        and piece.key_scale.storage_offset() % 2 == 0
+    )  # fmt: skip
+    bytes_follow = piece.keys.stride(2) == piece.values.stride(2) == 1
+    return (power or each.group >= dim) and even and bytes_follow
+
+
+def _wide(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """A pointer has to be passed even where none is read."""
+    if tensor is None:
+        return other
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def _strides(tensor: Tensor | None, axes: int) -> tuple[int, ...]:
+    """Strides by KV head and so on; 0 for the head that a flat index does not have."""
+    if tensor is None:
+        return (0,) * axes
+    stride = tensor.stride()
+    return stride if len(stride) >= axes else (0, *stride)
+
+
+def _mask_strides(mask: Tensor | None) -> tuple[int, ...]:
+    """Strides by sequence, KV head and entry; 0 along what the mask has one of for all."""
+    if mask is None:
+        return (0, 0, 0)
+    return tuple(0 if n == 1 else by for n, by in zip(mask.shape, mask.stride(), strict=True))
+
+
+def _factor_type(q: Tensor) -> Any:
+    """What the kernel multiplies in: the queries' type, but the interpreter cannot in bfloat16."""
+    if q.dtype == torch.float32 or (q.dtype == torch.bfloat16 and not q.is_cuda):
+        return tl.float32
+    return tl.float16 if q.dtype == torch.float16 else tl.bfloat16
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4  # the interpreter runs one program after the other
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def _e4m3_in_hardware(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
