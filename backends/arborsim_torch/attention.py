@@ -161,14 +161,12 @@ def _attend_pieces(
             mass, there = host_attention.rows(layer, query, scaling, window, total[..., None])
             elsewhere = ((there, mass),)
     if masses is not None:
-        placed = []
-        for part, mass in zip(parts, masses, strict=True):
-            by_head = mass.view(seqs, members, kv_heads, -1)
-            by_head = by_head if share is None else by_head * share[..., None]
-            piece = part.piece
-            view = LayerView(piece.keys, piece.values, None, part.position(), metadata.positions)
-            placed.append((view, by_head.permute(2, 0, 1, 3)[:, :, :, None]))
-        state.add(layer, *placed, *elsewhere)
+        mass = masses[0] if len(masses) == 1 else torch.cat(masses, dim=-1)
+        by_head = mass.view(seqs, members, kv_heads, -1)
+        by_head = by_head if share is None else by_head * share[..., None]
+        piece, position = parts[0].piece, metadata.placed(parts)
+        view = LayerView(piece.keys, piece.values, None, position, metadata.positions)
+        state.add(layer, (view, by_head.permute(2, 0, 1, 3)[:, :, :, None]), *elsewhere)
     return out[:, None]
 
 

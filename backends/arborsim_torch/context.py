@@ -104,7 +104,7 @@ class PassContext:
 
     def _add_groups(self, parts: tuple[tuple[LayerView, Tensor], ...]) -> None:
         placed = [
-            _by_position(by_head[:, :, :, self.first_of_groups :].mean(2, keepdim=True), view)
+            _by_position(_group_mean(by_head[:, :, :, self.first_of_groups :]), view)
             for view, by_head in parts
         ]
         rows = placed[0] if len(placed) == 1 else torch.stack(placed).sum(0)
@@ -175,6 +175,11 @@ class PassContext:
             return torch.stack(self._group_sums, dim=1).flatten(1, 2)
         newest = self.group_newest()
         return newest.masked_fill(newest[..., :1].isnan(), 0.0)
+
+
+def _group_mean(by_head: Tensor) -> Tensor:
+    """Over the query heads of each KV head, ``[kv_heads, seqs, 1, queries, n]``."""
+    return by_head if by_head.shape[2] == 1 else by_head.mean(2, keepdim=True)
 
 
 def _by_position(by_head: Tensor, view: LayerView) -> Tensor:

@@ -7,7 +7,7 @@ positions, so the order does not matter to the result (but for rounding).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -32,10 +32,13 @@ class PlacedPiece:
     piece : Piece
     position : callable
         Gives an int64 Tensor ``[kv_heads or 1, room]``; 0 where nothing is read.
+    key : Hashable
+        Pieces of one pass with the same key have the same entries.
     """
 
     piece: Piece
     position: Callable[[], Tensor]
+    key: Hashable
 
     def of_each(self, members: int) -> Piece:
         """For as many copies of every sequence."""
@@ -46,7 +49,7 @@ class PlacedPiece:
 
     def masked(self, mask: Tensor) -> PlacedPiece:
         """The same with another mask."""
-        return PlacedPiece(replace(self.piece, mask=mask), self.position)
+        return replace(self, piece=replace(self.piece, mask=mask))
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class AttentionMetadata:
     pieces: Callable[[int], list[PlacedPiece]] | None = None
     plain: Sequence[Tensor] | None = None
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
+    _placed: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
     def num_seqs(self) -> int:
@@ -149,14 +153,25 @@ class AttentionMetadata:
         """What one query per sequence reads of a layer, in place."""
         assert self.pieces is not None
         found, limit = self.pieces(layer), self.limits(window)
-        if limit is None:
-            return found
-        return [self._inside(number, part, limit) for number, part in enumerate(found)]
+        return found if limit is None else [self._inside(part, limit) for part in found]
 
-    def _inside(self, number: int, part: PlacedPiece, window: int) -> PlacedPiece:
-        inside = part.position() > self.at[:, :, None] - window  # [seqs, kv_heads or 1, room]
-        mask = part.piece.mask
-        return part.masked(inside if mask is None else inside & mask)
+    def placed(self, parts: Sequence[PlacedPiece]) -> Tensor:
+        """Positions of the entries of all parts, int64 ``[kv_heads or 1, entries]``."""
+        if len(parts) == 1:
+            return parts[0].position()
+        key = tuple(part.key for part in parts)
+        known = self._placed.get(key)
+        if known is None:  # layers of one group have the same
+            known = self._placed[key] = torch.cat([part.position() for part in parts], dim=-1)
+        return known
+
+    def _inside(self, part: PlacedPiece, window: int) -> PlacedPiece:
+        """A piece of which only what lies in the window is read."""
+        key, mask = (part.key, window), part.piece.mask
+        if key not in self._placed:
+            inside = part.position() > self.at[:, :, None] - window  # [seqs, kv_heads or 1, room]
+            self._placed[key] = inside if mask is None else inside & mask
+        return part.masked(self._placed[key])
 
     def limits(self, window: int | None) -> int | None:
         """The window, if it is shorter than the path."""

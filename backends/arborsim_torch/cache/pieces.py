@@ -20,6 +20,7 @@ from arborsim_torch.cache.forward import PlacedPiece
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.slots import SlotTable
+from arborsim_torch.kernels.pieces import Piece
 from arborsim_torch.tiers.copies import to_device
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class PieceTable:
         if masked or self._seqs > 1:
             mask = self.tensor("mask")[:, groups, :room]
         piece = replace(pool.piece(layer), index=index, room=room, mask=mask)
-        return PlacedPiece(piece, self._positions(groups, room))
+        return self._placed(piece, groups)
 
     def room(self, rounded: Callable[[int], int]) -> int:
         """Entries that pieces of all layers look at, if their number is rounded up."""
@@ -278,8 +279,12 @@ class PieceTable:
             self.tensor(name)
         return self.place, in_order, self._seqs, self.room(rounded), allocations, self._allocated
 
-    def _positions(self, groups: slice, room: int) -> Callable[[], Tensor]:
-        return lambda: self.tensor("position")[groups, :room]
+    def _placed(self, piece: Piece, groups: slice) -> PlacedPiece:
+        return PlacedPiece(
+            piece,
+            lambda: self.tensor("position")[groups, : piece.room],
+            (self.place, groups.start, piece.room),
+        )
 
     def brought(self, layer: int, parts: list[Tensor]) -> PlacedPiece:
         """A layer's piece whose tokens, in the order of entries, have been copied to the device.
@@ -290,7 +295,7 @@ class PieceTable:
         piece = self.pool.as_piece(parts)
         even = bool((self.count[groups] == room).all())
         mask = None if self._seqs == 1 and even else self.tensor("mask")[:, groups, :room]
-        return PlacedPiece(replace(piece, room=room, mask=mask), self._positions(groups, room))
+        return self._placed(replace(piece, room=room, mask=mask), groups)
 
     def listed(self) -> list[Tensor]:
         """Of each group of a table that was just reset: its slots by entry, int64 ``[n]``."""

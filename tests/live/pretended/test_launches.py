@@ -1,0 +1,71 @@
+"""How many launches a decode step takes beyond the model's own, by policy and format."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from arborsim_torch import decoder
+from arborsim_torch.decoder import Pass
+
+from .arming import pretend
+from .test_policies import run
+
+LAYERS = 6
+MOST_PER_LAYER = 12
+MOST_PER_STEP = 16  #: for tables and what is collected, whatever the number of layers
+#: What full retention adds to the model: keys and values are stored, attention is computed, and its
+#: output is read in another layout.
+OF_THE_CACHE = ("copy_", "efficient attention", "reshape")
+
+
+def launches(name: str, budget: int, recall: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Of every decode step of a short search; its last steps read what a policy has moved."""
+    found, compute = [], decoder._computed
+
+    with pretend() as gpu:
+
+        def watched(passes: Sequence[Pass]) -> Any:
+            before = gpu.launches.copy()
+            result = compute(passes)
+            if passes[0].ids.shape[1] == 1:
+                found.append(gpu.launches - before)
+            return result
+
+        monkeypatch.setattr(decoder, "_computed", watched)
+        run([name], "cuda", budget, recall=recall, most=20)
+    monkeypatch.undo()
+    return found
+
+
+@pytest.fixture(scope="module")
+def own() -> Counter[str]:
+    """Launches of the model in one step."""
+    with pytest.MonkeyPatch.context() as patch:
+        step = launches("full", 1000, "stage", patch)[-1]
+    return Counter({name: count for name, count in step.items() if name not in OF_THE_CACHE})
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")
+@pytest.mark.parametrize(
+    ("name", "recall"),
+    [
+        ("full", "stage"), ("streaming-llm", "stage"), ("epikv", "stage"), ("quest", "stage"),
+        ("h2o", "stage"),  # mean rows
+        ("pyramidkv", "stage"),  # rows and plans of layers
+        ("adakv", "stage"), ("duoattention", "stage"),  # plans of heads
+        ("arkv", "stage"), ("arkv-quant", "stage"),  # spread over heads; FP8
+        ("kivi", "stage"),  # packed
+        ("hierarchy", "stage"), ("staircase", "stage"),  # staged, two formats
+    ],
+)  # fmt: skip
+def test_a_layer_takes_few_launches(
+    name: str, recall: str, own: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = launches(name, 40, recall, monkeypatch)
+    most = max((step - own).total() for step in steps)
+    assert most <= LAYERS * MOST_PER_LAYER + MOST_PER_STEP, steps[-1] - own
