@@ -15,6 +15,9 @@ from arborsim_torch.decoder import Pass
 from .arming import pretend
 from .test_policies import run
 
+KERNELS = importlib.util.find_spec("triton") and importlib.util.find_spec(
+    "arborsim_torch.kernels.pieces_triton"
+)
 LAYERS = 6
 MOST_PER_LAYER = 12
 MOST_PER_STEP = 12  #: for tables and what is collected, whatever the number of layers
@@ -52,7 +55,7 @@ def own() -> Counter[str]:
     return Counter({name: count for name, count in step.items() if name not in OF_THE_CACHE})
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")
+@pytest.mark.skipif(not KERNELS, reason="needs Triton kernels")
 @pytest.mark.parametrize(
     ("name", "recall"),
     [
