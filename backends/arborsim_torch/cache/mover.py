@@ -154,7 +154,7 @@ class Mover:
         Only the difference crosses the link (the memory-hierarchy paper's differential prefetch,
         section 3.4): what is staged and still needed stays.
         """
-        if not self._anything_in_ddr() or not (self._stages or self._anything_staged()):
+        if not self.anything_in_ddr or not (self._stages or self._anything_staged()):
             return
         self._settle_for(GroupTokenPairs.none())
         cache = self.cache
@@ -167,7 +167,9 @@ class Mover:
         self._settle_for(GroupTokenPairs.none())
         cache.changed()
 
-    def _anything_in_ddr(self) -> bool:
+    @property
+    def anything_in_ddr(self) -> bool:
+        """Whether tokens are in DDR, or on their way there."""
         pools = self.cache.pools
         return bool(self._pending) or any(pools[home].slots.used.any() for home, _ in self._ddr())
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,12 @@ class LiveExecutor:
         On the decoder's cache.
     seconds : callable
         Seconds since some moment.
+
+    Attributes
+    ----------
+    moving_s : float
+        Seconds that the host itself worked on moves to and from DDR: gathered, ordered copies and
+        entered what had come.  Exposed, as the waits for copies are.
     """
 
     def __init__(self, mover: Mover, seconds: Callable[[], float] = time.perf_counter) -> None:
@@ -47,6 +54,7 @@ class LiveExecutor:
         self._decoder: TreeDecoder | None = None
         self._measured = Measurements()
         self._began = self._seconds()
+        self.moving_s = 0.0
         self.gauge = LiveGauge(mover)
         mover.on_peak = self.gauge.observe_peak
 
@@ -80,13 +88,15 @@ class LiveExecutor:
         self._carry_out(moves)
 
     def activate(self, leaves: tuple[int, ...]) -> None:
-        self._mover.turn()
+        with self._moving():
+            self._mover.turn()
         self.gauge.observe(self.clock())
 
     def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         self._measured.decisions += 1
         if self._cache.select(reads):
-            self._mover.turn()
+            with self._moving():
+                self._mover.turn()
             self.gauge.observe(self.clock())
         self._carry_out(moves)
 
@@ -106,15 +116,16 @@ class LiveExecutor:
         self.gauge.fill(m)
         m.to_ddr_bytes = link.downward.carried_bytes
         m.from_ddr_bytes = link.upward.carried_bytes
-        exposed_s = self._mover.held_up.seconds + self._cache.pass_exposed_s
-        m.time.exposed_transfer_s = exposed_s
+        waited_s = self._mover.held_up.seconds + self._cache.pass_exposed_s
+        m.time.exposed_transfer_s = waited_s + self.moving_s
         busy_s = link.downward.busy_s + link.upward.busy_s
-        m.time.hidden_transfer_s = max(0.0, busy_s - exposed_s)
+        m.time.hidden_transfer_s = max(0.0, busy_s - waited_s)
         return m
 
     def _carry_out(self, moves: Moves) -> None:
         if not len(moves):
-            self._mover.settle(wait=False)
+            with self._moving():
+                self._mover.settle(wait=False)
             return
         pairs, target = self._spelled_out(moves)
         source = self.tier[pairs.group, pairs.token].copy()
@@ -128,9 +139,20 @@ class LiveExecutor:
             self._rehydrate(pairs.where(lost))
         self.tier[pairs.group, pairs.token] = target
         there = ~(lost & (target == Tier.HBM))
-        self._mover.move(pairs.where(there), target[there])
+        with self._moving():
+            self._mover.move(pairs.where(there), target[there])
         self.gauge.moved()
         self.gauge.observe(self.clock())
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Times what is done inside, but for waits, if anything is in DDR or on its way there."""
+        held_up, begun = self._mover.held_up, self._seconds()
+        waited_s, in_ddr = held_up.host_s, self._mover.anything_in_ddr
+        yield
+        if in_ddr or self._mover.anything_in_ddr:
+            waited_s = waits_on(self._seconds) * (held_up.host_s - waited_s)
+            self.moving_s += self._seconds() - begun - waited_s
 
     def _spelled_out(self, moves: Moves) -> tuple[GroupTokenPairs, np.ndarray]:
         """Every cell with its target; a move of all groups is one of each."""

@@ -322,9 +322,9 @@ class PolicySearch:
         """What was measured so far, but for the seconds of the model."""
         measured = self._executor.measurements()
         time = measured.time
-        # The host waits for moves, outside forward passes.  A clock of the thread's own time does
-        # not see it wait.
-        host_s = waits_on(self._clock) * self._held_up.host_s
+        # Outside forward passes the host waits for moves, which a clock of the thread's own time
+        # does not see, and works on them.
+        host_s = waits_on(self._clock) * self._held_up.host_s + self._executor.moving_s
         spent_s = self._feed.handling_s - self._feed.signals_s
         time.policy_s = max(0.0, spent_s - time.rehydration_s - host_s)
         return measured

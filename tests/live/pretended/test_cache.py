@@ -146,3 +146,35 @@ def test_what_keeps_the_order_is_needed(
     monkeypatch.setattr(where, name, _nothing)
     with pytest.raises(AssertionError, match=r"in order|no record_stream"), pretend():
         wander(model.to("cuda"), "cuda", "shared", recall, Fp8())
+
+
+@pytest.mark.parametrize("recall", ["stage", "stream"])
+def test_the_device_waits_for_what_comes_up_and_the_host_goes_on(recall: str) -> None:
+    """Copies that have not ended when they are needed: their readers come after them in a queue."""
+    model = tiny_model()
+    with pretend(patience=1 << 30) as gpu:
+        gpu.where = own.caller
+        there = copy.deepcopy(model).to("cuda")
+        with HostLink("cuda") as link:
+            cache = TieredCache(Layout.of(there), recall=recall, link=link, page_tokens=4)
+            mover = Mover(cache, link, recall=recall)
+            decoder = TreeDecoder(there, cache=cache)
+            decoder.prefill(list(range(40)))
+            decoder.open(1, 0)
+            decoder.activate([1])
+            cells = GroupTokenPairs(np.zeros(20, dtype=np.int64), np.arange(20))
+            mover.move(cells, np.full(20, Tier.DDR, dtype=np.int8))
+            for token in (1, 2, 3):  # the copy down takes as long as it likes
+                decoder.step([token])
+                mover.settle(wait=False)
+            assert mover.leaving_tokens.sum() == 20
+            assert not any("tiers/" in why for why in gpu.waits), gpu.waits
+            mover.settle(wait=True)
+            gpu.waits.clear()
+            decoder.step([4])
+            mover.turn()
+            mover.move(cells.where(cells.token < 5), np.full(5, Tier.HBM, dtype=np.int8))
+            mover.turn()
+            decoder.step([5])
+            assert not gpu.waits, gpu.waits
+        del there, cache, mover, decoder
