@@ -391,7 +391,7 @@ class GroupTokenPairs:
             yield group, self.token[self.group == group]
 
 
-@dataclass
+@dataclass(eq=False)
 class PendingCopy:
     """Tokens that are being copied.
 
