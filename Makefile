@@ -41,6 +41,7 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/ets.py --out reports/benchmarks/ets.json
 	$(BIN)/python benchmarks/live.py --out reports/benchmarks/live.json
 	$(BIN)/python benchmarks/live_targets.py --out reports/benchmarks/live_targets.json
+	$(BIN)/python benchmarks/transfers.py --out reports/benchmarks/transfers.json
 	$(BIN)/python benchmarks/serving.py --out reports/benchmarks/serving.json
 	$(BIN)/python benchmarks/plan.py --out reports/benchmarks/plan.json
 	$(BIN)/python benchmarks/kernels.py --out reports/benchmarks/kernels.json
