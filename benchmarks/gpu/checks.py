@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from arborsim.core.tiers import RECALLS
@@ -46,21 +46,19 @@ def _first(device: str, tiny: bool) -> Iterator[Check]:
             facts = {"grouping": grouping, "recall": recall, "ordered": ordered}
             work = partial(masking.evicting_is_masking, device, grouping, ordered, recall, steps)
             yield "evicting is masking", facts, work
-    yield from _decisions(device, 0, tiny)
+    yield _decision("game24", device, _FEW_POLICIES, 0)
 
 
 def _more(device: str, tiny: bool) -> Iterator[Check]:
+    for name in () if tiny else decisions.TASKS:
+        yield _decision(name, device, decisions.all_policies(), 1)
     for pieces in kernels.SMALL_PIECES[-2:] if tiny else kernels.SMALL_PIECES:
         yield _pieces(pieces, device)
-    if not tiny:
-        yield from _decisions(device, 1, tiny)
 
 
-def _decisions(device: str, problem: int, tiny: bool) -> Iterator[Check]:
-    names = _FEW_POLICIES if tiny else decisions.all_policies()
-    for name in ("game24",) if tiny else decisions.TASKS:
-        work = partial(decisions.compare_decisions, decisions.TASKS[name], device, names, problem)
-        yield "decisions are the CPU's", {"search": name, "problem": problem}, work
+def _decision(name: str, device: str, policies: Sequence[str], problem: int) -> Check:
+    work = partial(decisions.compare_decisions, decisions.TASKS[name], device, policies, problem)
+    return "decisions are the CPU's", {"search": name, "problem": problem}, work
 
 
 def _pieces(case: Case, device: str) -> Check:

@@ -223,15 +223,15 @@ def reset_peak(device: torch.device) -> None:
 
 
 def release(device: torch.device) -> None:
-    """Give unused memory of a GPU back, and page-locked memory of the host."""
+    """Give unused memory of a GPU back; page-locked memory of the host is kept for the next part.
+
+    Raises errors of work that was not waited for.
+    """
     if device.type != "cuda":
         return  # the host's goes with its last user
     gc.collect()
-    torch.cuda.synchronize(device)  # raises errors of work that was not waited for
+    torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    empty_host_cache = getattr(torch.accelerator, "empty_host_cache", None)  # PyTorch 2.10
-    if empty_host_cache is not None:
-        empty_host_cache()
 
 
 def peaks(device: torch.device) -> Facts:

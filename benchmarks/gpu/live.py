@@ -184,13 +184,13 @@ def trace_step(
 
 
 def _of_trace(profiler: profile) -> Facts:
-    """Launches, kernels and waits in a trace; zero where there is no CUDA."""
+    """Launches, kernels and waits in a trace, and the device's seconds; zero without CUDA."""
     events = profiler.events() or []
     count = dict.fromkeys(("launches", "graph_launches", "copies", "waits"), 0)
     kernels, device_us = 0, 0.0
     for event in events:
-        if event.device_type is torch.autograd.DeviceType.CUDA:
-            kernels += 1
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kernels += not event.name.startswith(("Memcpy", "Memset"))
             device_us += event.time_range.elapsed_us()
         for kind, names in _CALLS.items():
             count[kind] += event.name in names

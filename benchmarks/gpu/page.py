@@ -36,11 +36,13 @@ def _about(results: Results) -> list[str]:
     starts = results.of("start")
     if not starts:
         return []
-    facts: dict[str, Any] = {**starts[-1]["identity"], **starts[-1]["conditions"]}
+    known = results.one("yardsticks")
+    facts: dict[str, Any] = {
+        **starts[-1]["identity"], **starts[-1]["conditions"], **known.get("conditions", {}),
+    }  # fmt: skip
     dates = dict.fromkeys(start["date"][:10] for start in starts)
     rows = [["date", ", ".join(dates)]]
     rows += [[name.replace("_", " "), str(value)] for name, value in facts.items()]
-    known = results.one("yardsticks")
     if known:
         rates = {
             "memory read": "read", "memory copied, read and written": "copy",
@@ -162,7 +164,7 @@ def _traces(results: Results) -> list[str]:
         [r["of"]["arm"], f"[{r['of']['prompt_tokens']:,}]({r['file']})",
          *(f"{r[name]:,}" for name in names), f"{r['device_s'] * 1e3:.2f}"] for r in done
     ]  # fmt: skip
-    header = ["arm", "prompt", *(name.replace("_", " ") for name in names), "kernels ms"]
+    header = ["arm", "prompt", *(name.replace("_", " ") for name in names), "device ms"]
     return ["## One step of each", "",
             "Chrome traces of one decode iteration; ui.perfetto.dev opens them.", "",
             *_table(header, rows)]  # fmt: skip

@@ -198,10 +198,10 @@ class Plan:
         return tuple(step for step in self._all() if step.part in self.parts)
 
     def _all(self) -> Iterator[Step]:
-        yield Step("start", {}, 20.0)
+        yield Step("start", {}, 18.0)
         yield Step("yardsticks", {}, 5.0)
         yield Step("correctness", {"checks": CHECKS[0]}, 35.0)
-        yield Step("calibration", {}, 35.0)
+        yield Step("calibration", {}, 33.0)
         compared, traced = (self.sizes,) * 2 if self.tiny else (COMPARED, TRACED)
         yield from self._round(1, "auto", self.sizes)
         yield from self._round(1, "off", compared)
@@ -217,7 +217,7 @@ class Plan:
                     later.append(replace(step, spare=True))
                 else:
                     yield step
-        yield Step("correctness", {"checks": CHECKS[1]}, 15.0)
+        yield Step("correctness", {"checks": CHECKS[1]}, 22.0)
         yield from later
         yield Step("context", {}, 30.0, spare=True)
 

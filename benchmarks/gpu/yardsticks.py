@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from arborsim_torch.hardware import kernels
+from arborsim_torch.hardware.facts import conditions
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.kernels.fused import pinned
 from arborsim_torch.models import LoadedModel, geometry
@@ -40,6 +41,7 @@ def measure_yardsticks(loaded: LoadedModel, tiny: bool) -> Facts:
         "step_weight_bytes": weight_bytes - (0 if tied else embedding.nbytes),
         "kv_bytes_per_token": geometry(loaded).kv_bytes_per_token,
         "layers": geometry(loaded).layers,
+        "conditions": conditions(model.device),  # clocks are those under load
     }
 
 
