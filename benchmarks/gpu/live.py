@@ -144,7 +144,8 @@ def run_arm(
     memory = search.memory(simulated, geometry(loaded))
     facts["predicted_hbm_bytes"] = memory.device_bytes(simulated.weight_bytes)
     facts["predicted_peak_at"] = memory.peak.name
-    copied = _copied(movers[0].link)
+    replayed, copied = search.replayed_steps, _copied(movers[0].link)
+    facts |= {"replayed_steps": replayed, "step": "graph" if replayed else "eager"}
     return {
         "search_s": search_s, **steady.facts(), **facts, **copied, **peaks(loaded.model.device),
     }  # fmt: skip
@@ -217,7 +218,7 @@ def _search(
 ) -> PolicySearch:
     source = RandomSource(loaded.model.config.vocab_size, *load.source_options)
     return PolicySearch(
-        _setup(loaded, load, arm, source),
+        _setup(loaded, load, arm, source, graphs),
         source.problem(0),
         policy,
         arm.budget_tokens(load),
@@ -245,7 +246,9 @@ def _copied(link: HostLink) -> Facts:
     return facts
 
 
-def _setup(loaded: LoadedModel, load: Load, arm: Arm, source: RandomSource) -> SearchSetup:
+def _setup(
+    loaded: LoadedModel, load: Load, arm: Arm, source: RandomSource, graphs: str
+) -> SearchSetup:
     longest = load.prompt_tokens + load.new_tokens
     return SearchSetup(
         model=loaded.model,
@@ -256,6 +259,7 @@ def _setup(loaded: LoadedModel, load: Load, arm: Arm, source: RandomSource) -> S
         max_tokens=load.new_tokens,
         attention_top=0 if longest <= DENSE_UP_TO else _TOP,
         prefill_block=load.prefill_block,
+        graphs=graphs == "auto",
     )
 
 

@@ -93,7 +93,7 @@ def _search(results: Results, arm: str, size: int, graphs: str) -> list[str]:
 
     of_full = results.ratio(arm, FULL, size, graphs)
     floor_s = results.floor_s(last)
-    ran = "none" if arm == YARDSTICK else last.get("step", "eager")
+    ran = "none" if arm == YARDSTICK else last["step"]
     row = [arm, ran if graphs == "auto" else "off", str(len(found)),
            Figure.of([_prefill_s(r) for r in found]).text(),
            mean("step_s").text("{:.2f}", 1e3), mean("tokens_per_s").text("{:.1f}"),

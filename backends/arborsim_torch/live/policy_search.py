@@ -27,7 +27,7 @@ from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, MAX_PENDING_BYTES, Capture
-from arborsim_torch.decoder import PREFILL_BLOCK, Pass
+from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder
 from arborsim_torch.live.executor import LiveExecutor, device_peak_bytes, waits_on
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.models import cache_shape
@@ -366,6 +366,13 @@ class PolicySearch:
         total = sum(tokens * size for tokens, size in sizes)
         of_block = sum(min(self._block, tokens) * size for tokens, size in sizes)
         return min(total, max(MAX_PENDING_BYTES, of_block))
+
+    @property
+    def replayed_steps(self) -> int:
+        """Decode steps so far that CUDA graphs computed."""
+        decoder = self._recorder.decoder
+        static = decoder.static if isinstance(decoder, TreeDecoder) else None
+        return 0 if static is None or static.graphs is None else static.graphs.replays
 
     def outcome(self, episode: EpisodeResult) -> LiveOutcome:
         """Everything measured, once the search is over."""
