@@ -92,8 +92,8 @@ class Arm:
 
     @property
     def graphs(self) -> bool:
-        """Whether its steps could be captured: streams and the host's part are no graph's."""
-        return self.recall == "stage"
+        """Whether its steps can be captured: with tokens in DDR they run eagerly."""
+        return self.policy != _OFFLOAD
 
     def budget_tokens(self, load: Load) -> int:
         return int(self.prompt_share * load.prompt_tokens + self.new_share * load.new_tokens)

@@ -78,7 +78,7 @@ def test_a_search_next_to_its_simulation(arm: Arm, graphs: str) -> None:
         assert found["tiers_differ"] == 0
         assert found["allocator_peak_bytes"] >= found["pool_bytes"] > 0
         assert found["tokens_per_s"] > 0
-        captured = graphs == "auto" and arm.recall == "stage"
+        captured = graphs == "auto" and arm.graphs
         assert found["step"] == ("graph" if captured else "eager")
         del loaded
 
