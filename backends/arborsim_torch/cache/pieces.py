@@ -244,10 +244,6 @@ class PieceTable:
         """Whether entries are slots."""
         return self._listed is None
 
-    def has_slots(self, layer: int) -> bool:
-        """Whether the pool has any for a layer; it is made anew before that changes."""
-        return self.pool.capacity(self._layout.slab_of_layer(layer)[0]) > 0
-
     def piece(self, layer: int, rounded: Callable[[int], int] | None = None) -> PlacedPiece:
         """What one layer reads.
 

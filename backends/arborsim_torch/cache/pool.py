@@ -199,6 +199,10 @@ class Pool:
         if self._spans is not None:
             self._spans.leave(group, token)
 
+    def has_slab(self, layer: int) -> bool:
+        """Whether a layer has tensors; its first slots make them."""
+        return len(self._slabs[self.layout.slab_of_layer(layer)[0]]) > 0
+
     def slab(self, layer: int) -> list[Tensor]:
         """Data ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer: views.
 

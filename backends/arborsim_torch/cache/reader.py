@@ -208,7 +208,7 @@ class PiecePlan:
         found = [
             table.piece(layer, self.rounded)
             for table in self.tables
-            if (table.reads(layer) if self.rounded is None else table.has_slots(layer))
+            if (table.reads(layer) if self.rounded is None else table.pool.has_slab(layer))
         ]
         return found + self.on_host.brought(layer)
 
