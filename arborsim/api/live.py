@@ -41,6 +41,7 @@ def live(
     full: bool = True,
     recall: str = "stage",
     overlap: bool = True,
+    graphs: bool = True,
     page_tokens: int = 0,
     batch: int = 1,
     attention_top: int = 0,
@@ -69,6 +70,8 @@ def live(
         How tokens in host memory are read.
     overlap : bool
         Let copies run behind computation.
+    graphs : bool
+        On a GPU, replay decode steps as CUDA graphs wherever they can be captured.
     page_tokens : int
         Slots that pools grow by; 0 for 16, or 1 in a shadow run.
     batch : int
@@ -125,6 +128,7 @@ class LiveRun:
         full: bool,
         recall: str,
         overlap: bool,
+        graphs: bool,
         page_tokens: int,
         batch: int,
         attention_top: int,
@@ -154,7 +158,7 @@ class LiveRun:
                 problems, policies=policies, budgets=budgets, settings=settings, full=full
             ),
             **_cache(recall, gpu, page_tokens, shadow=shadow, overlap=overlap),
-            recall=recall, overlap=overlap, batch=batch, attention_top=attention_top,
+            recall=recall, overlap=overlap, graphs=graphs, batch=batch, attention_top=attention_top,
             shadow=shadow, trace=recorded, command=command,
         )  # fmt: skip
         self._log = None

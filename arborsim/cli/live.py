@@ -33,6 +33,7 @@ class CacheOptions:
 
     recall: str = cache_option("stage", "How DDR tokens are read: stage, stream, near or ondemand.")
     overlap: bool = cache_option(True, "Let copies run behind computation.")
+    graphs: bool = cache_option(True, "On a GPU, replay decode steps as CUDA graphs.")
     page_tokens: int = cache_option(
         0, "Slots that pools grow by.", shown="16, with --shadow 1", min=0
     )

@@ -150,6 +150,7 @@ class LiveRequest(SearchRequest):
     cells: tuple[Cell, ...]
     recall: str = "stage"  #: how tokens in DDR are read: "stage", "stream", "near" or "ondemand"
     overlap: bool = True  #: False waits for every copy at once
+    graphs: bool = True  #: on a GPU, replay decode steps as CUDA graphs wherever they allow it
     page_tokens: int = 16  #: slots by which pools grow and shrink
     attention_top: int = 0  #: positions kept of rows that a policy reads one by one; 0 for all
     #: Searches whose iterations are computed together, each on a cache of its own: more tokens per

@@ -285,6 +285,14 @@ def block_outputs(layers: Any, into: list[Tensor]) -> Iterator[None]:
             handle.remove()
 
 
+def kind_of_steps(model: Any, graphs: bool) -> str:
+    """How the decode steps of single searches are computed, in words."""
+    if model.device.type != "cuda" or not graphs:
+        return "eager"
+    why = refusal(model)
+    return f"eager: {why}" if why else "CUDA graphs"
+
+
 def refusal(model: Any) -> str:
     """Why steps of a model cannot be captured; empty if they can."""
     config = model.config

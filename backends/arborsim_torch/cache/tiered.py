@@ -296,6 +296,7 @@ class TieredCache:
         fresh, position = self._state.append(ids)
         slots = self.pools[Place.HBM].enter(fresh)
         self._gather.stale, self._contiguous = True, False
+        self._store = _unannounced  # the last pass's holds on to the tensors that it wrote
         plan = replace(self._pieces.plan(), rounded=rounded)
         self._held = plan.held
         return position, slots, plan

@@ -22,6 +22,7 @@ from arborsim_torch.hardware.facts import conditions, software
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.models import LoadedModel, device_name, geometry
 from arborsim_torch.recording_plan import DENSE_UP_TO, RecordingPlan
+from arborsim_torch.static import kind_of_steps
 
 #: Of an episode and a cell: meters for its controller.
 MetersOf = Callable[[int, Cell], Sequence[Meter]]
@@ -40,7 +41,7 @@ def facts(loaded: LoadedModel, request: LiveRequest) -> LiveFacts:
         shape.weight_bytes,
         shape.kv_bytes_per_token,
         loaded.random_weights,
-        software(loaded.model),
+        software(loaded.model) | {"decode steps": kind_of_steps(loaded.model, request.graphs)},
         conditions(loaded.model.device),
     )
 
@@ -70,6 +71,7 @@ def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -
         reward=plan.reward,
         embedder=plan.embedder,
         top_p=request.top_p,
+        graphs=request.graphs,
     )
 
 
