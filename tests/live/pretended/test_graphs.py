@@ -16,6 +16,7 @@ from tests.live.tiny import VOCAB, tiny_model, torch
 
 from .arming import pretend
 from .clocks import Race
+from .test_policies import compare, run
 
 
 def outputs(x: Any) -> StepOutputs:
@@ -121,3 +122,13 @@ def test_a_replayed_step_launches_and_allocates_next_to_nothing() -> None:
         assert launches.total() <= 16 * 6, launches  # inputs, the mask's entry, logits
         assert gpu.waits == waits
         assert gpu.peak - allocated < 4096
+
+
+@pytest.mark.parametrize("name", ["full", "streaming-llm", "h2o", "epikv", "arkv", "adakv", "kivi"])
+def test_searches_are_the_same_with_graphs_and_without(name: str) -> None:
+    """Policies for all layers alike, per layer and per head; formats, rows and hidden states."""
+    wanted = run([name], "cpu", 40, most=20)
+    with pretend() as gpu:
+        found = run([name], "cuda", 40, most=20)
+        assert gpu.launches["graph replay"] >= 4
+    compare(found, wanted)

@@ -34,12 +34,14 @@ class Searched:
     new: int = 12
     block: int = 64
     settings: dict[str, str] = field(default_factory=dict)
+    reserves: bool = True
 
 
 CASES = (
     Searched("full", "prompt"),
     Searched("full", "prompt", prompt=350, new=60),  # grows while it decodes
-    Searched("full", "growing", prompt=512, block=16),
+    Searched("full", "prompt", prompt=512, block=16),
+    Searched("full", "growing", prompt=512, block=16, reserves=False),  # as trees
     Searched("streaming-llm", "prompt"),
     Searched("streaming-llm", "shrinking", 512, 200, block=16,
              settings={"pin_prompt": "false"}),
@@ -60,8 +62,12 @@ def make_model() -> Any:
     return LlamaForCausalLM(config).eval().to(torch.bfloat16).to("cuda")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.policy} {c.prompt} {c.budget}")
-def test_the_peak_is_the_predicted_one(case: Searched) -> None:
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: f"{c.policy} {c.prompt} {c.budget} {c.largest}"
+)
+def test_the_peak_is_the_predicted_one(case: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not case.reserves:
+        monkeypatch.setattr(PolicySearch, "_reserve", lambda *_: None)
     policy = build(case.policy, case.settings)
     with pretend() as gpu:
         model = make_model()
