@@ -16,7 +16,8 @@ from torch import Tensor
 
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.merge import merge
-from arborsim_torch.kernels.pieces_torch import FP8_UNIT, e4m3_as_half, rows_at
+from arborsim_torch.kernels.pieces_torch import rows_at
+from arborsim_torch.tiers.codec import E4M3_UNIT, e4m3_as_half
 
 _TILE_TOKENS = 1024  # float32 copies of a tile stay in the cache of a CPU
 
@@ -75,7 +76,7 @@ def _rows(pool: Tensor, scales: Tensor | None, index: Tensor | None, tile: slice
         slot = index[..., tile].clamp(min=0)
         rows, by = rows_at(pool, slot), None if scales is None else rows_at(scales, slot)
     if rows.dtype == torch.float8_e4m3fn and by is not None:
-        rows, by = e4m3_as_half(rows), by * FP8_UNIT
+        rows, by = e4m3_as_half(rows), by * E4M3_UNIT
     wide = rows.float()
     return wide if by is None else wide.mul_(by[..., None])
 

@@ -1,9 +1,10 @@
 """`arborsim_torch.kernels.pieces.attend_pieces` in PyTorch's own operations.
 
-On the CPU, a plain piece without an index goes to PyTorch's fused attention.  Everything else is
-read a tile at a time, which stays in the cache of a CPU: its logits are written into one matrix of
-all pieces, of which one softmax is taken, and its values are added up the same way.  Scales of
-8-bit vectors are factors of logits and of weights.
+On the CPU, a plain piece goes to PyTorch's fused attention, unless masses are wanted: as it lies,
+or as slots of an index that are copied a few at a time.  Everything else is read a tile at a time,
+which stays in the cache of a CPU: its logits are written into one matrix of all pieces, of which
+one softmax is taken, and its values are added up the same way.  Scales of 8-bit vectors are factors
+of logits and of weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, softmax_, unpack
 from arborsim_torch.kernels.merge import accumulator
-from arborsim_torch.tiers.codec import Packed, Plain
+from arborsim_torch.tiers.codec import E4M3_UNIT, Packed, Plain, e4m3_as_half
 
 if TYPE_CHECKING:
     from arborsim_torch.kernels.pieces import Piece
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 _TILE_NUMBERS = 1 << 17  # 0.5 MB in float32: a tile and its stored form stay in a CPU's cache
 _LEAST_TILE = 64
 _FEW_ROWS = 3  # up to which fused attention in 16 bits is faster by query head
-FP8_UNIT = 256.0  # of what `e4m3_as_half` gives
 
 
 def attend_pieces_torch(
@@ -35,7 +35,11 @@ def attend_pieces_torch(
     kv_heads = pieces[0].keys.shape[0]
     rows = pack(q[:, :, None], kv_heads) if seqs > 1 else q.reshape(kv_heads, -1, dim)
     held = [piece for piece in pieces if seqs and piece.room and piece.keys.shape[1]]
-    fused = [_attend_fused(q, rows, piece, scale) for piece in held if not mass and _fused(piece)]
+    fused = [
+        _attend_fused(q, rows, keys, values, mask, scale)
+        for piece in held if not mass and _fused(piece)
+        for keys, values, mask in _chunks(piece)
+    ]  # fmt: skip
     tiled = [piece for piece in held if mass or not _fused(piece)]
     masses: list[Tensor] = []
     if not held:
@@ -75,29 +79,43 @@ def attend_pieces_torch(
 
 
 def _fused(piece: Piece) -> bool:
-    plain = piece.index is None and isinstance(piece.codec, Plain)
-    return plain and piece.keys.device.type == "cpu"
+    return isinstance(piece.codec, Plain) and piece.keys.device.type == "cpu"
 
 
-def _attend_fused(q: Tensor, rows: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor]:
+def _chunks(piece: Piece) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Keys, values and what is readable of them: all in place, or a few slots at a time, copied."""
+    keys, values, room = piece.keys, piece.values, piece.room
+    if piece.index is None:
+        if room < keys.shape[1]:
+            keys, values = keys[:, :room], values[:, :room]
+        yield keys, values, piece.mask
+        return
+    step = max(_LEAST_TILE, 8 * _TILE_NUMBERS // (keys[:, 0].numel() * keys.element_size()))
+    readable = _readable(piece)
+    assert readable is not None
+    for first in range(0, room, step):
+        at = slice(first, min(first + step, room))
+        yield _looked_up(keys, piece, at), _looked_up(values, piece, at), readable[..., at]
+
+
+def _attend_fused(
+    q: Tensor, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
     """PyTorch's attention for CPU, whose operator returns the log-sum-exp, of ``rows``."""
-    keys, values = piece.keys, piece.values
-    if piece.room < keys.shape[1]:
-        keys, values = keys[:, : piece.room], values[:, : piece.room]
     bias = nothing = None
-    if piece.mask is not None:
-        mask = piece.mask.transpose(0, 1)  # [kv_heads or 1, seqs or 1, room]
-        nothing = ~mask.any(-1)
-        bias = torch.where(mask, 0.0, -torch.inf).to(q.dtype)
-        if len(piece.mask) > 1:
+    if mask is not None:
+        by_row = mask.transpose(0, 1)  # [kv_heads or 1, seqs or 1, room]
+        nothing = ~by_row.any(-1)
+        bias = torch.where(by_row, 0.0, -torch.inf).to(q.dtype)
+        if len(mask) > 1:
             group = rows.shape[1] // len(q)
             bias = bias.repeat_interleave(group, 1)
             nothing = nothing.repeat_interleave(group, 1)
     if q.element_size() == 2 and rows.shape[1] <= _FEW_ROWS:
         each = (-1, rows.shape[1], -1, -1)  # KV heads are the batch, a group's heads its heads
-        by_row = None if bias is None else bias[:, :, None]
+        alone = None if bias is None else bias[:, :, None]
         out, lse = _fused_for_cpu(
-            rows[:, :, None], keys[:, None].expand(each), values[:, None].expand(each), by_row,
+            rows[:, :, None], keys[:, None].expand(each), values[:, None].expand(each), alone,
             scale,
         )  # fmt: skip
         out, lse = out[:, :, 0], lse[:, :, 0]
@@ -164,7 +182,7 @@ def _factor(piece: Piece, scales: Tensor | None) -> Tensor | None:
     if scales is None or isinstance(piece.codec, Packed):
         return None
     found = _looked_up(scales, piece, slice(0, piece.room))
-    return found * FP8_UNIT if piece.keys.dtype == torch.float8_e4m3fn else found
+    return found * E4M3_UNIT if piece.keys.dtype == torch.float8_e4m3fn else found
 
 
 def _tiles(piece: Piece, keys: bool, kind: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
@@ -200,16 +218,6 @@ def _vectors(
     if stored.dtype == torch.float8_e4m3fn:
         stored = e4m3_as_half(stored)
     return stored.to(kind) if scratch is None else scratch[:, : stored.shape[1]].copy_(stored)
-
-
-def e4m3_as_half(stored: Tensor) -> Tensor:
-    """E4m3 numbers over `FP8_UNIT`, exact in float16; PyTorch converts them one by one on a CPU.
-
-    Sign, 4 bits of exponent and 3 of mantissa are where float16 has them after a shift, and mean
-    2^-8 of what they did.
-    """
-    wide = stored.view(torch.int8).to(torch.int16)
-    return wide.mul_(128).bitwise_and_(-0x4001).view(torch.float16)
 
 
 def _looked_up(table: Tensor, piece: Piece, at: slice) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from arborsim.core.formats import FP8, LARGEST_HALF, Format
 
 SCALE_BYTES = 4  # float32
+E4M3_UNIT = 256.0  # of what `e4m3_as_half` gives
 
 
 class Codec(Protocol):
@@ -148,6 +149,16 @@ class Int8(_EightBit):
         return quotient.round_().to(torch.int8)
 
 
+def e4m3_as_half(data: Tensor) -> Tensor:
+    """Finite e4m3 numbers, or their bytes, over `E4M3_UNIT`: exact in float16.
+
+    PyTorch converts them one by one on a CPU.  Sign, 4 bits of exponent and 3 of mantissa are where
+    float16 has them after a shift, and mean 2^-8 of what they did.
+    """
+    wide = data.view(torch.int8).to(torch.int16)
+    return wide.mul_(128).bitwise_and_(-0x4001).view(torch.float16)
+
+
 def codec_of(each: Format, head_dim: int) -> Codec:
     """The codec that stores a format."""
     return Fp8() if each == FP8 else Packed(each, head_dim)
@@ -269,7 +280,7 @@ class Packed:
         codes, scale, low, kept, at = record.split_with_sizes(widths, dim=-1)
         group = min(self.format.group, size)
         code = torch.nn.functional.pad(self._unpacked(codes), (0, -size % group))
-        step = _as(scale, self._scale_type).float()[..., None]
+        step = self._steps(scale)[..., None]
         out: Tensor = code.unflatten(-1, (-1, group))
         if self.format.zero_bytes:
             out = out * step + _as(low, torch.float16).float()[..., None]
@@ -290,7 +301,7 @@ class Packed:
         widths = [self.format.scale_bytes, self.format.zero_bytes, 2 * count, 2 * count]
         channels = spans.unflatten(-1, (self.head_dim, -1))
         scale, low, kept, at = channels.split_with_sizes(widths, dim=-1)
-        step = _as(scale, self._scale_type).float()[..., 0]
+        step = self._steps(scale)[..., 0]
         if self.format.zero_bytes:
             out = code * step + _as(low, torch.float16).float()[..., 0]
         else:
@@ -303,9 +314,11 @@ class Packed:
 
     # Bytes.
 
-    @property
-    def _scale_type(self) -> torch.dtype:
-        return torch.float8_e4m3fn if self.format.scale_bytes == 1 else torch.float16
+    def _steps(self, scale: Tensor) -> Tensor:
+        """Float32 scales from their bytes."""
+        if self.format.scale_bytes == 1:
+            return e4m3_as_half(scale).float().mul_(E4M3_UNIT)
+        return _as(scale, torch.float16).float()
 
     @property
     def _code_bytes(self) -> int:
@@ -329,8 +342,15 @@ class Packed:
         bits = self.format.bits
         if bits == 8:
             return packed.float()
-        parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-        return torch.stack(parts, dim=-1).flatten(-2)[..., : self.head_dim].float()
+        # Each byte's codes move into bytes of a wider number, which lie in the same order.
+        if bits == 4:
+            wide = packed.to(torch.int16)
+            wide = (wide | (wide << 4)).bitwise_and_(0x0F0F)
+        else:
+            wide = packed.to(torch.int32)
+            wide = (wide | (wide << 12)).bitwise_and_(0x000F000F)
+            wide = (wide | (wide << 6)).bitwise_and_(0x03030303)
+        return wide.view(torch.uint8)[..., : self.head_dim].float()
 
 
 def _half(x: Tensor) -> Tensor:
