@@ -45,6 +45,7 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/serving.py --out reports/benchmarks/serving.json
 	$(BIN)/python benchmarks/plan.py --out reports/benchmarks/plan.json
 	$(BIN)/python benchmarks/kernels.py --out reports/benchmarks/kernels.json
+	$(BIN)/python benchmarks/pieces.py --out reports/benchmarks/pieces.json
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py
 	$(BIN)/python benchmarks/importing.py

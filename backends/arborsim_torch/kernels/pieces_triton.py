@@ -62,7 +62,8 @@ def launch_shape(
 ) -> LaunchShape:
     """Cut `room` > 0 entries so that `processors` streaming multiprocessors all have work.
 
-    Blocks are as large as the registers of compute capability 9.0 hold (64 rows spill 24 bytes).
+    Blocks are as large as the registers of compute capability 9.0 hold: see
+    `reports/benchmarks/pieces_compiled.md`.
 
     Parameters
     ----------
