@@ -2,7 +2,7 @@
 
 ::
 
-    with whole(path) as part:       # a name beside `path`
+    with whole(path) as part:       # a name next to `path`
         table.to_parquet(part)
     # `path` is there now, on the disk; had anything failed, it would be what it was before
 """
@@ -119,7 +119,7 @@ def refuse_inputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
 class Lock:
     """Keeps other processes from writing `path` until it is released, or this process has ended.
 
-    The lock is on a hidden file beside `path`, of which a killed process leaves only the name.
+    The lock is on a hidden file next to `path`, of which a killed process leaves only the name.
 
     Raises
     ------
@@ -145,7 +145,7 @@ class Lock:
             file = self._name.open("ab")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Whoever had it may have removed the name after it was opened here.
+                # The process that had it may have removed the name after it was opened here.
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(self._name.stat(), os.fstat(file.fileno())):
                         return file

@@ -98,7 +98,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """However it ends: a process that is killed tells nobody."""
+    """However it ends: a process that is killed says nothing."""
     parent = parent_process()
     if parent is not None:
         parent.join()
