@@ -106,11 +106,11 @@ class LiveSearch:
         needs = [tokens * (3 * g.intermediate + stream) * width]
         if seen is not None and read > seen:
             # Logits, probabilities in float32, these as the values' type; a mean row, and a mask.
-            # Or, before that, rows of groups twice.
             each = heads * (2 * width + _FLOAT32) + 1 + _FLOAT32 * (not self.grouped)
             others = (2 * (heads + g.kv_heads) * g.head_dim + stream) * width
-            counted = min(tokens, read - seen) if self.grouped else 0
-            first = tokens * (heads * (width + _FLOAT32) + 1) + 2 * counted * g.kv_heads * _FLOAT32
+            # Or, before that, mean rows while they are added up; rows of groups are there twice.
+            rows = 2 * g.kv_heads * min(tokens, read - seen) if self.grouped else 6 * tokens
+            first = tokens * (heads * (width + _FLOAT32) + 1) + rows * _FLOAT32
             needs.append(read * max(tokens * each, first) + tokens * others)
         if self.signals and read:
             together = min(tokens * g.vocab, max(g.vocab, _ENTROPY_NUMBERS))
