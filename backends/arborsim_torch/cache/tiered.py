@@ -207,7 +207,6 @@ class TieredCache:
     def changed(self) -> None:
         """Tokens have moved; pools know which."""
         self._gather.stale, self._contiguous = True, False
-        self._store = _unannounced  # the last pass's holds tensors that pools may have given up
 
     def _turned(self) -> None:
         """Other tokens are to be read, wherever they are."""

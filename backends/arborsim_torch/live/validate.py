@@ -191,7 +191,7 @@ class ValidationRun:
         """The machine that the live one is compared with; it accounts for single tokens."""
         profile = self.machine.profile
         if self.loaded.model.device.type == "cuda":
-            profile = served_live(profile, graphs=False)
+            profile = served_live(profile, graphs=self.setup.graphs)
         machine = replace(
             self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1,
             profile=profile,

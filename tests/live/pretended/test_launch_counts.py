@@ -20,7 +20,7 @@ from arborsim_torch.sources import RandomSource
 
 from .arming import pretend
 
-VOCABULARY, TOKENS = 97, 24
+VOCABULARY = 97
 DEPTHS = (2, 4)
 #: They reserve memory or make a view: nothing runs on the device.
 NO_KERNELS = ("empty", "empty_like", "empty_strided", "new_empty")
@@ -34,11 +34,13 @@ class Searched:
     settings: dict[str, str] = field(default_factory=dict)
     prompt: int = 40
     budget: int = 48
-    recall: str = "stage"
+    new: int = 24
 
 
 CASES = (
-    Searched("full"), Searched("streaming-llm"), Searched("epikv", {"recent": "8"}),
+    Searched("full"), Searched("epikv", {"recent": "8"}), Searched("h2o"),
+    # Two formats in HBM, and two that were recalled from DDR:
+    Searched("staircase", prompt=20, budget=40, new=40),
 )  # fmt: skip
 
 
@@ -51,35 +53,49 @@ def make_model(layers: int) -> Any:
     return LlamaForCausalLM(config).eval().to(torch.bfloat16).to("cuda")
 
 
-def launches_of(case: Searched, layers: int) -> int:
-    """Kernels of the last forward pass of a search."""
+def launches_of(case: Searched, layers: int, graphs: bool = False) -> tuple[int, int]:
+    """Kernels of the last forward pass of a search, and of what follows it until the next."""
     with pretend() as gpu:
-        source = RandomSource(VOCABULARY, case.prompt, TOKENS, TOKENS)
+        source = RandomSource(VOCABULARY, case.prompt, case.new, case.new)
         setup = SearchSetup(
-            make_model(layers), source, lambda: make_search("linear"), 0.0, 0, TOKENS, graphs=False
+            make_model(layers),
+            source,
+            lambda: make_search("linear"),
+            0.0,
+            0,
+            case.new,
+            graphs=graphs,
         )
         policy = build(case.policy, case.settings)
-        search = PolicySearch(
-            setup, source.problem(0), policy, case.budget, CacheOptions(recall=case.recall)
-        )
+        search = PolicySearch(setup, source.problem(0), policy, case.budget, CacheOptions())
         steps = search.steps()
         tokens = next(steps)
-        for _ in range(TOKENS - 2):
+        for _ in range(case.new - 2):
             gpu.launches.clear()
             logits = run_together([search.prepare(tokens)])
-            found = Counter(gpu.launches)
+            found = _kernels(gpu.launches)
+            gpu.launches.clear()
             tokens = steps.send(logits[0][:, 0])
+            after = _kernels(gpu.launches)
         steps.close()
-    return sum(count for name, count in found.items() if name not in NO_KERNELS)
+    return found, after
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy} {case.recall}")
+def _kernels(launches: Counter[str]) -> int:
+    return sum(count for name, count in launches.items() if name not in NO_KERNELS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.policy)
 def test_a_layer_launches_what_the_engine_profile_says(case: Searched) -> None:
-    one, other = (launches_of(case, layers) for layers in DEPTHS)
+    (one, after), (other, _) = (launches_of(case, layers) for layers in DEPTHS)
     counted = (other - one) / (DEPTHS[1] - DEPTHS[0])
     engine, policy = load_engine("live"), build(case.policy, case.settings)
     added = engine.added_launches(1, parts_read(policy), not policy.fused)
     assert engine.layer_launches + added == counted
     if case.policy == "full":
-        around = one - DEPTHS[0] * counted
-        assert around <= engine.step_launches  # which has the choice of the token, too
+        assert one - DEPTHS[0] * counted + after == engine.step_launches
+
+
+def test_a_graph_is_one_launch_whatever_the_depth() -> None:
+    steps = {layers: sum(launches_of(CASES[0], layers, graphs=True)) for layers in DEPTHS}
+    assert set(steps.values()) == {load_engine("live-graphs").step_launches}
