@@ -137,7 +137,7 @@ def drawn(share: bool, temperature: float) -> tuple[EpisodeRecorder, dict[str, A
     recorder = EpisodeRecorder(
         model, source, make_search("best-of-n", n=40), Capture(signals=frozenset()),
         Sampler(temperature, (3,)), 3, 200, share_prefixes=share,
-        cache=TieredCache(Layout.of(model), by_path=True) if share else None, release=share,
+        cache=TieredCache(Layout.of(model)) if share else None, release=share,
     )  # fmt: skip
     return recorder, recorder.run(source.problem(3)).columns
 

@@ -150,7 +150,7 @@ def read(cache: TieredCache, layer: int, rounded: Any = None) -> list[set[tuple[
     for place, table in reader._tables.items():
         if not table.reads(layer):
             continue
-        placed = table.piece(layer, rounded)
+        placed = table.piece(layer, None if rounded is None else table.room(rounded))
         piece, room = placed.piece, placed.piece.room
         index = torch.arange(room) if piece.index is None else piece.index
         index = index.expand(heads, room)

@@ -244,40 +244,41 @@ class PieceTable:
         """Whether entries are slots."""
         return self._listed is None
 
-    def piece(self, layer: int, rounded: Callable[[int], int] | None = None) -> PlacedPiece:
+    def piece(self, layer: int, room: int | None = None) -> PlacedPiece:
         """What one layer reads.
 
         Parameters
         ----------
         layer : int
-        rounded : callable or None
-            Rounds numbers of entries up, to the same in all layers.  The piece then always has a
-            mask or an index, so that no shape tells how many entries are read.
+        room : int or None
+            Entries to look at, at least as many as there are (`room`).  The piece then always has
+            a mask or an index, so that no shape tells how many entries are read.
         """
-        groups, pool = self._layout.groups_of_layer(layer), self.pool
-        room = int(self.high[groups].max()) if rounded is None else self.room(rounded)
+        groups, piece = self._layout.groups_of_layer(layer), self.pool.piece(layer)
+        fixed = room is not None
+        room = int(self.high[groups].max()) if room is None else room
         index = mask = None
         if self._listed is not None:
             index = self.tensor("index")[groups, :room]
             index = index[0] if groups.stop - groups.start == 1 else index
-        elif rounded is not None:
-            room = min(room, pool.capacity(self._layout.slab_of_layer(layer)[0]))
-        masked = self._listed is None and (rounded is not None or not self.full(groups))
-        if masked or self._seqs > 1:
+        else:
+            room = min(room, piece.keys.shape[1])
+        if self._seqs > 1 or (self._listed is None and (fixed or not self.full(groups))):
             mask = self.tensor("mask")[:, groups, :room]
-        piece = replace(pool.piece(layer), index=index, room=room, mask=mask)
-        return self._placed(piece, groups)
+        return self._placed(replace(piece, index=index, room=room, mask=mask), groups)
 
     def room(self, rounded: Callable[[int], int]) -> int:
         """Entries that pieces of all layers look at, if their number is rounded up."""
         return min(rounded(int(self.high.max())), self._needed())
 
-    def key(self, rounded: Callable[[int], int]) -> Hashable:
-        """Changes if `piece` gives other shapes or memory."""
-        in_order, allocations = self._listed is None, self.pool.allocations
-        for name in ("mask", *(() if in_order else ("index",))):
-            self.tensor(name)
-        return self.place, in_order, self._seqs, self.room(rounded), allocations, self._allocated
+    def key(self, room: int) -> Hashable:
+        """Changes if `piece` gives other shapes or memory; has all tensors made that it needs."""
+        in_order = self._listed is None
+        if in_order or self._seqs > 1:
+            self.tensor("mask")
+        if not in_order:
+            self.tensor("index")
+        return self.place, in_order, self._seqs, room, self.pool.allocations, self._allocated
 
     def _placed(self, piece: Piece, groups: slice) -> PlacedPiece:
         return PlacedPiece(

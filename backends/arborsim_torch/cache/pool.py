@@ -4,9 +4,8 @@ Tensors grow by whole pages and shrink once much of them is free, which moves th
 together: evicting gives memory back to the allocator.
 
 With plans per KV head, the heads of a layer lie one after the other in its slab, each with slots of
-its own number.  As long as these are about equal, heads get the same, and attention reads the slab
-in place.  Else the slab is *ragged*: it takes what its heads hold, and a layer's keys and values
-are copied into workspace, padded to the longest head, whenever they are read.
+its own number.  As long as these are about equal, heads get the same.  Else the slab is *ragged*:
+it takes what its heads hold, and each head is read by an index of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _GROWTH, _SHRINK_BELOW = 1.25, 0.5
 _GROWTH_OF_GROUPS, _SHRINK_GROUPS_BELOW = 1.125, 0.85
 #: The same if it is known what is needed soon: it will not grow again.
 _SHRINK_KEPT_BELOW = 0.95
-#: Heads with slots of their own must save this much: reading a ragged slab takes a copy.
+#: Heads with slots of their own must save this much: reading a ragged slab takes an index.
 _RAGGED_SAVES = 0.1
 
 
@@ -104,7 +103,6 @@ class Pool:
         self._tables: list[list[Tensor] | None] = [[] for _ in range(layout.slabs)]
         self._views: dict[int, list[Tensor]] = {}  # by layer
         self._pieces: dict[int, Piece] = {}  # by layer
-        self._padding: dict[int, tuple[int, Tensor]] = {}  # by slab
         self._spans: Spans | None = None
 
     def with_spans(self, spans: Spans) -> Pool:
@@ -302,26 +300,6 @@ class Pool:
         assert table is not None, "a ragged slab has no common capacity"
         return table[0].narrow(3, first, count).flatten(0, 1)
 
-    def padded(self, layer: int, count: int) -> Tensor:
-        """The first `count` slots of every head of a layer in a ragged slab: a copy.
-
-        Returns
-        -------
-        Tensor ``[2, kv_heads, count, head_dim]``
-            Beyond a head's own slots, its last one is repeated.
-        """
-        slab, index = self.layout.slab_of_layer(layer)
-        known, rows = self._padding.get(slab, (0, torch.empty(0)))
-        if known != count:
-            own = self._groups_of(slab)
-            capacity, first = self._capacity[own][:, None], self.first_row[own][:, None]
-            spots = np.minimum(first + np.arange(count), first + np.maximum(capacity, 1) - 1)
-            spots = np.minimum(spots, int(capacity.sum()) - 1)  # a last head without slots
-            rows = to_device(spots.reshape(-1), self.device)
-            self._padding[slab] = count, rows
-        data = self._slabs[slab][0][index]
-        return data.index_select(1, rows).view(2, self.layout.kv_heads, count, -1)
-
     def _groups_of(self, slab: int) -> slice:
         """The groups that lie in a slab."""
         size = self.layout.groups // self.layout.slabs
@@ -420,7 +398,6 @@ class Pool:
         self._tables[slab] = [part.unflatten(2, heads) for part in parts] if even else None
         self._views.clear()
         self._pieces.clear()
-        self._padding.clear()
         self.allocations += 1
         for group, old in zip(groups, before, strict=True):
             for new, source in zip(self._strip(group), old, strict=False):

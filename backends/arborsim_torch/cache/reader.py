@@ -62,8 +62,8 @@ class PieceReader:
         self._more.append((group, token))
 
     @torch.inference_mode()
-    def plan(self) -> PiecePlan:
-        """What the next pass reads."""
+    def plan(self, rounded: Callable[[int], int] | None = None) -> PiecePlan:
+        """What the next pass reads; `rounded` rounds up how many entries pieces look at."""
         changed = self._changes()
         if self.stale or changed is None:
             self._look_up()
@@ -75,7 +75,8 @@ class PieceReader:
         on_host = [table for table in self._tables.values() if table.place.on_host]
         fresh = self._host.begin(on_host)
         on_device = [table for table in tables if not table.place.on_host]
-        return PiecePlan(on_device, self._host, self._contiguous, fresh)
+        rooms = [None if rounded is None else table.room(rounded) for table in on_device]
+        return PiecePlan(on_device, self._host, self._contiguous, fresh, rooms)
 
     def _on_device(self) -> list[PieceTable]:
         return [table for table in self._tables.values() if not table.place.on_host]
@@ -183,15 +184,15 @@ class PiecePlan:
         All that is read is in HBM, and slot ``p`` has position ``p`` in all groups.
     fresh : bool
         Tokens on the host have changed.
-    rounded : callable or None
-        Rounds numbers of entries up: then the shapes of pieces depend on these alone.
+    rooms : list of int or None
+        Of each table: entries that its pieces look at, whose shapes then depend on these alone.
     """
 
     tables: list[PieceTable]
     on_host: HostPieces
     contiguous: bool
     fresh: bool
-    rounded: Callable[[int], int] | None = None
+    rooms: list[int | None]
 
     @property
     def host(self) -> list[HostTokens]:
@@ -206,21 +207,22 @@ class PiecePlan:
     def pieces(self, layer: int) -> list[PlacedPiece]:
         """What a layer reads."""
         found = [
-            table.piece(layer, self.rounded)
-            for table in self.tables
-            if (table.reads(layer) if self.rounded is None else table.pool.has_slab(layer))
+            table.piece(layer, room)
+            for table, room in zip(self.tables, self.rooms, strict=True)
+            if (table.reads(layer) if room is None else table.pool.has_slab(layer))
         ]
         return found + self.on_host.brought(layer)
 
     @property
     def key(self) -> Hashable:
-        """Of a plan that rounds: changes if pieces have other shapes, or are in other memory.
+        """Changes if pieces have other shapes, or are in other memory.
 
-        None if a layer's pieces come from the host when it is their turn.
+        None if rooms are not rounded, or a layer's pieces come from the host when it is their turn.
         """
-        if self.rounded is None or self.on_host.tables:
+        rooms = [room for room in self.rooms if room is not None]
+        if len(rooms) < len(self.rooms) or self.on_host.tables:
             return None
-        return tuple(table.key(self.rounded) for table in self.tables)
+        return tuple(table.key(room) for table, room in zip(self.tables, rooms, strict=True))
 
     def entries(self, layer: int) -> Entries:
         """Of a contiguous plan."""

@@ -12,7 +12,6 @@ tokens instead; so they are where lost tokens are computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -285,7 +284,7 @@ class TieredCache:
         ----------
         ids : int ``[seqs, 1]``
         rounded : callable
-            See `PiecePlan.rounded`.
+            See `PieceReader.plan`.
 
         Returns
         -------
@@ -297,7 +296,7 @@ class TieredCache:
         slots = self.pools[Place.HBM].enter(fresh)
         self._gather.stale, self._contiguous = True, False
         self._store = _unannounced  # the last pass's holds on to the tensors that it wrote
-        plan = replace(self._pieces.plan(), rounded=rounded)
+        plan = self._pieces.plan(rounded)
         self._held = plan.held
         return position, slots, plan
 
