@@ -97,7 +97,8 @@ class PassContext:
             # every KV head has as many query heads, so a mean of means is the mean.
             together = (0, 2) if view.position is None or len(view.position) == 1 else 2
             rows = counts.mean(together, keepdim=True)
-            means.append(_by_position(rows, view).mean(1))
+            placed = _by_position(rows, view)
+            means.append(placed[:, 0] if placed.shape[1] == 1 else placed.mean(1))
         self._rows.append(means[0] if len(means) == 1 else torch.stack(means).sum(0))
         if self.queries > 1:  # a block of the prompt: do not hold one array per layer
             self._fold()

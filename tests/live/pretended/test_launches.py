@@ -42,6 +42,7 @@ def launches(name: str, budget: int, recall: str, monkeypatch: pytest.MonkeyPatc
             return result
 
         monkeypatch.setattr(decoder, "_computed", watched)
+        monkeypatch.setattr(decoder, "refusal", lambda _: "a replay has no launches")
         run([name], "cuda", budget, recall=recall, most=20)
     monkeypatch.undo()
     return found
