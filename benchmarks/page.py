@@ -264,9 +264,10 @@ def _targets(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
         f"float32, one thread. {now['context']:,} cached tokens take {cached_mb:.0f} MB, its "
         f"weights {weights:.0f} MB: by bytes,",
         f"{100 * now['budget']:.0f}% of the tokens can be {bound:.2f} times as fast as all of "
-        "them. Each search computes the",
-        f"whole prompt, cuts it, and decodes {full['turns']} times "
-        f"{full['steps'] // full['turns']} tokens, in turns with the others in one process.",
+        "them. Each search cuts the",
+        f"prompt, whose hidden states are computed once for all, and decodes {full['turns']} times "
+        f"{full['steps'] // full['turns']} tokens,",
+        "in turns with the others in one process.",
         "Ratio: tokens per second of the processor over full retention's in the same turns, mean",
         "and 95% interval over turns. *Before*: the ratio when decode steps did not read slots in",
         f"place ({before['date']}).",
