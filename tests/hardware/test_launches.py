@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from arborsim.machine.engine import EngineProfile
 from arborsim.machine.lookup import load_engine, load_geometry, load_profile
 from arborsim.machine.price import Price
 from arborsim.machine.program import PIECE_COLUMNS, DemandInfo
+from benchmarks.roofline import table
 
 MODEL = load_geometry("llama-3.1-8b")
 CONTEXT = 8192
@@ -86,3 +88,8 @@ def test_launches_count_on_gpus_without_measured_kernels() -> None:
 def test_negative_launches_are_refused() -> None:
     with pytest.raises(UsageError, match="layer_launches"):
         EngineProfile.from_table({"layer_launches": -1.0}, "mine.toml", load_engine("live"))
+
+
+def test_the_table_in_the_documentation_is_the_programs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
+    assert "\n".join(table("h200", MODEL)) in text
