@@ -109,7 +109,7 @@ class LiveSearch:
             each = heads * (2 * width + _FLOAT32) + 1 + _FLOAT32 * (not self.grouped)
             others = (2 * (heads + g.kv_heads) * g.head_dim + stream) * width
             # Or, before that, mean rows while they are added up; rows of groups are there twice.
-            rows = 2 * g.kv_heads * min(tokens, read - seen) if self.grouped else 6 * tokens
+            rows = 2 * g.kv_heads * min(tokens, read - seen) if self.grouped else 4 * tokens
             first = tokens * (heads * (width + _FLOAT32) + 1) + rows * _FLOAT32
             needs.append(read * max(tokens * each, first) + tokens * others)
         if self.signals and read:
