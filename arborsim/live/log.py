@@ -80,7 +80,7 @@ def stored(request: Mapping[str, Any]) -> dict[str, Any]:
     return {**request, "cells": cells}
 
 
-_NEW_OPTIONS = ("chat", "stop", "top_p")
+_NEW_OPTIONS = ("chat", "graphs", "stop", "top_p")
 _NEW_FIELDS = ("fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine")
 
 
