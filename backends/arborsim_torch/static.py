@@ -229,8 +229,11 @@ class StaticStep:
         def compute() -> StepOutputs:
             hidden: list[Tensor] = []
             # That of all steps of the bucket, which lets go of the pools afterwards.
+            layers = range(self._cache.layout.layers)
             metadata = replace(
-                state.metadata, positions=rounded(self._longest), pieces=self._plan.pieces
+                state.metadata,
+                positions=rounded(self._longest),
+                pieces=[self._plan.pieces(layer) for layer in layers].__getitem__,
             )
             fresh = state.again(metadata)
             with block_outputs(self._model.model.layers, hidden) if wants_hidden else nullcontext():
