@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from arborsim.core.tiers import Tier
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.batches import run_batched
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.static import StaticStep, refusal, rounded
+from arborsim_torch.tiers.codec import Fp8, Int8
+from arborsim_torch.tiers.link import HostLink
 from tests.live.pretended.test_policies import BUDGET, NAMES, WHOLE_THOUGHTS, compare, run
 from tests.live.tiny import FAMILIES, VOCAB, FakeSource, tiny_model, torch
 
@@ -85,8 +91,6 @@ def search(
 
     monkeypatch.setattr(LiveExecutor, "attach", attached)
     monkeypatch.setattr(StaticStep, "compute", steps)
-    if name == "arkv":  # whose choice of a format needs a trained model
-        return run([name], "cpu", 40, most=20).tokens[name]
     options = {"n": "4"} if kind == "best-of-n" else {}
     source = FakeSource(thoughts=6)
     setup = SearchSetup(tiny_model(), source, lambda: make_search(kind, **options), 0.0, 0, 40)
@@ -132,8 +136,7 @@ def test_a_step_is_one_graph_to_the_compiler(
     traced = []
 
     def compiled(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
-        formats = len(state.metadata.pieces(0))
-        if len(traced) >= 2 or formats < (2 if name == "arkv" else 1):
+        if len(traced) >= 2:
             return compute(step, state, hidden)
         twin = state.again(state.metadata)
         wanted = compute(step, twin, hidden)
@@ -148,6 +151,35 @@ def test_a_step_is_one_graph_to_the_compiler(
     search(name, settings, kind, monkeypatch, compiled)
     assert len(traced) == 2
     assert traced[0] >= {"epikv": 6, "h2o": 4, "arkv": 3}.get(name, 2)
+
+
+@pytest.mark.parametrize("codec", [Int8(), Fp8()], ids=lambda codec: codec.name)
+def test_formats_are_pieces_of_one_step(codec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    found, read = [], []
+
+    def compiled(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
+        read.append(len(state.metadata.pieces(0)))
+        return torch.compile(compute, fullgraph=True, backend="eager", dynamic=False)(
+            step, state, hidden
+        )
+
+    model = tiny_model()
+    monkeypatch.setattr(StaticStep, "compute", compiled)
+    for static in (True, False):
+        cache = TieredCache(Layout.of(model), quantised=(codec,))
+        decoder = TreeDecoder(model, cache=cache)
+        decoder.prefill(list(range(40)))
+        decoder.open(1, 0)
+        decoder.activate([1])
+        with HostLink(model.device) as link:
+            pairs = GroupTokenPairs(np.zeros(12, dtype=np.int64), np.arange(4, 16))
+            Mover(cache, link).move(pairs, np.full(12, Tier.HBM_QUANTISED, dtype=np.int8))
+            if static:
+                decoder.static = StaticStep(model, cache, graphs=False)
+            found.append(torch.cat([decoder.step([token]) for token in (3, 5)]))
+    assert read == [2, 2]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 class Addresses(TorchDispatchMode):
