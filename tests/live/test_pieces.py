@@ -61,32 +61,38 @@ def columns(
 MOST_TURNED = 2
 
 
+#: Of 16 leaves at once: what most tokens receive there is near 0, so few policies read attention.
+ON_BEAMS = ["streaming-llm", "h2o", "epikv", "staircase", "duoattention", "kivi"]
+
+
 @pytest.mark.parametrize(
-    ("kind", "budget", "most"), [("linear", 48, 40), ("tot-dfs", 130, 30), ("beam-4", 110, 16)]
+    ("kind", "budget", "most", "names"),
+    [("linear", 48, 40, NAMES), ("tot-dfs", 130, 30, NAMES), ("beam-4", 110, 16, ON_BEAMS)],
+    ids=["linear", "tot-dfs", "beam-4"],
 )
 def test_every_policy_reads_in_place_what_it_would_read_in_order(
-    kind: str, budget: int, most: int
+    kind: str, budget: int, most: int, names: Sequence[str]
 ) -> None:
     trees = kind != "linear"
     options = {"lines": 4} | ({"lines_per_thought": 1} if trees else {})
     loaded = load_model("chain", task_options=options)
     source = TaskSource(loaded.task)
     setup = SearchSetup(loaded.model, source, lambda: make_search(kind), 0.0, 0, most)
-    found, wanted = (columns(setup, NAMES, budget, ordered) for ordered in (False, True))
+    found, wanted = (columns(setup, names, budget, ordered) for ordered in (False, True))
     assert found.keys() == wanted.keys()
-    assert len(wanted) > 0.8 * len(NAMES)
-    turned = 0
+    assert len(wanted) > 0.8 * len(names)
+    turned = []
     for name, (expected_columns, moves) in wanted.items():
         own, own_moves = found[name]
         if not np.array_equal(own_moves, moves):
-            turned += 1
+            turned.append(name)
             continue
         for column in ("token", "node"):
             np.testing.assert_array_equal(own[column], expected_columns[column], name)
         np.testing.assert_allclose(
             own["logprob"], expected_columns["logprob"], rtol=1e-4, atol=1e-4, err_msg=name
         )
-    assert turned <= MOST_TURNED
+    assert len(turned) <= MOST_TURNED, turned
 
 
 class Wanderer:
