@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,10 @@ def metadata_of(result: Validation) -> dict[str, Any]:
 
 
 def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:
-    """The results in a file, and the request that made them; or a `UsageError`."""
+    """The results in a file, and the request that made them; or a `UsageError`.
+
+    Columns that an earlier version did not know have their defaults.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -165,7 +168,9 @@ def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:
     if kept is None or json.loads(kept).get("version") != VERSION:
         raise UsageError(f"{path} holds no validation (version {VERSION}): choose another --out")
     about = json.loads(kept)
-    if not table.schema.equals(_schema()):
+    known = _schema()
+    required = {each.name for each in fields(CellCheck) if each.default is MISSING}
+    if any(each not in list(known) for each in table.schema) or required - set(table.column_names):
         raise UsageError(f"{path} has other columns than a validation: choose another --out")
     rows: list[dict[str, Any]] = [
         {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
