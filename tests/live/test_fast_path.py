@@ -57,16 +57,23 @@ class Scenario:
         for token in self._draw(int(self._rng.integers(1, 8))):
             self.logits.append(self._decoder.step([token] * len(self._cache.leaves)))
 
+    def _leaves(self) -> list[int]:
+        """Nodes that may go on: a node with children is complete."""
+        inner = {self._cache.parent(node) for node in range(1, self._nodes)}
+        return [node for node in range(1, self._nodes) if node not in inner]
+
     def _look(self) -> None:
         assert self._cache.num_tokens == self._cache.pools[Place.HBM].slots.of.shape[1]
 
     def _return(self) -> None:
-        self._decoder.activate([int(self._rng.integers(1, self._nodes))])
+        self._decoder.activate([int(self._rng.choice(self._leaves()))])
         self._steps()
 
     def _both(self) -> None:
         self._turn()
-        self._decoder.activate([self._nodes - 1, int(self._rng.integers(1, self._nodes - 1))])
+        first = self._nodes - 1
+        others = [leaf for leaf in self._leaves() if leaf != first]
+        self._decoder.activate([first, int(self._rng.choice(others))] if others else [first])
         self._steps()
         self._decoder.activate([self._nodes - 1])
 

@@ -41,6 +41,7 @@ def test_a_log_gives_back_what_was_written(tmp_path: Path) -> None:
 def test_a_torn_line_is_left_out_and_written_again(tmp_path: Path) -> None:
     log = _log(tmp_path / "log")
     log.write(small_plan().candidates)
+    log.close()
     whole = log.path.read_text()
     log.path.write_text(whole[: -len(whole.splitlines()[-1]) // 2])
     again = _log(log.path)

@@ -160,7 +160,7 @@ def test_an_interrupted_plan_says_so_and_candidates_keep_their_numbers() -> None
 
 
 def test_a_path_that_cannot_be_written(tmp_path) -> None:
-    with pytest.raises(UsageError, match="cannot write the report"):
+    with pytest.raises(UsageError, match=r"cannot write .*plan\.html: No such file"):
         write_plan_page(PlanReport(plan()), tmp_path / "missing" / "plan.html")
 
 

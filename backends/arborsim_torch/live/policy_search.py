@@ -282,14 +282,14 @@ class PolicySearch:
         """Give HBM the slots that are known to be needed: then it does not grow while decoding.
 
         A prompt that is larger than the budget has its slots until the first decision.  How large
-        a tree becomes without a budget is not known.
+        a tree becomes without a budget is not known, nor a path that has no limit.
         """
         expected = prompt + self._setup.max_tokens
         if policy.bounded:
             room = min(budget, expected) + slots
-        elif slots == 1:
+        elif slots == 1 and expected <= self._setup.model.config.max_position_embeddings:
             room = expected
-        else:
+        else:  # the search's own end is not in sight
             return
         pool = self.cache.pools[Place.HBM]
         self._reserved_tokens = max(room, prompt)
