@@ -250,11 +250,16 @@ class Keeper:
     def began(self, facts: LiveFacts, episodes: int) -> None:
         old = self.result.about
         about = _about(self._request, facts, old.get("date", ""))
-        for key in ("model", "device", "dtype", "versions"):
-            if old and old[key] != about[key]:
+        compared = {key: about[key] for key in ("model", "device", "dtype")}
+        known = dict(each.rpartition(" ")[::2] for each in old.get("versions", "").split(", "))
+        for name, version in facts.software.items():  # earlier versions named less of it
+            compared |= {name: version} if name in known else {}
+        for key, now in compared.items() if old else ():
+            before = known[key] if key in known else old[key]
+            if before != now:
                 raise UsageError(
-                    f"{self.path} holds results of another {key} ({old[key]}, now {about[key]}): "
-                    "choose another --out, or --overwrite"
+                    f"{self.path} holds results of another {key} ({before}, now {now}): choose "
+                    "another --out, or --overwrite"
                 )
         self.result = replace(self.result, about=about, left_out=())
         self.bar.show(total=episodes, completed=len(self.problems))
