@@ -23,6 +23,7 @@ from tests.golden.cases import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 _NAMES = ("trace", "episode", "policy", "budget", "name", "term", "algorithm", "width", "gpu")
+_REVISION = re.compile(r", revision [0-9a-f]{12}(, dirty)?")
 _VERSIONS = re.compile(
     r"\b(arborsim|numpy|pandas|pyarrow|simpy|python|torch|transformers|scipy|plotly)"
     r"([ =]|\": \")\d+\.\d[\w.+]*"
@@ -95,7 +96,7 @@ def _taken(case: Case, folder: Path, out: str) -> Result:
     def clean(text: str) -> str:
         text = text.replace(str(folder), "TMP").replace(str(ROOT), "ROOT")
         text = _DATES.sub("DATE", text)
-        return _VERSIONS.sub(r"\1\2VERSION", text)
+        return _REVISION.sub("", _VERSIONS.sub(r"\1\2VERSION", text))
 
     def keep(prefix: str, items: Iterator[tuple[str, str, Any]]) -> None:
         for row, column, value in items:
