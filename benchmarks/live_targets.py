@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -37,6 +36,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from arborsim.core.formats import Format
+from arborsim.core.statistics import mean_interval
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.arkv import ARKV
 from arborsim.policies.registry import build
@@ -266,11 +266,11 @@ def _note_use(arm: Arm, spent: _Turns, sign: int) -> None:
 
 def _gain(name: str, arm: Arm | Theirs, spent: _Turns, full: _Turns, turn: int) -> Gain:
     ratios = np.array(full.process_s) / np.array(spent.process_s)
-    low, high = _interval(ratios)
+    mean, low, high = mean_interval(ratios)
     total_s, wall_s = turn * sum(spent.process_s), turn * sum(spent.wall_s)
     gain = Gain(
         name, turn * len(ratios), len(ratios), round(turn * len(ratios) / total_s, 2),
-        round(float(ratios.mean()), 3), round(low, 3), round(high, 3),
+        round(mean, 3), round(low, 3), round(high, 3),
         round(sum(full.wall_s) / sum(spent.wall_s), 3), TARGETS.get(name),
     )  # fmt: skip
     if isinstance(arm, Arm):
@@ -289,14 +289,6 @@ def _gain(name: str, arm: Arm | Theirs, spent: _Turns, full: _Turns, turn: int) 
         )
         gain.prefill_s = round(arm.prefill_s, 1)
     return gain
-
-
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    """95%, of the mean."""
-    if len(values) < 2:
-        return float("nan"), float("nan")
-    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return float(values.mean() - half), float(values.mean() + half)
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from typing import IO, Any, Generic, TypeVar
 
 import msgspec
 
-from arborsim import __version__
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Lock, whole
 from arborsim.core.records import convert
@@ -60,14 +59,6 @@ def file_digest(path: Path) -> str:
         with each.open("rb") as file:
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()[:16]
-
-
-def versions(*libraries: str) -> str:
-    """``"arborsim 1.0, numpy 2.1"``: what results depend on."""
-    from importlib.metadata import version  # slow to import
-
-    found = (f"{each} {version(each)}" for each in libraries)
-    return ", ".join([f"arborsim {__version__}", *found])
 
 
 def toml_lines(name: str, table: Mapping[str, Any]) -> Iterator[str]:

@@ -162,6 +162,11 @@ def versions(*names: str) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
+def in_words(made_with: Mapping[str, str]) -> str:
+    """``"arborsim 1.0, numpy 2.1"``."""
+    return ", ".join(f"{name} {text}" for name, text in made_with.items())
+
+
 def _version(name: str) -> str:
     try:
         return version(name)

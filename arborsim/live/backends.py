@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.installed import in_words
 from arborsim.core.measurements import Measurements
 from arborsim.trace.schema import Capture
 
@@ -211,9 +212,7 @@ class LiveFacts:
     @property
     def about(self) -> str:
         """Both in words."""
-        return ", ".join(
-            f"{name} {text}" for name, text in (self.software | self.conditions).items()
-        )
+        return in_words(self.software | self.conditions)
 
 
 class Observer(Protocol):

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from arborsim.core.documents import file_digest, versions
+from arborsim.core.documents import file_digest
 from arborsim.core.errors import UsageError
+from arborsim.core.installed import in_words, versions
 from arborsim.core.units import quantity
 from arborsim.machine.basis import bases
 from arborsim.machine.cost import CostModel
@@ -44,7 +45,7 @@ def settings_of(workload: Workload) -> dict[str, str]:
         "tokens per page": str(workload.page_tokens),
         "tree attention": "on" if workload.tree_attention else "off",
         "prices": f"{prices.currency}, {prices.date}: {prices.source}",
-        "versions": versions("numpy", "pyarrow", "scipy"),
+        "versions": in_words(versions("numpy", "pyarrow", "scipy")),
     }
     for entry in workload.mix:
         found[f"mix: {entry.name}"] = f"weight {entry.weight:g}; {_source(entry)}"

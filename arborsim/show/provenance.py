@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from arborsim.core.documents import file_digest, versions
+from arborsim.core.documents import file_digest
 from arborsim.core.errors import UsageError
+from arborsim.core.installed import in_words, versions
 from arborsim.core.units import quantity
 from arborsim.machine.basis import bases
 from arborsim.machine.cost import CostModel
@@ -104,7 +105,7 @@ def replay_settings(job: Replay, readers: Sequence[TraceReader]) -> dict[str, st
     found = {
         **machine_settings(job.machine, [reader.info.geometry for reader in readers]),
         "attention matrices held": "of all layers" if job.machine.keep_matrices else "of one layer",
-        "versions": versions("numpy", "pyarrow", "simpy"),
+        "versions": in_words(versions("numpy", "pyarrow", "simpy")),
     }
     for reader in readers:
         info = reader.info
@@ -134,7 +135,7 @@ def search_settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
     budgets = dict.fromkeys(cell.budget.text for cell in job.cells if cell.policy.uses_budget)
     if budgets:
         found["budgets"] = ", ".join(budgets)
-    return {**found, "versions": versions("numpy", "pyarrow", "scipy")}
+    return {**found, "versions": in_words(versions("numpy", "pyarrow", "scipy"))}
 
 
 def search_heading(job: SearchJob, reader: TraceReader, results: Sequence[SearchResult]) -> str:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.errors import UnknownName
-from arborsim.core.outputs import whole
-from arborsim.core.tables import csv_text
+from arborsim.core.tables import made_by, write_table
 from arborsim.show.table import LABEL, REMARK, Column, Table, name_column, print_tables
 from arborsim.show.words import counted, percent, plain
 from arborsim.validate import published
@@ -223,9 +222,4 @@ def check_format(path: Path) -> None:
 
 def write_frame(result: Published, path: Path) -> None:
     """Write a row per run in the format that the name ends with."""
-    frame = to_frame(result)
-    with whole(path) as part:
-        if path.suffix == ".csv":
-            part.write_text(csv_text(frame), encoding="utf-8")
-        else:
-            frame.to_parquet(part, index=False)
+    write_table(to_frame(result), path, made_by("published", "arborsim validate published"))

@@ -87,10 +87,8 @@ class Store:
 
     def write(self) -> None:
         """Write the file, whole or not at all."""
-        part = self.path.with_name(f".{self.path.name}")
-        frame = pd.DataFrame(self.rows)
-        write_table(frame.sort_values("experiment", kind="stable"), part, self._about)
-        part.replace(self.path)
+        frame = pd.DataFrame(self.rows).sort_values("experiment", kind="stable")
+        write_table(frame, self.path, self._about)
 
 
 def _missing(value: object) -> bool:

@@ -146,10 +146,18 @@ def span_of(x: Tensor) -> tuple[int, int] | None:
     return first * size, (first + reach + 1) * size
 
 
-def touch(by: Timeline, x: Any, write: bool, what: str) -> None:
-    """Note that an operation accesses a tensor, if its memory is pretended."""
+def rows_of(x: Tensor, dim: int, index: Tensor) -> Iterator[Tensor]:
+    """The runs of rows that an index names."""
+    rows = torch.unique(index)
+    starts = torch.cat([rows[:1], rows[1:][rows[1:] != rows[:-1] + 1]]).tolist()
+    ends = torch.cat([rows[:-1][rows[1:] != rows[:-1] + 1], rows[-1:]]).tolist()
+    return (x.narrow(dim, a, b + 1 - a) for a, b in zip(starts, ends, strict=True))
+
+
+def touch(by: Timeline, x: Any, write: bool, what: str, part: Tensor | None = None) -> None:
+    """Note that an operation accesses a tensor, or a part of it, if its memory is pretended."""
     if isinstance(x, PretendedTensor):
-        span = span_of(x.inner)
+        span = span_of(x.inner if part is None else part)
         capture = x.memory.gpu.capture
         if span is not None and capture is not None and not x.memory.pinned:
             capture.access(x.memory, span, write)
@@ -229,7 +237,10 @@ def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
     if not (outs and all(views) and not written):  # a view accesses nothing
         timeline = timeline or where_to(is_device, name)
         for x, is_written in found:
-            touch(timeline, x, is_written, name)
+            # The host reads just these rows while copies go into others.
+            some = name == "index_select" and x is args[0] and not is_device
+            for part in rows_of(inner(x), *inner(args[1:])) if some else [None]:
+                touch(timeline, x, is_written, name, part)
         if is_device:
             again(lambda: operator(*given_inner, **plain), None if written else result)
     if is_device and waits_for_data(name, args):

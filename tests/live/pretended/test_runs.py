@@ -61,14 +61,9 @@ def test_the_cache_against_plain_passes() -> None:
         assert evicting_is_masking("cuda", "layer", False, "stream", 8)["ok"]
 
 
-#: Without the arm of which the CPU attends to a half: copies go into other rows of what it reads,
-#: and the detector looks at whole tensors.
-ARMS = tuple(arm for arm in arms(8) if arm.recall != "near")
-
-
 @pytest.mark.parametrize(
     ("arm", "graphs"),
-    [*((arm, "auto") for arm in ARMS), *((arm, "off") for arm in ARMS if arm.policy == "h2o")],
+    [*((arm, "auto") for arm in arms(8)), *((a, "off") for a in arms(8) if a.policy == "h2o")],
     ids=lambda value: getattr(value, "label", value),
 )
 def test_a_search_next_to_its_simulation(arm: Arm, graphs: str) -> None:
