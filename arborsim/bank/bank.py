@@ -14,6 +14,9 @@ from arborsim.trace.columns import numbers_of
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
+from arborsim.trace.validate import Where
+
+_ROUNDING = 1e-3  # of a logarithm of a probability of 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +143,8 @@ def read_bank(
         needs, text=True, embedding=embeddings, start=episode, stop=episode + 1
     )
     logprob = numbers_of(reader.table(episode, ["logprob"])["logprob"])
+    where = Where(str(reader.path), episode)
+    where.check(logprob > _ROUNDING, "logprob is {:.6g} nats, which is above 0", logprob)
     return Bank.of(found, logprob)
 
 

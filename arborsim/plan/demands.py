@@ -28,10 +28,10 @@ from arborsim.run.controller import Meter
 from arborsim.run.episode import record_demand
 from arborsim.run.meters import AttentionKept
 from arborsim.run.meters import Quality as Figures
-from arborsim.trace.columns import lists_of
-from arborsim.trace.episode import Episode
+from arborsim.trace.episode import Episode, checked_lists
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
+from arborsim.trace.validate import Where
 
 _ALL = Budget("-", share=1.0)
 
@@ -187,10 +187,11 @@ def prefix_blocks(reader: TraceReader, episodes: Iterable[int]) -> dict[int, tup
     """Ids of the blocks that the prompt of each episode is made of; {} if the trace has none."""
     if not reader.info.prefix_block_tokens or "prefix_blocks" not in reader.columns:
         return {}
-    rows = ((number, reader.first_row(number, ["prefix_blocks"])) for number in episodes)
-    return {
-        number: tuple(lists_of(row.column("prefix_blocks"))[0].tolist()) for number, row in rows
-    }
+    found, name = {}, "prefix_blocks"
+    for number in episodes:
+        column, where = reader.first_row(number, [name])[name], Where(str(reader.path), number)
+        found[number] = tuple(checked_lists(column, name, where)[0].tolist())
+    return found
 
 
 def _record(

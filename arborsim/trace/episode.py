@@ -27,7 +27,7 @@ from arborsim.core.observations import (
 )
 from arborsim.trace.columns import ends_of, kinds_of, lists_of, numbers_of
 from arborsim.trace.schema import LATER, PER_LAYER, ROW_COLUMNS, Kind, TraceInfo
-from arborsim.trace.validate import Where, check_attention, check_layer_rows, validate
+from arborsim.trace.validate import Where, check_attention, check_finite, check_layer_rows, validate
 
 _NEVER_NULL = ("episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth")
 _AS_THEY_ARE = (
@@ -184,11 +184,22 @@ def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
     return numbers_of(column)
 
 
+def checked_lists(
+    column: pa.ChunkedArray, name: str, where: Where, rows: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`lists_of` a column in which no list holds a null; `rows` are the rows of its entries."""
+    if any(chunk.values.null_count for chunk in column.chunks):  # of the file's row group
+        owner = np.asarray(pc.list_parent_indices(column))
+        null = pc.list_flatten(column).is_null().to_numpy()
+        where.check(null, f"{name} holds a null", rows=owner if rows is None else rows[owner])
+    return lists_of(column)
+
+
 def _token_lists(
     table: pa.Table, name: str, token_rows: np.ndarray, where: Where
 ) -> tuple[np.ndarray, np.ndarray]:
     """Flat values and offsets ``[tokens + 1]`` of a list column; other rows must have none."""
-    values, offsets = lists_of(table[name])
+    values, offsets = checked_lists(table[name], name, where)
     lengths = np.diff(offsets)
     lengths[token_rows] = 0
     where.check(lengths > 0, f"a row without a token holds {name}")
@@ -204,7 +215,9 @@ def _per_layer(table: pa.Table, signal: Signal, episode: Episode, where: Where) 
     expected = f"the first one had {width}" if sketch else f"but the model has {layers} layers"
     off, what = (lengths != width) | (lengths == 0), f"{signal.value} has {{}} values, {expected}"
     where.check(off, what, lengths, rows=episode.token_rows)
-    return values.reshape(episode.num_tokens, -1)
+    found = values.reshape(episode.num_tokens, -1)
+    check_finite(found, signal.value, episode.token_rows, where, signed=sketch)
+    return found
 
 
 def _readers(table: pa.Table, episode: Episode, where: Where) -> np.ndarray:
@@ -243,8 +256,9 @@ def _layer_rows(table: pa.Table, episode: Episode, where: Where) -> LayerRows:
     expected[token_rows] = per_token
     what = "attention_layers has {} lists, expected {}"
     where.check(counts != expected, what, counts, expected)
-    values, bounds = lists_of(pc.list_flatten(column))
-    lengths, rows = np.diff(bounds), np.repeat(token_rows, per_token)
+    rows = np.repeat(token_rows, per_token)
+    values, bounds = checked_lists(pc.list_flatten(column), "attention_layers", where, rows)
+    lengths = np.diff(bounds)
     expected = np.repeat(position + 1, per_token)
     what = "attention_layers has a list of {} values, expected {} (one per position on the path)"
     where.check(lengths != expected, what, lengths, expected, rows=rows)
@@ -268,15 +282,14 @@ def _vectors(table: pa.Table, name: str, episode: Episode, where: Where) -> np.n
     width = int(np.prod(shape))
     what = f"{name} has {{}} values, expected {width}"
     where.check(lengths != width, what, lengths, rows=token_rows)
-    vectors = values.reshape(len(token_rows), -1)
-    broken = ~np.isfinite(vectors).all(axis=1)
-    where.check(broken, f"{name} holds a value that is not finite", rows=token_rows)
-    return vectors.reshape(-1, *shape)
+    vectors = values.reshape(-1, *shape)
+    check_finite(vectors, name, token_rows, where)
+    return vectors
 
 
 def _embeddings(table: pa.Table, where: Where) -> tuple[np.ndarray, np.ndarray]:
     """Rows that have an embedding, and the embeddings ``[rows with one, size]``."""
-    values, offsets = lists_of(table["embedding"])
+    values, offsets = checked_lists(table["embedding"], "embedding", where)
     lengths = np.diff(offsets)
     rows = np.flatnonzero(lengths)
     if len(rows) == 0:
@@ -284,7 +297,9 @@ def _embeddings(table: pa.Table, where: Where) -> tuple[np.ndarray, np.ndarray]:
     size = int(lengths[rows[0]])
     what = f"embedding has {{}} values, the first one had {size}"
     where.check((lengths != size) & (lengths > 0), what, lengths)
-    return rows, values.reshape(len(rows), size)
+    found = values.reshape(len(rows), size)
+    check_finite(found, "embedding", rows, where)
+    return rows, found
 
 
 def play(episode: Episode) -> Iterator[events.Event]:

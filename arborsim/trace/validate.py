@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _SUM_LOW, _SUM_HIGH = 0.9, 1.1
 _HIGH_F16 = int(np.float16(_SUM_HIGH).view(np.uint16))
 
+#: Float16 infinity as an unsigned integer: NaN and negative numbers are above it.
+_INFINITE_F16 = int(np.float16(np.inf).view(np.uint16))
+
 #: All row sums are checked up to this many values; beyond, those of evenly spaced rows.
 SUM_CHECK_VALUES = 1 << 17
 
@@ -314,19 +317,43 @@ def _check_sums(
     where.check(off, "attention sums to {:.4g} instead of 1", sums, rows=token_rows[tested])
 
 
+def check_finite(
+    vectors: np.ndarray, name: str, rows: np.ndarray, where: Where, signed: bool = True
+) -> None:
+    """Vectors, float16 ``[tokens, ...]``, are finite, and not below 0 unless they are `signed`.
+
+    `rows` are the rows of the tokens, int ``[tokens]``.
+    """
+    bits = vectors.view(np.uint16)
+    if signed:
+        bits = bits & np.uint16(0x7FFF)  # without the sign
+    # One integer maximum sees NaN, infinity and a sign: see `_check_weights`.
+    if bits.size == 0 or bits.max() < _INFINITE_F16:
+        return
+    wrong = ~np.isfinite(vectors)
+    wrong |= (vectors < 0) & (not signed)
+    of_token = wrong.reshape(len(vectors), -1).any(axis=1)
+    if of_token.any():
+        token = int(np.argmax(of_token))
+        value = vectors[token][wrong[token]][0]
+        what = "which is not finite" if not np.isfinite(value) else "which is below 0"
+        raise where.error(f"{name} holds {value}, {what}", int(rows[token]))
+
+
 def check_layer_rows(
     values: np.ndarray, bounds: np.ndarray, rows: np.ndarray, where: Where
 ) -> None:
-    """Rows of single layers hold probabilities, and means sum to about 1; NaN may be anywhere.
+    """Rows of single layers hold probabilities, or NaN throughout; means sum to about 1.
 
     Lists are by turns the mean and the variance over a layer's heads: `values` float16 ``[sum of
     lengths]``, `bounds` int64 ``[lists + 1]``, and their `rows` int ``[lists]``.
     """
-    wrong = (values < 0) | (values > np.float16(_SUM_HIGH))  # false for NaN
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        row = rows[np.searchsorted(bounds, first, side="right") - 1]
-        raise where.error(f"attention_layers holds {values[first]}, not a probability", int(row))
+    if len(values) and values.view(np.uint16).max() > _HIGH_F16:
+        owner = np.repeat(np.arange(len(rows)), np.diff(bounds))
+        unknown = np.isnan(values)
+        throughout = np.bincount(owner, unknown, len(rows)) == np.diff(bounds)
+        wrong = (values < 0) | (values > np.float16(_SUM_HIGH)) | (unknown & ~throughout[owner])
+        where.check(wrong, "attention_layers holds {}, not a probability", values, rows=rows[owner])
     sums = np.add.reduceat(values, bounds[:-1], dtype=np.float32)[::2]
     off = (sums < _SUM_LOW) | (sums > _SUM_HIGH)
     what = "a mean row of attention_layers sums to {:.4g} instead of 1"

@@ -198,6 +198,7 @@ DAMAGE = {
     "a list of 2 values, expected 4": lambda rows: rows[3].__setitem__(1, rows[1][1]),
     "a list of 0 values, expected 4": lambda rows: rows[3].__setitem__(1, None),
     "holds -0.5, not a prob": lambda rows: rows[3][1].__setitem__(2, np.float16(-0.5)),
+    "holds nan, not a prob": lambda rows: rows[3][0].__setitem__(2, np.float16("nan")),
     "holds inf, not a prob": lambda rows: rows[3][0].__setitem__(2, np.float16("inf")),
     "sums to 0 instead of 1": lambda rows: rows[3].__setitem__(0, [np.float16(0)] * 4),
 }

@@ -15,7 +15,7 @@ from arborsim.trace import validate
 from arborsim.trace.columns import encode
 from arborsim.trace.episode import decode_episode
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import Kind
+from arborsim.trace.schema import PER_LAYER, Kind
 from arborsim.trace.validate import Where, check_attention
 from tests.helpers.traces import Rows, make_info, sparse_columns
 
@@ -45,6 +45,9 @@ DENSE = make_info(layers=2, vocab=10)
 SPARSE = make_info(layers=2, vocab=10, attention="sparse", attention_top=2)
 
 
+LIKE_HIDDEN_CHANGE = [*(signal.value for signal in PER_LAYER[1:]), "key_sketch"]
+
+
 def good(info=DENSE) -> dict:
     names = ("kind", "iteration", "node", "parent", "depth", "position")
     by_column = zip(*ROWS, strict=True)
@@ -59,6 +62,8 @@ def good(info=DENSE) -> dict:
     tokens = [p for p in columns["position"] if p is not None]
     columns["hidden_change"] = [np.ones(2, np.float16) if p is not None else None
                                 for p in columns["position"]]  # fmt: skip
+    columns |= {name: list(columns["hidden_change"]) for name in LIKE_HIDDEN_CHANGE}
+    columns["readers"] = [None if p is None else [1, 2] for p in columns["position"]]
     rows = [np.full(p + 1, 1 / (p + 1), dtype=np.float16) for p in tokens]
     if info is DENSE:
         columns["attention"] = spread(rows, columns)
@@ -85,7 +90,8 @@ def write(path: Path, columns: dict, info=DENSE, seq: list | None = None, **arro
 
 
 def read(path: Path) -> None:
-    list(TraceReader(path).episodes([Signal.ATTENTION, Signal.HIDDEN_CHANGE], text=True))
+    signals = (Signal.ATTENTION, *PER_LAYER, Signal.KEY_SKETCH, Signal.READERS)
+    list(TraceReader(path).episodes(signals, text=True, embedding=True))
 
 
 def problem(path: Path) -> str:
@@ -156,6 +162,46 @@ def test_one_wrong_field_is_named(tmp_path, column, row, value, message):
     columns = good()
     columns[column][row] = value
     assert problem(write(tmp_path / "t.parquet", columns)).startswith(message)
+
+
+@pytest.mark.parametrize("signal", PER_LAYER)
+def test_a_size_that_is_no_size_is_named(tmp_path, signal):
+    for value, message in (
+        (np.nan, "nan, which is not finite"),
+        (np.inf, "inf, which is not finite"),
+        (-np.inf, "-inf, which is not finite"),
+        (-0.25, "-0.25, which is below 0"),
+    ):
+        columns = good()
+        columns[signal.value][7] = np.array([0.5, value], np.float16)
+        found = problem(write(tmp_path / "t.parquet", columns))
+        assert found == f"row 7: {signal.value} holds {message}"
+    columns[signal.value][7] = np.array([0.5, -0.0], np.float16)
+    read(write(tmp_path / "t.parquet", columns))
+
+
+@pytest.mark.parametrize("column", ["key_sketch", "embedding"])
+def test_a_vector_may_be_negative_but_not_infinite(tmp_path, column):
+    columns = good()
+    columns["embedding"] = [None] * len(ROWS)
+    columns[column][8 if column == "embedding" else 7] = np.array([-0.5, 1.0], np.float16)
+    read(write(tmp_path / "t.parquet", columns))
+    columns[column][9 if column == "embedding" else 7] = np.array([-0.5, np.nan], np.float16)
+    found = problem(write(tmp_path / "t.parquet", columns))
+    assert found.endswith(f"{column} holds nan, which is not finite")
+
+
+@pytest.mark.parametrize("column", ["hidden_change", "key_sketch", "attention", "readers"])
+def test_a_null_inside_of_a_list_is_named(tmp_path, column):
+    write(tmp_path / "t.parquet", good())
+    read(tmp_path / "t.parquet")
+    table = pq.read_table(tmp_path / "t.parquet")
+    at, values = table.column_names.index(column), table[column].to_pylist()
+    values[6] = [values[6][0], None, *values[6][2:]]
+    field = table.schema.field(at)
+    table = table.set_column(at, field, pa.array(values, field.type))
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert problem(tmp_path / "t.parquet") == f"row 6: {column} holds a null"
 
 
 @pytest.mark.parametrize(
@@ -268,13 +314,15 @@ def test_parent_that_goes_on_after_its_child(tmp_path):
     for name, value in {
         "kind": int(TURN), "iteration": 4, "node": 1, "parent": 0, "depth": 1, "position": None,
         "time_s": 9.0, "token": None, "entropy": None, "reward": None, "hidden_change": None,
-        "attention": None, "end": 0, "answer": None,
+        "attention": None, "end": 0, "answer": None, "readers": None,
+        **dict.fromkeys(LIKE_HIDDEN_CHANGE),
     }.items():  # fmt: skip
         columns[name][turn] = value
         columns[name].append(value)
     for name, value in {
         "kind": int(T), "iteration": 5, "position": 4, "token": 4,
-        "hidden_change": [1, 1], "attention": [0.2] * 5,
+        "hidden_change": [1, 1], "attention": [0.2] * 5, "readers": [1],
+        **{name: [1, 1] for name in LIKE_HIDDEN_CHANGE},
     }.items():  # fmt: skip
         columns[name][-1] = value
     path = write(tmp_path / "t.parquet", columns)
