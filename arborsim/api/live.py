@@ -452,7 +452,7 @@ def _not_bounded(cells: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], tu
     for cell in cells:
         texts = choices.setting_texts(cell.get("settings", {}))
         try:
-            policy = build(cell["policy"], dict(map(choices.assigned, texts)))
+            policy = build(cell["policy"], dict(map(choices.assigned, texts)), code=False)
         except ArborsimError:  # of a package that is not installed here
             continue
         if not policy.bounded:

@@ -61,6 +61,7 @@ def plan(
     quick: bool = False,
     load: float | None = None,
     calibration: str | Sequence[str] = (),
+    allow_code: bool = False,
     searches: int | None = None,
     warm_up: int | None = None,
     runs: int | None = None,
@@ -88,6 +89,8 @@ weights, quick
         Size a fleet for this load, in place of the workload's.
     calibration : str or sequence of str
         Calibrations whose settings hold where the workload gives none.
+    allow_code : bool
+        Let the workload file name policies by ``package.module:Class``, which imports them.
     searches, warm_up, runs : int, optional
         Length and number of runs, in place of the workload's.
     accuracy : path or sequence of paths
@@ -134,6 +137,7 @@ class Planning:
         gpus: str | Sequence[str] = (),
         load: float | None = None,
         calibration: str | Sequence[str] = (),
+        allow_code: bool = False,
         searches: int | None = None,
         warm_up: int | None = None,
         runs: int | None = None,
@@ -156,7 +160,9 @@ class Planning:
             if share is not None and not 0 <= share <= 1:
                 raise UsageError(f"min_{name} must be a share in [0, 1], not {share!r}")
         logs = [Path(each) for each in choices.listed(accuracy)]
-        found = workload_for(workload, gpus=gpus, calibration=calibration, **asked)
+        found = workload_for(
+            workload, gpus=gpus, calibration=calibration, allow_code=allow_code, **asked
+        )
         if min_accuracy is not None and not logs and found.answers is None:
             raise UsageError("--min-accuracy needs --accuracy: a log of arborsim live")
         found = resized(found, load=load, searches=searches, warm_up=warm_up, runs=runs)
@@ -206,6 +212,7 @@ def workload_for(
     *,
     gpus: str | Sequence[str] = (),
     calibration: str | Sequence[str] = (),
+    allow_code: bool = False,
     **asked: Any,
 ) -> Workload:
     """The workload of a file, or of a question without one (`plan`).
@@ -231,7 +238,7 @@ def workload_for(
                 "model, gpus, a percentile (p95='60s') and a tree, chain or trace"
             )
         tables = quick_tables(gpus=named, **quick)
-        return workload_of(tables, Path(), tables["name"], calibrations)
+        return workload_of(tables, Path(), tables["name"], calibrations, allow_code=True)
     if quick:
         name = next(iter(quick))
         raise UsageError(f"{name} asks without a workload: {_called(workload)} says it itself")
@@ -239,7 +246,7 @@ def workload_for(
         if named or calibrations:
             raise UsageError("gpus and calibration go with a workload file: change the Workload")
         return workload
-    return read_workload(Path(workload), named, calibrations)
+    return read_workload(Path(workload), named, calibrations, allow_code)
 
 
 def _called(workload: Any) -> str:

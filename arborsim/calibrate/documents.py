@@ -96,8 +96,10 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def read_calibration(path: Path | str) -> Calibration:
+def read_calibration(path: Path | str, *, code: bool = False) -> Calibration:
     """The calibration in the file `path`, or the shipped one of that name.
+
+    With `code`, policies of its own are imported, which it names as ``package.module:Class``.
 
     Raises `UsageError` if there is no such file, it is no calibration, or it gives a policy what
     the policy does not take.
@@ -124,7 +126,7 @@ def read_calibration(path: Path | str) -> Calibration:
         for policy, settings in found.policies.items():
             if not settings:
                 raise UsageError(f"[policies.{policy}] must hold settings")
-            build(policy, _as_text(settings))
+            build(policy, _as_text(settings), code=code)
     return replace(found, source=str(path))
 
 

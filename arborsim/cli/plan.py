@@ -44,6 +44,11 @@ class WorkloadOptions:
     )
     load: float | None = option(None, "Size a fleet for this load.", shown="the workload's")
     calibration: list[str] = calibration_option()
+    allow_code: bool = option(
+        False,
+        "Import policies that the workload file names as package.module:Class.",
+        "--allow-code",
+    )
     searches: int | None = run_option(None, "In place of the workload's.", min=1)
     warm_up: int | None = run_option(None, "In place of the workload's.", min=0)
     runs: int | None = run_option(None, "In place of the workload's.", min=1)

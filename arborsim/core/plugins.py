@@ -29,21 +29,29 @@ def _points(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
-def find_plugin(what: str, name: str, base: type[Kind], group: str) -> type[Kind]:
+def find_plugin(
+    what: str, name: str, base: type[Kind], group: str, *, code: bool = True
+) -> type[Kind]:
     """The subclass of `base` at ``package.module:Class``, or installed under `group` as `name`.
 
     Modules of the working directory are found, too.  `what` it is, e.g. ``"policy"``, is for
-    messages.
+    messages.  Without `code`, for names that stand in a file, no module is imported from a place
+    that only the name says: installed classes, and what is imported already, are found.
 
     Raises
     ------
     UsageError
-        It cannot be imported, or is no subclass of `base`.
+        It cannot be imported, may not be, or is no subclass of `base`.
     """
     if ":" in name:
         module, _, attribute = name.partition(":")
         if not all(part.isidentifier() for part in (*module.split("."), attribute)):
             raise UsageError(f"{what} '{name}': expected package.module:Class")
+        if not code and module not in sys.modules:
+            raise UsageError(
+                f"{what} '{name}' is code that a file names: if you trust it, name the {what} on "
+                "the command line, or give --allow-code (allow_code=True) where there is that"
+            )
         here = str(Path.cwd())
         if here not in sys.path:  # it stays there: worker processes import the class again
             sys.path.append(here)

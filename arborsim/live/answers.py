@@ -398,7 +398,7 @@ def defaults_of(policy: str) -> dict[str, Any]:
     from arborsim.policies.registry import build
 
     try:
-        return resolved(build(policy))
+        return resolved(build(policy, code=False))
     except ArborsimError:
         return {}
 
@@ -437,7 +437,7 @@ def _defaults_of_search(name: str) -> dict[str, Any]:
     from arborsim.search import search_options
 
     try:
-        return search_options(name)
+        return search_options(name, code=False)
     except ArborsimError:
         return {}
 
@@ -447,7 +447,7 @@ def _name_of_search(name: str) -> str:
     from arborsim.search import find_search
 
     try:
-        return find_search(name).name
+        return find_search(name, code=False).name
     except ArborsimError:
         return name
 

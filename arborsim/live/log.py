@@ -72,7 +72,7 @@ def stored(request: Mapping[str, Any]) -> dict[str, Any]:
     cells = []
     for cell in request.get("cells", []):
         try:
-            known = parameters(find(cell["policy"]))
+            known = parameters(find(cell["policy"], code=False))
         except ArborsimError:  # a policy of the user's that is not here: as it was written
             known = {}
         defaults = {name: each.default for name, each in known.items()}

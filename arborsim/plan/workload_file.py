@@ -62,12 +62,15 @@ def example_workload() -> str:
 
 
 def read_workload(
-    path: Path | str, gpus: Sequence[str] = (), calibrations: Sequence[str] = ()
+    path: Path | str,
+    gpus: Sequence[str] = (),
+    calibrations: Sequence[str] = (),
+    allow_code: bool = False,
 ) -> Workload:
     """The workload that a TOML file describes, checked down to every name and number in it.
 
     `gpus`, if any are given, take the place of those that the file names; `calibrations` are used
-    in addition to the file's.  A `UsageError` is one line that names the file, the table and the
+    in addition to the file's.  With `allow_code`, policies may be ``package.module:Class``.  A `UsageError` is one line that names the file, the table and the
     key, and what to do.
     """
     path = Path(path)
@@ -78,7 +81,7 @@ def read_workload(
         )
     text = read_text(path)
     with located(str(path)):
-        return parse_workload(text, path.parent, path.stem, gpus, calibrations)
+        return parse_workload(text, path.parent, path.stem, gpus, calibrations, allow_code)
 
 
 def parse_workload(
@@ -87,16 +90,21 @@ def parse_workload(
     name: str = "workload",
     gpus: Sequence[str] = (),
     calibrations: Sequence[str] = (),
+    allow_code: bool = False,
 ) -> Workload:
     """`read_workload`, from a text with paths relative to `base`, and this name if it has none."""
     raw = parse_toml(text, "this")
     if gpus and isinstance(raw.get("candidates"), dict):
         raw["candidates"]["gpus"] = list(gpus)
-    return workload_of(raw, base, name, calibrations)
+    return workload_of(raw, base, name, calibrations, allow_code)
 
 
 def workload_of(
-    raw: dict[str, Any], base: Path, name: str, calibrations: Sequence[str] = ()
+    raw: dict[str, Any],
+    base: Path,
+    name: str,
+    calibrations: Sequence[str] = (),
+    allow_code: bool = False,
 ) -> Workload:
     """`parse_workload`, from what `tomllib` made of the text."""
     for table in _NEEDED:
@@ -113,7 +121,7 @@ def workload_of(
     gpus = _gpus(file.candidates, base, layout.engine)
     prices = _prices(file.prices, base, gpus)
     mix = _mix(file, base)
-    measured = _calibrations(file.candidates, base, calibrations)
+    measured = _calibrations(file.candidates, base, calibrations, allow_code)
     layers = {  # of the model of each entry; generated searches have those of `geometry`
         entry.name: TraceReader(entry.source).info.geometry.layers
         if isinstance(entry.source, Path)
@@ -127,7 +135,7 @@ def workload_of(
         mix=mix,
         arrivals=_arrivals(file.arrivals, base),
         hardware=_hardware(file.candidates, gpus, geometry, prices),
-        policies=_policies(file.candidates, base, measured, layers),
+        policies=_policies(file.candidates, base, measured, layers, allow_code),
         budgets=file.candidates.budgets,
         recalls=file.candidates.recalls,
         target=Target(file.target.percentile, file.target.search, file.target.token),
@@ -313,13 +321,13 @@ def _hardware(
 
 
 def _calibrations(
-    table: CandidatesTable, base: Path, more: Sequence[str]
+    table: CandidatesTable, base: Path, more: Sequence[str], allow_code: bool
 ) -> tuple[Calibration, ...]:
     """Measured settings of policies: files or names of shipped ones, `more` among them."""
     found: list[Calibration] = []
     for each in [*(_name_or_path(one, base) for one in table.calibrations), *more]:
         with located("[candidates] calibrations"):
-            made = read_calibration(each)
+            made = read_calibration(each, code=allow_code)
             if any(made.source == other.source for other in found):
                 raise UsageError(f"{each} is named twice")
         found.append(made)
@@ -331,17 +339,18 @@ def _policies(
     base: Path,
     calibrations: Sequence[Calibration],
     layers: Mapping[str, int],
+    allow_code: bool,
 ) -> tuple[PolicyChoice, ...]:
     """Policies by name, file or class, with their own settings before calibrated ones."""
     tables = [PolicyTable(each) if isinstance(each, str) else each for each in table.policies]
-    names = [_built(each, {}, base).name for each in tables]
+    names = [_built(each, {}, base, allow_code).name for each in tables]
     measured: Mapping[str, Mapping[str, str]] = {name: {} for name in names}
     if calibrations:
         with located("[candidates] calibrations"):
             measured = apply(measured, calibrations, layers)
     found: list[PolicyChoice] = []
     for each, name in zip(tables, names, strict=True):
-        choice = PolicyChoice(each.name or name, _built(each, measured[name], base))
+        choice = PolicyChoice(each.name or name, _built(each, measured[name], base, allow_code))
         if any(choice.name == other.name for other in found):
             raise UsageError(
                 f"[candidates] policies: there is another one called '{choice.name}'; "
@@ -351,10 +360,10 @@ def _policies(
     return tuple(found)
 
 
-def _built(table: PolicyTable, measured: Mapping[str, str], base: Path) -> Policy:
+def _built(table: PolicyTable, measured: Mapping[str, str], base: Path, allow_code: bool) -> Policy:
     use = str(base / table.use) if table.use.endswith(".toml") else table.use
     with located("[candidates] policies"):
-        return build(use, {**measured, **_settings(table.set)})
+        return build(use, {**measured, **_settings(table.set)}, code=allow_code)
 
 
 def _settings(table: Mapping[str, Any]) -> dict[str, str]:

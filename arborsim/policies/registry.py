@@ -97,10 +97,11 @@ def _composed(file: Path) -> type[Policy]:
     return read_composition(file)
 
 
-def find(name: str) -> type[Policy]:
+def find(name: str, *, code: bool = True) -> type[Policy]:
     """The policy class called `name`, at ``package.module:Class``, or composed in ``file.toml``.
 
-    Imports that policy alone.
+    Imports that policy alone; without `code`, for names that stand in a file, no module that only
+    the name says.
 
     Raises
     ------
@@ -120,11 +121,11 @@ def find(name: str) -> type[Policy]:
         if name not in names():
             raise UnknownName("policy", name, names())
         return _named(name)
-    return _plugin(name)
+    return _plugin(name, code)
 
 
-def _plugin(name: str) -> type[Policy]:
-    return find_plugin("policy", name, Policy, GROUP)
+def _plugin(name: str, code: bool = True) -> type[Policy]:
+    return find_plugin("policy", name, Policy, GROUP, code=code)
 
 
 @dataclass(frozen=True)
@@ -174,11 +175,11 @@ def values_of(policy: Policy) -> dict[str, Any]:
     return values
 
 
-def build(name: str, settings: dict[str, str] | None = None) -> Policy:
+def build(name: str, settings: dict[str, str] | None = None, *, code: bool = True) -> Policy:
     """The policy called `name` with parameters set from text, e.g. ``{"sinks": "8"}``.
 
     Parameters of a composition are dotted, ``{"allocate.alpha": "2"}``; the block may be left out
-    where no other has a parameter of that name.
+    where no other has a parameter of that name.  `code` is as in `find`.
 
     Raises
     ------
@@ -187,7 +188,7 @@ def build(name: str, settings: dict[str, str] | None = None) -> Policy:
     UnknownName
         No such policy or parameter.
     """
-    kind = find(name)
+    kind = find(name, code=code)
     known = parameters(kind)
     values: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}

@@ -54,8 +54,10 @@ def search_names() -> list[str]:
     return sorted({*_SEARCHES, *installed(GROUP)})
 
 
-def find_search(name: str) -> type[Search]:
+def find_search(name: str, *, code: bool = True) -> type[Search]:
     """The class of the search called `name`, or at ``package.module:Class``; imports that alone.
+
+    Without `code`, for names that stand in a file, no module is imported that only the name says.
 
     Raises
     ------
@@ -70,7 +72,7 @@ def find_search(name: str) -> type[Search]:
         return found
     if ":" not in name and name not in search_names():
         raise UnknownName("search", name, search_names())
-    kind = find_plugin("search", name, Search, GROUP)  # type: ignore[type-abstract]
+    kind = find_plugin("search", name, Search, GROUP, code=code)  # type: ignore[type-abstract]
     if lacking := _lacking(kind):
         raise UsageError(f"search '{name}' {lacking} (CONTRIBUTING.md shows one)")
     return kind
@@ -98,9 +100,9 @@ def _lacking(kind: type[Search]) -> str:
     return ""
 
 
-def search_options(name: str) -> dict[str, Any]:
-    """Names and defaults of a search's options; raises what `find_search` does."""
-    kind: Any = find_search(name)
+def search_options(name: str, *, code: bool = True) -> dict[str, Any]:
+    """Names and defaults of a search's options; `code` and what is raised as in `find_search`."""
+    kind: Any = find_search(name, code=code)
     return {each.name: default_of(each) for each in fields(kind) if each.init}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborsim.calibrate.documents import read_calibration
+from arborsim.core.documents import to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.records import located
+from arborsim.live import answers
+from arborsim.live.log import stored
 from arborsim.machine.machine import Machine, ServingOptions
 from arborsim.plan import workload as module
 from arborsim.plan.arrivals import ClientLoop, Poisson, Recorded
@@ -458,3 +464,54 @@ def test_any_value_anywhere_is_a_workload_or_one_clear_line(data: st.DataObject)
     except UsageError as error:
         assert str(error).startswith("plan.toml: ")
         assert "\n" not in str(error)
+
+
+CODE = """
+from pathlib import Path
+from arborsim.policies.methods.h2o import H2O
+
+Path("imported").touch()
+
+class Mine(H2O):
+    name = "mine"
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a module; whether it was imported shows in a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "named_in_a_file.py").write_text(CODE)
+    yield tmp_path / "imported"
+    sys.modules.pop("named_in_a_file", None)
+
+
+def test_a_workload_imports_code_only_if_that_is_allowed(code: Path) -> None:
+    mix = f'[[mix]]\ntrace = "{TRACES / "chain-linear.parquet"}"\n'
+    candidates = '[candidates]\ngpus = ["h100"]\npolicies = ["named_in_a_file:Mine"]\n'
+    text = text_with(mix=mix, candidates=candidates)
+    Path("plan.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"plan\.toml: .*named_in_a_file:Mine.*--allow-code"):
+        read_workload("plan.toml")
+    assert not code.exists()
+    (choice,) = read_workload("plan.toml", allow_code=True).policies
+    assert choice.name == "mine"
+    assert code.exists()
+    assert read_workload("plan.toml").policies == (choice,)  # nothing is left to import
+
+
+def test_other_files_import_no_code(code: Path) -> None:
+    head = {
+        "kind": "bands", "model": "m", "layers": 6, "traces": 1, "tokens": 1, "seed": 0, "command": "c",
+    }  # fmt: skip
+    document = {"calibration": head, "policies": {"named_in_a_file:Mine": {"sinks": 2}}}
+    Path("calibration.toml").write_text(to_toml(document))
+    with pytest.raises(UsageError, match="code that a file names"):
+        read_calibration("calibration.toml")
+    policy, search = "named_in_a_file:Mine", "named_in_a_file:Search"
+    assert answers.defaults_of(policy) == {}
+    assert answers.Searched.of_request({"search": search}, "", "").search == search
+    cells = [{"policy": policy, "settings": {}}]
+    assert stored({"cells": cells}) == {"cells": cells}
+    assert not code.exists()
