@@ -70,8 +70,8 @@ def read_workload(
     """The workload that a TOML file describes, checked down to every name and number in it.
 
     `gpus`, if any are given, take the place of those that the file names; `calibrations` are used
-    in addition to the file's.  With `allow_code`, policies may be ``package.module:Class``.  A `UsageError` is one line that names the file, the table and the
-    key, and what to do.
+    in addition to the file's.  With `allow_code`, policies may be ``package.module:Class``.  A
+    `UsageError` is one line that names the file, the table and the key, and what to do.
     """
     path = Path(path)
     if not path.exists():

@@ -503,7 +503,8 @@ def test_a_workload_imports_code_only_if_that_is_allowed(code: Path) -> None:
 
 def test_other_files_import_no_code(code: Path) -> None:
     head = {
-        "kind": "bands", "model": "m", "layers": 6, "traces": 1, "tokens": 1, "seed": 0, "command": "c",
+        "kind": "bands", "model": "m", "layers": 6, "traces": 1, "tokens": 1, "seed": 0,
+        "command": "c",
     }  # fmt: skip
     document = {"calibration": head, "policies": {"named_in_a_file:Mine": {"sinks": 2}}}
     Path("calibration.toml").write_text(to_toml(document))
