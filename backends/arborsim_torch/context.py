@@ -136,14 +136,16 @@ class PassContext:
             self._group_newest = [self.group_newest()]
 
     def within(self, metadata: AttentionMetadata) -> PassContext:
-        """The same of a pass whose paths may be shorter, without what is beyond their end."""
-        end = metadata.positions
+        """The same of a pass with fewer sequences or shorter paths, without what is beyond."""
+        own, end = metadata.num_seqs, metadata.positions
         return replace(
             self,
             metadata=metadata,
-            layer_rows={layer: rows[..., :end] for layer, rows in self.layer_rows.items()},
-            _sum=None if self._sum is None else self._sum[..., :end],
-            _group_newest=[rows[..., :end] for rows in self._group_newest],
+            query_vectors={layer: rows[:own] for layer, rows in self.query_vectors.items()},
+            layer_rows={layer: rows[:, :own, :, :end] for layer, rows in self.layer_rows.items()},
+            _sum=None if self._sum is None else self._sum[:own, :, :end],
+            _layers=None if self._layers is None else self._layers[:own],
+            _group_newest=[rows[:own, :, :end] for rows in self._group_newest],
         )
 
     def tensors(self) -> list[Tensor]:

@@ -1,8 +1,9 @@
 """One decode iteration on tensors that stay where they are, so that a CUDA graph can replay it.
 
 What a step reads and writes has the same address at every step: its inputs (ids, positions, slots
-to write), the pools, and the tables that say which slots are on which path.  Numbers of entries are
-rounded up to a *bucket*, the rest is masked.  The first step of a bucket runs eagerly, on the
+to write), the pools, and the tables that say which slots are on which path.  Numbers of entries and
+of sequences are rounded up to a *bucket*: entries beyond are masked, sequences beyond read nothing
+and write to a slot that no token has.  The first step of a bucket runs eagerly, on the
 stream that captures the second; from then on, one launch replays it.  Without graphs every step
 runs eagerly, on the same tensors.
 """
@@ -23,6 +24,7 @@ from torch import Tensor
 from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.cache.hf import hf_cache
 from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.pieces import padded
 from arborsim_torch.cache.reader import PiecePlan
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import ForwardContext, PassContext
@@ -63,6 +65,13 @@ class StepOutputs:
         """All of them."""
         return [self.logits, self.last, *self.hidden, *self.state.tensors()]
 
+    def within(self, metadata: AttentionMetadata) -> StepOutputs:
+        """Without what is beyond a pass's own sequences and positions."""
+        own = metadata.num_seqs
+        hidden = [rows[:own] for rows in self.hidden]
+        state = self.state.within(metadata)
+        return StepOutputs(self.logits[:own], self.last[:own], hidden, state)
+
 
 class Graphs:
     """CUDA graphs of steps that differ in the sizes of what they read.
@@ -85,7 +94,7 @@ class Graphs:
         self._stream: Any = shared[0]
         self._pool: Any = shared[1]
         self._captured: OrderedDict[Hashable, tuple[Any, StepOutputs] | None] = OrderedDict()
-        self.replays = 0
+        self.captures = self.replays = 0
 
     def run(self, bucket: Hashable, compute: Callable[[], StepOutputs]) -> StepOutputs:
         """The results of `compute`, which does the same for the same `bucket`."""
@@ -104,6 +113,7 @@ class Graphs:
             ):
                 outputs = compute()
             known = self._captured[bucket] = graph, outputs
+            self.captures += 1
         graph, outputs = known
         graph.replay()
         self.replays += 1
@@ -150,11 +160,11 @@ class StaticStep:
         self.graphs = Graphs(model) if graphs else None
         self._slides = bool(getattr(model.config, "sliding_window", None))
         self._hf = hf_cache(self, cache.layout.layers)
-        self._inputs: dict[int, Tensor] = {}  # int64 [2 + groups, seqs]: ids, positions and slots
+        self._inputs: dict[int, Tensor] = {}  # int64 [2 + groups, rows]: ids, positions and slots
         self._input = torch.empty(0)
         self._plan: PiecePlan
         self._versions: dict[Place, int] = {}  # of the tables, when their pools were up to date
-        self._addresses: list[tuple[int, ...]] = []
+        self._addresses: dict[Place, tuple[int, ...]] = {}
         self._longest = 0
         self.bucket: Hashable = None
 
@@ -189,38 +199,41 @@ class StaticStep:
 
     def begin(self, ids: np.ndarray) -> AttentionMetadata:
         """Announce the next token of each leaf, int ``[seqs, 1]``."""
-        cache, layout = self._cache, self._cache.layout
-        position, slots, self._plan = cache.enter(ids, rounded)
+        cache, layout, seqs = self._cache, self._cache.layout, len(ids)
+        rows = padded(seqs)
+        position, slots, self._plan = cache.enter(ids, rounded, rows)
         self._longest, pool = cache.seen_tokens, cache.pools[Place.HBM]
         if layout.grouping == "head":
             slots = slots + pool.first_row[:, None]
-        seqs = len(ids)
-        if seqs not in self._inputs:
-            self._inputs[seqs] = torch.zeros(
-                (2 + layout.groups, seqs), dtype=torch.int64, device=layout.device
+        if rows not in self._inputs:
+            self._inputs[rows] = torch.zeros(
+                (2 + layout.groups, rows), dtype=torch.int64, device=layout.device
             )
-        self._input = self._inputs[seqs]
-        table = np.concatenate([ids.T, position.T, slots]).astype(np.int64)
+        self._input = self._inputs[rows]
+        table = np.zeros(self._input.shape, dtype=np.int64)
+        table[0, :seqs], table[1, :seqs], table[2:] = ids[:, 0], position[:, 0], slots
         self._input.copy_(torch.from_numpy(table), non_blocking=True)
         first = position[:, 0].tolist()
         return AttentionMetadata(
-            self._input[1][:, None], first, self._longest, _not_gathered, _not_gathered, self.store
-        )
+            self._input[1, :seqs, None], first, self._longest, _not_gathered, _not_gathered,
+            self.store,
+        )  # fmt: skip
 
     def _bring_up_to_date(self, collects: bool) -> None:
         """Let tables have all tensors that the step reads: a capture must not make any."""
-        self.bucket = self._input.shape[1], rounded(self._longest), self._plan.key
-        addresses = [self._cache.pools[Place.HBM].addresses]
+        moved = False
         for table in self._plan.tables:
             if collects or self._slides:
                 table.tensor("position")
             if self._versions.get(table.place) != table.version:
                 self._versions[table.place] = table.version
                 table.pool.bring_up_to_date()
-            addresses.append(table.pool.addresses)
-        if addresses != self._addresses and self.graphs is not None:
+            now = table.pool.addresses
+            moved |= self._addresses.get(table.place, now) != now
+            self._addresses[table.place] = now
+        if moved and self.graphs is not None:
             self.graphs.forget()
-        self._addresses = addresses
+        self.bucket = self._input.shape[1], rounded(self._longest), self._plan.key
 
     def run(self, state: PassContext, wants_hidden: bool) -> StepOutputs:
         """Compute what `begin` announced; `state` says what is collected."""
@@ -232,6 +245,7 @@ class StaticStep:
             layers = range(self._cache.layout.layers)
             metadata = replace(
                 state.metadata,
+                at=self._input[1][:, None],
                 positions=rounded(self._longest),
                 pieces=[self._plan.pieces(layer) for layer in layers].__getitem__,
             )
@@ -246,7 +260,7 @@ class StaticStep:
         else:
             bucket = (self.bucket, wants_hidden, state.asked)
             outputs = self.graphs.run(bucket, compute)
-        return replace(outputs, state=outputs.state.within(state.metadata))
+        return outputs.within(state.metadata)
 
     def compute(self, state: PassContext, hidden: list[Tensor]) -> StepOutputs:
         """What the device does: all that it reads and writes is where it was at the last step.

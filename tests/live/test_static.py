@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from arborsim.core.tiers import Tier
 from arborsim.policies.registry import build
 from arborsim.search import make_search
+from arborsim_torch import static as static_steps
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.mover import GroupTokenPairs, Mover
@@ -52,6 +53,67 @@ def test_static_steps_are_the_eager_ones(family: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def with_and_without_padding(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> list[Any]:
+    found = [run()]
+    monkeypatch.setattr(static_steps, "padded", lambda seqs: seqs)
+    return [*found, run()]
+
+
+@pytest.mark.parametrize(
+    ("family", "grouping"), [("llama", "shared"), ("gemma3", "layer"), ("qwen2", "head")]
+)
+def test_padded_sequences_change_no_bit(
+    family: str, grouping: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows = tiny_model(family), []
+
+    def noted(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
+        rows.append(len(step._input[0]))
+        return compute(step, state, hidden)
+
+    def run() -> list[Any]:
+        cache = TieredCache(Layout.of(model, grouping), page_tokens=4)
+        decoder = TreeDecoder(model, cache=cache)
+        decoder.static = StaticStep(model, cache, graphs=False)
+        rng = np.random.default_rng(5)
+        found = [decoder.prefill(rng.integers(0, VOCAB, 40).tolist())]
+        for node in range(1, 6):
+            decoder.open(node, 0)
+        for leaves in ([2], [1, 2, 3], [1, 2, 3, 4, 5], [5, 2, 4]):
+            decoder.activate(leaves)
+            for _ in range(3):
+                found.append(decoder.step(rng.integers(0, VOCAB, len(leaves)).tolist()))
+                assert len(found[-1]) == len(leaves)
+        return found
+
+    monkeypatch.setattr(StaticStep, "compute", noted)
+    found, wanted = with_and_without_padding(monkeypatch, run)
+    assert rows == [1] * 3 + [4] * 3 + [8] * 3 + [4] * 3 + [1] * 3 + [3] * 3 + [5] * 3 + [3] * 3
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("name", "budget"), [("h2o", 50), ("arkv", 50), ("epikv", 50)])
+def test_padded_sequences_leave_no_signal(
+    name: str, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and hidden states of policies that evict, so that what is padded takes freed slots."""
+    widths = []
+
+    def noted(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
+        widths.append((state.metadata.num_seqs, len(state.metadata.first)))
+        return compute(step, state, hidden)
+
+    def run() -> Any:
+        return search(name, {"recent": "8"} if name == "epikv" else {}, "best-of-n", monkeypatch,
+                      noted, n=3, budget=budget)  # fmt: skip
+
+    found, wanted = with_and_without_padding(monkeypatch, run)
+    assert {(4, 3), (3, 3)} <= set(widths)
+    assert found["token"].tolist() == wanted["token"].tolist()
+    np.testing.assert_array_equal(found["logprob"], wanted["logprob"])
+
+
 @pytest.mark.parametrize("family", ["phi3-longrope", "mixtral", "qwen3_moe"])
 def test_what_cannot_be_captured_is_said(family: str) -> None:
     assert refusal(tiny_model(family))
@@ -80,9 +142,10 @@ Steps = Callable[[StaticStep, Any, list[Any]], Any]
 
 
 def search(
-    name: str, settings: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch, steps: Steps
-) -> list[int]:
-    """Tokens of a search on a static step, which `steps` computes; no step may be another."""
+    name: str, settings: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch, steps: Steps,
+    n: int = 4, budget: int = 50,
+) -> dict[str, Any]:  # fmt: skip
+    """Columns of a search on a static step, which `steps` computes; no step may be another."""
     attach = LiveExecutor.attach
 
     def attached(executor: LiveExecutor, decoder: TreeDecoder) -> None:
@@ -91,13 +154,13 @@ def search(
 
     monkeypatch.setattr(LiveExecutor, "attach", attached)
     monkeypatch.setattr(StaticStep, "compute", steps)
-    options = {"n": "4"} if kind == "best-of-n" else {}
+    options = {"n": str(n)} if kind == "best-of-n" else {}
     source = FakeSource(thoughts=6)
     setup = SearchSetup(tiny_model(), source, lambda: make_search(kind, **options), 0.0, 0, 40)
-    one = PolicySearch(setup, source.problem(0), build(name, settings), 50, CacheOptions())
+    one = PolicySearch(setup, source.problem(0), build(name, settings), budget, CacheOptions())
     ended: list[Any] = []
     run_batched([one], 1, lambda _, result: ended.append(result))
-    return ended[0].columns["token"].tolist()  # type: ignore[no-any-return]
+    return ended[0].columns  # type: ignore[no-any-return]
 
 
 compute = StaticStep.compute

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 _LIST_BELOW = 0.7  # of a pool's slots: if fewer are read, they are listed
 _ANEW_BELOW = 0.5  # of a table's entries: if fewer are read, it is made anew
 NOT_READ = -1
+
+
+def padded(seqs: int) -> int:
+    """The bucket of a number of sequences: the next power of two."""
+    return 1 << (seqs - 1).bit_length()
+
+
 #: Types of a table's tensors, and what stands where nothing is read.
 _KINDS = {"index": (torch.int32, NOT_READ), "mask": (torch.bool, 0), "position": (torch.int64, 0)}
 
@@ -79,7 +86,8 @@ class PieceTable:
         self.version = 0
         self._seqs = 1
         self._listed: SlotTable | None = None  # entries of tokens, if they are not the slots
-        self._tensors: dict[str, Tensor] = {}
+        # By name and, of masks, bucket of sequences; and which allocation each was.
+        self._tensors: dict[tuple[str, int], tuple[Tensor, int]] = {}
         self._current: set[str] = set()  # those of the tensors that are kept up to date
         self._allocations = -1
         self._allocated = 0  # tensors
@@ -166,7 +174,7 @@ class PieceTable:
         for name in _KINDS:
             if name not in self._current:
                 continue
-            tensor = self._tensors[name]
+            tensor = self._tensors[self._bucket(name)][0]
             if name == "mask":
                 tensor[: self._seqs, there[0], there[1]] = there[row : row + self._seqs] != 0
                 row += self._seqs
@@ -185,7 +193,11 @@ class PieceTable:
 
     def _room(self) -> int:
         """Entries that every current tensor has room for."""
-        return min((self._tensors[name].shape[-1] for name in self._current), default=0)
+        found = (self._tensors[self._bucket(name)][0] for name in self._current)
+        return min((tensor.shape[-1] for tensor in found), default=0)
+
+    def _bucket(self, name: str) -> tuple[str, int]:
+        return name, padded(self._seqs) if name == "mask" else 0
 
     def _needed(self) -> int:
         """Entries that tensors should have room for: as many as the pool has slots."""
@@ -198,24 +210,27 @@ class PieceTable:
     def tensor(self, name: str) -> Tensor:
         """``index`` or ``position``, ``[groups, room]``, or ``mask``, ``[seqs, groups, room]``.
 
-        Its memory is the same as at the last call, unless the pool has grown since.
+        Its memory is the same as at the last call, unless the pool has grown since, or a mask is
+        for another bucket of sequences.
         """
         if name not in self._current:
             self._make(name)
-        made = self._tensors[name]
+        made = self._tensors[self._bucket(name)][0]
         return made[: self._seqs] if name == "mask" else made
 
     def _make(self, name: str) -> None:
         dtype, empty = _KINDS[name]
         device = self._layout.device
         room = self._needed()
-        known = self._tensors.get(name)
-        lead = (self._seqs,) if name == "mask" else ()
-        if known is None or known.shape[-1] < room or known.shape[: len(lead)] < lead:
+        bucket = self._bucket(name)
+        known, _ = self._tensors.get(bucket, (None, 0))
+        if known is None or known.shape[-1] < room:
+            lead = (bucket[1],) if name == "mask" else ()
             known = torch.empty((*lead, self._layout.groups, room), dtype=dtype, device=device)
             self._allocated += 1
-            self._tensors[name] = known
+            self._tensors[bucket] = known, self._allocated
         pairs, entry = self._held()
+        lead = (self._seqs,) if name == "mask" else ()
         table = np.full((*lead, *known.shape[-2:]), empty, dtype=np.int64)
         if name == "mask":
             table[:, pairs.group, entry] = pairs.on_path
@@ -278,7 +293,8 @@ class PieceTable:
             self.tensor("mask")
         if not in_order:
             self.tensor("index")
-        return self.place, in_order, self._seqs, room, self.pool.allocations, self._allocated
+        made = [self._tensors.get(self._bucket(name), (None, 0))[1] for name in _KINDS]
+        return self.place, in_order, self._seqs, room, self.pool.addresses, *made
 
     def _placed(self, piece: Piece, groups: slice) -> PlacedPiece:
         return PlacedPiece(

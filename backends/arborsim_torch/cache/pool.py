@@ -176,14 +176,24 @@ class Pool:
         if self._spans is not None:
             self._spans.grow(tokens)
 
+    def spare(self) -> np.ndarray:
+        """A slot of every group that no token has, int64 ``[groups]``: the next one gets it."""
+        slot = self.slots.next
+        self._fit(np.maximum(self.slots.high, slot + 1))
+        return slot
+
     def _make_room(self) -> None:
-        over = self.slots.high > self._capacity
+        self._fit(self.slots.high)
+
+    def _fit(self, high: np.ndarray) -> None:
+        """Have memory for the slots below `high`, int64 ``[groups]``."""
+        over = high > self._capacity
         if not over.any():
             return
         growth = _GROWTH if self.layout.groups == 1 else _GROWTH_OF_GROUPS
         # The tensor is made anew: heads that are not full get as much room as those that are.
-        room = np.where(over, self._capacity, self.slots.high)
-        wanted = np.maximum(self.slots.high, (growth * room).astype(np.int64))
+        room = np.where(over, self._capacity, high)
+        wanted = np.maximum(high, (growth * room).astype(np.int64))
         if self._kept:  # more is needed than was known: what it takes once, it will again
             self._kept = max(self._kept, int(self._pages(wanted.max())))
         for slab in range(self.layout.slabs):

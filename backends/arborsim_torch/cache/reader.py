@@ -53,6 +53,7 @@ class PieceReader:
         self._place = GrowingTable(groups, np.int8)  # that a token is read of; LOST: it is not
         self._entry = GrowingTable(groups, np.int32)
         self._on_path = np.zeros((0, 0), dtype=np.bool_)  # [seqs, nodes]
+        self._rows = 0
         self._more: list[tuple[np.ndarray, np.ndarray]] = []  # pairs to look at again
         self._contiguous = False
         self._host = HostPieces(cache, split_host, stream)
@@ -62,8 +63,19 @@ class PieceReader:
         self._more.append((group, token))
 
     @torch.inference_mode()
-    def plan(self, rounded: Callable[[int], int] | None = None) -> PiecePlan:
-        """What the next pass reads; `rounded` rounds up how many entries pieces look at."""
+    def plan(self, rounded: Callable[[int], int] | None = None, rows: int = 0) -> PiecePlan:
+        """What the next pass reads.
+
+        Parameters
+        ----------
+        rounded : callable, optional
+            Rounds up how many entries pieces look at.
+        rows : int
+            Sequences of the pass; beyond those of the leaves, they read nothing.
+        """
+        rows = max(rows, len(self._cache.leaves))
+        self.stale |= rows != self._rows
+        self._rows = rows
         changed = self._changes()
         if self.stale or changed is None:
             self._look_up()
@@ -130,7 +142,8 @@ class PieceReader:
         self.stale = False
         self._more.clear()
         self._grow()
-        self._on_path = np.stack([tree.on_path([leaf]) for leaf in cache.leaves])
+        of_leaves = np.stack([tree.on_path([leaf]) for leaf in cache.leaves])
+        self._on_path = np.pad(of_leaves, ((0, self._rows - len(of_leaves)), (0, 0)))
         token = np.flatnonzero(self._on_path[:, tree.node_of_token.values].any(0))
         place = np.where(cache.selected(token), cache.place.values[:, token], Place.LOST)
         self._place.values[:] = Place.LOST

@@ -74,6 +74,12 @@ class SlotTable:
         """Int32 ``[groups, tokens]``: slots; `NOWHERE` for tokens that are not here.  A view."""
         return self._slot.values
 
+    @property
+    def next(self) -> np.ndarray:
+        """Int64 ``[groups]``: the slot that the next token of each group gets."""
+        last = np.take_along_axis(self._free, np.maximum(self._num_free - 1, 0)[:, None], axis=1)
+        return np.where(self._num_free > 0, last[:, 0], self.high)
+
     def take(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Give slots to pairs (group, token); returns them, int64 ``[pairs]``."""
         self.total += len(token)

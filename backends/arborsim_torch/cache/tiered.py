@@ -276,27 +276,32 @@ class TieredCache:
         return not self.ordered and not any(pool.slots.total for pool in on_host)
 
     def enter(
-        self, ids: np.ndarray, rounded: Callable[[int], int]
+        self, ids: np.ndarray, rounded: Callable[[int], int], rows: int
     ) -> tuple[np.ndarray, np.ndarray, PiecePlan]:
         """Give slots to the next token of each leaf, which a static step computes.
 
         Parameters
         ----------
         ids : int ``[seqs, 1]``
-        rounded : callable
+        rounded, rows
             See `PieceReader.plan`.
 
         Returns
         -------
         position : int64 ``[seqs, 1]``
-        slots : int64 ``[groups, seqs]``
+        slots : int64 ``[groups, rows]``
+            Those beyond the leaves' have no token: what is written there is never read.
         plan : PiecePlan
         """
         fresh, position = self._state.append(ids)
-        slots = self.pools[Place.HBM].enter(fresh)
+        pool = self.pools[Place.HBM]
+        slots = pool.enter(fresh)
+        if rows > 1:  # of every batch, so that pools grow alike whether it is padded or not
+            unused = np.repeat(pool.spare()[:, None], rows - len(ids), axis=1)
+            slots = np.concatenate([slots, unused], axis=1)
         self._gather.stale, self._contiguous = True, False
         self._store = _unannounced  # the last pass's holds on to the tensors that it wrote
-        plan = self._pieces.plan(rounded)
+        plan = self._pieces.plan(rounded, rows)
         self._held = plan.held
         return position, slots, plan
 

@@ -286,7 +286,7 @@ class PolicySearch:
         """
         expected = prompt + self._setup.max_tokens
         if policy.bounded:
-            room = min(budget, expected) + slots
+            room = min(budget, expected) + slots + (slots > 1)  # what pads a batch takes one
         elif slots == 1 and expected <= self._setup.model.config.max_position_embeddings:
             room = expected
         else:  # the search's own end is not in sight

@@ -124,6 +124,35 @@ def test_a_replayed_step_launches_and_allocates_next_to_nothing() -> None:
         assert gpu.peak - allocated < 4096
 
 
+def test_a_search_of_many_widths_is_a_graph_for_each_power_of_two() -> None:
+    model = tiny_model()
+    rng = np.random.default_rng(2)
+    levels = [rng.permutation(np.arange(1, 9))[:width].tolist() for width in (3, 8, 2, 5, 1, 7, 6)]
+
+    def search(decoder: TreeDecoder) -> list[Any]:
+        rng = np.random.default_rng(3)
+        # From here to 1152 tokens there is one bucket of entries.
+        found = [decoder.prefill(rng.integers(0, VOCAB, 1030).tolist())]
+        decoder.cache.pools[0].reserve(1152)
+        for node in range(1, 9):
+            decoder.open(node, 0)
+        for leaves in levels * 2:
+            decoder.activate(leaves)
+            found += [decoder.step(rng.integers(0, VOCAB, len(leaves)).tolist())]
+        return found
+
+    wanted = search(TreeDecoder(copy.deepcopy(model)))
+    with pretend() as gpu:
+        decoder = TreeDecoder(model.to("cuda"))
+        found = [x.cpu() for x in search(decoder)]
+        assert decoder.static is not None
+        assert decoder.static.graphs is not None
+        assert decoder.static.graphs.captures == 4  # of 1, 2, 4 and 8 leaves
+        assert gpu.launches["graph replay"] == 2 * len(levels) - 4
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["full", "streaming-llm", "h2o", "epikv", "arkv", "adakv", "kivi"])
 def test_searches_are_the_same_with_graphs_and_without(name: str) -> None:
     """Policies for all layers alike, per layer and per head; formats, rows and hidden states."""
