@@ -7,7 +7,8 @@ tree: they share one set of keys and values, read once for all of them, and a ma
 entries lie on which path.
 
 When nothing is collected, PyTorch's fused attention runs.  When rows are collected, probabilities
-are computed once, used for the output, and handed to the batch.
+are computed once, used for the output, and handed to the pass; of a block of a prompt a few queries
+at a time, added up as they come.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.kernels.merge import finite, merge
 from arborsim_torch.kernels.pieces import attend_pieces
+from arborsim_torch.kernels.rows import attend_rows
 
 NAME = "arborsim_tree"
 
@@ -77,9 +79,10 @@ def _attend(
         return _attend_plain(
             query, metadata.plain[2 * layer], metadata.plain[2 * layer + 1], scaling
         )
-    block = None if state.collect or host_attention else metadata.block(layer, window)
+    whole = state.collect and (layer in state.row_layers or query.device.type != "cpu")
+    block = None if whole or host_attention else metadata.block(layer, window)
     if block is not None:
-        return _attend_block(query, *block, scaling)
+        return _attend_block(state, query, *block, scaling)
     if metadata.pieces is not None:
         return _attend_pieces(state, layer, query, scaling, window)
     view = metadata.view(layer, window)
@@ -122,11 +125,21 @@ def _attend_plain(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -
     return out.reshape(1, 1, heads, dim)  # flash attention on CUDA lays out queries first
 
 
-def _attend_block(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """A block of a prompt: fused attention over what came before, and causal over itself."""
-    own = keys.shape[1] - query.shape[2]
-    history = (keys[:, :own], values[:, :own])
-    out, _ = attend_prefill(query, keys[:, own:], values[:, own:], scaling, history)
+def _attend_block(
+    state: PassContext, query: Tensor, keys: Tensor, values: Tensor, scaling: float
+) -> Tensor:
+    """A block of a prompt: fused attention over what came before, and causal over itself.
+
+    Where rows count, attention that adds them up as it goes.
+    """
+    if state.collect:
+        kept = state.block_rows(query.device)
+        out = attend_rows(query[0], keys, values, scaling, kept)[None]
+        state.add_block(kept)
+    else:
+        own = keys.shape[1] - query.shape[2]
+        history = (keys[:, :own], values[:, :own])
+        out, _ = attend_prefill(query, keys[:, own:], values[:, own:], scaling, history)
     return out.transpose(1, 2)
 
 

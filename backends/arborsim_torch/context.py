@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.forward import AttentionMetadata, LayerView
+from arborsim_torch.kernels.rows import BlockRows
 
 
 @dataclass
@@ -102,6 +103,26 @@ class PassContext:
         self._rows.append(means[0] if len(means) == 1 else torch.stack(means).sum(0))
         if self.queries > 1:  # a block of the prompt: do not hold one array per layer
             self._fold()
+
+    def block_rows(self, device: torch.device) -> BlockRows:
+        """What a layer is to keep of the rows of a block of a prompt; then goes to `add_block`."""
+        if self.first_row is not None and self._sum is None:
+            shape = (1, self.queries - self.first_row, self.metadata.positions)
+            self._sum = torch.zeros(shape, device=device)
+            self._layers = torch.zeros((*shape[:2], 1), dtype=torch.int64, device=device)
+        kept = BlockRows(groups=self.groups)
+        if self.groups is not None:
+            kept.of_groups = self.queries - self.first_of_groups
+        if self.first_row is not None and self._sum is not None and self._layers is not None:
+            kept.mean, kept.numbers = self._sum[0], self._layers[0]
+        return kept
+
+    def add_block(self, kept: BlockRows) -> None:
+        """Take what a layer has kept; mean rows have been added up already."""
+        if kept.newest is not None:
+            self._group_newest.append(kept.newest[None])
+        if kept.sums is not None:
+            self._group_sums.append(kept.sums[None])
 
     def _add_groups(self, parts: tuple[tuple[LayerView, Tensor], ...]) -> None:
         placed = [

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from arborsim.cli.app import main
 from arborsim.core.observations import Signal
@@ -137,13 +138,18 @@ def _same_sparse_rows(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_no_tensor_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arborsim_torch.forced.PREFILL_BLOCK", 32)
     model, seen = tiny_model("qwen2-window"), []
-    add = PassContext.add
+    add, block_rows = PassContext.add, PassContext.block_rows
+
+    def watched_block(self: PassContext, device: torch.device) -> Any:
+        seen.append(torch.Size((1, 1, 1, self.queries, self.metadata.positions)))
+        return block_rows(self, device)
 
     def watched(self: PassContext, layer: int, *parts: Any) -> None:
         seen.extend(mass.shape for _, mass in parts)
         add(self, layer, *parts)
 
     monkeypatch.setattr(PassContext, "add", watched)
+    monkeypatch.setattr(PassContext, "block_rows", watched_block)
     columns = forced(model, Chain((1, 2), tuple([3, 4] * 200), (400,)), Capture(top=8))
     assert len(columns["attention_rest"]) == 402
     assert {shape[3] for shape in seen} == {2, 32, 400 % 32}  # queries

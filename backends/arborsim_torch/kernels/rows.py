@@ -1,0 +1,175 @@
+"""Causal attention of a block of a prompt that adds up its own rows, a tile of queries at a time.
+
+Weights are made for the output anyway.  Those of a tile and one KV head are used for both while
+they are in the cache, and overwritten by the next: nothing as large as heads x queries x keys ever
+exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from arborsim_torch.kernels.merge import accumulator
+
+#: Of weights at a time.  Half of it is as fast at 4,096 keys and slower at 16,384, where products
+#: of so few queries are.
+_TILE_BYTES = 1 << 23
+
+
+@dataclass
+class BlockRows:
+    """What is wanted of a block's rows, and found; a row that is not a number counts nowhere.
+
+    Attributes
+    ----------
+    mean : float32 Tensor ``[queries, n]`` or None
+        Rows of as many last queries of the block, averaged over heads, are added to it.
+    numbers : int64 Tensor ``[queries, 1]`` or None
+        Raised by 1 for each of these rows that is a number.
+    groups : {"layer", "head"} or None
+        Whose rows are wanted apart.
+    of_groups : int
+        How many of the block's last queries count there.
+    sums : float64 Tensor ``[groups, n]`` or None
+        Found: the sum of their rows, if it is more than one.
+    newest : float32 Tensor ``[groups, n]`` or None
+        Found: the row of the last query, NaN if it is none.
+    """
+
+    mean: Tensor | None = None
+    numbers: Tensor | None = None
+    groups: Literal["layer", "head"] | None = None
+    of_groups: int = 0
+    sums: Tensor | None = None
+    newest: Tensor | None = None
+
+    @property
+    def of_mean(self) -> int:
+        """How many of the block's last queries have a row in `mean`."""
+        return 0 if self.mean is None else len(self.mean)
+
+
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) -> Tensor:
+    """Softmax attention of the last tokens of a sequence, whose rows are kept as `kept` says.
+
+    Parameters
+    ----------
+    q : Tensor ``[heads, queries, head_dim]``
+        Query i reads all keys but the last ``queries - 1 - i``.
+    k, v : Tensor ``[kv_heads, n, head_dim]``
+    scale : float
+        Factor of the inner products.
+    kept : BlockRows
+        Of no more queries than there are; changed.
+
+    Returns
+    -------
+    Tensor ``[heads, queries, head_dim]``
+        In the type of `q`.
+    """
+    heads, queries, dim = q.shape
+    kv_heads, n, _ = k.shape
+    members, before, kind = heads // kv_heads, n - queries, accumulator(q.dtype)
+    keys, values = k.to(kind).transpose(1, 2), v.to(kind)
+    scaled = (q.to(kind) * scale).view(kv_heads, members, queries, dim)
+    out = q.new_empty((kv_heads, members, queries, dim))
+    size = max(1, min(queries, _TILE_BYTES // (kind.itemsize * members * n)))
+    room, later = q.new_empty(members * size * n, dtype=kind), _later(size, kind)
+    taken = _Taken(kept, kv_heads, heads, queries, q.new_empty(size * n, dtype=kind))
+    for start in range(0, queries, size):
+        stop = min(start + size, queries)
+        rows, end = stop - start, before + stop
+        weights = room[: members * rows * end].view(members * rows, end)
+        by_member = weights.view(members, rows, end)
+        taken.begin(start, stop, end)
+        for head in range(kv_heads):
+            some = scaled[head, :, start:stop].reshape(-1, dim)
+            torch.mm(some, keys[head, :, :end], out=weights)
+            by_member[:, :, before + start :] += later[:rows, :rows]
+            torch.softmax(weights, -1, out=weights)
+            found = torch.mm(weights, values[head, :end])
+            out[head, :, start:stop] = found.view(members, rows, dim)
+            taken.add(head, by_member)
+        taken.finish()
+    return out.view(heads, queries, dim)
+
+
+def _later(size: int, kind: torch.dtype) -> Tensor:
+    """-inf for what comes after a query, ``[size, size]``."""
+    return torch.full((size, size), float("-inf"), dtype=kind).triu_(1)
+
+
+class _Taken:
+    """Takes in a tile's weights, KV head by KV head; `room` has space for a tile's rows."""
+
+    def __init__(
+        self, kept: BlockRows, kv_heads: int, heads: int, queries: int, room: Tensor
+    ) -> None:
+        self._kept, self._heads, self._queries, self._room = kept, heads, queries, room
+        self._first_of_mean = queries - kept.of_mean
+        self._first_of_groups = queries - kept.of_groups
+        self._groups = kv_heads if kept.groups == "head" else 1
+        self._newest: list[Tensor] = []
+
+    def begin(self, start: int, stop: int, end: int) -> None:
+        """A tile of the queries from `start` to `stop`, which reads `end` keys."""
+        self._start, self._stop, self._end = start, stop, end
+        self._total = self._room[: (stop - start) * end].view(stop - start, end)
+        self._newest.clear()
+
+    def add(self, head: int, weights: Tensor) -> None:
+        """Those of a KV head, ``[members, rows, end]``."""
+        if self._kept.groups == "head":
+            own = weights[0] if len(weights) == 1 else weights.mean(0)
+            self._add_group(head, own)
+            if self._kept.mean is None:
+                return
+        for member, rows in enumerate(weights):
+            if head == member == 0:
+                self._total.copy_(rows)
+            else:
+                self._total.add_(rows)
+
+    def finish(self) -> None:
+        """The tile has been taken in."""
+        kept, start = self._kept, self._start
+        if kept.groups == "layer" or kept.mean is not None:
+            self._total.div_(self._heads)
+        if kept.groups == "layer":
+            self._add_group(0, self._total)
+        if self._newest and self._stop == self._queries:
+            kept.newest = torch.stack(self._newest).float()
+        if kept.mean is None or kept.numbers is None or self._stop <= self._first_of_mean:
+            return
+        first = max(start, self._first_of_mean)
+        rows, good = _numbers(self._total[first - start :])
+        at = slice(first - self._first_of_mean, self._stop - self._first_of_mean)
+        kept.mean[at, : self._end] += rows
+        kept.numbers[at] += good
+
+    def _add_group(self, group: int, rows: Tensor) -> None:
+        """Rows of one group."""
+        kept = self._kept
+        if self._stop <= self._first_of_groups:
+            return
+        self._newest.append(rows[-1].clone())
+        if kept.of_groups == 1:
+            return
+        if kept.sums is None:
+            shape = (self._groups, self._end + self._queries - self._stop)
+            kept.sums = rows.new_zeros(shape, dtype=torch.float64)
+        counts, _ = _numbers(rows[max(0, self._first_of_groups - self._start) :])
+        kept.sums[group, : self._end] += counts.sum(0, dtype=torch.float64)
+
+
+def _numbers(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with 0 in those that are not numbers, and which are, ``[rows, 1]``.
+
+    A softmax row with a NaN in it is NaN throughout, so its first entry tells.
+    """
+    broken = rows[:, :1].isnan()
+    return rows.masked_fill(broken, 0.0) if bool(broken.any()) else rows, ~broken

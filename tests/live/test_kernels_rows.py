@@ -1,0 +1,109 @@
+"""Blocks of a prompt: attention that adds up its rows, against rows written out in float64."""
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from arborsim_torch.kernels import rows as kernel
+from arborsim_torch.kernels.rows import BlockRows, attend_rows
+
+from .oracle_attention import assert_near, by_group, literal, numbers
+
+SCALE = 0.3
+few = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def blocks(draw):
+    """Queries, keys and values of a block, and how many of its queries count."""
+    kv_heads, members = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 3]))
+    queries, before = draw(st.integers(1, 9)), draw(st.integers(0, 7))
+    dim, seed = draw(st.sampled_from([8, 12])), draw(st.integers(0, 2**31))
+    q = numbers(seed, kv_heads * members, queries, dim)
+    k, v = (numbers(seed + i, kv_heads, before + queries, dim) for i in (1, 2))
+    return q, k, v, draw(st.integers(0, queries)), draw(st.integers(0, queries))
+
+
+def expected(q, k, v):
+    """Output, and weights ``[heads, queries, n]``."""
+    queries, n = q.shape[1], k.shape[1]
+    seen = torch.arange(n) <= torch.arange(queries)[:, None] + n - queries
+    out, _, weights = literal(q[None], k, v, SCALE, seen.expand(1, len(k), queries, n))
+    return out[0], weights[0]
+
+
+def wanted(of_mean, of_groups, groups, n):
+    return BlockRows(
+        torch.zeros(of_mean, n) if of_mean else None,
+        torch.zeros((of_mean, 1), dtype=torch.int64) if of_mean else None,
+        groups if of_groups else None,
+        of_groups if groups else 0,
+    )
+
+
+@few
+@given(blocks(), st.sampled_from(["layer", "head", None]), st.integers(1, 400))
+def test_rows_are_added_up_as_if_they_were_written_out(case, groups, tile_bytes):
+    q, k, v, of_mean, of_groups = case
+    kept = wanted(of_mean, of_groups, groups, k.shape[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "_TILE_BYTES", tile_bytes)
+        out = attend_rows(q, k, v, SCALE, kept)
+        attend_rows(q, k, v, SCALE, kept_of_two := wanted(of_mean, 0, None, k.shape[1]))
+        attend_rows(q, k, v, SCALE, kept_of_two)
+    whole, weights = expected(q, k, v)
+    assert_near(out, whole)
+    if of_mean:
+        mean = weights.mean(0)[-of_mean:]
+        assert_near(kept.mean, mean)
+        assert_near(kept_of_two.mean, 2 * mean)
+        assert kept_of_two.numbers.flatten().tolist() == [2] * of_mean
+    if kept.groups is None:
+        assert kept.newest is kept.sums is None
+        return
+    rows = by_group(weights[None], len(k) if groups == "head" else 1)[0]
+    assert_near(kept.newest, rows[:, -1])
+    if of_groups == 1:
+        assert kept.sums is None
+    else:
+        assert kept.sums.dtype == torch.float64
+        assert_near(kept.sums, rows[:, -of_groups:].sum(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_keep_wide_rows(dtype):
+    q, k, v = (
+        numbers(i, heads, n, 8, dtype=dtype) for i, heads, n in ((0, 4, 3), (1, 2, 6), (2, 2, 6))
+    )
+    kept = wanted(3, 3, "head", 6)
+    out = attend_rows(q, k, v, SCALE, kept)
+    whole, weights = expected(q, k, v)
+    assert out.dtype == dtype
+    assert_near(out, whole, *((1e-2, 1e-2) if dtype.itemsize == 2 else ()))
+    assert kept.mean.dtype == kept.newest.dtype == torch.float32
+    assert_near(kept.mean, weights.mean(0))
+    assert_near(kept.sums, by_group(weights[None], 2)[0].sum(1))
+
+
+@pytest.mark.parametrize("groups", ["layer", "head"])
+def test_a_row_that_is_not_a_number_counts_nowhere(groups):
+    """Query head 3 of 4, in KV head 1 of 2, has a query that overflows."""
+    q, k, v = numbers(0, 4, 5, 8), numbers(1, 2, 7, 8), numbers(2, 2, 7, 8)
+    _, weights = expected(q, k, v)
+    q[3, 1] = math.inf
+    kept = wanted(5, 5, groups, 7)
+    attend_rows(q, k, v, SCALE, kept)
+    others = [0, 2, 3, 4]
+    assert kept.numbers.flatten().tolist() == [1, 0, 1, 1, 1]
+    assert not kept.mean[1].any()
+    assert_near(kept.mean[others], weights.mean(0)[others])
+    rows = by_group(weights[None], 2 if groups == "head" else 1)[0]
+    assert_near(kept.sums[-1], rows[-1, others].sum(0))
+    if groups == "head":
+        assert_near(kept.sums[0], rows[0].sum(0))
+    q[3] = math.inf
+    attend_rows(q, k, v, SCALE, kept := wanted(0, 2, groups, 7))
+    assert kept.newest.isnan().all(1).tolist() == [False, True][-len(kept.newest) :]
