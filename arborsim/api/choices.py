@@ -229,9 +229,9 @@ def calibrated(
     if not named:
         return settings
     from arborsim.calibrate.documents import apply, read_calibration
-    from arborsim.trace.reader import TraceReader
+    from arborsim.trace.reader import open_trace
 
-    layers = {str(path): TraceReader(path).info.geometry.layers for path in traces}
+    layers = {str(path): open_trace(path).info.geometry.layers for path in traces}
     return apply(settings, [read_calibration(name) for name in named], layers)
 
 
@@ -270,11 +270,11 @@ def _geometry(traces: Sequence[Path], model: str, kv_dtype: str, weights: str) -
     """The model that is charged; None for the recorded one, as it was recorded."""
     from arborsim.machine.config import with_types
     from arborsim.machine.lookup import load_geometry
-    from arborsim.trace.reader import TraceReader
+    from arborsim.trace.reader import open_trace
 
     geometry = load_geometry(model) if model else None
     if geometry is None and (weights or kv_dtype):
-        recorded = list(dict.fromkeys(TraceReader(path).info.geometry for path in traces))
+        recorded = list(dict.fromkeys(open_trace(path).info.geometry for path in traces))
         if len(recorded) != 1:
             option = "--weights" if weights else "--kv-dtype"
             raise UsageError(f"{option}: the traces were recorded on several models; give --model")

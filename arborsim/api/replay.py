@@ -205,7 +205,7 @@ def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iter
     from arborsim.policies.registry import build
     from arborsim.run.results import BASELINE, ORACLE
     from arborsim.signals.scores import GROUPINGS
-    from arborsim.trace.reader import TraceReader
+    from arborsim.trace.reader import open_trace
 
     names = {policy.name for policy in policies}
     if BASELINE not in names:
@@ -213,7 +213,7 @@ def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iter
     if not bound:
         return
     kinds = {policy.grouping for policy in policies if policy.uses_budget}
-    readers = [TraceReader(path) for path in traces]
+    readers = [open_trace(path) for path in traces]
     for per in GROUPINGS:
         oracle = build(ORACLE, {"per": per})
         wanted = per in kinds or (not kinds and per == GROUPINGS[0])
@@ -224,9 +224,9 @@ def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iter
 
 def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]:
     from arborsim.show.provenance import machine_facts
-    from arborsim.trace.reader import TraceReader
+    from arborsim.trace.reader import open_trace
 
-    recorded = [TraceReader(path).info.geometry for path in job.traces]
+    recorded = [open_trace(path).info.geometry for path in job.traces]
     return made_by(
         "replay", command, *_LIBRARIES,
         **machine_facts(job.machine, recorded),

@@ -12,7 +12,7 @@ from arborsim.core.errors import TraceError
 from arborsim.core.observations import Signal
 from arborsim.trace.columns import numbers_of
 from arborsim.trace.episode import Episode
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import Kind
 from arborsim.trace.validate import Where
 
@@ -129,7 +129,7 @@ class Bank(Thoughts):
 
 def open_bank(path: Path) -> TraceReader:
     """Open a trace that can be searched: one that says which thoughts ended."""
-    reader = TraceReader(path)
+    reader = open_trace(path)
     if "end" not in reader.columns or not reader.info.knows_ends:
         raise TraceError(_no_bank(str(path)))
     return reader

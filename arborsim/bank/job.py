@@ -28,7 +28,7 @@ from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell, Watch, play_episode
 from arborsim.run.meters import UNMEASURED, Quality
 from arborsim.trace.episode import Episode
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import TraceReader, open_trace
 
 _OF_WALK = (
     "correct", "kv_tokens", "kv_tokens_with_prompt", "selections", "model_calls", "iterations",
@@ -142,7 +142,7 @@ def run_problem(
     job: SearchJob, number: int, advance: Callable[[str, int], None] | None = None
 ) -> tuple[list[SearchResult], list[SkippedSearch]]:
     """All searches on one problem, under all policies and budgets; and what was left out."""
-    reader = TraceReader(job.trace)
+    reader = open_trace(job.trace)
     lossy = any(cell.policy.name != "full" for cell in job.cells)  # full keeps all attention
     quality = Quality.of(reader, output_error=False) if job.quality and lossy else UNMEASURED
     needs = quality.reads(cell.policy.grouping for cell in job.cells).union(

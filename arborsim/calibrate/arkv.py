@@ -31,7 +31,7 @@ from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build, find
 from arborsim.run.replay import Replay
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import open_trace
 from arborsim.trace.schema import VECTORS
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def episodes_of(paths: Sequence[Path], odd: bool) -> list[tuple[Path, int]]:
 
     Raises `MissingSignal` if a trace holds no vectors.
     """
-    readers = [TraceReader(path) for path in paths]
+    readers = [open_trace(path) for path in paths]
     for reader in readers:
         reader.require(VECTORS, "calibrating arkv")
     found = [(reader.path, i) for reader in readers for i in range(reader.num_episodes)]
@@ -145,7 +145,7 @@ def arkv_calibration(
     command: str,
 ) -> Calibration:
     """ARKV's temperatures and gamma; `tuned_on` and `held_out` count episodes."""
-    readers = [TraceReader(path) for path in traces]
+    readers = [open_trace(path) for path in traces]
     before, after = tuning.held_out if held_out else tuning.tuned_on
     where = "held out" if held_out else "tuned on"
     return Calibration(

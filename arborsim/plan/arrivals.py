@@ -26,7 +26,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.trace.columns import numbers_of
 from arborsim.trace.importers.requests import FORMATS, read_requests
 from arborsim.trace.importers.sources import refuse_damage
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import TraceReader, open_trace
 
 
 class Stream(IntEnum):
@@ -168,7 +168,7 @@ def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
     """
     format = format or _format_of(path)
     if format == TRACE:
-        moments = _of_trace(TraceReader(path))
+        moments = _of_trace(open_trace(path))
     elif format in FORMATS:
         contents = read_requests(path, format)
         refuse_damage(path, contents)

@@ -29,7 +29,7 @@ from arborsim.run.episode import record_demand
 from arborsim.run.meters import AttentionKept
 from arborsim.run.meters import Quality as Figures
 from arborsim.trace.episode import Episode, checked_lists
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import Kind
 from arborsim.trace.validate import Where
 
@@ -97,7 +97,7 @@ class Facts(NamedTuple):
 
 def recorded_facts(workload: Workload, traces: Sequence[Path]) -> list[Facts]:
     """Of each drawn search, from the traces of the mix (`Workload.write_traces`)."""
-    readers = [TraceReader(trace) for trace in traces]
+    readers = [open_trace(trace) for trace in traces]
     found = []
     for entry, number in drawn(workload):
         (episode,) = readers[entry].episodes((), start=number, stop=number + 1)
@@ -142,7 +142,7 @@ def stated_share(entry: MixEntry) -> float | None:
     """
     if not isinstance(entry.source, Path):
         return entry.source.spec.solved
-    info = TraceReader(entry.source).info
+    info = open_trace(entry.source).info
     share = info.search_parameters.get("solved") if info.extra.get("generated") else None
     return None if share is None else float(share)
 
@@ -169,7 +169,7 @@ def record_unit(unit: Unit) -> list[RecordedSearch] | str:
     assert unit.machine.geometry is not None
     if why := unsuited(policy, unit.machine.geometry):
         return why
-    reader = TraceReader(unit.trace)
+    reader = open_trace(unit.trace)
     figures = Figures.of(reader, output_error=False)
     blocks = {} if unit.shared_tokens else prefix_blocks(reader, unit.episodes)
     reads = tuple(sorted(policy.reads() | figures.reads([policy.grouping])))

@@ -24,7 +24,7 @@ from arborsim.plan.results import INFEASIBLE, CandidateResult
 from arborsim.plan.statistics import Estimate, Solved, solved_share
 from arborsim.plan.workload import MixEntry, Workload
 from arborsim.policies.registry import values_of
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import open_trace
 
 
 def settings_of(workload: Workload) -> dict[str, str]:
@@ -119,7 +119,7 @@ def _source(entry: MixEntry) -> str:
     if not isinstance(entry.source, Path):
         made, spec = entry.source, _spec_text(entry.source.spec)
         return f"{made.searches} searches generated from seed {made.seed}: {spec}{shared}"
-    info = TraceReader(entry.source).info
+    info = open_trace(entry.source).info
     return (
         f"{entry.source.name}: {info.task}, {info.search}, recorded on {info.model} (seed "
         f"{info.seed}), sha256 {file_digest(entry.source)}{shared}"
@@ -179,7 +179,7 @@ def cautions(
 
 def _recorded(entry: MixEntry, source: Path, workload: Workload) -> Iterator[str]:
     """What a trace was recorded on, and what of it plans do not model."""
-    info = TraceReader(source).info
+    info = open_trace(source).info
     model = info.geometry.name
     if model != workload.geometry.name:
         yield (

@@ -28,7 +28,7 @@ from arborsim.plan.arrivals import TRACE, Arrivals, beginning, draw_mix
 from arborsim.plan.generate import TreeSpec, write_generated
 from arborsim.policies.base import Policy
 from arborsim.trace.importers.requests import FORMATS
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import open_trace
 from arborsim.trace.schema import Geometry
 
 _SERVING = ServingOptions()
@@ -216,7 +216,7 @@ class Workload:
     def episodes(self) -> list[int]:
         """Distinct searches of each entry of the mix."""
         return [
-            TraceReader(entry.source).num_episodes
+            open_trace(entry.source).num_episodes
             if isinstance(entry.source, Path)
             else entry.source.searches
             for entry in self.mix

@@ -49,7 +49,7 @@ from arborsim.plan.workload import (
 )
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import Geometry, recording_options
 
 _NEEDED = ("model", "mix", "arrivals", "candidates", "target")
@@ -123,7 +123,7 @@ def workload_of(
     mix = _mix(file, base)
     measured = _calibrations(file.candidates, base, calibrations, allow_code)
     layers = {  # of the model of each entry; generated searches have those of `geometry`
-        entry.name: TraceReader(entry.source).info.geometry.layers
+        entry.name: open_trace(entry.source).info.geometry.layers
         if isinstance(entry.source, Path)
         else geometry.layers
         for entry in mix
@@ -196,7 +196,7 @@ def _mix(file: WorkloadTable, base: Path) -> tuple[MixEntry, ...]:
         if table.trace is not None:
             source, name = base / table.trace, (base / table.trace).stem
             with located(f"{place} trace"):
-                blocks = TraceReader(source).info.prefix_block_tokens
+                blocks = open_trace(source).info.prefix_block_tokens
             in_order = bool(blocks) and not table.shared_prompt_tokens
         else:
             assert table.generated is not None
@@ -235,7 +235,7 @@ def _generated(table: GeneratedTable, place: str, base: Path, seed: int) -> Gene
 def _check_signals(workload: Workload) -> None:
     """Refuse a policy that reads what a trace of the mix does not hold."""
     for number, entry in enumerate(workload.mix, 1):
-        source = TraceReader(entry.source) if isinstance(entry.source, Path) else entry.source
+        source = open_trace(entry.source) if isinstance(entry.source, Path) else entry.source
         for choice in workload.policies:
             with located(f"[[mix]] {number} ({entry.name})"):
                 if isinstance(source, TraceReader):

@@ -23,7 +23,7 @@ from arborsim.policies.registry import build
 from arborsim.run.episode import Cell, play_episode
 from arborsim.run.replay import Fixed, Replay
 from arborsim.run.results import BASELINE, EqualBudget, LeftOut
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import TraceReader, open_trace
 
 #: What can be equal: the largest KV footprint in HBM of any search, or its integral over time,
 #: summed over searches.  How each is called in `Measurements`.
@@ -114,7 +114,7 @@ def _find(
 ) -> _Found | LeftOut:
     """The budget at which the cell's policy takes what is wanted under the cell's budget."""
     path, cell = unit
-    reader = TraceReader(path)
+    reader = open_trace(path)
     name, label, asked = job.name_of(reader), cell.policy.label, cell.budget
 
     def held(policy: Policy, budget: Budget) -> float | None:

@@ -36,7 +36,7 @@ from arborsim.run.results import (
     does_not_fit,
 )
 from arborsim.trace.episode import Episode
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import recording_options
 
 #: An episode of a trace, and what to replay it under.
@@ -79,7 +79,7 @@ class Replay:
 
     def open(self) -> list[TraceReader]:
         """Open every trace and check that it serves what must run, before any work is done."""
-        readers = [TraceReader(path) for path in self.traces]
+        readers = [open_trace(path) for path in self.traces]
         for reader in readers:
             if not self.chosen(reader):
                 raise UsageError(
@@ -163,9 +163,8 @@ class Replay:
     def work(self, readers: Iterable[TraceReader]) -> int:
         """Rows to replay, for a progress bar."""
         return sum(
-            reader.num_rows(i) * len(self.cells(reader))
+            len(self.cells(reader)) * sum(map(reader.num_rows, self.chosen(reader)))
             for reader in readers
-            for i in self.chosen(reader)
         )
 
     def run(self, advance: Callable[[str, int], None] | None = None) -> ReplayResult:
@@ -282,7 +281,7 @@ def play_unit(
     `advance` is called with what was done and its number of rows, after each cell.
     """
     path, number, cells = unit
-    reader = TraceReader(path)
+    reader = open_trace(path)
     name = replay.name_of(reader)
     quality = Quality.of(reader) if replay.quality else UNMEASURED
     needs = quality.reads(cell.policy.grouping for cell in cells).union(

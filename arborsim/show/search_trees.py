@@ -28,7 +28,7 @@ from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell
 from arborsim.run.pictures import Frame, NodeRecord, tokens_by_tier
 from arborsim.show import trees
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.reader import open_trace
 from arborsim.trace.schema import End, Kind
 
 #: Thoughts of one problem that are drawn, and characters of each that are shown.
@@ -224,7 +224,7 @@ def problem_trees(
     episode, title = problem
     needs = {signal for cell in job.cells for signal in cell.policy.reads()}
     embeddings = any(arm.uses_embeddings for arm in job.arms)
-    bank = read_bank(TraceReader(job.trace), episode, sorted(needs), embeddings)
+    bank = read_bank(open_trace(job.trace), episode, sorted(needs), embeddings)
     walks = [walk(arm.make(), bank, job.dedupe) for arm in job.arms]
     drawn = drawn_nodes(bank, walks)
     films: list[dict[str, Any]] = []

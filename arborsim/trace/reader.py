@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -105,23 +106,32 @@ class TraceReader:
 
     def _has_values(self, column: str) -> bool:
         return column in self.columns and any(
-            name == column and _holds_values(chunk) for name, chunk in self.chunks()
+            name == column and _holds_values(chunk) for name, chunk in self.chunks(column)
         )
 
-    def chunks(self) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
-        """Parquet's account of each part of a column, with the column's name, of all episodes."""
+    def chunks(self, column: str = "") -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
+        """Parquet's account of each part of a column, with the column's name, of all episodes.
+
+        With `column`, of that one only: the accounts of the others are not looked at.
+        """
+        parts: list[int] | None = None  # numbers that the column's parts have in every row group
         for number, (file, own) in enumerate(self._groups):
             group = self._file(file).metadata.row_group(own)
-            for i in range(group.num_columns):
-                chunk = group.column(i)
-                try:
-                    name = chunk.path_in_schema.split(".")[0]
-                except UnicodeDecodeError as error:
-                    raise TraceError(
-                        f"{self.path}: row group {number}: the name of column {i} is not UTF-8 "
-                        f"({error.reason}); copy the file again, or record it again"
-                    ) from error
-                yield name, chunk
+            if parts is None:
+                named = [(i, self._named(group, number, i)) for i in range(group.num_columns)]
+                parts = [i for i, name in named if not column or name == column]
+            for i in (i for i in parts if i < group.num_columns):
+                yield self._named(group, number, i), group.column(i)
+
+    def _named(self, group: pq.RowGroupMetaData, number: int, i: int) -> str:
+        """The column that part `i` of a row group belongs to."""
+        try:
+            return str(group.column(i).path_in_schema.split(".")[0])
+        except UnicodeDecodeError as error:
+            raise TraceError(
+                f"{self.path}: row group {number}: the name of column {i} is not UTF-8 "
+                f"({error.reason}); copy the file again, or record it again"
+            ) from error
 
     def require(self, needs: Iterable[Signal], who: str) -> None:
         """Raise `MissingSignal` unless the trace holds what `who`, e.g. ``"policy h2o"``, reads.
@@ -232,6 +242,24 @@ class TraceReader:
                 raise TraceError(f"{path}: a part holds one episode; record it again")
             self._open_file = (path, file)
         return self._open_file[1]
+
+
+def open_trace(path: Path | str) -> TraceReader:
+    """The reader of a trace, which a process opens once for as long as the file stays the same.
+
+    Opening parses what the file says of all its episodes: where work is done episode by episode,
+    that would take time quadratic in their number.
+    """
+    try:
+        state = os.stat(path)
+    except OSError:
+        return TraceReader(path)  # says what is there instead
+    return _opened(Path(path), (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=16)
+def _opened(path: Path, state: tuple[int, ...]) -> TraceReader:
+    return TraceReader(path)
 
 
 def _holds_values(chunk: pq.ColumnChunkMetaData) -> bool:
