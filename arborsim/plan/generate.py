@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -266,7 +266,13 @@ class TreeSpec:
         }
 
 
-def generate_search(spec: TreeSpec, seed: int, number: int) -> WrittenSearch:
+class DrawnSearch(WrittenSearch):
+    """A search whose tree is right by construction: readers check it, the writer need not."""
+
+    checked: ClassVar[bool] = False
+
+
+def generate_search(spec: TreeSpec, seed: int, number: int) -> DrawnSearch:
     """Search `number` of a seed: the same however many are drawn.
 
     Refuses a tree that grows beyond `MOST_THOUGHTS` on a level or `MOST_TOKENS` in all.
@@ -274,7 +280,7 @@ def generate_search(spec: TreeSpec, seed: int, number: int) -> WrittenSearch:
     rng = stream(seed, Stream.SEARCHES, number)
     prompt = int(spec.prompt_tokens.draw(rng, 1)[0])
     batches, answer = _Tree(spec, rng, prompt).grow()
-    return WrittenSearch(prompt, batches, answer=answer)
+    return DrawnSearch(prompt, batches, answer=answer)
 
 
 class _Tree:
@@ -298,7 +304,7 @@ class _Tree:
                 count = self._number(len(nodes), self._spec.finished, level)
                 ended = np.sort(self._rng.choice(nodes, count, replace=False))
             self._finished += ended.tolist()
-            frontier = np.setdiff1d(nodes, ended)
+            frontier = _without(nodes, ended)
             if len(frontier) == 0:
                 break
         return self._batches, self._answer()
@@ -326,7 +332,7 @@ class _Tree:
         self._batches += [ThoughtBatch(each, ()) for each in batches[:-1]]
         # A level is judged when all of it is there.
         self._batches.append(ThoughtBatch(batches[-1], pruned.tolist()))
-        return np.setdiff1d(nodes, pruned)
+        return _without(nodes, pruned)
 
     def _pruned(self, nodes: np.ndarray, rewards: np.ndarray, level: int) -> np.ndarray:
         count = min(self._number(len(nodes), self._spec.pruned, level), len(nodes) - 1)
@@ -350,6 +356,13 @@ class _Tree:
             node = self._finished[int(rng.integers(len(self._finished)))]
         correct = -1 if spec.solved is None else int(rng.random() < spec.solved)
         return FinalAnswer(node, correct)
+
+
+def _without(nodes: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Sorted, distinct `nodes` that are not among `left`, which are some of them."""
+    stay = np.ones(len(nodes), dtype=bool)
+    stay[np.searchsorted(nodes, left)] = False
+    return nodes[stay]
 
 
 def _too_large(level: int, what: str) -> UsageError:

@@ -207,7 +207,10 @@ def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     if column.null_count:
-        column = pc.fill_null(column, float("nan") if pa.types.is_floating(column.type) else -1)
+        null = float("nan") if pa.types.is_floating(column.type) else -1
+        if column.null_count == len(column):  # as many columns are, and faster
+            return np.full(len(column), null, column.type.to_pandas_dtype())
+        column = pc.fill_null(column, null)
     return np.asarray(_one_chunk(column).to_numpy(zero_copy_only=False))
 
 

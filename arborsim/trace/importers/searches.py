@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,12 +131,15 @@ class WrittenSearch(Imported):
     answer: FinalAnswer | None = None
     algorithm: str = ""  # what searched, if that differs between sources of one format
 
+    #: Whether every search is checked as a reader would check it, not only the first
+    checked: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
             raise Damage("the prompt has no tokens")
         super().__post_init__()
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         thoughts = (thought for batch in self.batches for thought in batch.thoughts)
         return self.prompt_tokens + sum(thought.tokens for thought in thoughts)
@@ -143,7 +147,7 @@ class WrittenSearch(Imported):
     @classmethod
     def write(cls, items: Sequence[Any], writer: WholeTraceWriter, advance: Advance) -> None:
         for number, search in enumerate(items):
-            writer.write_episode(search.columns())
+            writer.write_episode(search.columns(), check=cls.checked or number == 0)
             advance(f"search {number}", search.num_tokens)
 
     def columns(self) -> dict[str, Any]:
@@ -173,7 +177,7 @@ class _Rows:
     def __init__(self, prompt_tokens: int) -> None:
         self.parent, self.depth, self.ends = [-1], [0], [prompt_tokens]
         self.iteration = self.count = 0
-        self.pieces: list[tuple[np.ndarray, ...]] = []
+        self.pieces: list[list[np.ndarray]] = []
         self.thoughts: dict[int, Thought] = {}  # by row
 
     def add(
@@ -182,10 +186,15 @@ class _Rows:
     ) -> None:  # fmt: skip
         """Append rows of one kind; the first of them are about `thoughts`."""
         node = np.asarray(node, dtype=np.int32)
+        rows = len(node)
         at = self.iteration if iteration is None else iteration
-        self.pieces.append(np.broadcast_arrays(np.int8(kind), node, np.int32(at), position))
+        piece = [np.full(rows, kind, np.int8), node]  # much faster than np.broadcast_arrays
+        for values in (at, position):
+            given = isinstance(values, np.ndarray)
+            piece.append(values if given else np.full(rows, values, dtype=np.int64))
+        self.pieces.append(piece)
         self.thoughts.update(enumerate(thoughts, self.count))
-        self.count += len(node)
+        self.count += rows
 
     def add_batch(self, batch: ThoughtBatch) -> None:
         thoughts = batch.thoughts
@@ -198,9 +207,10 @@ class _Rows:
         self.add(Kind.TRANSITION, numbers)
         lengths = np.asarray([thought.tokens for thought in thoughts], dtype=np.int64)
         leaf = np.repeat(np.arange(len(thoughts)), lengths)
-        rank = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        order = np.lexsort((leaf, rank))
-        leaf, rank = leaf[order], rank[order]
+        rank = np.arange(len(leaf)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        if len(thoughts) > 1:  # side by side: a token of each, then the next of each
+            order = np.argsort(rank, kind="stable")
+            leaf, rank = leaf[order], rank[order]
         at = self.iteration + 1 + rank
         self.add(Kind.TOKEN, numbers[leaf], starts[leaf] + rank, iteration=at)
         self.iteration += int(lengths.max(initial=0))
@@ -209,6 +219,7 @@ class _Rows:
 
     def columns(self) -> dict[str, Any]:
         kind, node, iteration, position = map(np.concatenate, zip(*self.pieces, strict=True))
+        iteration = iteration.astype(np.int32)
         found = {
             "kind": kind, "iteration": iteration, "node": node, "position": position,
             "parent": np.asarray(self.parent, np.int32)[node],
