@@ -178,6 +178,36 @@ class Kernels:
     argpartition_s: Mapping[int, float]
 
 
+class Spread(NamedTuple):
+    """Seconds of something that was repeated `n` times."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Seconds of the host until what it launches is launched; nothing waits for the device."""
+
+    kernel: Spread  # one small kernel, many of which are launched after each other
+    graph: Spread | None = None  # one CUDA graph; None where there are none
+    #: A decode step of one sequence, kernel by kernel, of the model cut to its first n layers;
+    #: empty where a call computes before it returns
+    steps: Mapping[int, Spread] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Tokens that were moved to DDR and staged again, and the host's own work on that."""
+
+    groups: int  # cache groups with tokens among them
+    size_bytes: int  # that crossed the link, in both directions
+    transfers: int
+    seconds: float  # median of several, without waits
+
+
 @dataclass(frozen=True)
 class Pass:
     """One kind of forward pass of the model, cut to its first layers, and the time it took."""
@@ -251,6 +281,8 @@ class HardwareMeasurements:
     notes: tuple[str, ...] = ()  # what was left out, and why
     #: Searches under policies; empty if the model is too slow for them
     policies: tuple[PolicyTime, ...] = ()
+    launches: Launches | None = None
+    moves: tuple[Moved, ...] = ()
 
 
 @runtime_checkable

@@ -18,15 +18,23 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import lsq_linear
+from scipy.optimize import lsq_linear, nnls
 
-from arborsim.calibrate.backend import HardwareMeasurements, LinkRates, Pass, PolicyTime
+from arborsim.calibrate.backend import (
+    HardwareMeasurements,
+    Launches,
+    LinkRates,
+    Moved,
+    Pass,
+    PolicyTime,
+)
 from arborsim.calibrate.documents import rounded
 from arborsim.calibrate.policy_cost import DecisionCost, fit_policies, seconds_of
 from arborsim.core.documents import plain, to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.machine.cost import CostModel
+from arborsim.machine.lookup import load_engine
 from arborsim.machine.profile import HardwareProfile
 
 OVERLAPS = tuple(i / 10 for i in range(11))
@@ -88,6 +96,47 @@ def fit_passes(
     _, x, overlap = min(tried, key=lambda each: each[0])
     values = (*(least[:2] / x[:2]), overlap, *x[_OVERHEAD])
     return dict(zip(_FITTED, map(float, values), strict=True))
+
+
+def fit_launches(launches: Launches | None) -> dict[str, float]:
+    """Fields of a `HardwareProfile`: what the host takes to launch a live step.
+
+    Of a step's time, what a layer adds is divided by the launches of a layer that the engine
+    ``live`` counts; what is left besides all launches is the step's own.  Where no steps were
+    measured (a CPU computes before a call returns), a launch is that of a small kernel alone.
+    """
+    if launches is None:
+        return {}
+    found = {"launch_s": launches.kernel.median}
+    if launches.graph is not None:
+        found["graph_launch_s"] = launches.graph.median
+    if len(launches.steps) < 2:
+        return found
+    engine = load_engine("live")
+    (few, fast), (many, slow) = min(launches.steps.items()), max(launches.steps.items())
+    layer_s = (slow.median - fast.median) / (many - few)
+    per_layer = engine.layer_launches + engine.search_launches
+    # Launching one takes no less than launching a kernel that nothing surrounds.
+    launch_s = max(layer_s / per_layer, launches.kernel.median)
+    launched_s = (many * per_layer + engine.step_launches) * launch_s
+    return found | {"launch_s": launch_s, "host_step_s": max(0.0, slow.median - launched_s)}
+
+
+#: What the host's work on moves is linear in: transfers, cache groups in them, and bytes.
+_MOVES = ("move_s", "move_group_s", "move_byte_s")
+
+
+def fit_moves(moves: Sequence[Moved]) -> dict[str, float]:
+    """Fields of a `HardwareProfile`: the host's work on transfers, by least relative errors."""
+    if len(moves) < len(_MOVES):
+        return {}
+    seconds = np.array([one.seconds for one in moves])
+    rows = np.array([
+        [one.transfers, one.transfers * one.groups, one.size_bytes] for one in moves
+    ]) / seconds[:, None]  # fmt: skip
+    unit = rows.max(axis=0)
+    x, _ = nnls(rows / unit, np.ones(len(seconds)))
+    return dict(zip(_MOVES, map(float, x / unit), strict=True))
 
 
 def predicted_s(profile: HardwareProfile, geometry: Geometry, one: Pass) -> float:
@@ -208,6 +257,8 @@ def make_profile(
         reserve_share=RESERVE_SHARE,
         sources=_sources(measured, decisions, date),
         **fitted,
+        **fit_launches(measured.launches),
+        **fit_moves(measured.moves),
     )
     # Rounded before it is checked, so that what is checked is what is written.
     profile = HardwareProfile.from_table(rounded(plain(table), _DIGITS), name)
@@ -228,6 +279,14 @@ def profile_toml(profile: HardwareProfile) -> str:
         "# table below is assumed, and what it was derived from is under evidence.\n"
     )
     return head + to_toml(profile)
+
+
+def _spreads(launches: Launches) -> dict[str, Any]:
+    """Seconds with their spread; steps by layers."""
+    alone = {"kernel": launches.kernel, "graph": launches.graph}
+    found = {name: one for name, one in alone.items() if one is not None}
+    found |= {f"step_of_{layers}_layers": one for layers, one in launches.steps.items()}
+    return {name: one._asdict() for name, one in found.items()}
 
 
 def _memory_peak(measured: HardwareMeasurements) -> float:
@@ -275,11 +334,25 @@ def _sources(measured: HardwareMeasurements, decisions: DecisionCost, date: str)
         **dict.fromkeys(("h2d_bytes_per_s", "d2h_bytes_per_s"), f"best block size{same}"),
         **dict.fromkeys(("block_bytes", "block_efficiency"), f"mean of both directions{same}"),
         "pcie_latency_s": f"an empty copy{same}",
+        **_host_sources(measured),
         "pageable_factor": "a CPU has no page-locked memory of its own"
         if measured.on_cpu
         else "median over block sizes",
     }
     return {name: f"{stem}: {what}" for name, what in how.items()}
+
+
+def _host_sources(measured: HardwareMeasurements) -> dict[str, str]:
+    """What the numbers of `fit_launches` and `fit_moves` are from."""
+    how = dict.fromkeys(fit_launches(measured.launches), "a small kernel, until it is launched")
+    if measured.launches is not None and measured.launches.steps:
+        depths = " and ".join(map(str, sorted(measured.launches.steps)))
+        steps = f"decode steps of {measured.geometry.name} with {depths} layers, until launched"
+        how |= dict.fromkeys(("launch_s", "host_step_s"), steps)
+    if "graph_launch_s" in how:
+        how["graph_launch_s"] = "a graph of small kernels, until it is launched"
+    moves = "tokens moved to DDR and staged again, without waits"
+    return how | dict.fromkeys(fit_moves(measured.moves), moves)
 
 
 def _evidence(
@@ -304,6 +377,8 @@ def _evidence(
             "agreement": found,
             "link": measured.link,
             "kernels": measured.kernels,
+            **({} if measured.launches is None else {"launches": _spreads(measured.launches)}),
+            **({"moves": columns(Moved, measured.moves)} if measured.moves else {}),
             "passes": columns(Pass, measured.passes),
             "policies": columns(PolicyTime, measured.policies),
             "decisions": {

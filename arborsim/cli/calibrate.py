@@ -35,7 +35,7 @@ _SHOWN = (
     ("h2d_bytes_per_s", 1e-9, "GB/s"), ("d2h_bytes_per_s", 1e-9, "GB/s"),
     ("pcie_latency_s", 1e6, "us"), ("pageable_factor", 100, "%"), ("per_layer_s", 1e6, "us"),
     ("per_step_s", 1e6, "us"), ("per_sequence_s", 1e6, "us"), ("decision_base_s", 1e6, "us"),
-    ("decision_per_token_s", 1e9, "ns"),
+    ("decision_per_token_s", 1e9, "ns"), ("launch_s", 1e6, "us"), ("move_s", 1e6, "us"),
 )  # fmt: skip
 
 

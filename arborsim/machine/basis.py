@@ -52,6 +52,8 @@ def basis_of(
             found += [profile.basis(number) for number in term.numbers if number in stated]
     if name == LAUNCHES and price.engine is not None:
         found.append(price.engine.basis("launch_s"))
+        if price.engine.graphs and price.engine.graph_s:
+            found.append(price.engine.basis("graph_s"))
     return max(found, default=Basis.MEASURED)
 
 

@@ -61,6 +61,10 @@ class EngineProfile(Sourced):
     rows_launches: Annotated[float, Meta(ge=0)] = 0.0
     #: Kernels of a step that its layers do not have: embedding, output head, choice of the token
     step_launches: Annotated[float, Meta(ge=0)] = 0.0
+    graph_s: Seconds = 0.0  # the host's time for one graph; 0: as for a kernel
+    #: Whether it is this project's own backend: `launch_s`, `graph_s` and `step_s` are then those
+    #: of the machine's profile, if they were measured there
+    as_measured: bool = False
     #: Passes over the residual stream of a layer by norms, rotations, activations and residuals
     elementwise_passes: Annotated[float, Meta(ge=0)] = 10.0
     #: Whether attention without a fused kernel copies KV heads to all query heads, and how often
@@ -87,6 +91,11 @@ class EngineProfile(Sourced):
     def pass_launches(self, layers: int, graphs: bool) -> float:
         """Launches of a pass that all its searches share."""
         return self.step_launches + (0.0 if graphs else layers * self.layer_launches)
+
+    def pass_launch_s(self, layers: int, graphs: bool) -> float:
+        """The host's time for these."""
+        more_s = self.graph_s - self.launch_s if graphs and self.graph_s else 0.0
+        return self.pass_launches(layers, graphs) * self.launch_s + more_s
 
     def added_launches(self, layers: int, parts: int, rows: bool) -> float:
         """What a search adds: its cache is read in `parts`, its attention rows are written out."""

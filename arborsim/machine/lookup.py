@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -97,17 +97,15 @@ def load_profile(
     """
     profile = _profile(name_or_path, ())
     if engine:
-        served = load_engine(engine).on(profile.name)
-        if profile.kernels:
-            profile.tables(served.kernels)
-        profile = replace(profile, engine=served)
+        profile = profile.served_by(load_engine(engine))
+        if profile.kernels and profile.engine is not None:
+            profile.tables(profile.engine.kernels)
     return load_host(host).with_gpu(profile) if host else profile
 
 
 def served_live(profile: HardwareProfile, graphs: bool) -> HardwareProfile:
     """The profile with this project's own backend on it."""
-    engine = load_engine("live-graphs" if graphs else "live").on(profile.name)
-    return replace(profile, engine=engine)
+    return profile.served_by(load_engine("live-graphs" if graphs else "live"))
 
 
 def load_engine(name_or_path: str | Path) -> EngineProfile:

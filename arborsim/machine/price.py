@@ -9,6 +9,7 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.cost import Array, CostModel
+from arborsim.machine.engine import EngineProfile
 from arborsim.machine.forward import Forward, forward_of
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import Direction, PolicySeconds
@@ -73,8 +74,7 @@ class Price:
             self.step_s, self.sequence_s = profile.per_step_s, profile.per_sequence_s
         if self.engine is not None:
             self.launch_s, self.prompt_launch_s = (
-                self._least_s(self.engine.pass_launches(geometry.layers, graphs))
-                for graphs in (self.engine.graphs, False)
+                self._least_s(self.engine, graphs) for graphs in (self.engine.graphs, False)
             )
         self._per_sequence_s = self.sequence_s
         self._terms = [
@@ -87,10 +87,10 @@ class Price:
             per_token_s = ring * row_bytes / options.all_reduce_bytes_per_s
             self.sequence_s += 2 * geometry.layers * per_token_s
 
-    def _least_s(self, launches: float) -> float:
-        """What launching these kernels takes, and all of a step that is the host's."""
-        launch_s = self.engine.launch_s if self.engine is not None else 0.0
-        return launches * launch_s + self.step_s if launches * launch_s else 0.0
+    def _least_s(self, engine: EngineProfile, graphs: bool) -> float:
+        """What launching a pass takes, and all of a step that is the host's."""
+        launch_s = engine.pass_launch_s(self.cost.geometry.layers, graphs)
+        return launch_s + self.step_s if launch_s else 0.0
 
     @property
     def forward(self) -> Forward:

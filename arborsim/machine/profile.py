@@ -119,6 +119,20 @@ class HardwareProfile(Sourced):
     eager_per_layer_s: Annotated[
         Seconds, _is("each layer longer where attention rows are read", "us", 1e-6)
     ] = 0.0
+    #: What this project's own backend takes on the host, in the place of its engine's numbers;
+    #: 0 where it was not measured
+    launch_s: Annotated[
+        Seconds, _is("the host's time to launch a kernel of a live step", "us", 1e-6)
+    ] = 0.0
+    graph_launch_s: Annotated[Seconds, _is("the same of a CUDA graph", "us", 1e-6)] = 0.0
+    host_step_s: Annotated[
+        Seconds, _is("the host's time for a live step beyond its launches", "us", 1e-6)
+    ] = 0.0
+    #: The host's own work on a transfer to or from DDR: once, for each cache group in it, and
+    #: for its bytes
+    move_s: Annotated[Seconds, _is("the host's work on a transfer", "us", 1e-6)] = 0.0
+    move_group_s: Annotated[Seconds, _is("the same for each cache group in it", "us", 1e-6)] = 0.0
+    move_byte_s: Annotated[Seconds, _is("the same for each byte", "ns", 1e-9)] = 0.0
     fp8_flops_per_s: Annotated[
         float, Meta(ge=0), _is("peak of dense fp8 products; 0 if it has none", "TFLOP/s", 1e12)
     ] = 0.0
@@ -156,6 +170,16 @@ class HardwareProfile(Sourced):
             f"{self.name} has no measured kernels of {engine} (but of {', '.join(known)}): choose "
             "another --engine, or import them with arborsim hardware import aiconfigurator"
         )
+
+    def served_by(self, engine: EngineProfile) -> HardwareProfile:
+        """With an engine; what this project's own takes on the host is as it was measured here."""
+        engine = engine.on(self.name)
+        names = _OF_THE_HOST.items() if engine.as_measured else ()
+        found = {name: own for name, own in names if own in self.sources}
+        numbers: dict[str, Any] = {name: getattr(self, own) for name, own in found.items()}
+        sources = {name: self.sources[own] for name, own in found.items()}
+        engine = replace(engine, **numbers, sources={**engine.sources, **sources})
+        return replace(self, engine=engine)
 
     @property
     def usable_hbm_bytes(self) -> int:
@@ -236,6 +260,10 @@ _MEANINGS: dict[str, _Meaning] = {
 }
 
 
+#: Numbers of an engine, and those of a profile that replace them where they were measured.
+_OF_THE_HOST = {"launch_s": "launch_s", "graph_s": "graph_launch_s", "step_s": "host_step_s"}
+
+
 @dataclass(frozen=True)
 class HostProfile(Sourced):
     """A host that GPUs can be put into: its memory, and pinned PCIe transfers it can carry.
@@ -295,6 +323,8 @@ _AFTER = {
     "fp8_flops_per_s": "flops_per_s", "fp4_flops_per_s": "flops_per_s",
     "reserve_share": "ddr_bytes_per_s", "overlap": "dequantise_bytes_per_s",
     "eager_per_layer_s": "per_sequence_s", "decision_rows_s": "decision_per_token_s",
+    **dict.fromkeys(("launch_s", "graph_launch_s", "host_step_s"), "per_sequence_s"),
+    **dict.fromkeys(("move_s", "move_group_s", "move_byte_s"), "pcie_latency_s"),
 }  # fmt: skip
 
 

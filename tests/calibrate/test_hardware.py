@@ -18,13 +18,18 @@ from arborsim.calibrate import hardware
 from arborsim.calibrate.backend import (
     HardwareMeasurements,
     Kernels,
+    Launches,
     LinkRates,
+    Moved,
     Pass,
     PolicyTime,
     Quiet,
+    Spread,
 )
 from arborsim.calibrate.hardware import (
     agreement,
+    fit_launches,
+    fit_moves,
     fit_passes,
     make_profile,
     predicted_s,
@@ -35,7 +40,8 @@ from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import write_text
 from arborsim.machine.cost import CostModel
-from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.lookup import load_engine, load_geometry, load_profile, served_live
+from arborsim.machine.price import Price
 from arborsim.machine.profile import HardwareProfile, PolicySeconds
 from tests.simulator.bench import PROFILE
 
@@ -271,6 +277,70 @@ def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() ->
         profile_of(text.replace("iteration_s = 2e-05", "iteration_s = -1"))
 
 
+def spread(median: float) -> Spread:
+    return Spread(median, median * 0.9, median * 1.5, 15)
+
+
+def test_launches_are_those_of_live_steps() -> None:
+    engine = load_engine("live")
+    each, launch_s = engine.layer_launches + engine.search_launches, 9e-6
+    steps = {
+        layers: spread((layers * each + engine.step_launches) * launch_s + 3e-4)
+        for layers in (16, 32)
+    }
+    launches = Launches(spread(4e-6), spread(2e-5), steps)
+    found = fit_launches(launches)
+    assert found == pytest.approx(
+        {"launch_s": launch_s, "graph_launch_s": 2e-5, "host_step_s": 3e-4}, rel=1e-6
+    )
+    timed = replace(measurements(on_cpu=False), launches=launches)
+    profile, _ = make_profile("m", timed, DECISIONS, "2026-01-02", "")
+    assert profile.evidence["launches"]["step_of_32_layers"]["n"] == 15
+    assert profile_of(profile_toml(profile)) == profile
+    for graphs, launched_s in (
+        (False, (CHAIN.layers * engine.layer_launches + engine.step_launches) * launch_s),
+        (True, (load_engine("live-graphs").step_launches - 1) * launch_s + 2e-5),
+    ):
+        live = served_live(profile, graphs)
+        assert live.engine is not None
+        assert not live.engine.is_assumed("launch_s")
+        assert live.engine.step_s == profile.host_step_s
+        price = Price(CostModel(live, CHAIN))
+        assert price.launch_s == pytest.approx(launched_s + profile.per_step_s)
+    # Another engine's launches are not this backend's, and a shipped GPU has none of its own.
+    other = profile.served_by(load_engine("transformers")).engine
+    assert other is not None
+    assert other.launch_s == load_engine("transformers").launch_s
+    shipped = served_live(load_profile("h200"), graphs=True).engine
+    assert shipped is not None
+    assert (shipped.launch_s, shipped.is_assumed("launch_s")) == (engine.launch_s, True)
+
+
+def test_a_launch_takes_no_less_than_a_kernel_alone() -> None:
+    flat = {layers: spread(5e-3) for layers in (2, 4)}
+    found = fit_launches(Launches(spread(4e-6), None, flat))
+    assert found["launch_s"] == 4e-6
+    assert found["host_step_s"] > 0
+    # On a CPU a call computes before it returns: an operator's dispatch is all there is.
+    assert fit_launches(Launches(spread(2e-6))) == {"launch_s": 2e-6}
+    assert fit_launches(None) == {}
+
+
+def test_the_hosts_work_on_moves_is_fitted() -> None:
+    truth = {"move_s": 3e-4, "move_group_s": 8e-5, "move_byte_s": 7e-10}
+    moves = tuple(
+        Moved(groups, size, 2, 2 * 3e-4 + 2 * groups * 8e-5 + size * 7e-10)
+        for groups in (1, 6)
+        for size in (200_000, 800_000, 3_000_000)
+    )
+    assert fit_moves(moves) == pytest.approx(truth)
+    assert fit_moves(moves[:2]) == {}
+    profile, _ = make_profile("m", replace(measurements(), moves=moves), DECISIONS, "", "")
+    assert profile.move_group_s == pytest.approx(8e-5)
+    assert "staged again" in profile.source("move_byte_s")
+    assert profile_of(profile_toml(profile)) == profile
+
+
 def test_an_interrupted_write_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,6 +455,25 @@ class TestMeasuring:
             assert one.attended in (8 + own, 20 + own)
             assert one.shared == one.attended + (one.lanes - 1) * own
             assert 0 < one.seconds < 1
+
+    def test_launches_and_moves_of_this_machine(self) -> None:
+        import torch
+
+        from arborsim_torch.hardware.launches import measure_launches, measure_moves
+        from arborsim_torch.hardware.timing import Timer
+        from tests.live.tiny import tiny_model
+
+        model, timer = tiny_model(), Timer(torch.device("cpu"), 2, 3)
+        launches = measure_launches(timer, model)
+        assert 1e-8 < launches.kernel.low <= launches.kernel.median <= launches.kernel.high < 1e-3
+        assert (launches.kernel.n, launches.graph, launches.steps) == (6, None, {})
+        moves = measure_moves(timer, model)
+        layers = model.config.num_hidden_layers
+        assert [one.groups for one in moves] == [1] * 3 + [layers] * 3
+        for one, other in zip(moves[:3], moves[3:], strict=True):
+            assert one.size_bytes == other.size_bytes  # of all layers, however they are grouped
+        assert all(0 < one.seconds < 1 for one in moves)
+        assert set(fit_moves(moves)) == {"move_s", "move_group_s", "move_byte_s"}
 
     def test_policies_are_searched_live(self) -> None:
         import torch

@@ -21,6 +21,7 @@ from arborsim.core.errors import UsageError
 from arborsim.trace.schema import Geometry
 from arborsim_torch.hardware import kernels
 from arborsim_torch.hardware.facts import all_facts
+from arborsim_torch.hardware.launches import measure_launches, measure_moves
 from arborsim_torch.hardware.memory import installed_bytes, memory_errors
 from arborsim_torch.hardware.model import load_for_timing
 from arborsim_torch.hardware.passes import make_design, time_passes
@@ -31,7 +32,7 @@ from arborsim_torch.models import LoadedModel, geometry
 
 _QUICK_POLICIES_S, _POLICIES_S = 4.0, 150.0
 _LEAST_SEARCHES = 9  # of two policies over two prompts, and their yardsticks
-_STEPS = 9  # how often `_Steps` is told of a new one, on CUDA
+_STEPS = 10  # how often `_Steps` is told of a new one, on CUDA
 _WHAT = "measuring copies and kernels"
 
 
@@ -51,6 +52,8 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
         shape, tell = geometry(loaded), _Steps(on_progress)
         link = measure_link(timer, quick, tell)
         measured = _kernels(timer, loaded, shape, quick, tell)
+        tell("launches and moves")
+        launches, moves = measure_launches(timer, loaded.model), measure_moves(timer, loaded.model)
         passes, left_out = time_passes(
             timer,
             loaded.model,
@@ -71,6 +74,8 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
         passes=tuple(passes),
         notes=(*notes, *left_out, *too_slow),
         policies=policies,
+        launches=launches,
+        moves=moves,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from arborsim.cli.app import main
 from arborsim.machine.lookup import load_profile
 from arborsim_torch.hardware import kernels, measure, transfers
+from arborsim_torch.hardware.launches import measure_launches, measure_moves
 from arborsim_torch.hardware.passes import Design, time_passes
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.models import geometry, load_model
@@ -128,11 +129,18 @@ def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         timer = Timer(loaded.model.device, 1, 1, 0.01)
         link = transfers.measure_link(timer, True, lambda what: None)
         found = measure._kernels(timer, loaded, geometry(loaded), True, lambda what: None)
+        launches = measure_launches(timer, loaded.model)
+        moves = measure_moves(timer, loaded.model)
         small = Design((16, 32), frozenset({32}), (1, 2), frozenset({2}), False, 1, 1, 4, 60.0)
         passes, notes = time_passes(timer, loaded.model, small, lambda done, total: None)
         del loaded
     assert min(*link.h2d, *link.d2h, *link.pageable_h2d, link.latency_s) > 0
     assert found.weights_bytes > 0
+    assert launches.graph is not None
+    assert set(launches.steps) == {3, 6}
+    for one in (launches.kernel, launches.graph, *launches.steps.values()):
+        assert 0 < one.low <= one.median <= one.high
+    assert all(one.seconds > 0 and one.size_bytes > 0 for one in moves)
     assert {each.kind for each in passes} == {"decode", "prefill"}
     assert not notes
 
