@@ -244,19 +244,30 @@ class CostModel:
         queries = rows * g.query_dim * g.weight_bytes_per_element
         return queries, rows * (g.output_dim * 4 + _LOG_SUM_EXP_BYTES)
 
-    def ondemand_s(self, fetched_bytes: Array, bounds_bytes: Array, sequences: int) -> np.ndarray:
-        """Choosing pages on the CPU and fetching them, while the GPU attends to its part.
+    def page_choice_s(self, bounds_bytes: Array) -> np.ndarray:
+        """Choosing pages of DDR, which nothing hides: the pass goes on when the host knows them.
 
-        Per layer: queries cross to the host, the CPU reads the bounds of all its pages at the speed
-        of the DDR, and the chosen pages cross back.
+        Per layer: the GPU reads the bounds of all pages, which are in its memory, and tells the
+        host which pages to fetch.
         """
         layers = self._managed_layers
-        queries, _ = self.near_message_bytes(sequences)
+        told_s = layers * self.profile.pcie_latency_s  # a few numbers
+        there = np.asarray(bounds_bytes) > 0
+        return np.where(there, self.copy_s(np.asarray(bounds_bytes)) + told_s, 0.0)
+
+    def ondemand_s(self, fetched_bytes: Array) -> np.ndarray:
+        """Fetching the chosen pages, layer by layer, while the GPU attends to its own part."""
+        layers = self._managed_layers
         block_bytes = self.packed_block_bytes(fetched_bytes)
-        layer_s = self.transfer_s(queries, queries, "d2h")
-        layer_s = layer_s + bounds_bytes / (layers * self.profile.ddr_bytes_per_s)
-        layer_s = layer_s + self.transfer_s(fetched_bytes / layers, block_bytes, "h2d")
-        return layers * np.where(np.asarray(fetched_bytes) > 0, layer_s, 0.0)
+        return layers * self.transfer_s(fetched_bytes / layers, block_bytes, "h2d")
+
+    def move_s(self, transfers: int, groups: int, size_bytes: int) -> float:
+        """The host's own work on transfers: gathering, ordering, entering what has come.
+
+        `groups` are the cache groups of each transfer, added up.
+        """
+        p = self.profile
+        return p.move_s * transfers + p.move_group_s * groups + p.move_byte_s * size_bytes
 
     def ondemand_tokens(
         self, held_tokens: np.ndarray, page_tokens: int, pages_top: int

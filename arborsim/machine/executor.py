@@ -238,7 +238,9 @@ class SimulatedExecutor:
         m.time.policy_s, m.time.rehydration_s = busy.policy_s, busy.recompute_s
         m.time.exposed_transfer_s = busy.exposed_s + tally.idle_s
         m.time.hidden_transfer_s = (
-            program.behind_s + program.side_s - (busy.exposed_s - tally.link_wait_s)
+            program.behind_s
+            + program.side_s
+            - (busy.exposed_s - tally.link_wait_s - tally.moving_s)
         )
         m.series = tally.memory()
         return m

@@ -32,6 +32,7 @@ from arborsim.machine.terms import (
     ITERATION_TERMS,
     LAUNCHES,
     MATRICES,
+    MOVES,
     PARTS,
     PREFILL_TERMS,
     REHYDRATION,
@@ -178,7 +179,9 @@ class Price:
         self, part: str, sequences: int, tokens: int = 0, prompts: int = 0, eager: bool = False
     ) -> float:
         counts, none = np.full(1, sequences), np.zeros(1)
-        asked = Asked(PolicySeconds(), not eager, counts, *(none,) * 10, counts + tokens, prompts)
+        asked = Asked(
+            PolicySeconds(), not eager, counts, *(none,) * 10, counts + tokens, none, prompts
+        )
         return float(self._part_s(part, asked, shared=True)[0])
 
     def _part_s(self, part: str, asked: Asked, shared: bool = False) -> np.ndarray:
@@ -203,6 +206,8 @@ class Price:
             demand = demand.without_turns
         pieces = self.pieces(info, demand.pieces)
         ops = [tuple(op) for op in demand.ops.tolist()]
+        if not self.cost.move_s(1, 1, 1):
+            ops = [op for op in ops if op[0] != Op.MOVE]
         for at, op in enumerate(ops):
             # The end of the first iteration is when the first token is there.
             if op[0] == Op.DECODE and pieces[op[1]].iterations > 1:
@@ -224,7 +229,7 @@ class Price:
 
     def op_terms(self, info: DemandInfo, op: tuple[int, ...]) -> list[Term]:
         """What a phase other than decoding takes, term by term."""
-        kind, one, two, _ = op
+        kind, one, two = op[:3]
         if kind == Op.PREFILL:
             return self._prefill_terms(one, 0, info.fused)
         if kind == Op.RECOMPUTE:
@@ -234,6 +239,8 @@ class Price:
             if kind == Op.TURN:
                 return [Term("policy: turns", float(policy.turning_s(one)))]
             return [Term("policy: decisions", float(policy.decision_s(one)))]
+        if kind == Op.MOVE:
+            return [Term(MOVES, self.cost.move_s(one, two, op[3]))]
         if kind == Op.COPY:
             return [Term(COPY_TERMS[Copied(two)], float(self.cost.copy_s(one)) / self.gpus)]
         return []
@@ -423,12 +430,14 @@ class Price:
     def _asked(self, info: DemandInfo, fixed: np.ndarray, linear: np.ndarray) -> Asked:
         scale = ATTENDED_UNITS * info.groups * self.cost.geometry.layers
         sequences, decided, streamed, remote, window = fixed.T
+        chooses = info.recall == "ondemand"  # what is read "remotely" are bounds then
         read, quantised, attended, rows, examined, _, _ = linear.T
         token_bytes = self.cost.geometry.full_bytes_per_token
         kv_tokens = (read - window) / token_bytes if token_bytes else 0.0 * read
         return Asked(
             self.policy(info), info.fused, sequences, decided, streamed, remote, window, read,
             quantised, attended / scale, rows / scale, examined, kv_tokens, sequences,
+            chooses * remote,
         )  # fmt: skip
 
     def _side(self, info: DemandInfo, q: Asked) -> _Side:
@@ -456,14 +465,12 @@ class Price:
                 near_s=np.where(away, total_s + window_s, 0.0), total_s=total_s,
                 down_bytes=down, up_bytes=np.where(away, layers * partials, 0),
             )  # fmt: skip
-        total_s = cost.ondemand_s(
-            streamed.astype(float), np.asarray(q.remote_bytes, dtype=float), sequences
-        )
+        total_s = cost.ondemand_s(streamed.astype(float))
         # The GPU attends to the fetched pages afterwards: that part of its attention hides nothing.
         near_s = total_s + np.asarray(cost.kv_read_s(streamed.astype(float))) / self.gpus
         return none._replace(
             near_s=np.where(near_s > 0, near_s + window_s, 0.0), link_s=link_s, total_s=total_s,
-            down_bytes=down, buffer_bytes=-(-streamed // max(1, layers)),
+            buffer_bytes=-(-streamed // max(1, layers)) + q.remote_bytes.astype(np.int64),
         )  # fmt: skip
 
 

@@ -64,6 +64,7 @@ class Op(IntEnum):
     #: shared prefix, bytes of DDR.
     LEVEL = 9
     TURN = 10  # sequences that the search turns to
+    MOVE = 11  # transfers that the host works on, cache groups in them (added up), and bytes
 
 
 class Copied(IntEnum):

@@ -222,7 +222,7 @@ class Reading:
     attended: Array
     rows: Array = 0.0
     streamed_bytes: Array = 0.0  # fetched from DDR
-    remote_bytes: Array = 0.0  # read in DDR by the CPU
+    remote_bytes: Array = 0.0  # read in DDR by the CPU; of ``ondemand``, bounds read in HBM
     #: Of `read_bytes`, in layers with a sliding window, where the CPU works during the others; 0
     #: where it does not.
     window_bytes: Array = 0.0
@@ -290,8 +290,8 @@ class Recall:
     ) -> Reading:
         """The pages of `away` with the largest bounds are fetched; the others are not read.
 
-        Bounds are those of the live backend: the smallest and largest key of each page.  All
-        sequences share a choice.  What is fetched has full precision.
+        Bounds are those of the live backend, in HBM: the smallest and largest key of each page.
+        All sequences share a choice.  What is fetched has full precision.
         """
         cost, geometry = self._cost, self._cost.geometry
         held = away.shared.sum(axis=0) / self._groups
@@ -302,15 +302,16 @@ class Recall:
         share = geometry.full_layers / geometry.layers
         count = self._read(local)
         window_bytes = self._window_bytes(local)
+        bounds_bytes = cost.ondemand_bounds_bytes(held, PAGE_TOKENS).astype(np.int64)
         return Reading(
             self._sizes @ count + window_bytes + fetched_bytes,
             self._quantised_sizes @ count,
             self._attended(local) + sequences * attended * share,
             rows,
             fetched_bytes,
-            cost.ondemand_bounds_bytes(held, PAGE_TOKENS),
+            bounds_bytes,
             window_bytes,
-            -(-fetched_bytes // max(1, geometry.full_layers)),
+            bounds_bytes - (-fetched_bytes // max(1, geometry.full_layers)),
         )
 
     def _attended(self, path: PathProfile) -> np.ndarray:

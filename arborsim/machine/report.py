@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _CAUSE = {
     Op.PREFILL: "prefill_s", Op.RECOMPUTE: "recompute_s", Op.DECIDE: "policy_s",
-    Op.TURN: "policy_s", Op.COPY: "policy_s",
+    Op.TURN: "policy_s", Op.COPY: "policy_s", Op.MOVE: "exposed_s",
 }  # fmt: skip
 
 
@@ -28,7 +28,8 @@ class BusySeconds:
     recompute_s: float = 0.0  # passes over evicted or dropped tokens
     decode_s: float = 0.0  # iterations, without what follows
     policy_s: float = 0.0  # policies, and what they write or read that the model does not
-    exposed_s: float = 0.0  # iterations that waited for streamed tokens, or attention on the CPU
+    #: Iterations that waited for streamed tokens, or attention on the CPU; the host's work on moves
+    exposed_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -64,6 +65,7 @@ class Tally:
         self.flops_s, self.memory_s = 0.0, 0.0
         self.decoding_byte_s = 0.0  # bytes held by the pages of searches that decode, x seconds
         self.idle_s = 0.0  # without anything to do
+        self.moving_s = 0.0  # the host's work on moves, part of what is exposed
         self.link_wait_s = 0.0  # iterations that waited for the link before they streamed
         self.peak_hbm_bytes = 0
         self.num_iterations = 0
@@ -92,6 +94,7 @@ class Tally:
         """The engine has done something for one search."""
         cause = _CAUSE[Op(op)]
         setattr(self.busy, cause, getattr(self.busy, cause) + seconds)
+        self.moving_s += seconds * (op == Op.MOVE)
 
     def hbm(self, used_bytes: int, decoding: bool = False) -> None:
         """Memory in use, now or in iterations that are about to pass."""

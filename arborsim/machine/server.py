@@ -53,7 +53,7 @@ from arborsim.machine.program import NOTHING, Op, PricedProgram, SearchDemand
 from arborsim.machine.report import ServingReport, Tally, report
 from arborsim.machine.state import ServedSearch, State, chunk_tokens
 
-_SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
+_SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE, Op.MOVE)
 
 
 class Server:

@@ -69,6 +69,7 @@ class Asked:
     examined: np.ndarray
     kv_tokens: np.ndarray  # read in a layer that keeps every token
     pass_tokens: np.ndarray  # of the whole pass: `sequences`, and parts of prompts
+    bounds_bytes: np.ndarray  # of pages that are chosen by them
     prompts: int = 0  # that end in the pass; their next token is computed, too
 
     @property
@@ -147,6 +148,11 @@ ITERATION_TERMS: list[IterationTerm] = [
         (), shared=True, measured=True, kernels="all-reduce",
     ),
     IterationTerm(
+        "decode: choosing pages", "decode: choosing pages", "serial",
+        lambda price, q: price.cost.page_choice_s(q.bounds_bytes / price.gpus),
+        ("hbm_bytes_per_s", "mbu", "pcie_latency_s"),
+    ),
+    IterationTerm(
         "decode: dequantise", "decode: dequantising", "dequantise",
         lambda price, q: price.cost.dequantise_s(q.quantised_bytes) / price.gpus,
         ("dequantise_bytes_per_s",),
@@ -195,6 +201,7 @@ MATRICES = "policy: attention matrices of the prefill"
 COPY_TERMS = ("policy: quantising", "policy: compaction", "policy: page bounds")
 REHYDRATION = "rehydration"
 BACKGROUND = "transfers: waiting for DDR and back"
+MOVES = "transfers: the host's work on moves"
 #: By recall mode, with the name of a plan's terms.
 SIDE_TERMS = {
     "stream": ("transfers: streamed", "decode: streaming from DDR"),
@@ -217,7 +224,7 @@ def names() -> tuple[str, ...]:
         *PREFILL_TERMS, *(t.name for t in ITERATION_TERMS if t.part != "policy"), LAUNCHES,
         policy[0],
         "policy: turns", MATRICES, *policy[1:], *COPY_TERMS,
-        BACKGROUND, *(name for name, _ in SIDE_TERMS.values()), REHYDRATION, *LINK_TERMS,
+        BACKGROUND, MOVES, *(name for name, _ in SIDE_TERMS.values()), REHYDRATION, *LINK_TERMS,
     )))  # fmt: skip
 
 
@@ -225,6 +232,8 @@ def plan_name(name: str) -> str:
     """What a term of a phase other than decoding is called in a plan's terms."""
     if name == REHYDRATION:
         return "recomputing evicted tokens"
+    if name == MOVES:
+        return "the host's work on transfers"
     return "prefill" if name in PREFILL_TERMS else "policy"
 
 
@@ -243,7 +252,8 @@ OTHER_NUMBERS: dict[str, tuple[str, ...]] = {
     BACKGROUND: ("h2d_bytes_per_s", "d2h_bytes_per_s", *_LINK),
     SIDE_TERMS["stream"][0]: ("h2d_bytes_per_s", *_LINK),
     SIDE_TERMS["near"][0]: ("ddr_bytes_per_s", *_LINK),
-    SIDE_TERMS["ondemand"][0]: ("ddr_bytes_per_s", "h2d_bytes_per_s", *_LINK),
+    SIDE_TERMS["ondemand"][0]: ("h2d_bytes_per_s", *_LINK),
+    MOVES: ("move_s", "move_group_s", "move_byte_s"),
 }  # fmt: skip
 #: Parts of a pass that terms of a prompt are, where kernels were measured.
 PREFILL_KERNELS = {

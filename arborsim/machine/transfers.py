@@ -87,9 +87,11 @@ class Transfers:
             self._flying.values[leaving.group, leaving.token] = True
             self._program.hold(freed_bytes, staging=False)
             size = int(self._ledger.bytes_by_tier[leaving.target].sum())
+            self._order(leaving.group, size, 1 + self._follows(leaving.token))
             self._program.send(Leg(False, size, 0, 0), partial(self._left, leaving, freed_bytes))
         if len(returning):
             size = int(self._ledger.bytes_by_tier[returning.source].sum())
+            self._order(returning.group, size)
             chain = self._program.send(Leg(True, size, 0, 0))
             self._promotions.append((chain, returning.token))
 
@@ -113,7 +115,17 @@ class Transfers:
         if self._stages:
             missing = self._missing()
             if len(missing[0]):
+                self._order(missing[0], self._bytes(missing))
                 self._program.wait(self._program.send(self._stage(missing)))
+
+    def _order(self, group: np.ndarray, size_bytes: int, transfers: int = 1) -> None:
+        """The host gathers tokens of these groups, orders their transfer and enters what came."""
+        groups = len(np.unique(group))
+        self._program.move(transfers, transfers * groups, transfers * size_bytes)
+
+    def _follows(self, token: np.ndarray) -> bool:
+        """Whether what leaves is fetched back into staging buffers as soon as it has left."""
+        return self._stages and bool(self._paths.read_now(token).any())
 
     def fetch(self, steps: int) -> np.ndarray | None:
         """Bytes that ``stream`` fetches of the selection in each of the next iterations, int64.

@@ -51,7 +51,7 @@ Levels = tuple[int, int, int]
 #: What follows a transfer: bytes of HBM that change now, and the next transfer of its chain.
 Next = tuple[int, Leg | None]
 _HBM, _PREFIX = LINEAR.index("hbm_bytes"), LINEAR.index("prefix_bytes")
-_SPENT = (Op.PREFILL, Op.DECIDE, Op.COPY, Op.RECOMPUTE, Op.TURN)
+_SPENT = (Op.PREFILL, Op.DECIDE, Op.COPY, Op.RECOMPUTE, Op.TURN, Op.MOVE)
 
 
 class OpenProgram(PricedProgram):
@@ -118,6 +118,11 @@ class OpenProgram(PricedProgram):
         """A phase other than decoding, once memory holds what it does."""
         self.settle_levels()
         self._append(op, one, two)
+
+    def move(self, transfers: int, groups: int, size_bytes: int) -> None:
+        """The host works on transfers that it is about to order."""
+        self.settle_levels()
+        self._append(Op.MOVE, transfers, groups, size_bytes)
 
     def turn(self, sequences: int) -> None:
         """What memory holds is left to the next iteration: most turns take no time at all."""

@@ -299,7 +299,7 @@ _ITERATIONS = PIECE_COLUMNS.index("iterations")
 #: How many numbers of each phase grow with the length of a search.
 _SCALED = {
     Op.PREFILL: (1,), Op.DECIDE: (1,), Op.COPY: (1,), Op.RECOMPUTE: (1, 2), Op.HOLD: (1,),
-    Op.LEVEL: (1, 2, 3),
+    Op.LEVEL: (1, 2, 3), Op.MOVE: (3,),
 }  # fmt: skip
 
 

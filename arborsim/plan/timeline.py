@@ -20,7 +20,7 @@ from arborsim.plan.runs import Bench
 MOST_SLICES = 50_000  # what comes later is left out
 _KINDS = {
     Op.PREFILL: "prefill", Op.RECOMPUTE: "recompute", Op.DECIDE: "policy", Op.TURN: "policy",
-    Op.COPY: "policy",
+    Op.COPY: "policy", Op.MOVE: "policy",
 }  # fmt: skip
 
 

@@ -192,6 +192,8 @@ class LiteralExecutor:
                 self.recall.fused,
             )[0]
         )  # fmt: skip
+        if self.recall.mode == "ondemand":
+            model_s += float(np.sum(self.cost.page_choice_s(reading.remote_bytes)))
         attention_s = self.cost.kv_read_s(reading.read_bytes)
         attention_s = attention_s + self.cost.dequantise_s(reading.quantised_bytes)
         policy_s = self.policy.observing_s(len(leaves))
@@ -241,9 +243,9 @@ class LiteralExecutor:
             if mode == "near":
                 side_s = float(self.cost.near_s(remote, sequences))
                 m.from_ddr_bytes += layers * partials if remote else 0
+                m.to_ddr_bytes += layers * queries if remote else 0
             else:
-                side_s = float(self.cost.ondemand_s(streamed, remote, sequences))
-            m.to_ddr_bytes += layers * queries if remote else 0
+                side_s = float(self.cost.ondemand_s(streamed))
         m.from_ddr_bytes += int(streamed)
         return max(0.0, side_s - hidden_s) if side_s else 0.0
 

@@ -110,6 +110,9 @@ def test_on_the_command_line(tree: Path, capsys: pytest.CaptureFixture[str]) -> 
 # Fetching on demand: 64 bytes per token and layer, two layers, pages of 16.
 
 
+BOUNDS = 2 * 2 * 16 * 2  # of a page: two keys in two layers
+
+
 def ondemand(tokens: int, in_ddr: int, heads: int = 1) -> Bench:
     bench = Bench(geometry=replace(GEOMETRY, kv_heads=heads), recall="ondemand")
     bench.prefill(tokens)
@@ -125,18 +128,19 @@ def test_few_pages_are_all_fetched() -> None:
     measured = bench.executor.measurements()
     assert measured.from_ddr_bytes == PAGE_TOKENS * PAGES_TOP * KV
     # Everything is read: what is fetched from a buffer of one layer, after it has been fetched.
-    assert bench.us("decode_s") == pytest.approx(2000 + 401 * KV)
-    assert measured.peak_staging_bytes == PAGE_TOKENS * PAGES_TOP * KV // 2
+    # Bounds of 16 pages are in HBM, and read there.
+    bounds = 16 * BOUNDS
+    assert bench.us("decode_s") == pytest.approx(2000 + 401 * KV + bounds)
+    assert measured.peak_staging_bytes == PAGE_TOKENS * PAGES_TOP * KV // 2 + bounds
 
 
 def test_of_many_pages_some_are_fetched() -> None:
     bench = ondemand(1000, PAGE_TOKENS * 60)
     assert bench.executor.measurements().from_ddr_bytes == PAGE_TOKENS * PAGES_TOP * KV
     local = 1001 - PAGE_TOKENS * 60
-    assert bench.us("decode_s") == pytest.approx(2000 + (local + 256) * KV)
-    # Per layer: queries down, bounds read, pages up, less the attention to what is local.
-    queries, bounds, pages = 2 * 16 * 2, 60 * 2 * 16 * 2, 256 * KV / 2
-    waited = 2 * (queries + bounds + pages - local * KV / 2)
+    assert bench.us("decode_s") == pytest.approx(2000 + (local + 256) * KV + 60 * BOUNDS)
+    # Per layer: pages up, less the attention to what is local.
+    waited = 2 * (256 * KV / 2 - local * KV / 2)
     assert bench.us("exposed_transfer_s") == pytest.approx(waited, rel=1e-6)
 
 
@@ -157,6 +161,45 @@ def test_nothing_in_ddr_costs_nothing() -> None:
         bench.decode(7)
     assert plain.us("total_s") == other.us("total_s")
     assert other.executor.measurements().from_ddr_bytes == 0
+
+
+def test_the_device_tells_the_host_which_pages_once_a_layer() -> None:
+    """Nothing hides that, whatever else there is to compute; DDR's speed plays no part."""
+    cost = CostModel(replace(PROFILE, pcie_latency_s=1e-5), GEOMETRY)
+    sizes = np.array([0.0, 64.0, 6400.0])
+    told_s = GEOMETRY.layers * 1e-5
+    wanted = [0.0, told_s + cost.copy_s(64.0), told_s + cost.copy_s(6400.0)]
+    np.testing.assert_allclose(cost.page_choice_s(sizes), wanted)
+    slow = CostModel(replace(cost.profile, ddr_bytes_per_s=1.0), GEOMETRY)
+    np.testing.assert_array_equal(slow.page_choice_s(sizes), cost.page_choice_s(sizes))
+    np.testing.assert_array_equal(slow.ondemand_s(sizes), cost.ondemand_s(sizes))
+
+
+#: The host's work on a transfer, on a cache group in it, and on a byte; microseconds.
+MOVING = {"move_s": 50e-6, "move_group_s": 7e-6, "move_byte_s": 3e-6}
+
+
+@pytest.mark.parametrize("recall", ["stage", "stream", "near", "ondemand"])
+def test_the_host_works_on_every_transfer(recall: str) -> None:
+    """Down and up into staging at once, or down alone; then back to HBM.  Nothing else changes."""
+    plain, priced = Bench(profile(), recall=recall), Bench(profile(**MOVING), recall=recall)
+    for bench in (plain, priced):
+        bench.prefill(100)
+        bench.turn(1)
+        bench.move(range(10), Tier.DDR)
+        bench.executor.finish()
+        bench.move(range(10), Tier.HBM)
+        bench.decode(2)
+    transfers = 2  # what is staged is not fetched again
+    wanted = transfers * (50 + 7 + 3 * 10 * KV)
+    for name in ("prefill_s", "decode_s", "policy_s"):
+        assert priced.us(name) == pytest.approx(plain.us(name))
+    worked = priced.us("total_s") - plain.us("total_s")
+    assert worked == pytest.approx(wanted)
+    exposed = priced.us("exposed_transfer_s") - plain.us("exposed_transfer_s")
+    assert exposed == pytest.approx(wanted)
+    one, other = (bench.executor.measurements().time.hidden_transfer_s for bench in (plain, priced))
+    assert one == pytest.approx(other)
 
 
 def test_pages_are_those_of_the_live_backend() -> None:
