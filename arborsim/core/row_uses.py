@@ -1,9 +1,10 @@
 """What scores need of attention rows, so that a backend can reduce them where they are computed.
 
-Most scores follow the sum of the rows, or the newest one.  A backend that knows so hands over one
-vector per path and decision instead of a row per token (`Observations.reduced`); a replay has the
-rows themselves.  Both lead to the same values: weights are whole multiples of 2**-24, the smallest
-step of float16, and at most 1, so float64 adds up to 2**29 of them exactly, in any order.
+Most scores follow the sum of the rows, the newest one, or when tokens were used last.  A backend
+that knows so hands over one vector per path and decision instead of a row per token
+(`Observations.reduced`); a replay has the rows themselves.  Both lead to the same values: weights
+are whole multiples of 2**-24, the smallest step of float16, and at most 1, so float64 adds up to
+2**29 of them exactly, in any order.
 """
 
 from __future__ import annotations
@@ -20,14 +21,27 @@ ALL_QUERIES = 1 << 60
 class RowUse:
     """What a score needs of the rows of a grouping (`arborsim.signals.scores.GROUPINGS`).
 
-    "sum": their sum over the queries of each path; "newest": the row of its last query; "rows":
-    every row (with "head", those of query heads); "queries": no row, but the query itself.
+    "sum": their sum over the queries of each path; "newest": the row of its last query; "last": by
+    position the last query that uses it; "rows": every row (with "head", those of query
+    heads); "queries": no row, but the query itself.
+
+    A position is used by a query that pays it at least the median of what it pays all positions (of
+    an even number the lower of the two in the middle).  With `page` a page of as many positions is
+    used if any is paid more than `threshold`, and the last page always.  Positions of the prompt
+    are among them if its queries count.
     """
 
     grouping: str
-    keeps: Literal["sum", "newest", "rows", "queries"]
+    keeps: Literal["sum", "newest", "last", "rows", "queries"]
     prompt: int = ALL_QUERIES  # how many of the prompt's queries count, the last ones
     generated: bool = True  # whether queries of generated tokens count
+    page: int | None = None  # of "last"
+    threshold: float = 0.0  # of "last", with pages
+
+    @property
+    def reduced(self) -> bool:
+        """Whether one vector per path and group is enough."""
+        return self.keeps in ("sum", "newest", "last")
 
     def first(self, prompt_tokens: int) -> int:
         """Position of the first query of the prompt that counts."""
@@ -39,7 +53,8 @@ class ReducedRows:
     """What is left of the rows of a run, which cannot be cut any more.
 
     Per leaf float64 ``[groups, positions]``: the sum, or the newest row, NaN where no row was a
-    number.  No positions where no query counts.
+    number; or which of the run's iterations was the last to use a position, from 1 on, 0 if none
+    did.  No positions where no query counts.
     """
 
     leaves: tuple[np.ndarray, ...]

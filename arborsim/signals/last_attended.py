@@ -9,7 +9,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal, SparseRows
-from arborsim.core.row_uses import RowUse
+from arborsim.core.row_uses import ALL_QUERIES, RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.rows import Places, RowState, SparseUpdater, lists_numbers
 from arborsim.signals.scores import Changes, Score, ScoreState
@@ -46,7 +46,8 @@ class LastAttended(Score):
     @property
     def use(self) -> RowUse:
         """What it needs of the rows."""
-        return RowUse("shared", "rows") if self.prompt else RowUse("shared", "rows", prompt=0)
+        prompt = ALL_QUERIES if self.prompt else 0
+        return RowUse("shared", "last", prompt, page=self.page, threshold=self.threshold)
 
     @property
     def row_uses(self) -> frozenset[RowUse]:
@@ -88,14 +89,24 @@ class _LastAttendedState(RowState):
             self._stamps.settle(stamps[: len(stamps) - run.num_tokens], self._iteration)
 
     def observe(self, step: int) -> None:
-        if self._generated:
+        if not self._generated:
+            return
+        if self._reduced is None:
             self._iteration += 1
-            super().observe(step)
+        super().observe(step)
 
     def observe_all(self, first: int, last: int) -> None:
-        ScoreState.observe_all(self, first, last)  # iterations count, whatever takes the rows
+        if self._reduced is None:
+            ScoreState.observe_all(self, first, last)  # iterations count, whatever takes the rows
+        else:
+            super().observe_all(first, last)
+            self._iteration += last - first
 
     def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
+        if self._reduced is not None:
+            used = np.where(row > 0, self._iteration + row, 0.0)
+            now[at] = np.maximum(now[at], used)
+            return
         paid = row[self._prompt_tokens :]
         stamps = now[at]  # a view if `at` is a slice, else a copy
         if self._spec.page is None:

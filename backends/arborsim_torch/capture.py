@@ -82,8 +82,8 @@ class Capture:
     keep : bool
         Keep what `take` hands out, for `columns`.
     uses : set of RowUse
-        What policies need of attention: sums and newest rows are reduced on the device, and rows
-        and queries are taken where they count.  Without any, all rows and queries are taken.
+        What policies need of attention: rows are reduced on the device where that is enough, and
+        rows and queries are taken where they count.  Without any, all of them are taken.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Capture:
         self._rows_of = _Span.of(uses, "shared") if wants_rows else _Span(False, False)
         wants_queries = bool(vector_layers) and Signal.HEAD_ATTENTION in vectors
         self._queries_of = _Span.of(uses, "head") if wants_queries else _Span(False, False)
-        self.reduces = tuple(use for use in uses if use.keeps in ("sum", "newest"))
+        self.reduces = tuple(use for use in uses if use.reduced)
         self._reducer = RowReducer(self.reduces)
         self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
         self._hidden_layers = tuple(hidden_layers)

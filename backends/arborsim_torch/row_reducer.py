@@ -1,11 +1,12 @@
 """Attention rows of a run, reduced where they are computed to what scores need of them.
 
-A run is what lies between two decisions: its rows are added up, or the newest kept, and one vector
-per path and group crosses to the host (`arborsim.core.row_uses`).  Rows averaged over the model are
-rounded to float16 first, as traces hold them, so that sums have the same bits as those of a replay.
+A run is what lies between two decisions: its rows are added up, the newest kept, or what they use
+noted, and one vector per path and group crosses to the host (`arborsim.core.row_uses`).  Rows
+averaged over the model are rounded to float16 first, as traces hold them, so that sums have the
+same bits as those of a replay.
 
 Device memory: 8 bytes for each group, path and position per use that keeps sums, in a buffer that
-stays, and 4 for the newest rows of groups (2 for those of the model).
+stays, and 4 for the newest rows of groups and the last uses (2 for newest rows of the model).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class RowReducer:
     Parameters
     ----------
     uses : iterable of RowUse
-        Those that keep sums or newest rows.
+        Those that are reduced.
 
     Attributes
     ----------
@@ -43,9 +44,7 @@ class RowReducer:
     """
 
     def __init__(self, uses: Iterable[RowUse]) -> None:
-        self._held: dict[RowUse, _Sum | _Newest] = {
-            use: _Sum() if use.keeps == "sum" else _Newest() for use in uses
-        }
+        self._held: dict[RowUse, _Sum | _Newest | _Last] = {use: _kept(use) for use in uses}
         apart = {use for use in self._held if use.grouping != "shared"}
         if len({(use.grouping, use.prompt, use.generated) for use in apart}) > 1:
             raise ValueError("rows of layers and of heads at once, or of different queries")
@@ -73,12 +72,15 @@ class RowReducer:
             if first >= state.queries:
                 continue
             if use.grouping != "shared":
+                assert not isinstance(held, _Last)
                 held.add(state.group_sums() if use.keeps == "sum" else state.group_newest())
                 continue
             assert rows is not None
             assert state.first_row is not None
             own = rows[:, first - state.first_row :]
-            if use.keeps == "newest" or own.shape[1] == 1:
+            if isinstance(held, _Last):
+                held.use(own, [at + first for at in state.metadata.first], prompt)
+            elif use.keeps == "newest" or own.shape[1] == 1:
                 held.add(own[:, -1:])
             else:
                 held.add(own.sum(1, keepdim=True, dtype=torch.float64))
@@ -98,6 +100,12 @@ def first_of(use: RowUse, metadata: AttentionMetadata, prompt: int) -> int:
     if at >= prompt:
         return 0 if use.generated else queries
     return min(queries, max(0, use.first(prompt) - at))
+
+
+def _kept(use: RowUse) -> _Sum | _Newest | _Last:
+    if use.keeps == "last":
+        return _Last(use)
+    return _Sum() if use.keeps == "sum" else _Newest()
 
 
 class _Sum:
@@ -157,3 +165,51 @@ class _Newest:
     def finish(self) -> Tensor | None:
         found, self._rows = self._rows, None
         return found
+
+
+class _Last:
+    """By position the last row that uses it, counted from 1; 0 if none does."""
+
+    def __init__(self, use: RowUse) -> None:
+        self._use = use
+        self._last: Tensor | None = None  # int32 [seqs, positions]
+        self._count = 0
+
+    def use(self, rows: Tensor, at: list[int], prompt: int) -> None:
+        """Take in rows ``[seqs, queries, positions]``, of sequences whose first ones stand `at`."""
+        seqs, queries, positions = rows.shape
+        last = rows.new_zeros((seqs, positions), dtype=torch.int32)
+        if self._last is not None:
+            last[:, : self._last.shape[1]] = self._last
+        begin = 0 if self._use.prompt else prompt
+        for query in range(queries):
+            self._count += 1
+            for seq in range(seqs):
+                own = slice(begin, at[seq] + query + 1)
+                last[seq, own].masked_fill_(self._used(rows[seq, query, own]), self._count)
+        self._last = last
+
+    def _used(self, paid: Tensor) -> Tensor:
+        """Which positions a query uses that pays them this, bool ``[positions]``."""
+        page = self._use.page
+        if page is None:
+            wide = paid.float()
+            return wide >= wide.kthvalue((len(wide) - 1) // 2 + 1).values
+        pages = -(-len(paid) // page)
+        # In float64, where the threshold is what the policy says.
+        whole = torch.nn.functional.pad(paid.double(), (0, pages * page - len(paid)))
+        used = whole.view(pages, page).amax(1) > self._use.threshold
+        used[-1] = True
+        return used.repeat_interleave(page)[: len(paid)]
+
+    def finish(self) -> Tensor | None:
+        """``[seqs, 1, positions]``, in the smallest type that holds the number of rows."""
+        found, self._last = self._last, None
+        count, self._count = self._count, 0
+        if found is None:
+            return None
+        kind = next(
+            kind for kind in (torch.uint8, torch.int16, torch.int32)
+            if count <= torch.iinfo(kind).max
+        )  # fmt: skip
+        return found[:, None].to(kind)

@@ -19,6 +19,7 @@ from arborsim.policies.registry import available, build
 from arborsim.run.controller import Controller
 from arborsim.run.move_log import MoveLog
 from arborsim.search import make_search
+from arborsim.signals.last_attended import fresh_pages, median
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.forward import LayerView
 from arborsim_torch.context import PassContext
@@ -31,7 +32,7 @@ from arborsim_torch.sources import TaskSource
 
 POLICIES = {name: build(name) for name in sorted(set(available()) - {"oracle"})}
 REDUCED = {
-    name: {use.grouping for use in policy.row_uses() if use.keeps in ("sum", "newest")}
+    name: {use.grouping for use in policy.row_uses() if use.reduced}
     for name, policy in POLICIES.items()
 }
 SUM, NEWEST = RowUse("shared", "sum"), RowUse("shared", "newest", prompt=1)
@@ -67,6 +68,42 @@ def test_sums_have_the_bits_of_rows_added_one_by_one(data: st.DataObject) -> Non
     found = reducer.finish()
     np.testing.assert_array_equal(found[SUM][:, 0].double().numpy(), wanted)
     np.testing.assert_array_equal(found[NEWEST][:, 0].numpy(), rows[:, -1].astype(np.float16))
+    assert reducer.finish() == {}
+
+
+@given(st.data())
+def test_last_uses_are_those_of_rows_looked_at_one_by_one(data: st.DataObject) -> None:
+    page = data.draw(st.sampled_from([None, 1, 3]))
+    use = RowUse("shared", "last", data.draw(st.sampled_from([0, ALL_QUERIES])), page=page,
+                 threshold=float(np.float16(0.1)))  # fmt: skip
+    seqs, prompt = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    begin = 0 if use.prompt else prompt
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    reducer = RowReducer([use])
+    # The paths of the others are as much longer.
+    longer = [*rng.integers(0, 4, seqs - 1).tolist(), 0]
+    counts = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    first, step, wanted = prompt, 0, np.zeros((seqs, 40), dtype=np.int64)
+    if use.prompt:
+        first, counts, longer = 0, [prompt, *counts], [0] * seqs
+    for queries in counts:
+        at = [first + more for more in longer]
+        rows = np.zeros((seqs, queries, max(at) + queries), dtype=np.float16)
+        for q in range(queries):
+            step += 1
+            for seq, start in enumerate(at):
+                paid = rng.integers(0, 5, start + q + 1) * 0.05  # ties, and the threshold itself
+                rows[seq, q, : len(paid)] = paid
+                own = rows[seq, q, begin : len(paid)].astype(np.float64)
+                pages = page and fresh_pages(own, page, use.threshold)
+                wanted[seq, begin : len(paid)][own >= median(own) if page is None else pages] = step
+        metadata: Any = SimpleNamespace(first=at, queries=queries)
+        reducer.take(PassContext(metadata, first_row=0), torch.from_numpy(rows), prompt)
+        first += queries
+    found = reducer.finish()[use][:, 0]
+    np.testing.assert_array_equal(found, wanted[:, : found.shape[1]])
+    assert not wanted[:, found.shape[1] :].any()
+    assert found.dtype == torch.uint8
     assert reducer.finish() == {}
 
 
@@ -165,6 +202,20 @@ def test_sums_decide_as_rows(
     whole = any(use.prompt == ALL_QUERIES for use in small(name).row_uses())
     step = 0 if whole else 1e-4
     compare(controllers, partial(np.testing.assert_allclose, rtol=0, atol=step))
+
+
+@pytest.mark.parametrize("settings", [{"pin_prompt": "false"}, {"variant": "pages", "page": "4"}])
+def test_last_uses_decide_as_rows(
+    settings: dict[str, str], tree: SearchSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all tokens, the prompt's included, and of pages."""
+    controllers: list[Controller] = []
+    reduced = search(tree, build("raas", settings), 60, controllers)
+    with_rows(monkeypatch)
+    expected = search(tree, build("raas", settings), 60, controllers)
+    np.testing.assert_array_equal(reduced.rows, expected.rows)
+    assert len(expected.rows)
+    compare(controllers, np.testing.assert_array_equal)
 
 
 @pytest.mark.parametrize("kind", ["chain", "tree"])

@@ -336,7 +336,7 @@ class PolicySearch:
         most = max(0, held) // max(1, geometry.full_bytes_per_token)
         prompt = len(self._problem.prompt)
         uses = self._policy.row_uses()
-        reduced = [use for use in uses if use.keeps in ("sum", "newest") and use.prompt]
+        reduced = [use for use in uses if use.reduced and use.prompt]
         return LiveSearch(
             geometry,
             prompt,
