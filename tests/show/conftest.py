@@ -11,14 +11,29 @@ import pytest
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
+class PatientBrowser:
+    """Chromium whose pages wait for minutes: on a busy machine opening one can take long."""
+
+    def __init__(self, chromium: Any) -> None:
+        self._chromium = chromium
+
+    def new_context(self, **options: Any) -> Any:
+        context = self._chromium.new_context(**options)
+        context.set_default_timeout(300_000)  # ms; reached only where something hangs
+        return context
+
+    def new_page(self, **options: Any) -> Any:
+        return self.new_context(**options).new_page()
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser() -> Iterator[PatientBrowser]:
     """Chromium under Playwright; without them, tests that open pages are skipped."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no chromium on this machine")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
-        yield browser
-        browser.close()
+        launched = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        yield PatientBrowser(launched)
+        launched.close()

@@ -71,7 +71,6 @@ def test_nothing_is_clipped_or_empty(
     browser: Any, pages: dict[str, Path], complaints: list[str], name: str, width: int, scheme: str
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.set_default_timeout(300_000)  # ms; reached only where something hangs
     page.on("console", lambda message: complaints.append(f"{name}: {message.text}"))
     page.on("pageerror", lambda error: complaints.append(f"{name}: {error}"))
     page.on("request", lambda request: complaints.append(f"{name}: request {request.url}")

@@ -42,7 +42,6 @@ def test_nothing_played_is_a_page_too() -> None:
 
 def opened(browser: Any, path: Path, width: int, complaints: list[str]) -> Any:
     page = browser.new_page(viewport={"width": width, "height": 900})
-    page.set_default_timeout(300_000)  # ms; reached only where something hangs
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("dialog", lambda dialog: complaints.append(dialog.message))
