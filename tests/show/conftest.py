@@ -14,12 +14,14 @@ ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 class PatientBrowser:
     """Chromium whose pages wait for minutes: on a busy machine opening one can take long."""
 
+    TIMEOUT = 300_000  # ms; reached only where something hangs
+
     def __init__(self, chromium: Any) -> None:
         self._chromium = chromium
 
     def new_context(self, **options: Any) -> Any:
         context = self._chromium.new_context(**options)
-        context.set_default_timeout(300_000)  # ms; reached only where something hangs
+        context.set_default_timeout(self.TIMEOUT)
         return context
 
     def new_page(self, **options: Any) -> Any:
@@ -33,6 +35,7 @@ def browser() -> Iterator[PatientBrowser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no chromium on this machine")
+    sync_api.expect.set_options(timeout=PatientBrowser.TIMEOUT)
     with sync_api.sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         yield PatientBrowser(launched)
