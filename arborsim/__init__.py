@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from arborsim.api.replay import ReplayResults, replay
     from arborsim.api.results import Results, load_results
     from arborsim.api.search import SearchResults, search
+    from arborsim.api.sweep import SweepResults, results, sweep
     from arborsim.api.trace import Trace, open_trace
     from arborsim.api.validation import ValidationResults
     from arborsim.core.errors import ArborsimError
@@ -60,6 +61,7 @@ __all__ = [
     "ReplayResults",
     "Results",
     "SearchResults",
+    "SweepResults",
     "Trace",
     "ValidationResults",
     "live",
@@ -68,7 +70,9 @@ __all__ = [
     "plan",
     "record",
     "replay",
+    "results",
     "search",
+    "sweep",
 ]
 
 #: The module of each name.
@@ -79,6 +83,7 @@ _HOME = {
     "ReplayResults": "api.replay",
     "Results": "api.results",
     "SearchResults": "api.search",
+    "SweepResults": "api.sweep",
     "Trace": "api.trace",
     "ValidationResults": "api.validation",
     "live": "api.live",
@@ -87,7 +92,9 @@ _HOME = {
     "plan": "api.plan",
     "record": "api.record",
     "replay": "api.replay",
+    "results": "api.sweep",
     "search": "api.search",
+    "sweep": "api.sweep",
 }
 
 
@@ -106,7 +113,7 @@ def _exported(name: str) -> Any:
 
 
 #: Functions that share their names with packages of ours.
-_PACKAGES = {"search", "plan", "live"}
+_PACKAGES = {"search", "plan", "live", "sweep"}
 
 
 class _CallablePackage(ModuleType):

@@ -37,6 +37,7 @@ def replay(
     budgets: Budgets = 0.5,
     settings: Settings = (),
     calibration: str | Sequence[str] = (),
+    full: bool = True,
     oracle: bool = True,
     answers: Files = (),
     quality: bool = True,
@@ -69,7 +70,7 @@ def replay(
         Trace files.
     policies : str, Policy or sequence of these
         Names (``"h2o"``, ``"h2o,snapkv"``, ``"all"``), ``"package.module:Class"``, the file of a
-        composition (``"mine.toml"``), or policies made in Python.  Full retention is added.
+        composition (``"mine.toml"``), or policies made in Python.
     budgets : float, int, str or sequence of these
         A float in (0, 1] is a share of what full retention holds at its peak, an int a number of
         tokens.
@@ -78,6 +79,8 @@ def replay(
         ``{"h2o.per": "head"}`` for one.
     calibration : str or sequence of str
         Calibrations, shipped ones by name, whose settings hold where `settings` gives none.
+    full : bool
+        Also replay full retention, which others are compared with.
     oracle : bool
         Also replay the offline optimum, the most attention that evicting can keep.
     answers : path or sequence of paths
@@ -152,6 +155,8 @@ def replay(
     if reference and not equal:
         raise UsageError("reference is the policy whose memory others get: also give equal, "
                          "as peak or byte-seconds")  # fmt: skip
+    if equal and not full:
+        raise UsageError("equal compares with what full retention takes: leave no-full out")
     paths = choices.files(traces)
     choices.at_least(0, first=first, episodes=episodes)
     choices.at_least(1, workers=workers)
@@ -166,7 +171,7 @@ def replay(
     )  # fmt: skip
     job = Replay(
         paths,
-        [*_references(made, paths, bound=oracle and quality), *made],
+        [*_references(made, paths, full=full, bound=oracle and quality), *made],
         choices.budgets(budgets),
         simulated,
         quality=quality,
@@ -197,8 +202,10 @@ def _reference(given: str | Policy, made: Sequence[Policy]) -> Policy | None:
     return policy
 
 
-def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iterator[Policy]:
-    """Full retention, then the oracles that are wanted and that a trace can serve.
+def _references(
+    policies: list[Policy], traces: list[Path], full: bool, bound: bool
+) -> Iterator[Policy]:
+    """Full retention if it is wanted, then the oracles that are and that a trace can serve.
 
     One for each kind of groups that the policies decide for: each bounds its own kind.
     """
@@ -208,7 +215,7 @@ def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iter
     from arborsim.trace.reader import open_trace
 
     names = {policy.name for policy in policies}
-    if BASELINE not in names:
+    if full and BASELINE not in names:
         yield build(BASELINE)
     if not bound:
         return
@@ -300,7 +307,7 @@ class ReplayResults(Results):
             time, relative = found.pop("time"), found.pop("relative")
             answered = _answer_columns(found.pop("answers"))
             rows.append({
-                **found, **time, **answered, "total_s": row.time.total_s,
+                **found, **time, **answered, "total_s": row.total_s,
                 "tokens_per_s": row.tokens_per_s,
                 "hbm_vs_full": relative["peak_hbm"], "time_vs_full": relative["time"],
                 "speed_vs_full": relative["tokens_per_s"],

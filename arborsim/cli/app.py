@@ -28,6 +28,8 @@ COMMANDS = {
     "replay": "Replay traces under KV-cache policies.",
     "search": "Run search algorithms on a bank of recorded thoughts.",
     "plan": "Find the load GPUs, policies and budgets carry, and its cost.",
+    "sweep": "Replay a grid of policies and machines, cell by cell.",
+    "results": "Show what a sweep found: filtered, grouped, exported.",
     "record": "Run searches on a live model and record them.",
     "live": "Search live under KV-cache policies that really remove tokens.",
     "validate": "Search live and simulated side by side, and compare.",

@@ -50,6 +50,7 @@ def replay(
     traces: list[Path] = options.traces_argument(),
     policies: options.PolicyOptions = options.PolicyOptions(),
     calibration: list[str] = options.calibration_option(),
+    full: bool = option(True, "Also replay full retention, to compare."),
     oracle: bool = option(True, "Also replay the offline optimum, and show the gap to it."),
     answers: list[Path] = option([], "Log of arborsim live, whose right answers are shown."),
     equal: str = option(
@@ -76,16 +77,16 @@ def replay(
     """Replay traces under KV-cache policies.
 
     Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
-    the share of attention kept, all against full retention (policy `full`, which is added), and
-    the right answers that live runs of the same settings gave.
+    the share of attention kept, all against full retention (policy `full`), and the right answers
+    that live runs of the same settings gave.
     """
     from arborsim.api.replay import replay as run
 
     output.check()
     with interruptible():
         results = run(
-            traces, **policies.fields(), calibration=calibration, oracle=oracle, answers=answers,
-            equal=equal, reference=reference,
+            traces, **policies.fields(), calibration=calibration, full=full, oracle=oracle,
+            answers=answers, equal=equal, reference=reference,
             **job.fields(),
             **machine.fields(), pictures=output.report is not None, explain=output.explain,
             event_by_event=event_by_event, keep_matrices=keep_matrices, progress=True,

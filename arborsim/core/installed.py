@@ -7,6 +7,7 @@ installed but broken cannot take this one down, and the core stays free of frame
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +261,27 @@ def revision() -> str:
     at = _output("git", "-C", str(sources), "rev-parse", "--short=12", "HEAD").strip()
     changed = _output("git", "-C", str(sources), "status", "--porcelain", "--untracked-files=no")
     return at + (", dirty" if at and changed.strip() else "")
+
+
+@functools.cache
+def sources(*places: str) -> str:
+    """A digest of these sources, by which results of other sources are told apart.
+
+    `places` are packages (``"arborsim_torch"``), or files and folders of one
+    (``"arborsim/api/replay.py"``).  None is imported; one that is not installed counts as empty.
+    """
+    digest = hashlib.sha256()
+    for place in places:
+        package, _, rest = place.partition("/")
+        spec = find_spec(package)
+        for root in map(Path, (spec and spec.submodule_search_locations) or ()):
+            top = root / rest
+            files = [top] if top.is_file() else sorted(top.rglob("*"))
+            for file in files:
+                if file.is_file() and "__pycache__" not in file.parts:
+                    digest.update(f"{package}/{file.relative_to(root).as_posix()}\0".encode())
+                    digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _browser() -> str:

@@ -116,6 +116,10 @@ def refuse_inputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
         taken |= dict.fromkeys(filter(None, (key, path.resolve())), option)
 
 
+class Busy(UsageError):
+    """Another process, or another writer of this one, is at a file."""
+
+
 class Lock:
     """Keeps other processes from writing `path` until it is released, or this process has ended.
 
@@ -123,8 +127,10 @@ class Lock:
 
     Raises
     ------
+    Busy
+        Another process, or another writer of this one, is at it.
     UsageError
-        Another process, or another writer of this one, is at it; or the folder cannot be written.
+        The folder cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,7 +138,7 @@ class Lock:
         try:
             self._file = self._locked()
         except BlockingIOError:
-            raise UsageError(
+            raise Busy(
                 f"{path}: another arborsim is writing it: wait for it, or choose another name"
             ) from None
         except OSError as error:

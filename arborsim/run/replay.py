@@ -30,6 +30,7 @@ from arborsim.run.results import (
     EpisodeResult,
     EqualBudget,
     LeftOut,
+    NothingRan,
     ReplayResult,
     assumed_policy_time,
     at_budget,
@@ -187,9 +188,8 @@ class Replay:
                 if outcome.infeasible:
                     self._note(outcome, infeasible)
                     if needed and needed <= infeasible.keys():
-                        raise ArborsimError(
-                            next(each.detail for key, each in infeasible.items() if key in needed)
-                        )
+                        first = next(each for key, each in infeasible.items() if key in needed)
+                        raise NothingRan(first.detail, first.reason)
                 outcomes.append(outcome)
                 if advance and self.workers > 1:
                     advance(outcome.trace, outcome.rows)

@@ -4,10 +4,11 @@ budget, and notes on times that are assumed and on what does not fit the machine
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from arborsim.core.errors import ArborsimError
 from arborsim.core.measurements import Measurements, TimeSplit
 from arborsim.core.score import Score
 from arborsim.core.units import quantity
@@ -73,6 +74,17 @@ class LeftOut:
     reason: str = ""  # why, for a cell of a table: ``"needs 0.53 or more: prompt 602 = ..."``
     unsuited: bool = False  # the policy has no meaning on the model whose bytes are charged
     unrecorded: str = ""  # why no recording supplies it (`TraceInfo.unrecorded`)
+
+
+class NothingRan(ArborsimError):
+    """No budget held any of the searches; `reason` is the first of them, for a cell of a table."""
+
+    def __init__(self, detail: str, reason: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[NothingRan], tuple[str, str]]:
+        return NothingRan, (str(self), self.reason)  # so that workers can raise it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,8 +245,12 @@ class Row:
         return self.time.prefill_s + self.time.decode_s
 
     @property
+    def total_s(self) -> float:
+        return self.time.total_s
+
+    @property
     def tokens_per_s(self) -> float:
-        return _ratio(self.generated_tokens, self.time.total_s)
+        return _ratio(self.generated_tokens, self.total_s)
 
     @property
     def is_baseline(self) -> bool:
@@ -299,16 +315,32 @@ def aggregate(
             -1 if row.is_baseline else budgets.index(row.budget),
         )
     )
-    baselines = {row.trace: row for row in reversed(rows) if row.is_baseline}
-    bounds = {(row.trace, row.budget, row.per): row.attention_kept for row in rows if row.is_oracle}
+    return related(rows)
+
+
+R = TypeVar("R", bound="Row")
+
+
+def related(
+    rows: Sequence[R], place: Callable[[R], Hashable] = lambda row: row.trace
+) -> tuple[R, ...]:
+    """Rows with what is relative to full retention, and their gap to the oracle.
+
+    Those that share a `place` (a trace on a machine) are compared.
+    """
+    baselines = {place(row): row for row in reversed(rows) if row.is_baseline}
+    bounds = {
+        (place(row), row.budget, row.per): row.attention_kept for row in rows if row.is_oracle
+    }
     return tuple(
         replace(
             row,
-            oracle_gap=bounds.get((row.trace, row.budget, row.per), math.nan) - row.attention_kept,
-            relative=_relative(row, baselines[row.trace]) if row.trace in baselines else Relative(),
+            oracle_gap=bounds.get((place(row), row.budget, row.per), math.nan) - row.attention_kept,
+            relative=_relative(row, baselines[at]) if (at := place(row)) in baselines
+            else Relative(),
         )
         for row in rows
-    )
+    )  # fmt: skip
 
 
 def _row(results: list[EpisodeResult]) -> Row:
@@ -365,7 +397,7 @@ def _relative(row: Row, full: Row) -> Relative:
     return Relative(
         peak_hbm=_ratio(row.peak_hbm_kv_bytes, full.peak_hbm_kv_bytes),
         mean_peak_hbm=_ratio(row.mean_peak_hbm_kv_bytes, full.mean_peak_hbm_kv_bytes),
-        time=_ratio(row.time.total_s, full.time.total_s),
+        time=_ratio(row.total_s, full.total_s),
         tokens_per_s=_ratio(row.tokens_per_s, full.tokens_per_s),
         attention_kept=_ratio(row.attention_kept, full.attention_kept),
     )

@@ -31,6 +31,8 @@ from arborsim.show.words import plain
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from arborsim.show.table import Table
+
 #: The endings of files that a plot can be written to.
 FORMATS = (".html", ".svg", ".png")
 _WIDTH, _SCALE = 900, 2  # pixels of an image, and how many dots a PNG has for each
@@ -80,9 +82,12 @@ def print_plots(plots: Sequence[Plot], console: Console | None = None, height: i
 
 def write(
     plots: Sequence[Plot], path: Path, *, dark: bool = False, command: str = "",
-    settings: Mapping[str, str] = MappingProxyType({}),
+    settings: Mapping[str, str] = MappingProxyType({}), title: str = "",
+    table: Table[Any] | None = None, notes: Sequence[str] = (), csv: str = "",
 ) -> None:  # fmt: skip
     """Write plots to one file, as its name's ending says; the same plots give the same bytes.
+
+    A page may have a title of its own, and a table with notes and data above the plots.
 
     A page follows its reader's light or dark theme, and says what command and settings made the
     results; an image has one of the themes, and several plots below each other.
@@ -96,8 +101,9 @@ def write(
     check_format(path)
     if path.suffix == ".html":
         text = page.render(
-            "plot", ("plot.js",), [each.figure for each in plots], title=_title(plots),
-            subtitle=command, plots=plots, settings=settings,
+            "plot", ("plot.js",), {"plots": [each.figure for each in plots], "csv": csv},
+            title=title or _title(plots), subtitle=command, plots=plots, settings=settings,
+            table=table, notes=notes,
         )  # fmt: skip
         write_text(path, text)
         return

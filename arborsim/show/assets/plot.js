@@ -1,3 +1,3 @@
 // Draws the figures of a page of plots.
 
-DATA.forEach((figure, number) => draw(`plot-${number}`, figure));
+DATA.plots.forEach((figure, number) => draw(`plot-${number}`, figure));

@@ -1,0 +1,52 @@
+"""`arborsim results`: the cells of a sweep, filtered, grouped, exported, as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from arborsim.cli.command import argument, command, option
+from arborsim.cli.options import json_option, output_option
+from arborsim.core.errors import UsageError
+from arborsim.core.outputs import check_writable
+
+
+@command
+def results(
+    folder: Path = argument(..., "Folder of arborsim sweep --out."),
+    where: list[str] = option([], "Cells to take: policy=h2o,snapkv; repeatable."),
+    by: list[str] = option([], "Parameters that groups share: policy,budget.", shown="cells"),
+    csv: Path | None = output_option(None, "Write the rows as CSV.", writes=True),
+    parquet: Path | None = output_option(None, "Write the rows as Parquet.", writes=True),
+    report: Path | None = output_option(None, "Write a self-contained HTML page.", writes=True),
+    json: bool = json_option(),
+) -> None:
+    """Show what a sweep found: cells, or groups of them.
+
+    Cells are compared with full retention on the same trace and machine. --csv and --parquet write
+    the groups of --by, else the cells with all their columns.
+    """
+    from arborsim.api.sweep import results as read
+    from arborsim.core.tables import write_table
+
+    files = {"--csv": csv, "--parquet": parquet, "--report": report}
+    for name, path in files.items():
+        if path is not None:
+            ending = ".html" if name == "--report" else name.replace("--", ".")
+            if path.suffix != ending:
+                raise UsageError(f"{name} {path}: the name must end in {ending}")
+            check_writable(path, name)
+    found = read(folder, where=where, by=by)
+    rows = found.summary() if by else found.to_pandas()
+    for path in (csv, parquet):
+        if path is not None:
+            write_table(rows, path, found.metadata)
+    if report is not None:
+        found.report(report)
+    if json:
+        typer.echo(found.to_json())
+        return
+    found.print()
+    for path in filter(None, files.values()):
+        typer.echo(f"wrote {path}")

@@ -1,0 +1,378 @@
+"""What a sweep found: tables of cells or of groups of them, and one page to compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborsim.core import documents
+from arborsim.core.errors import UnknownName
+from arborsim.core.tables import csv_text
+from arborsim.run.results import related
+from arborsim.show import images, replay_figures
+from arborsim.show.images import Plot
+from arborsim.show.replay import ANSWERS, COLUMNS, NAMES
+from arborsim.show.table import (
+    LABEL,
+    NAME,
+    NOTHING,
+    UNKNOWN,
+    Column,
+    Table,
+    print_heading,
+    print_tables,
+    shown,
+)
+from arborsim.show.words import counted, plain
+from arborsim.sweep.cells import DONE, FIGURES, HEAD, WENT_WRONG, CellRow
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+#: What follows from other cells: columns after those of the files.
+RELATIVE = ("hbm_vs_full", "time_vs_full", "speed_vs_full", "oracle_gap")
+#: Parameters that a place is named by, and what those that say nothing have.
+_PLACE = {
+    "kind": "replay", "trace": "", "gpu": "", "host": "", "engine": "", "model": "",
+    "kv_dtype": "", "weights": "", "recall": "stage", "page_size": 1, "tree_attention": True,
+    "first": 0, "episodes": 0, "quality": True, "more": "",
+}  # fmt: skip
+_LEADING = (
+    "right", "right_interval", "peak_hbm", "hbm_vs_full", "peak_ddr", "total", "time_vs_full",
+    "kept", "gap", "error",
+)  # fmt: skip
+#: With more cells than this, a terminal shows groups unless it is told which.
+MOST_CELLS = 200
+GROUPED = ("policy", "budget")
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """Cells of a folder, those that were asked for."""
+
+    folder: str
+    rows: tuple[CellRow, ...]
+    by: tuple[str, ...] = ()  #: columns that groups share; none for no groups
+    superseded: int = 0  #: cells that later ones with the same parameters take the place of
+
+    @property
+    def done(self) -> list[CellRow]:
+        """Cells that have figures."""
+        return [row for row in self.rows if row.status == DONE]
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Cells that share some parameters.
+
+    The peak is the largest, seconds and answers are sums, shares and ratios means over the cells
+    that know them.
+    """
+
+    shared: tuple[str, ...]
+    cells: int
+    without: int  #: cells that were left out or failed
+    peak_hbm_kv_bytes: float
+    hbm_vs_full: float
+    total_s: float
+    time_vs_full: float
+    attention_kept: float
+    oracle_gap: float
+    output_error: float
+    right: float
+    answered: float
+
+
+def compared(rows: Iterable[CellRow]) -> list[CellRow]:
+    """Rows in the order of their places, with what is relative to full retention there."""
+    known = related(list(rows), lambda row: row.place)
+    ordered = sorted(known, key=lambda row: (row.place, _budget(row.budget), row.policy,
+                                             row.settings))  # fmt: skip
+    full = {
+        row.place: row.answers for row in ordered if row.is_baseline and row.answers is not None
+    }
+    return [_answered(row, full.get(row.place)) for row in ordered]
+
+
+def _budget(text: str) -> tuple[float, str]:
+    try:
+        return float(text), text
+    except ValueError:
+        return -1.0, text
+
+
+def _answered(row: CellRow, full: Any) -> CellRow:
+    """With the answers of full retention on the same problems."""
+    own = row.answers
+    if own is None or full is None or full.n != own.n:
+        return row
+    return replace(row, answers=replace(own, full_right=full.right))
+
+
+def kept(rows: Iterable[CellRow], where: Mapping[str, Sequence[str]]) -> list[CellRow]:
+    """Rows whose columns have one of the given values, as text; names know their nearest."""
+    for name in where:
+        _check(name)
+    return [
+        row for row in rows
+        if all(_text(row, name) in values for name, values in where.items())
+    ]  # fmt: skip
+
+
+def _check(name: str) -> None:
+    if name not in HEAD:
+        raise UnknownName("parameter of cells", name, HEAD)
+
+
+def _text(row: CellRow, name: str) -> str:
+    value = getattr(row, name)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def groups(report: SweepReport, by: Sequence[str]) -> list[Grouped]:
+    """A record per combination of values of these columns, in the order of the cells."""
+    for name in by:
+        _check(name)
+    found: dict[tuple[str, ...], list[CellRow]] = {}
+    for row in report.rows:
+        found.setdefault(tuple(_text(row, name) for name in by), []).append(row)
+    return [_grouped(shared, rows) for shared, rows in found.items()]
+
+
+def _grouped(shared: tuple[str, ...], rows: Sequence[CellRow]) -> Grouped:
+    done = [row for row in rows if row.status == DONE]
+    scores = [row.answers for row in done if row.answers is not None]
+    return Grouped(
+        shared, len(rows), len(rows) - len(done),
+        max((float(row.peak_hbm_kv_bytes) for row in done), default=math.nan),
+        _mean(row.relative.peak_hbm for row in done),
+        math.fsum(row.total_s for row in done) if done else math.nan,
+        _mean(row.relative.time for row in done),
+        _mean(row.attention_kept for row in done),
+        _mean(row.oracle_gap for row in done),
+        _mean(row.output_error for row in done),
+        sum(score.right for score in scores) if scores else math.nan,
+        sum(score.n for score in scores) if scores else math.nan,
+    )  # fmt: skip
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+# ------------------------------------------------------------------------- files
+
+
+def to_frame(report: SweepReport) -> pd.DataFrame:
+    """A row per cell: the columns of its file, then those relative to full retention."""
+    import pandas as pd
+
+    types = {"str": "str", "int": "Int64", "float": "float64", "bool": "boolean"}
+    columns = {**HEAD, **FIGURES, "code": "str", "inputs": "str"}
+    records = [_flat(row) for row in report.rows]
+    frame = pd.DataFrame(records, columns=[*columns, *RELATIVE])
+    return frame.astype({name: types[kind] for name, kind in columns.items()})
+
+
+def _flat(row: CellRow) -> dict[str, Any]:
+    score = row.answers
+    found = {
+        **{name: getattr(row, name, None) for name in (*HEAD, *FIGURES)},
+        **vars(row.time), "total_s": row.total_s, "tokens_per_s": row.tokens_per_s,
+        "right": score.right if score else None, "answered": score.n if score else None,
+        "infeasible": score.infeasible if score else None,
+        "code": row.code, "inputs": row.inputs,
+        "hbm_vs_full": row.relative.peak_hbm, "time_vs_full": row.relative.time,
+        "speed_vs_full": row.relative.tokens_per_s, "oracle_gap": row.oracle_gap,
+    }  # fmt: skip
+    unknown = {name for name, kind in FIGURES.items() if kind != "str" and _nan(found[name])}
+    return {name: None if name in unknown else value for name, value in found.items()}
+
+
+def _nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def group_frame(report: SweepReport, by: Sequence[str]) -> pd.DataFrame:
+    """A row per group."""
+    import pandas as pd
+
+    names = [each.name for each in fields(Grouped) if each.name != "shared"]
+    return pd.DataFrame(
+        [
+            {**dict(zip(by, each.shared, strict=True)), **{n: getattr(each, n) for n in names}}
+            for each in groups(report, by)
+        ],
+        columns=[*by, *names],
+    )
+
+
+def to_json(report: SweepReport) -> str:
+    """Everything as strict JSON; groups if there are any, else cells."""
+    frame = group_frame(report, report.by) if report.by else to_frame(report)
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return documents.to_json({
+        "folder": report.folder, "cells": len(report.rows), "superseded": report.superseded,
+        "by": list(report.by), "rows": rows,
+    })  # fmt: skip
+
+
+# ------------------------------------------------------------------------- tables
+
+
+def _columns() -> list[Column[Any]]:
+    total = replace(COLUMNS["total"], value=lambda r: r.total_s)
+    found = [total if key == "total" else COLUMNS[key] for key in _LEADING]
+    return [replace(c, hide=NOTHING) if c.key == "peak_ddr" else c for c in found]
+
+
+def table(rows: Sequence[CellRow], **more: Any) -> Table[CellRow]:
+    """Cells under the figures that decide; one that has none says why."""
+    done = [row for row in rows if row.status == DONE]
+    return Table(
+        rows, (*NAMES, *shown(_columns(), done)), look=_look,
+        reason=lambda row: f"{row.status}: {row.left_out}" if row.status != DONE else "", **more,
+    )  # fmt: skip
+
+
+def _look(row: CellRow) -> str:
+    return "baseline" if row.is_baseline else ""
+
+
+def places(rows: Iterable[CellRow]) -> dict[str, list[CellRow]]:
+    """Cells that are compared, by what they share in words."""
+    own: dict[tuple[object, ...], list[CellRow]] = {}
+    for row in rows:
+        own.setdefault(row.place, []).append(row)
+    return {_place(each[0]): each for each in own.values()}
+
+
+def _place(row: CellRow) -> str:
+    """``"chain.parquet: h100, vllm, llama-3.1-8b, recall stream"``."""
+    said = []
+    for name, usual in _PLACE.items():
+        value = getattr(row, name)
+        if name == "trace" or value in (usual, ""):
+            continue
+        plainly = isinstance(value, str) and name not in ("recall", "kv_dtype", "weights")
+        said.append(str(value) if plainly else f"{name.replace('_', ' ')} {_text(row, name)}")
+    return f"{row.trace}: {', '.join(said)}"
+
+
+def group_table(report: SweepReport, by: Sequence[str]) -> Table[Grouped]:
+    """Groups under the figures that decide."""
+    rows = groups(report, by)
+    names = [
+        Column(name, name.replace("_", " ").capitalize(), LABEL, text=_shared(place),
+               head=(name.replace("_", " "),))
+        for place, name in enumerate(by)
+    ]  # fmt: skip
+    names[:1] = [replace(each, kind=NAME) for each in names[:1]]
+    figures: list[Column[Grouped]] = [
+        Column("cells", "Cells", "count", lambda r: r.cells, "Cells of the group.", ("cells",)),
+        Column("without", "Without figures", "count", lambda r: r.without,
+               "Cells that were left out or failed.", ("left", "out"), hide=NOTHING),
+    ]  # fmt: skip
+    for key, name in (("peak_hbm", "peak_hbm_kv_bytes"), ("hbm_vs_full", "hbm_vs_full"),
+                      ("total", "total_s"), ("time_vs_full", "time_vs_full"),
+                      ("kept", "attention_kept"), ("gap", "oracle_gap"),
+                      ("error", "output_error")):  # fmt: skip
+        column: Column[Any] = COLUMNS[key]
+        figures.append(replace(column, value=_figure(name), hide=UNKNOWN, words=lambda r: ""))
+    right = Column[Grouped]("right", "Right answers", "count", _figure("right"), ANSWERS[0].about,
+                            ("right",), text=_right, hide=UNKNOWN)  # fmt: skip
+    return Table(rows, (*names, *shown([right, *figures], rows)))
+
+
+def _shared(place: int) -> Any:
+    return lambda row: row.shared[place]
+
+
+def _figure(name: str) -> Any:
+    return lambda row: getattr(row, name)
+
+
+def _right(row: Grouped) -> str:
+    return "" if math.isnan(row.right) else f"{row.right:.0f}/{row.answered:.0f}"
+
+
+def tables(report: SweepReport) -> Iterator[tuple[str, Table[Any]]]:
+    """What is shown: groups if they were asked for or there are many cells, else the cells."""
+    by = report.by or (GROUPED if len(report.rows) > MOST_CELLS else ())
+    if by:
+        yield f"{counted(len(report.rows), 'cell')} by {', '.join(by)}", group_table(report, by)
+        return
+    for place, rows in places(report.rows).items():
+        yield place, table(rows)
+
+
+def print_sweep(report: SweepReport, console: Console | None = None) -> None:
+    """Print the tables at the width of the terminal, and what could not run."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    for place, each in tables(report):
+        print_heading(console, place, "")
+        print_tables(console, [("", each)], implied=("right_interval", "total"))
+    for line in notes(report):
+        console.print(plain(line), style="dim", markup=False)
+
+
+def notes(report: SweepReport) -> list[str]:
+    """What to know about the cells."""
+    found = []
+    failed = sum(row.status == WENT_WRONG for row in report.rows)
+    if failed:
+        found.append(f"{counted(failed, 'cell')} failed: arborsim sweep tries them again.")
+    if not report.by and len(report.rows) > MOST_CELLS:
+        found.append("Groups are shown: --by chooses others, --csv and --parquet write the cells.")
+    if report.superseded:
+        found.append(
+            f"{counted(report.superseded, 'cell')} of earlier inputs or versions of arborsim are "
+            "left out."
+        )
+    unfit = sum(not row.fits for row in report.done)
+    if unfit:
+        found.append(
+            f"{counted(unfit, 'cell')} do not fit the machine (column fits): figures are those of "
+            "one with enough memory."
+        )
+    if any(row.kind == "replay" for row in report.done):
+        found.append("Bytes and seconds of replays are simulated.")
+    return found
+
+
+# ------------------------------------------------------------------------- the page
+
+
+def write_page(report: SweepReport, path: Path, command: str) -> None:
+    """One page: all cells in a table that sorts, and memory against what each place knows."""
+    rows = report.rows
+    by_place = places(rows)
+    sections = {id(row): place for place, own in by_place.items() for row in own}
+    whole = replace(
+        table(rows, leading=None), section=lambda row: sections[id(row)], titled=True
+    )  # fmt: skip
+    images.write(
+        list(_plots(by_place)), path, command=command, title="A sweep compared",
+        table=whole, notes=notes(report), csv=csv_text(to_frame(report)),
+        settings={"folder": report.folder, "cells": str(len(rows))},
+    )  # fmt: skip
+
+
+def _plots(by_place: Mapping[str, Sequence[CellRow]]) -> Iterator[Plot]:
+    """Memory against answers, attention kept or time, of each place."""
+    for place, rows in by_place.items():
+        done = [row for row in rows if row.status == DONE]
+        for metric in (replay_figures.RIGHT, replay_figures.KEPT, replay_figures.TIMES):
+            if len(done) > 1 and replay_figures.known(metric, done):
+                drawn = replay_figures.pareto(done, metric)
+                efficient = (f"{n}  {text}" for n, text in enumerate(drawn["efficient"], 1))
+                title = f"{place}: {metric.title.lower()} against memory"
+                yield Plot(title, drawn["figure"], tuple(efficient))
+                break

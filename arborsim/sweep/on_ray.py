@@ -1,0 +1,92 @@
+"""Cells on the machines of a Ray cluster; each needs arborsim, and the inputs at the same paths.
+
+Workers get a cell's parameters and the paths of its inputs, and return its small file; what writes
+is the sweep alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from arborsim.core.errors import UsageError
+from arborsim.sweep.cells import WENT_WRONG, Made, made
+from arborsim.sweep.grid import Job
+from arborsim.sweep.run import Pool
+
+#: Cells under way or waiting, per processor of the cluster: hides the way there and back.
+_AHEAD = 2
+
+
+def on_ray(workers: int, address: str = "") -> Pool:
+    """A pool on the cluster at `address`, or on one that is started here with so many workers.
+
+    Raises
+    ------
+    UsageError
+        Ray is not installed, or there is no cluster.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--on ray needs the package ray: pip install 'arborsim[ray]'") from None
+
+    def pool(
+        function: Callable[[Job], Made], take: Callable[[], Job]
+    ) -> Iterator[tuple[Job, Made]]:
+        started = not ray.is_initialized()
+        if started:
+            _start(ray, workers, address)
+        try:
+            yield from _unfold(ray, function, take)
+        finally:
+            if started:
+                ray.shutdown()
+
+    return pool
+
+
+def _start(ray: Any, workers: int, address: str) -> None:
+    quiet: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
+    own = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+    try:
+        ray.init(**own, **quiet)
+    except Exception as error:  # of many kinds
+        said = " ".join(str(error).split())[:160]
+        raise UsageError(f"Ray cannot be reached or started: {said}") from None
+
+
+def _unfold(
+    ray: Any, function: Callable[[Job], Made], take: Callable[[], Job]
+) -> Iterator[tuple[Job, Made]]:
+    """As `arborsim.core.workers.unfold`; a cell whose process dies, again and again, failed."""
+    task = ray.remote(num_cpus=1)(function)
+    most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    under_way: dict[Any, Job] = {}
+    try:
+        while True:
+            while len(under_way) < most:
+                try:
+                    job = take()
+                except LookupError:
+                    break
+                under_way[task.remote(job)] = job
+            if not under_way:
+                return
+            for reference in ray.wait(list(under_way), num_returns=1)[0]:
+                job = under_way.pop(reference)
+                yield job, _result(ray, reference, job)
+    finally:
+        for reference in under_way:
+            ray.cancel(reference, force=True)
+
+
+def _result(ray: Any, reference: Any, job: Job) -> Made:
+    try:
+        found: Made = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None  # `function` raises what concerns all cells
+    except ray.exceptions.RayError as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        return made(job, WENT_WRONG, reason=f"its worker died ({said})")
+    return found
