@@ -265,7 +265,7 @@ def revision() -> str:
 
 @functools.cache
 def sources(*places: str) -> str:
-    """A digest of these sources, by which results of other sources are told apart.
+    """A digest of these sources, so that results of others can be recognised.
 
     `places` are packages (``"arborsim_torch"``), or files and folders of one
     (``"arborsim/api/replay.py"``).  None is imported; one that is not installed counts as empty.

@@ -197,6 +197,18 @@ def _live(records: dict[str, Schema]) -> Schema:
     })  # fmt: skip
 
 
+def _results(records: dict[str, Schema]) -> Schema:
+    from arborsim.show.sweep import COLUMNS_OF_CELLS, GROUP_FIGURES, RELATIVE
+
+    kinds = {"str": {"type": ["string", "null"]}, "int": _COUNT, "float": NUMBER, "bool": _VERDICT}
+    cell = {name: kinds[kind] for name, kind in COLUMNS_OF_CELLS.items()} | _numbers(*RELATIVE)
+    group = _object(_numbers(*GROUP_FIGURES))  # and a text for each of `by`
+    return _object({
+        "folder": TEXT, "cells": COUNT, "superseded": COUNT, "by": _TEXTS,
+        "rows": {"anyOf": [_array(_object(cell)), _array(group)]},
+    })  # fmt: skip
+
+
 def _inspect(records: dict[str, Schema]) -> Schema:
     from arborsim.show.describe import Description
 
@@ -259,5 +271,6 @@ _DOCUMENTS: dict[str, Callable[[dict[str, Schema]], Schema]] = {
     "plan": _plan,
     "policies": _policies,
     "replay": _replay,
+    "results": _results,
     "search": _search,
 }

@@ -27,7 +27,7 @@ from arborsim.show.table import (
     shown,
 )
 from arborsim.show.words import counted, plain
-from arborsim.sweep.cells import DONE, FIGURES, HEAD, WENT_WRONG, CellRow
+from arborsim.sweep.cells import DONE, FIGURES, HEAD, ORIGIN, WENT_WRONG, CellRow
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 #: What follows from other cells: columns after those of the files.
 RELATIVE = ("hbm_vs_full", "time_vs_full", "speed_vs_full", "oracle_gap")
+COLUMNS_OF_CELLS = {**HEAD, **FIGURES, **ORIGIN}
 #: Parameters that a place is named by, and what those that say nothing have.
 _PLACE = {
     "kind": "replay", "trace": "", "gpu": "", "host": "", "engine": "", "model": "",
@@ -85,6 +86,9 @@ class Grouped:
     output_error: float
     right: float
     answered: float
+
+
+GROUP_FIGURES = tuple(each.name for each in fields(Grouped) if each.name != "shared")
 
 
 def compared(rows: Iterable[CellRow]) -> list[CellRow]:
@@ -173,7 +177,7 @@ def to_frame(report: SweepReport) -> pd.DataFrame:
     import pandas as pd
 
     types = {"str": "str", "int": "Int64", "float": "float64", "bool": "boolean"}
-    columns = {**HEAD, **FIGURES, "code": "str", "inputs": "str"}
+    columns = COLUMNS_OF_CELLS
     records = [_flat(row) for row in report.rows]
     frame = pd.DataFrame(records, columns=[*columns, *RELATIVE])
     return frame.astype({name: types[kind] for name, kind in columns.items()})
@@ -202,7 +206,7 @@ def group_frame(report: SweepReport, by: Sequence[str]) -> pd.DataFrame:
     """A row per group."""
     import pandas as pd
 
-    names = [each.name for each in fields(Grouped) if each.name != "shared"]
+    names = GROUP_FIGURES
     return pd.DataFrame(
         [
             {**dict(zip(by, each.shared, strict=True)), **{n: getattr(each, n) for n in names}}

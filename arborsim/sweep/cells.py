@@ -50,9 +50,9 @@ FIGURES: dict[str, str] = {
     "right": "int", "answered": "int", "infeasible": "int",
 }  # fmt: skip
 #: What tells cells apart that have the same parameters.
-_ORIGIN = {"code": "str", "inputs": "str"}
+ORIGIN = {"code": "str", "inputs": "str"}
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in {**HEAD, **FIGURES, **_ORIGIN}.items()])
+SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in {**HEAD, **FIGURES, **ORIGIN}.items()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +141,15 @@ class Folder:
     def file(self, address: str, part: str = CELLS) -> Path:
         return self.path / part / address[:2] / f"{address}.parquet"
 
+    def _made(self, address: str, part: str = CELLS) -> Path:
+        """The file, whose folder is made."""
+        file = self.file(address, part)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write {file.parent}: {error.strerror}") from None
+        return file
+
     def __contains__(self, job: Job) -> bool:
         return self.file(job.address).exists()
 
@@ -154,11 +163,7 @@ class Folder:
         UsageError
             The folder cannot be written.
         """
-        file = self.file(job.address)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot write {file.parent}: {error.strerror}") from None
+        file = self._made(job.address)
         lock = Lock(file)
         for part in (CELLS, FAILED):
             for stump in self.file(job.address, part).parent.glob(f".{job.address}.*.parquet"):
@@ -167,13 +172,11 @@ class Folder:
 
     def write(self, job: Job, found: Made) -> None:
         """Put a cell's file in its place; what is there stays if that fails."""
-        failed = self.file(job.address, FAILED)
         if found.status == WENT_WRONG:
-            failed.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(failed, found.content)
+            write_bytes(self._made(job.address, FAILED), found.content)
             return
-        write_bytes(self.file(job.address), found.content)
-        failed.unlink(missing_ok=True)
+        write_bytes(self._made(job.address), found.content)
+        self.file(job.address, FAILED).unlink(missing_ok=True)
 
     def files(self) -> list[Path]:
         """Of all cells, those that failed last; not what is being written."""

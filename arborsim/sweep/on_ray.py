@@ -19,7 +19,7 @@ _AHEAD = 2
 
 
 def on_ray(workers: int, address: str = "") -> Pool:
-    """A pool on the cluster at `address`, or on one that is started here with so many workers.
+    """A pool on the cluster at `address`, or on one of `workers` that is started here.
 
     Raises
     ------

@@ -66,7 +66,7 @@ def fill(
     held: dict[str, Lock] = {}
 
     def take() -> Job:
-        """The next cell that nobody computes, locked."""
+        """The next cell that no other sweep computes, locked."""
         for _ in range(len(waiting)):
             job = waiting.popleft()
             try:

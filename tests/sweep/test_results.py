@@ -1,0 +1,105 @@
+"""Results of a sweep: filtered, grouped, exported, as a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from jsonschema import Draft202012Validator
+
+import arborsim
+from arborsim.cli.app import main
+from arborsim.core.errors import ArborsimError
+from arborsim.show.schemas import schema_of
+from tests.sweep.grids import small
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    arborsim.sweep(small(folder), folder / "cells")
+    return folder / "cells"
+
+
+def test_filters_keep_what_cells_are_compared_with(cells: Path) -> None:
+    whole = arborsim.results(cells).to_pandas()
+    some = arborsim.results(cells, where={"policy": ["h2o", "random"], "gpu": "l40s"}).to_pandas()
+    expected = whole[whole["policy"].isin(["h2o", "random"]) & (whole["gpu"] == "l40s")]
+    pd.testing.assert_frame_equal(some, expected.reset_index(drop=True))
+    assert some["hbm_vs_full"].notna().sum() == (some["status"] == "done").sum() > 0
+    texts = arborsim.results(cells, where=["policy=h2o,random", "gpu=l40s"]).to_pandas()
+    pd.testing.assert_frame_equal(texts, some)
+
+
+def test_groups_are_means_and_sums_of_their_cells(cells: Path) -> None:
+    found = arborsim.results(cells, by="policy,budget").summary().set_index(["policy", "budget"])
+    frame = arborsim.results(cells).to_pandas()
+    for key, own in frame.groupby(["policy", "budget"]):
+        group, done = found.loc[key], own[own["status"] == "done"]
+        assert group["cells"] == len(own)
+        assert group["without"] == len(own) - len(done)
+        if len(done):
+            assert group["peak_hbm_kv_bytes"] == done["peak_hbm_kv_bytes"].max()
+            assert group["total_s"] == pytest.approx(done["total_s"].sum())
+            for name in ("hbm_vs_full", "time_vs_full", "attention_kept"):
+                assert group[name] == pytest.approx(done[name].mean(), nan_ok=True)
+    assert len(found) == frame.groupby(["policy", "budget"]).ngroups
+
+
+def test_the_command_exports_what_python_gives(
+    cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {name: tmp_path / f"out.{name}" for name in ("csv", "parquet", "html")}
+    command = ["results", str(cells), "--csv", str(names["csv"]), "--parquet",
+               str(names["parquet"]), "--report", str(names["html"])]  # fmt: skip
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "a.parquet: h100, vllm" in said
+    assert "streaming-llm" in said
+    frame = arborsim.results(cells).to_pandas()
+    pd.testing.assert_frame_equal(pd.read_parquet(names["parquet"]), frame, check_dtype=False)
+    assert len(pd.read_csv(names["csv"])) == len(frame)
+    page = names["html"].read_text()
+    assert page.count('<th scope="row"') == len(frame)
+    assert "attention kept against memory" in page
+    assert main(["results", str(cells), "--by", "policy", "--csv", str(names["csv"])]) == 0
+    assert list(pd.read_csv(names["csv"])["policy"]) == list(
+        arborsim.results(cells, by="policy").summary()["policy"]
+    )
+
+
+@pytest.mark.parametrize("by", [(), ("--by", "policy,gpu")])
+def test_json_follows_its_schema(
+    by: tuple[str, ...], cells: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["results", str(cells), "--json", *by]) == 0
+    document = json.loads(capsys.readouterr().out)
+    check = Draft202012Validator(schema_of("results"))
+    assert not list(check.iter_errors(document))
+    del document["rows"][0]["attention_kept"]
+    assert list(check.iter_errors(document))
+
+
+def test_bad_questions_are_one_line(cells: Path, tmp_path: Path) -> None:
+    for given, said in {
+        "polcy=h2o": "unknown parameter of cells 'polcy': did you mean policy",
+        "policy": "--where policy: expected name=value",
+        "policy=h3o": "none of 48 cells is as asked for",
+    }.items():
+        with pytest.raises(ArborsimError, match=said):
+            arborsim.results(cells, where=[given])
+    with pytest.raises(ArborsimError, match="unknown parameter of cells 'budgt'"):
+        arborsim.results(cells, by="budgt")
+    with pytest.raises(ArborsimError, match="no cells are here"):
+        arborsim.results(tmp_path)
+
+
+def test_a_damaged_cell_is_named(cells: Path, tmp_path: Path) -> None:
+    file = sorted(cells.rglob("*.parquet"))[3]
+    copy = tmp_path / "cells" / file.parent.name / file.name
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(file.read_bytes()[:900])
+    with pytest.raises(ArborsimError, match=f"{file.name}: the file is truncated"):
+        arborsim.results(tmp_path)

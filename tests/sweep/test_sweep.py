@@ -1,0 +1,292 @@
+"""A sweep: figures as a replay's, each cell computed once, whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import arborsim
+from arborsim.api import sweep as api
+from arborsim.api.sweep import Sweeping
+from arborsim.cli.app import main
+from arborsim.core.errors import UsageError
+from arborsim.core.outputs import Busy
+from arborsim.sweep.cells import Folder, Made
+from arborsim.sweep.grid import Job
+from arborsim.sweep.run import fill, local
+from tests.helpers.traces import make_trace
+from tests.sweep.grids import files, small
+
+ONE = 'traces = ["a.parquet"]\npolicies = ["h2o"]\nbudgets = [0.5, 0.8]\n'
+
+
+def names(folder: Path) -> set[str]:
+    return {name for name in files(folder) if name.endswith(".parquet")}
+
+
+def test_cells_have_the_figures_of_a_replay(tmp_path: Path) -> None:
+    grid = small(tmp_path)
+    found = arborsim.sweep(grid, tmp_path / "out")
+    frame = found.to_pandas()
+    assert set(frame["status"]) == {"done", "left out"}
+    assert not found.failed
+    for (trace, gpu), own in frame[frame["recall"] == "stage"].groupby(["trace", "gpu"]):
+        for sinks in (2, 4):
+            replayed = arborsim.replay(
+                tmp_path / str(trace), policies=["h2o", "random", "streaming-llm"],
+                budgets=[0.5, 0.01], settings={"streaming-llm.sinks": sinks}, gpu=str(gpu),
+            )  # fmt: skip
+            expected = replayed.summary()
+            cells = own[own["settings"].isin(["", f"sinks={sinks}"])]
+            same = [name for name in expected.columns if name in cells.columns]
+            assert len(same) > 40
+            key = ["policy", "budget"]
+            mine = cells.set_index(key)[[n for n in same if n not in (*key, "trace", "right",
+                                                                      "answered")]]  # fmt: skip
+            theirs = expected.set_index(key)[list(mine.columns)]
+            assert set(mine.index) == set(theirs.index)
+            for index, row in theirs.iterrows():
+                for name, value in row.items():
+                    other = mine.loc[index, name]
+                    if name == "left_out":
+                        assert str(value) == str(other)
+                    elif not (pd.isna(value) and pd.isna(other)) and not row["left_out"]:
+                        assert value == other, (index, name)
+
+
+def test_a_second_sweep_computes_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid, out = small(tmp_path, ONE), tmp_path / "out"
+    assert main(["sweep", str(grid), "--out", str(out)]) == 0
+    assert "3 cells of" in (said := capsys.readouterr().out)
+    assert ": 3 done" in said
+    before = files(out)
+    assert main(["sweep", str(grid), "--out", str(out)]) == 0
+    assert ": 3 were there" in capsys.readouterr().out
+    assert files(out) == before
+    grid.write_text(ONE.replace("0.8", "0.8, 0.9"))
+    assert main(["sweep", str(grid), "--out", str(out)]) == 0
+    assert ": 1 done; 3 were there" in capsys.readouterr().out
+    assert before.items() < files(out).items()
+    # Other contents under the same name are other cells, and those count from now on.
+    (tmp_path / "a.parquet").unlink()
+    make_trace(tmp_path / "a.parquet", seed=9, episodes=1)
+    found = arborsim.sweep(grid, out)
+    assert len(names(out)) == 8
+    assert len(found.raw.rows) == 4
+    assert arborsim.results(out).raw.superseded == 4
+    pd.testing.assert_frame_equal(arborsim.results(out).to_pandas(), found.to_pandas())
+
+
+def test_what_a_cell_depends_on_is_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contents count, not where files lie; so does every parameter, and the code."""
+
+    def addresses(folder: Path, text: str = ONE) -> set[str]:
+        (folder / "grid.toml").write_text(text)
+        return {job.address for job in Sweeping(folder / "grid.toml", folder / "out").jobs}
+
+    gpu = 'base = "h100"\nname = "mine"\n'
+    text = ONE + 'gpus = ["my.toml"]\n'
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        small(tmp_path / name)
+        (tmp_path / name / "my.toml").write_text(gpu)
+    assert addresses(tmp_path / "one", text) == addresses(tmp_path / "two", text)
+    (tmp_path / "two" / "my.toml").write_text(gpu + "hbm_bytes = 50e9\n")
+    seen = addresses(tmp_path / "one", text)
+    others = [
+        addresses(tmp_path / "two", text),
+        addresses(tmp_path / "one", ONE + 'gpus = ["h200"]\n'),
+        addresses(tmp_path / "one", text + "page_sizes = 16\n"),
+        addresses(tmp_path / "one", text + 'recalls = "near"\n'),
+        addresses(tmp_path / "one", text + "quality = false\n"),
+        addresses(tmp_path / "one", text + 'kv_dtypes = "fp8"\n'),
+    ]
+    monkeypatch.setattr("arborsim.sweep.grid.sources", lambda *places: "another version")
+    others.append(addresses(tmp_path / "one", text))
+    for other in others:
+        assert len(other) == len(seen) == 3
+        assert not seen & other
+
+
+BAD = {
+    "": "grid.toml: traces is missing: name at least one",
+    ONE.replace("budgets", "budget"): "unknown key or table 'budget': did you mean budgets",
+    ONE.replace("h2o", "h3o"): "policies: unknown policy 'h3o': did you mean h2o",
+    ONE.replace("a.parquet", "c.parquet"): "c.parquet",
+    ONE.replace("a.parquet", "c*.parquet"): "traces: no file is called c*.parquet",
+    ONE.replace("0.5", "1.5"): "budget '1.5' is neither a share up to 1 nor a whole number",
+    ONE + 'gpus = ["h1000"]': "unknown GPU 'h1000': did you mean",
+    ONE + 'recalls = ["strem"]': "unknown recall mode 'strem': did you mean stream",
+    ONE + "page_sizes = 0": "page_sizes item 1 must be at least 1, not 0",
+    ONE + "gpus = []": "gpus is empty",
+    ONE + "first = 5": "no episode 5; it has 1",
+    ONE.replace('"h2o"', '{ use = "h2o", set = { sink = 4 } }'): "unknown parameter of h2o 'sink'",
+    ONE + "[[cells]]\npolicy = 3": "unknown key of [[cells]] 1 'policy': did you mean policies",
+    ONE + "[cells]": "cells must be blocks: [[cells]]",
+    ONE.replace("h2o", "snapkv"): "policy snapkv reads queries",
+    "[[live]]\n": "[[live]] 1: policies is missing",
+    '[[live]]\npolicies = "h2o"\ntsk = "chain"': "unknown key 'tsk': did you mean task",
+    '[[live]]\npolicies = "h2o"\nout = "x"': "unknown key 'out'",
+    '[[live]]\npolicies = "h2o"\nrecall = "x"': "unknown recall mode 'x'",
+    "traces = [": "is not valid TOML",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_grid_is_one_line_before_anything_runs(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid, out = small(tmp_path, text), tmp_path / "out"
+    assert main(["sweep", str(grid), "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert BAD[text] in said
+    assert said.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_failing_cell_is_a_record_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ONE.replace('"h2o"', '"tests.sweep.grids:Fails"')
+    grid, out = small(tmp_path, text), tmp_path / "out"
+    monkeypatch.setenv("FAILS", "1")
+    assert main(["sweep", str(grid), "--out", str(out)]) == 1
+    said = capsys.readouterr()
+    assert "1 done, 2 failed" in said.out
+    assert (
+        "failed: fails at budget 0.5 on a.parquet, h100: ValueError: a mistake in two" in said.err
+    )
+    found = arborsim.results(out)
+    assert sorted(found.failed.values()) == ["ValueError: a mistake in two lines"] * 2
+    assert main(["results", str(out)]) == 0
+    assert "2 cells failed: arborsim sweep tries them again" in capsys.readouterr().out
+    monkeypatch.delenv("FAILS")
+    assert main(["sweep", str(grid), "--out", str(out)]) == 0
+    assert "2 done; 1 were there" in capsys.readouterr().out
+    assert not arborsim.results(out).failed
+    assert {name.split("/")[0] for name in files(out)} == {"cells"}
+
+
+def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    grid = small(tmp_path)
+    arborsim.sweep(grid, tmp_path / "one")
+    arborsim.sweep(grid, tmp_path / "two", workers=2)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    each = (1 + 4 * 2) + (1 + 2 * 2)  # full retention with recall stage is asked for twice
+    assert len(files(tmp_path / "one")) == 2 * 2 * each
+
+
+def jobs_in(tmp_path: Path) -> list[Job]:
+    return Sweeping(small(tmp_path), tmp_path / "out").jobs
+
+
+def test_two_sweeps_share_a_folder(tmp_path: Path) -> None:
+    """Cells of the other are waited for, or taken over if it ends without them."""
+    jobs = jobs_in(tmp_path)[:4]
+    folder, seen = Folder(tmp_path / "out"), []
+    theirs = folder.lock(jobs[0])
+    with pytest.raises(Busy):
+        folder.lock(jobs[0])
+
+    def compute(job: Job) -> Made:
+        seen.append(job.address)
+        if len(seen) == 1:  # another sweep is faster
+            folder.write(jobs[3], api.compute(jobs[3]))
+        if len(seen) == 2:  # the one with the lock ends, without its cell
+            theirs.release()
+        return api.compute(job)
+
+    tally = fill(folder, jobs, compute, local(1))
+    assert (tally.made, tally.there) == (3, 1)
+    assert sorted(seen) == sorted(job.address for job in (jobs[0], jobs[1], jobs[2]))
+    assert len(files(tmp_path / "out")) == 4, "no lock, no stump"
+
+
+SWEEP = [sys.executable, "-m", "arborsim", "sweep"]
+
+
+def test_two_processes_compute_each_cell_once(tmp_path: Path) -> None:
+    grid = small(tmp_path)
+    runs = [
+        subprocess.Popen([*SWEEP, str(grid), "--out", str(tmp_path / "out")],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]  # fmt: skip
+    said = [run.communicate()[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    arborsim.sweep(grid, tmp_path / "alone")
+    assert files(tmp_path / "out") == files(tmp_path / "alone")
+
+
+def test_a_full_disk_leaves_whole_cells(tmp_path: Path) -> None:
+    """A file-size limit of 2 kB stands for it: no cell fits."""
+    grid, out = small(tmp_path, ONE), tmp_path / "out"
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000));"
+        "from arborsim.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", limited, "sweep", str(grid), "--out", str(out)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 2
+    assert "cannot write" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert not files(out)
+    arborsim.sweep(grid, out)
+    assert len(files(out)) == 3
+
+
+@pytest.mark.parametrize("folder", ["/proc/cells", "grid.toml", "grid.toml/cells"])
+def test_a_folder_that_cannot_be_written_is_one_line(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = small(tmp_path, ONE)
+    assert main(["sweep", str(grid), "--out", str(tmp_path / folder)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "grid.toml" in said or "/proc" in said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_keeps_the_cells_that_are_done(tmp_path: Path, number: int) -> None:
+    grid, out = small(tmp_path, ONE), tmp_path / "out"
+    waiting = (
+        "import signal, sys, threading; from arborsim.sweep.cells import Folder\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def write(self, job, found, write=Folder.write):\n"
+        "    write(self, job, found); print('on the disk', flush=True)\n"
+        "    threading.Event().wait()\n"
+        "Folder.write = write\n"
+        "from arborsim.cli.app import main; sys.exit(main(sys.argv[1:]))\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", waiting, "sweep", str(grid), "--out", str(out)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    assert run.stdout.readline() == "on the disk\n"
+    run.send_signal(number)
+    _, said = run.communicate()
+    assert run.returncode == 130
+    assert f"{out} holds 1 of 3 cells; the same command goes on" in said
+    assert "Traceback" not in said
+    assert len(files(out)) == 1, "no lock, no stump"
+
+
+def test_a_call_of_another_version_is_refused(tmp_path: Path) -> None:
+    job = jobs_in(tmp_path)[0]
+    vars(job)["code"] = "another"
+    with pytest.raises(UsageError, match="a worker has another arborsim"):
+        api.compute(job)
