@@ -86,7 +86,7 @@ def test_bad_questions_are_one_line(cells: Path, tmp_path: Path) -> None:
     for given, said in {
         "polcy=h2o": "unknown parameter of cells 'polcy': did you mean policy",
         "policy": "--where policy: expected name=value",
-        "policy=h3o": "none of 48 cells is as asked for",
+        "policy=h3o": "none of 56 cells is as asked for",
     }.items():
         with pytest.raises(ArborsimError, match=said):
             arborsim.results(cells, where=[given])
