@@ -18,6 +18,7 @@ GROWTH, SHRINK_BELOW = 1.25, 0.5  # of a pool, as a share of its slots
 SHRINK_KEPT_BELOW = 0.95  # the same, if it is known what it needs soon
 PREFILL_BLOCK = 1024  # tokens of a prompt that a pass on a GPU computes
 _FLOAT32 = 4
+_FLOAT64 = 8
 _ENTROPY_NUMBERS = 1 << 24  # logits whose entropies are computed together
 CUBLAS_BYTES = 32 << 20  #: of PyTorch's matrix products on sm_90
 
@@ -101,17 +102,18 @@ class LiveSearch:
         Nothing read counts as a decode step, whose rows and logits are small.
         """
         g, width = self.geometry, self.geometry.weight_bytes_per_element
-        heads, seen = g.heads, self.rows_from
         stream = 4 * g.hidden + 2 * g.head_dim
         needs = [tokens * (3 * g.intermediate + stream) * width]
+        seen = self.rows_from
         if seen is not None and read > seen:
-            # Logits, probabilities in float32, these as the values' type; a mean row, and a mask.
-            each = heads * (2 * width + _FLOAT32) + 1 + _FLOAT32 * (not self.grouped)
-            others = (2 * (heads + g.kv_heads) * g.head_dim + stream) * width
-            # Or, before that, mean rows while they are added up; rows of groups are there twice.
-            rows = 2 * g.kv_heads * min(tokens, read - seen) if self.grouped else 4 * tokens
-            first = tokens * (heads * (width + _FLOAT32) + 1) + rows * _FLOAT32
-            needs.append(read * max(tokens * each, first) + tokens * others)
+            count, groups = min(tokens, read - seen), g.layers * g.kv_heads
+            # Sums of groups and their newest rows, by layer, and the sum of the blocks before; or
+            # mean rows, added up over layers.
+            rows = groups * (2 * _FLOAT64 + _FLOAT32) if self.grouped else count * _FLOAT32
+            needs[0] += rows * read
+            # These once more: put together; or divided by the number of layers, and in float16.
+            rows += groups * (_FLOAT64 + _FLOAT32) if self.grouped else count * (_FLOAT32 + 2)
+            needs.append(rows * read + tokens * stream * width)
         if self.signals and read:
             together = min(tokens * g.vocab, max(g.vocab, _ENTROPY_NUMBERS))
             needs.append(tokens * g.vocab * width + 2 * _FLOAT32 * together)

@@ -29,7 +29,7 @@ from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.kernels.merge import finite, merge
 from arborsim_torch.kernels.pieces import attend_pieces
-from arborsim_torch.kernels.rows import attend_rows
+from arborsim_torch.kernels.rows import adds_rows, attend_rows
 
 NAME = "arborsim_tree"
 
@@ -79,7 +79,9 @@ def _attend(
         return _attend_plain(
             query, metadata.plain[2 * layer], metadata.plain[2 * layer + 1], scaling
         )
-    whole = state.collect and (layer in state.row_layers or query.device.type != "cpu")
+    whole = state.collect and (
+        layer in state.row_layers or not adds_rows(query.device, query.dtype)
+    )
     block = None if whole or host_attention else metadata.block(layer, window)
     if block is not None:
         return _attend_block(state, query, *block, scaling)

@@ -1,4 +1,4 @@
-"""Compiles the decode kernels ahead of time, which takes no GPU, and lists what they need.
+"""Compiles the kernels ahead of time, which takes no GPU, and lists what they need.
 
 ``python -m tests.live.compile_pieces`` prints a table for compute capabilities 8.0, 9.0 and 10.0,
 by the assembler of CUDA that comes with Triton: registers of a thread, bytes that it spills, and
@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from arborsim_torch.kernels import pieces_kernels, pieces_triton
+from arborsim_torch.kernels import pieces_kernels, pieces_triton, rows_kernels
 
 from .pieces_cases import PACKED, codec_named
 
@@ -68,6 +68,17 @@ def compile_mass(capability: int = 90):
     return _compile(pieces_kernels.mean_mass, {}, constants, capability, num_warps=4)
 
 
+def compile_rows(name: str, capability: int = 90):
+    """`add_mean_rows` or `sum_group_rows` for a prompt of Llama-3.1-8B in bfloat16."""
+    types = {"q": "*bf16", "k": "*bf16", "good": "*u8", "mean": "*fp32", "sums": "*fp64",
+             "newest": "*fp32"}  # fmt: skip
+    constants = {
+        "HEADS": 32 if name == "add_mean_rows" else 4, "MEMBERS": 4, "DIM": 128, "BLOCK_DIM": 128,
+        "BLOCK_QUERIES": 64, "BLOCK_KEYS": 64, "FACTOR": tl.bfloat16, "q_dim": 1, "k_dim": 1,
+    }  # fmt: skip
+    return _compile(getattr(rows_kernels, name), types, constants, capability, num_warps=4)
+
+
 def _compile(kernel, types, constants, capability, packed=False, **options):
     names = kernel.arg_names
     types = {**_POINTERS, **types, "scale": "fp32", **dict.fromkeys(constants, "constexpr")}
@@ -106,6 +117,7 @@ def main() -> None:
     kinds = [(f"`attend_split`, {stored}, {rows} rows", compile_attend, (stored, rows))
              for stored in STORED for rows in (4, 64)]  # fmt: skip
     kinds += [("`merge_splits`", compile_merge, ()), ("`mean_mass`", compile_mass, ())]
+    kinds += [(f"`{name}`", compile_rows, (name,)) for name in ("add_mean_rows", "sum_group_rows")]
     for name, make, arguments in kinds:
         cells = []
         for capability in CAPABILITIES:

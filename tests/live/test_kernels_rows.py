@@ -1,8 +1,12 @@
 """Blocks of a prompt: attention that adds up its rows, against rows written out in float64."""
 
 import math
+import os
+import subprocess
+import sys
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +15,7 @@ from arborsim_torch.kernels import rows as kernel
 from arborsim_torch.kernels.rows import BlockRows, attend_rows
 
 from .oracle_attention import assert_near, by_group, literal, numbers
+from .test_kernels_pieces import ROOT, interpreter_works, needs_triton
 
 SCALE = 0.3
 few = settings(max_examples=60, deadline=None)
@@ -107,3 +112,92 @@ def test_a_row_that_is_not_a_number_counts_nowhere(groups):
     q[3] = math.inf
     attend_rows(q, k, v, SCALE, kept := wanted(0, 2, groups, 7))
     assert kept.newest.isnan().all(1).tolist() == [False, True][-len(kept.newest) :]
+
+
+#: KV heads, query heads of each, queries, keys before them, dimension, queries that count in the
+#: mean and in groups, groups, type.
+ON_GPU = (
+    (2, 2, 40, 50, 16, 37, 40, "head", torch.float32),
+    (2, 2, 40, 0, 24, 3, 1, "layer", torch.float32),
+    (1, 4, 70, 131, 64, 70, 69, "layer", torch.bfloat16),
+    (2, 3, 1, 65, 32, 1, 1, "head", torch.float16),
+    (2, 1, 66, 5, 16, 0, 66, "head", torch.float32),
+)
+
+
+def problem(case, broken):
+    kv_heads, members, queries, before, dim, of_mean, of_groups, groups, dtype = case
+    q = numbers(0, kv_heads * members, queries, dim, dtype=dtype)
+    k, v = (numbers(i, kv_heads, before + queries, dim, dtype=dtype) for i in (1, 2))
+    _, weights = expected(q, k, v)
+    if broken:
+        q[-1, -1] = math.inf
+    return q, k, v, weights, wanted(of_mean, of_groups, groups, before + queries)
+
+
+def solve(path):
+    """In Triton's interpreter."""
+    from arborsim_torch.kernels.rows_triton import add_rows
+
+    found = []
+    for case in ON_GPU:
+        for broken in (False, True):
+            q, k, _, _, kept = problem(case, broken)
+            queries, n = q.shape[1], k.shape[1]
+            logits = q.double().view(len(k), -1, q.shape[2]) @ k.double().transpose(1, 2) * SCALE
+            logits = logits.view(len(q), queries, n)
+            seen = torch.ones(queries, n, dtype=torch.bool).tril(n - queries)
+            lse = logits.masked_fill(~seen, -math.inf).logsumexp(-1).float()
+            add_rows(q, k, lse, SCALE, kept)
+            found.append(vars(kept))
+    torch.save(found, path)
+
+
+@needs_triton
+@pytest.mark.skipif(
+    not interpreter_works(), reason="Triton's interpreter fails: 3.6 with NumPy 2.4"
+)
+def test_the_triton_kernels_add_up_the_same_rows(tmp_path):
+    path = tmp_path / "found.pt"
+    call = f"from tests.live.test_kernels_rows import solve; solve({str(path)!r})"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", call], check=True, cwd=ROOT, env=environment)
+    found = torch.load(path)
+    for i, case in enumerate(ON_GPU):
+        for j, broken in enumerate((False, True)):
+            compare(case, broken, BlockRows(**found[2 * i + j]))
+
+
+@needs_triton
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("case", ON_GPU, ids=str)
+def test_a_gpu_adds_up_the_same_rows(case):
+    q, k, v, _, kept = problem(case, False)
+    if kept.mean is not None:
+        kept.mean, kept.numbers = kept.mean.cuda(), kept.numbers.cuda()
+    out = attend_rows(q.cuda(), k.cuda(), v.cuda(), SCALE, kept)
+    loose = (1.6e-2, 1.6e-2) if q.element_size() == 2 else (2e-5, 2e-5)
+    assert_near(out.cpu(), expected(q, k, v)[0], *loose)
+    found = {n: x.cpu() if isinstance(x, torch.Tensor) else x for n, x in vars(kept).items()}
+    # The log-sum-exp is of 16-bit products where the queries are.
+    compare(case, False, BlockRows(**found), 2e-4 if q.element_size() == 2 else 2e-5)
+
+
+def compare(case, broken, kept, tolerance=2e-6):
+    """`broken`: the last query of the last head is not a number."""
+    *_, weights, _ = problem(case, broken)
+    kv_heads, of_mean, of_groups, groups = case[0], case[5], case[6], case[7]
+    good = of_mean - broken
+    if of_mean:
+        assert kept.numbers.flatten().tolist() == [1] * good + [0] * broken
+        assert_near(kept.mean[:good], weights.mean(0)[-of_mean:][:good], tolerance)
+        assert not kept.mean[good:].any()
+    rows = by_group(weights[None], kv_heads if groups == "head" else 1)[0]
+    if broken:
+        rows[-1, -1] = math.nan
+    assert_near(kept.newest, rows[:, -1], tolerance)
+    if of_groups == 1:
+        assert kept.sums is None
+    else:
+        assert kept.sums.shape == (len(rows), weights.shape[2])
+        assert_near(kept.sums, np.nansum(rows[:, -of_groups:], axis=1), 2e-5)

@@ -180,7 +180,7 @@ def _attend(
         *_strides(piece.index, 2), *_mask_strides(piece.mask), *_strides(piece.member, 2),
         **shape, **how, BLOCK_ROWS=cut.block_rows, BLOCK=cut.block,
         INDEXED=piece.index is not None, MASKED=piece.mask is not None, LOGITS=mass,
-        FACTOR=_factor_type(q), num_warps=cut.warps, num_stages=3,
+        FACTOR=factor_type(q), num_warps=cut.warps, num_stages=3,
     )  # fmt: skip
 
 
@@ -256,7 +256,7 @@ def _mask_strides(mask: Tensor | None) -> tuple[int, ...]:
     return tuple(0 if n == 1 else by for n, by in zip(mask.shape, mask.stride(), strict=True))
 
 
-def _factor_type(q: Tensor) -> Any:
+def factor_type(q: Tensor) -> Any:
     """What the kernel multiplies in: the queries' type, but the interpreter cannot in bfloat16."""
     if q.dtype == torch.float32 or (q.dtype == torch.bfloat16 and not q.is_cuda):
         return tl.float32

@@ -1,8 +1,9 @@
-"""Causal attention of a block of a prompt that adds up its own rows, a tile of queries at a time.
+"""Causal attention of a block of a prompt that adds up its own rows.
 
-Weights are made for the output anyway.  Those of a tile and one KV head are used for both while
-they are in the cache, and overwritten by the next: nothing as large as heads x queries x keys ever
-exists.
+Nothing as large as heads x queries x keys ever exists.  On the CPU weights are made for the output
+anyway, a tile of queries at a time: those of one KV head are used for both while they are in the
+cache, and overwritten by the next.  On CUDA fused attention gives the log-sum-exp, and kernels in
+Triton make the weights again from that (`arborsim_torch.kernels.rows_triton`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.merge import accumulator
+from arborsim_torch.kernels.pieces import in_triton
 
 #: Of weights at a time.  Half of it is as fast at 4,096 keys and slower at 16,384, where products
 #: of so few queries are.
@@ -53,6 +56,11 @@ class BlockRows:
         return 0 if self.mean is None else len(self.mean)
 
 
+def adds_rows(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `attend_rows` runs there on queries of a type."""
+    return device.type == "cpu" or in_triton(device, dtype)
+
+
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) -> Tensor:
     """Softmax attention of the last tokens of a sequence, whose rows are kept as `kept` says.
 
@@ -71,6 +79,19 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) 
     Tensor ``[heads, queries, head_dim]``
         In the type of `q`.
     """
+    if q.device.type == "cpu":
+        return _in_tiles(q, k, v, scale, kept)
+    from arborsim_torch.kernels import rows_triton
+
+    before = k.shape[1] - q.shape[1]
+    history = (k[:, :before], v[:, :before])
+    out, lse = attend_prefill(q[None], k[:, before:], v[:, before:], scale, history)
+    rows_triton.add_rows(q, k, lse[0], scale, kept)
+    return out[0]
+
+
+def _in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) -> Tensor:
+    """`attend_rows` on the CPU."""
     heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape
     members, before, kind = heads // kv_heads, n - queries, accumulator(q.dtype)

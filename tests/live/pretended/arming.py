@@ -242,9 +242,10 @@ def pretend(patience: int = 0) -> Iterator[Gpu]:
             patch(mock.patch.object(torch.Tensor, name, function))
             FUNCTIONS[function] = function
         if importlib.util.find_spec("triton") is not None:
-            launches = importlib.import_module("arborsim_torch.kernels.pieces_triton")
-            for name, stand_in in LAUNCHERS.items():
-                patch(mock.patch.object(launches, name, stand_in))
+            for module, launchers in LAUNCHERS.items():
+                launches = importlib.import_module(f"arborsim_torch.kernels.{module}")
+                for name, stand_in in launchers.items():
+                    patch(mock.patch.object(launches, name, stand_in))
         _threads(gpu, stack)
         try:
             yield gpu

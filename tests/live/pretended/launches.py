@@ -1,4 +1,4 @@
-"""Stand-ins for the launches of `arborsim_torch.kernels.pieces_kernels`.
+"""Stand-ins for the launches of `arborsim_torch.kernels`.
 
 Triton's interpreter has to be chosen before Triton is imported, and takes seconds for a call
 (`tests.live.pieces_cases` runs it).  Here a launch is computed in plain operations from the same
@@ -179,8 +179,55 @@ def _mass(
     mass.copy_((spread - base[..., None]).exp().mean(2))
 
 
+def _weights(
+    q: Tensor, k: Tensor, lse: Tensor, queries: int, before: int, scale: float, strides: Any,
+    members: int, dim: int,
+) -> Tensor:  # fmt: skip
+    """Of a block of a prompt, ``[heads, queries, keys]``."""
+    heads, n = len(lse), before + queries
+    vectors = _at(q, (heads, queries, dim), strides[:3]).float()
+    keys = _at(k, (heads // members, n, dim), strides[3:]).float().repeat_interleave(members, 0)
+    logits = torch.bmm(vectors, keys.transpose(1, 2)) * scale
+    assert lse.is_contiguous()
+    return (logits - lse[..., None]).exp().tril(before)
+
+
+def _mean_rows(
+    grid: tuple[int, int, int], q: Tensor, k: Tensor, lse: Tensor, good: Tensor, mean: Tensor,
+    first: int, queries: int, before: int, scale: float, *strides: int, HEADS: int, MEMBERS: int,
+    DIM: int, BLOCK_QUERIES: int, BLOCK_KEYS: int, **_: Any,
+) -> None:  # fmt: skip
+    assert grid[0] * BLOCK_KEYS >= before + queries > (grid[0] - 1) * BLOCK_KEYS
+    assert grid[1] * BLOCK_QUERIES >= queries - first > (grid[1] - 1) * BLOCK_QUERIES
+    assert mean.is_contiguous()
+    assert (HEADS, grid[2]) == (len(lse), 1)
+    found = _weights(q, k, lse, queries, before, scale, strides, MEMBERS, DIM).mean(0)
+    mean += torch.where(good[:, None] != 0, found, 0.0)[first:]
+
+
+def _group_rows(
+    grid: tuple[int, int], q: Tensor, k: Tensor, lse: Tensor, good: Tensor, sums: Tensor,
+    newest: Tensor, first: int, queries: int, before: int, scale: float, *strides: int, HEADS: int,
+    MEMBERS: int, DIM: int, BLOCK_KEYS: int, **_: Any,
+) -> None:  # fmt: skip
+    assert grid[0] * BLOCK_KEYS >= before + queries > (grid[0] - 1) * BLOCK_KEYS
+    assert grid[1] * HEADS == len(lse)
+    found = _weights(q, k, lse, queries, before, scale, strides, MEMBERS, DIM)
+    found = found.unflatten(0, (grid[1], HEADS)).mean(1)
+    counts = good[..., None] != 0
+    sums.copy_(torch.where(counts, found, 0.0)[:, first:].sum(1, dtype=torch.float64))
+    newest.copy_(torch.where(counts, found, torch.nan)[:, -1])
+
+
+#: By module of `arborsim_torch.kernels`.
 LAUNCHERS = {
-    "attend_split": Launcher("attend_split", _split, (8, 9, 10)),
-    "merge_splits": Launcher("merge_splits", _merge, (2, 3)),
-    "mean_mass": Launcher("mean_mass", _mass, (2,)),
+    "pieces_triton": {
+        "attend_split": Launcher("attend_split", _split, (8, 9, 10)),
+        "merge_splits": Launcher("merge_splits", _merge, (2, 3)),
+        "mean_mass": Launcher("mean_mass", _mass, (2,)),
+    },
+    "rows_triton": {
+        "add_mean_rows": Launcher("add_mean_rows", _mean_rows, (4,)),
+        "sum_group_rows": Launcher("sum_group_rows", _group_rows, (4, 5)),
+    },
 }

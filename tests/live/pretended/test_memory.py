@@ -47,6 +47,8 @@ CASES = (
              settings={"pin_prompt": "false"}),
     Searched("h2o", "prompt"),
     Searched("h2o", "prompt", prompt=512, budget=600),
+    Searched("h2o", "prompt", prompt=2048, budget=2100),  # its rows are more than all else
+    Searched("vatp", "prompt", prompt=2048, budget=2100),
     Searched("epikv", "prompt", settings={"recent": "32"}),
     Searched("adakv", "prompt"),
     Searched("tova", "prompt"),
