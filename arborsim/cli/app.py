@@ -149,6 +149,12 @@ def main(arguments: list[str] | None = None) -> int:
     except UnicodeEncodeError as error:  # only names of files are not text
         name = ascii(error.object)[1:-1]
         return _fail(f"{name}: this name of a file is not UTF-8: rename the file")
+    except MemoryError as error:
+        why = f" ({error})" if str(error) else ""
+        return _fail(
+            f"out of memory{why}: run fewer --jobs or --workers, ask for less at once, or take a "
+            "machine with more memory"
+        )
     except OSError as error:  # a full disk, a file that was taken away meanwhile
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")

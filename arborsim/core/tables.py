@@ -121,16 +121,15 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     UsageError
         The file cannot be read, is damaged, or is something else, such as a trace.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from arborsim.core.parquet import ParquetTables
 
     check_parquet(path)
+    file = ParquetTables(path)
+    metadata = _metadata(file.schema.metadata or {}, path)
+    table = file.read(range(file.metadata.num_row_groups))
     try:
-        with pq.ParquetFile(path) as file:
-            stored = file.schema_arrow.metadata or {}
-            metadata = _metadata(stored, path)
-            return file.read().to_pandas(), metadata
-    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        return table.to_pandas(), metadata
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # what it says of types
         why = " ".join(str(error).split())[:160]
         raise UsageError(f"{path}: the file is damaged ({why}); copy it or make it again") from None
 
@@ -153,19 +152,17 @@ def check_parquet(path: Path) -> None:
     ------
     UsageError
     """
+    from arborsim.core.parquet import ends_of
+
     try:
-        with path.open("rb") as file:
-            head = file.read(4)
-            size = file.seek(0, 2)
-            file.seek(max(size - 4, 0))
-            tail = file.read(4)
+        begins, ends, size = ends_of(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    if head != b"PAR1":
+    if not begins:
         raise UsageError(
             f"{path}: this is not a Parquet file: give what --out FILE.parquet or save() wrote"
         )
-    if tail != b"PAR1" or size < 12:
+    if not ends:
         raise UsageError(f"{path}: the file is truncated after {size} bytes; copy it again")
 
 

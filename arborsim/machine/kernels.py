@@ -206,16 +206,17 @@ class KernelTables:
     """The tables of one GPU under one engine, read from a file when they are needed."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow.parquet as pq
-        from pyarrow import ArrowException
+        from arborsim.core.parquet import ParquetTables, one_line
 
         self.path = path
+        self._file = ParquetTables(path, remedy="import the kernels again")
+        stored = self._file.schema.metadata or {}
         try:
-            self._file = pq.ParquetFile(path)
-            stored = self._file.schema_arrow.metadata or {}
-            header = json.loads(stored.get(b"arborsim.kernels", b"{}"))
-        except (OSError, ValueError, ArrowException) as error:
-            raise UsageError(f"{path}: cannot be read as kernel tables: {error}") from None
+            header = dict(json.loads(stored.get(b"arborsim.kernels", b"{}")))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise UsageError(
+                f"{path}: cannot be read as kernel tables: {one_line(error)}"
+            ) from None
         if header.get("format") != FORMAT:
             raise UsageError(
                 f"{path}: kernel tables of format {header.get('format', 'unknown')}, and this "
@@ -232,7 +233,12 @@ class KernelTables:
         #: ``kernel`` alone
         self.latent_covers = str(header.get("latent_covers", ""))
         self._read: dict[tuple[str, str], list[np.ndarray]] = {}
-        self._groups = {(table, kind): n for n, (table, kind) in enumerate(header["groups"])}
+        try:
+            self._groups = {(table, kind): n for n, (table, kind) in enumerate(header["groups"])}
+        except (ValueError, TypeError):
+            raise UsageError(f"{path}: damaged kernel tables: groups in the header") from None
+        if len(self._groups) != self._file.metadata.num_row_groups:
+            raise UsageError(f"{path}: damaged kernel tables: groups are missing")
 
     def types(self, table: str) -> list[str]:
         """The types that a table was measured with."""
@@ -246,10 +252,16 @@ class KernelTables:
                 known = self.types(table)
                 raise UnknownName(f"type of {table} kernels in {self.path.name}", kind, known)
             names = [*TABLES[table], "seconds"]
-            try:
-                group = self._file.read_row_group(self._groups[table, kind], columns=names)
-            except (OSError, ValueError) as error:
-                raise UsageError(f"{self.path}: damaged kernel tables: {error}") from None
+            group = self._file.read([self._groups[table, kind]], names, f"{table}, {kind}: ")
+            for name in names:
+                wanted = "float" if name == "seconds" else "int32"
+                if name not in group.column_names or (
+                    str(group[name].type) != wanted or group[name].null_count
+                ):
+                    raise UsageError(
+                        f"{self.path}: damaged kernel tables: {table} lacks {name}, or it is no "
+                        f"{wanted} throughout"
+                    )
             found = [_values(group.column(name)) for name in names]
             self._read[table, kind] = found
         return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from arborsim.core.errors import TraceError
 from arborsim.core.observations import Signal
 from arborsim.core.statistics import clopper_pearson
 from arborsim.trace.episode import Episode
@@ -196,11 +195,9 @@ def count_transitions(episode: Episode) -> tuple[int, int]:
 def column_sizes(reader: TraceReader) -> tuple[ColumnSize, ...]:
     """Bytes per column from Parquet's metadata, largest first."""
     stored, unpacked = (dict.fromkeys(reader.columns, 0) for _ in range(2))
-    for name, chunk in reader.chunks():
-        if name not in stored:
-            raise TraceError(f"{reader.path}: the footer names a column {name}: it is damaged")
-        stored[name] += chunk.total_compressed_size
-        unpacked[name] += chunk.total_uncompressed_size
+    for chunk in reader.chunks():
+        stored[chunk.name] += chunk.stored_bytes
+        unpacked[chunk.name] += chunk.decompressed_bytes
     sizes = (ColumnSize(name, stored[name], unpacked[name]) for name in reader.columns)
     return tuple(sorted(sizes, key=lambda size: -size.stored_bytes))
 

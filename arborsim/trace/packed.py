@@ -20,7 +20,7 @@ from arborsim.trace.schema import RUN, Kind
 from arborsim.trace.validate import Where
 
 #: Most rows of one episode; more is a damaged run, and would not fit the memory.
-MOST_ROWS = 1 << 25
+MOST_ROWS = 1 << 23
 
 #: Columns that say the same of every token of a run, and those that count.  Any other column has
 #: its value at the first token and is null at those that follow.

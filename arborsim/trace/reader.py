@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
+from arborsim.core.parquet import Chunk, ParquetTables, ends_of, one_line
 from arborsim.trace.episode import Episode, decode_episode
 from arborsim.trace.packed import NEEDED, Places, expand
 from arborsim.trace.schema import (
@@ -36,7 +36,6 @@ from arborsim.trace.schema import (
 )
 from arborsim.trace.validate import Where
 
-_MAGIC = b"PAR1"
 _MAKE_ONE = "make a trace with 'arborsim record', or use one of those in traces/"
 _PARTS_SUFFIX = ".parts"
 _PART = re.compile(r"episode-(\d{6,})\.parquet")
@@ -59,10 +58,10 @@ class TraceReader:
             _must_exist(self.path)
         files = part_files(self.path) if in_parts else [self.path]
         first = _open(files[0], self.path)
-        self.info, packed = _info_of(first.schema_arrow, self.path)
-        self.columns = tuple(first.schema_arrow.names)
-        _check_columns(first.schema_arrow, self.info, packed, self.path)
-        self._open_file: tuple[Path, pq.ParquetFile] = (files[0], first)
+        self.info, packed = _info_of(first.schema, self.path)
+        self.columns = tuple(first.schema.names)
+        _check_columns(first.schema, self.info, packed, self.path)
+        self._open_file: tuple[Path, ParquetTables] = (files[0], first)
         # Each row group: its file, and its number there.  It is an episode unless they are packed.
         groups = 1 if in_parts else first.metadata.num_row_groups
         self._groups = [(file, group) for file in files for group in range(groups)]
@@ -77,12 +76,9 @@ class TraceReader:
         self.num_episodes = len(self._groups if self._packed is None else self._packed.group)
         self.file_bytes = sum(os.path.getsize(file) for file in files)
 
-    def _packed_places(self, file: pq.ParquetFile) -> Places:
-        groups = range(file.num_row_groups)
-        try:
-            table = file.read(columns=["episode", RUN.name])
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            raise self._damaged("", error) from error
+    def _packed_places(self, file: ParquetTables) -> Places:
+        groups = range(file.metadata.num_row_groups)
+        table = file.read(groups, ["episode", RUN.name])
         rows = np.array([file.metadata.row_group(group).num_rows for group in groups])
         return Places.of(table, rows, str(self.path))
 
@@ -106,32 +102,13 @@ class TraceReader:
 
     def _has_values(self, column: str) -> bool:
         return column in self.columns and any(
-            name == column and _holds_values(chunk) for name, chunk in self.chunks(column)
+            chunk.name == column and chunk.nulls != chunk.values for chunk in self.chunks()
         )
 
-    def chunks(self, column: str = "") -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
-        """Parquet's account of each part of a column, with the column's name, of all episodes.
-
-        With `column`, of that one only: the accounts of the others are not looked at.
-        """
-        parts: list[int] | None = None  # numbers that the column's parts have in every row group
-        for number, (file, own) in enumerate(self._groups):
-            group = self._file(file).metadata.row_group(own)
-            if parts is None:
-                named = [(i, self._named(group, number, i)) for i in range(group.num_columns)]
-                parts = [i for i, name in named if not column or name == column]
-            for i in (i for i in parts if i < group.num_columns):
-                yield self._named(group, number, i), group.column(i)
-
-    def _named(self, group: pq.RowGroupMetaData, number: int, i: int) -> str:
-        """The column that part `i` of a row group belongs to."""
-        try:
-            return str(group.column(i).path_in_schema.split(".")[0])
-        except UnicodeDecodeError as error:
-            raise TraceError(
-                f"{self.path}: row group {number}: the name of column {i} is not UTF-8 "
-                f"({error.reason}); copy the file again, or record it again"
-            ) from error
+    def chunks(self) -> Iterator[Chunk]:
+        """Parquet's account of each part of a column, of all episodes."""
+        for file, group in self._groups:
+            yield from self._file(file).chunks[group]
 
     def require(self, needs: Iterable[Signal], who: str) -> None:
         """Raise `MissingSignal` unless the trace holds what `who`, e.g. ``"policy h2o"``, reads.
@@ -219,22 +196,12 @@ class TraceReader:
     def _read(self, number: int, episode: int, names: list[str] | None) -> pa.Table:
         """A row group, read for one episode."""
         path, group = self._groups[number]
-        file = self._file(path)
-        try:
-            return file.read_row_group(group, columns=names)
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            raise self._damaged(f"episode {episode}: ", error) from error
+        return self._file(path).read([group], names, f"episode {episode}: ")
 
-    def _damaged(self, what: str, error: Exception) -> TraceError:
-        return TraceError(
-            f"{self.path}: {what}its data are damaged ({_one_line(error)}); copy the file "
-            "again, or record it again"
-        )
-
-    def _file(self, path: Path) -> pq.ParquetFile:
+    def _file(self, path: Path) -> ParquetTables:
         if self._open_file[0] != path:
             file = _open(path, self.path)
-            if not file.schema_arrow.equals(self._open_file[1].schema_arrow):
+            if not file.schema.equals(self._open_file[1].schema):
                 raise TraceError(
                     f"{path}: its columns differ from those of the other episodes; record it again"
                 )
@@ -262,46 +229,21 @@ def _opened(path: Path, state: tuple[int, ...]) -> TraceReader:
     return TraceReader(path)
 
 
-def _holds_values(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether any value is not null, or may not be."""
-    statistics = chunk.statistics
-    if statistics is None or not statistics.has_null_count:
-        return True
-    return bool(statistics.null_count < chunk.num_values)
-
-
-def _open(path: Path, shown: Path) -> pq.ParquetFile:
+def _open(path: Path, shown: Path) -> ParquetTables:
     """Open a Parquet file; whatever is wrong with it becomes a one-line `TraceError`."""
     try:
-        with path.open("rb") as file:
-            head = file.read(4)
-            file.seek(0, os.SEEK_END)
-            size = file.tell()
-            file.seek(max(size - 4, 0))
-            tail = file.read(4)
+        begins, ends, size = ends_of(path)
     except OSError as error:
         raise TraceError(f"{shown}: cannot be read ({error.strerror})") from error
-    if head != _MAGIC:
+    if not begins:
         raise TraceError(f"{shown}: this is not a Parquet file, and so no trace; {_MAKE_ONE}")
-    if tail != _MAGIC or size < 12:
+    if not ends:
         raise TraceError(
             f"{shown}: the file is truncated: it ends after {size} bytes without a footer; "
             "copy it again, or record it again"
         )
-    try:
-        opened = pq.ParquetFile(path, page_checksum_verification=True)
-        opened.schema_arrow.names  # noqa: B018 - names that are no text fail only when read
-        return opened
-    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
-        raise TraceError(
-            f"{shown}: the file is damaged ({_one_line(error)}); copy it again, or record it again"
-        ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    """An error of a library below, on one line and without its tail of hints."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
+    remedy = "copy the file again, or record it again"
+    return ParquetTables(path, str(shown), TraceError, remedy)
 
 
 def _must_exist(path: Path) -> None:
@@ -376,7 +318,7 @@ def _info_of(schema: pa.Schema, path: Path) -> tuple[TraceInfo, bool]:
         raise TraceError(f"{path}: {' '.join(str(error).split())}") from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
-            f"{path}: the trace's metadata cannot be read ({_one_line(error)}); record it again"
+            f"{path}: the trace's metadata cannot be read ({one_line(error)}); record it again"
         ) from error
     return info, int(version) == PACKED_VERSION
 

@@ -110,8 +110,8 @@ class Sources:
 
 def _frame(path: Path) -> pd.DataFrame:
     import pandas as pd
-    import pyarrow as pa
 
+    from arborsim.core.parquet import ParquetTables
     from arborsim.core.tables import check_parquet
 
     if path.suffix not in (".parquet", ".csv"):
@@ -122,8 +122,9 @@ def _frame(path: Path) -> pd.DataFrame:
         if path.suffix == ".csv":
             return pd.read_csv(path)
         check_parquet(path)
-        return pd.read_parquet(path)
-    except (ValueError, OSError, pa.ArrowException) as error:
+        file = ParquetTables(path)
+        return file.read(range(file.metadata.num_row_groups)).to_pandas()
+    except (ValueError, OSError) as error:
         raise UsageError(f"source {path}: cannot be read ({error})") from None
 
 

@@ -155,19 +155,19 @@ def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:
 
     Columns that an earlier version did not know have their defaults.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from arborsim.core.parquet import ParquetTables
+    from arborsim.core.tables import check_parquet
 
+    check_parquet(path)
+    file = ParquetTables(path, remedy="choose another --out")
     try:
-        table = pq.read_table(path)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
-    except pa.ArrowInvalid:
-        raise UsageError(f"{path} is no Parquet file: choose another --out") from None
-    kept = (table.schema.metadata or {}).get(METADATA_KEY)
-    if kept is None or json.loads(kept).get("version") != VERSION:
+        about = json.loads((file.schema.metadata or {}).get(METADATA_KEY, b""))
+    except (ValueError, RecursionError):
+        about = {}
+    complete = isinstance(about, dict) and {"about", "left_out", "request"} <= about.keys()
+    if not complete or about.get("version") != VERSION:
         raise UsageError(f"{path} holds no validation (version {VERSION}): choose another --out")
-    about = json.loads(kept)
+    table = file.read(range(file.metadata.num_row_groups))
     known = _schema()
     required = {each.name for each in fields(CellCheck) if each.default is MISSING}
     if any(each not in list(known) for each in table.schema) or required - set(table.column_names):

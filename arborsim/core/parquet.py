@@ -1,0 +1,391 @@
+"""Parquet files that anybody may have made: read within the memory that their size justifies.
+
+A file of some kilobytes can hold gigabytes: runs of one value, pages of zeros, a long text that a
+dictionary repeats.  Before anything is decoded, `ParquetTables.read` works out what decoding takes.
+Footers may lie about that, so the headers of all pages that Arrow would read are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from arborsim.core.errors import ArborsimError, UsageError
+
+#: Decoded bytes that any file may take at once: 8 million rows of a trace's counters.
+ALWAYS_BYTES = 1 << 29
+#: Decoded bytes for each byte in the file, beyond that.
+MOST_EXPANDED = 100
+_MAGIC = b"PAR1"
+_HEADER_BYTES, _MOST_HEADER_BYTES = 1 << 10, 1 << 24
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_TEXT = "BYTE_ARRAY"
+#: Page types and encodings of the format (parquet.thrift).
+_DICTIONARY_PAGE = 2
+_PLAIN, _DELTA_LENGTH = 0, 6
+#: Types of Thrift's compact protocol.
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET = range(1, 11)
+_STRUCT = 12
+_NONE = "the file is damaged (what should say where its data are is none)"
+
+
+#: What Arrow raises for files that are damaged, and for too little memory.
+_BELOW = (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError)
+
+
+class _Suspect(Exception):
+    """Reading would take more than the file's size justifies, or pages that are none."""
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One of the columns that Parquet stores: a list is stored as its values."""
+
+    name: str  # of the table's column
+    physical: str
+    width: int  # bytes of a value; of a text, where it begins
+    levels: int  # bytes that say to which list and row a value belongs
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What the footer says of a row group's part of a column."""
+
+    name: str  # of the table's column
+    values: int
+    nulls: int | None  # None if it is not said
+    stored_bytes: int
+    decompressed_bytes: int
+    first_page: int  # where it begins in the file
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What the header of a page says."""
+
+    kind: int
+    bytes: int  # decompressed
+    values: int
+    encoding: int
+    stored: int  # bytes in the file, without the header
+
+
+class ParquetTables:
+    """A Parquet file whose tables are read within bounds.
+
+    `shown` is what messages call it, `error` what is raised, and `remedy` what to do about damage.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        shown: str = "",
+        error: type[ArborsimError] = UsageError,
+        remedy: str = "copy it or make it again",
+    ) -> None:
+        self.path, self.shown = path, shown or str(path)
+        self._error, self._remedy = error, remedy
+        try:
+            self.file = pq.ParquetFile(path, page_checksum_verification=True)
+            self.schema = self.file.schema_arrow
+            self.schema.names  # noqa: B018 - names that are no text fail only when read
+            self._columns = [_column(self.file.schema, i) for i in range(len(self.file.schema))]
+        except _BELOW as problem:
+            raise self._failure("", "the file is", problem, 0) from problem
+        self.metadata = self.file.metadata
+
+    @cached_property
+    def chunks(self) -> list[list[Chunk]]:
+        """Of each row group, its parts of the columns that Parquet stores.
+
+        pyarrow has them, too, but its accounts of damaged parts end the process.
+        """
+        try:
+            with self.path.open("rb") as file:
+                groups = _groups(file)
+            if any(len(group) != len(self._columns) for group in groups):
+                raise _Suspect("the file is damaged (parts of columns are missing)")
+            return [
+                [
+                    _chunk(column.name, part)
+                    for column, part in zip(self._columns, group, strict=True)
+                ]
+                for group in groups
+            ]
+        except _Suspect as problem:
+            raise self._error(f"{self.shown}: {problem}; {self._remedy}") from None
+        except OSError as problem:
+            raise self._failure("", "the file is", problem, 0) from problem
+
+    def read(
+        self, groups: Sequence[int], columns: Sequence[str] | None = None, what: str = ""
+    ) -> pa.Table:
+        """Row groups, all columns by default; `what` they are begins messages, e.g. ``"row 3: "``.
+
+        Whatever is wrong with them is one line.
+        """
+        needed = 0
+        try:
+            with self.path.open("rb") as file:
+                needed = self._check(file, groups, columns)
+            return self.file.read_row_groups(
+                list(groups), columns=None if columns is None else list(columns)
+            )
+        except _Suspect as problem:
+            raise self._error(f"{self.shown}: {what}{problem}; {self._remedy}") from None
+        except _BELOW as problem:
+            raise self._failure(what, "its data are", problem, needed) from problem
+
+    def _failure(self, what: str, subject: str, problem: Exception, needed: int) -> ArborsimError:
+        if isinstance(problem, MemoryError):  # Arrow's, too
+            takes = f"reading it takes up to {_gb(needed)}" if needed else one_line(problem)
+            return self._error(
+                f"{self.shown}: {what}out of memory: {takes}: run fewer processes, or take a "
+                "machine with more memory"
+            )
+        why = one_line(problem)
+        return self._error(f"{self.shown}: {what}{subject} damaged ({why}); {self._remedy}")
+
+    def _check(self, file: IO[bytes], groups: Sequence[int], columns: Sequence[str] | None) -> int:
+        """Bytes that reading takes at most; raises `_Suspect` if those are too many."""
+        wanted = None if columns is None else set(columns)
+        chosen = [
+            (i, each) for i, each in enumerate(self._columns)
+            if wanted is None or each.name in wanted
+        ]  # fmt: skip
+        needed = stored = 0
+        for number in groups:
+            rows = self.metadata.row_group(number).num_rows
+            for i, column in chosen:
+                chunk = self.chunks[number][i]
+                stored += chunk.stored_bytes
+                allowed = max(ALWAYS_BYTES, MOST_EXPANDED * stored)
+                taken, texts = _sizes(column, list(_pages(file, chunk)), rows)
+                if texts and needed + taken + texts > allowed:
+                    texts = self._texts(number, column)  # the bound is far above what there is
+                needed += taken + texts
+                if needed > allowed:
+                    raise _Suspect(
+                        f"{stored} bytes in the file stand for {_gb(needed)} or more (column "
+                        f"{column.name}), which no recording does"
+                    )
+        return needed
+
+    def _texts(self, group: int, column: _Column) -> int:
+        """Bytes of a column's texts, counted without making them: Arrow leaves dictionaries be."""
+        file = pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=[column.name])
+        total = 0
+        for chunk in file.read_row_group(group, columns=[column.name])[column.name].chunks:
+            if not pa.types.is_dictionary(chunk.type):
+                raise _Suspect(f"texts of column {column.name} may be longer than can be told")
+            lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+            total += pc.sum(lengths.take(chunk.indices)).as_py() or 0
+        return total
+
+
+def one_line(error: BaseException) -> str:
+    """An error of a library below, on one line and without its tail of hints."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def ends_of(path: Path) -> tuple[bool, bool, int]:
+    """Whether a file begins, and ends, as Parquet does, and its bytes; may raise `OSError`."""
+    with path.open("rb") as file:
+        head = file.read(4)
+        size = file.seek(0, 2)
+        file.seek(max(size - 4, 0))
+        return head == _MAGIC, file.read(4) == _MAGIC and size >= 12, size
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.3g} GB"
+
+
+def _column(schema: pq.ParquetSchema, i: int) -> _Column:
+    found = schema.column(i)
+    width = _WIDTHS.get(found.physical_type, 4)
+    if found.physical_type == "FIXED_LEN_BYTE_ARRAY":
+        width = max(found.length, 1)
+    levels = 4 * found.max_repetition_level + (found.max_definition_level > 0)
+    return _Column(found.path.split(".")[0], found.physical_type, width, levels)
+
+
+def _sizes(column: _Column, pages: Sequence[_Page], rows: int) -> tuple[int, int]:
+    """Bytes that a column's part takes, and what its texts take at most."""
+    dictionary = next((page for page in pages if page.kind == _DICTIONARY_PAGE), None)
+    values = texts = 0
+    for page in pages:
+        if page.kind == _DICTIONARY_PAGE:
+            continue
+        values += page.values
+        if column.physical != _TEXT:
+            continue
+        if page.encoding in (_PLAIN, _DELTA_LENGTH):
+            texts += page.bytes
+        else:  # each as long as all that the dictionary, or the page, holds
+            longest = page.bytes if dictionary is None else dictionary.bytes
+            texts += page.values * longest
+    if column.levels < 4:  # no lists: Arrow reads as many as there are rows
+        values = min(values, rows)
+    entries = 0 if dictionary is None else dictionary.values * max(column.width, 16)
+    taken = values * (column.width + column.levels) + entries
+    return taken + max((page.bytes for page in pages), default=0), texts
+
+
+def _groups(file: IO[bytes]) -> list[list[dict[int, Any]]]:
+    """Of each row group, the columns' parts, as the footer has them (`_PART`)."""
+    size = file.seek(-8, 2)
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(max(size - length, 0))
+    data = file.read(length)
+    try:
+        footer, _ = _struct(data, 0, {4: {1: {3: _PART}}})
+    except IndexError:
+        raise _Suspect("the file is damaged (its footer is cut short)") from None
+    return [[part.get(3, {}) for part in group.get(1, [])] for group in footer.get(4, [])]
+
+
+def _chunk(name: str, part: dict[int, Any]) -> Chunk:
+    """Arrow begins with the dictionary where there is one."""
+    first, dictionary = part.get(9, 0), part.get(11, 0)
+    return Chunk(
+        name, max(part.get(5, 0), 0), part.get(12, {}).get(3), max(part.get(7, 0), 0),
+        max(part.get(6, 0), 0), dictionary if 0 < dictionary < first else max(first, 0),
+    )  # fmt: skip
+
+
+def _pages(file: IO[bytes], chunk: Chunk) -> Iterator[_Page]:
+    """The pages of a column's part that Arrow reads, by their own headers."""
+    at, left = chunk.first_page, chunk.values
+    end = at + chunk.stored_bytes
+    while left > 0 and at < end:
+        page, at = _page(file, at)
+        at += page.stored
+        left -= 0 if page.kind == _DICTIONARY_PAGE else page.values
+        yield page
+
+
+def _page(file: IO[bytes], at: int) -> tuple[_Page, int]:
+    """The page at this place of the file, and where its data begin."""
+    size = _HEADER_BYTES
+    while True:
+        file.seek(at)
+        data = file.read(size)
+        try:
+            found, length = _struct(data, 0, _HEADER)
+        except IndexError:
+            if len(data) < size or size >= _MOST_HEADER_BYTES:
+                raise _Suspect(f"its data are damaged (no page at byte {at})") from None
+            size *= 16
+            continue
+        own = found.get(5) or found.get(7) or found.get(8) or {}
+        page = _Page(
+            found.get(1, -1), found.get(2, 0), own.get(1, 0),
+            own.get(4 if 8 in found else 2, 0), found.get(3, 0),
+        )  # fmt: skip
+        if min(page.values, page.bytes, page.stored) < 0:
+            raise _Suspect("its data are damaged (a page of negative size)")
+        return page, at + length
+
+
+# --- Thrift's compact protocol, in which Parquet says what there is ---
+
+#: Fields of a footer's ColumnMetaData, and of a PageHeader, that are read; true: a number.
+_PART = {5: True, 6: True, 7: True, 9: True, 11: True, 12: {3: True}}
+_HEADER = {1: True, 2: True, 3: True, 5: {1: True, 2: True}, 7: {1: True}, 8: {1: True, 4: True}}
+
+
+def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, Any], int]:
+    """The wanted fields of a struct, and where it ends; `IndexError` if it does not.
+
+    Fields are numbers, structs, or lists of structs; of another type than wanted they are skipped.
+    """
+    found: dict[int, Any] = {}
+    field = 0
+    while head := data[at]:
+        at += 1
+        kind = head & 15
+        if head > 15:
+            field += head >> 4
+        else:
+            field, at = _number(data, at)
+        want = wanted.get(field)
+        if want is None:
+            at = _skip(data, at, kind, 0)
+        elif want is True and kind in (_I16, _I32, _I64):
+            found[field], at = _number(data, at)
+        elif want is not True and kind == _STRUCT:
+            found[field], at = _struct(data, at, want)
+        elif want is not True and kind == _LIST and data[at] & 15 == _STRUCT:
+            count, at = _length(data, at)
+            items = found[field] = []
+            for _ in range(count):
+                item, at = _struct(data, at, want)
+                items.append(item)
+        else:
+            at = _skip(data, at, kind, 0)
+    return found, at + 1
+
+
+def _unsigned(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise _Suspect(_NONE)
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _unsigned(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    """Entries of a list or set, and where they begin."""
+    count = data[at] >> 4
+    return _unsigned(data, at + 1) if count == 15 else (count, at + 1)
+
+
+def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
+    """Where the value of this type at `at` ends."""
+    if kind in (_I16, _I32, _I64):
+        while data[at] > 127:
+            at += 1
+        return at + 1
+    if kind == _BINARY:
+        length, at = _unsigned(data, at)
+        return at + length
+    if kind in (_TRUE, _FALSE):
+        return at
+    if kind in (_BYTE, _DOUBLE):
+        return at + (1 if kind == _BYTE else 8)
+    if depth > 8:
+        raise _Suspect(_NONE)
+    if kind == _STRUCT:
+        while head := data[at]:
+            at += 1
+            if head < 16:
+                at = _number(data, at)[1]
+            at = _skip(data, at, head & 15, depth + 1)
+        return at + 1
+    if kind in (_LIST, _SET):
+        inner = data[at] & 15
+        count, at = _length(data, at)
+        for _ in range(count):
+            data[at]
+            at = at + 1 if inner in (_TRUE, _FALSE) else _skip(data, at, inner, depth + 1)
+        return at
+    raise _Suspect(_NONE)  # maps: Parquet has none
