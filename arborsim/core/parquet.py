@@ -7,11 +7,12 @@ Footers may lie about that, so the headers of all pages that Arrow would read ar
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -66,8 +67,7 @@ class Chunk:
     first_page: int  # where it begins in the file
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
+class _Page(NamedTuple):
     """What the header of a page says."""
 
     kind: int
@@ -277,21 +277,19 @@ def _page(file: IO[bytes], at: int) -> tuple[_Page, int]:
     """The page at this place of the file, and where its data begin."""
     size = _HEADER_BYTES
     while True:
-        file.seek(at)
-        data = file.read(size)
+        data = b""
         try:
+            data = os.pread(file.fileno(), size, at)
             found, length = _struct(data, 0, _HEADER)
-        except IndexError:
+        except (IndexError, OverflowError):
             if len(data) < size or size >= _MOST_HEADER_BYTES:
                 raise _Suspect(f"its data are damaged (no page at byte {at})") from None
             size *= 16
             continue
-        own = found.get(5) or found.get(7) or found.get(8) or {}
-        page = _Page(
-            found.get(1, -1), found.get(2, 0), own.get(1, 0),
-            own.get(4 if 8 in found else 2, 0), found.get(3, 0),
-        )  # fmt: skip
-        if min(page.values, page.bytes, page.stored) < 0:
+        found = {**_NO_PAGE, **found}
+        own = {**_NO_PAGE, **(found[5] or found[7] or found[8])}
+        page = _Page(found[1], found[2], own[1], own[4] if found[8] else own[2], found[3])
+        if page.values < 0 or page.bytes < 0 or page.stored < 0:
             raise _Suspect("its data are damaged (a page of negative size)")
         return page, at + length
 
@@ -300,6 +298,7 @@ def _page(file: IO[bytes], at: int) -> tuple[_Page, int]:
 
 #: Fields of a footer's ColumnMetaData, and of a PageHeader, that are read; true: a number.
 _PART = {5: True, 6: True, 7: True, 9: True, 11: True, 12: {3: True}}
+_NO_PAGE: dict[int, Any] = {1: 0, 2: 0, 3: 0, 4: 0, 5: {}, 7: {}, 8: {}}
 _HEADER = {1: True, 2: True, 3: True, 5: {1: True, 2: True}, 7: {1: True}, 8: {1: True, 4: True}}
 
 
@@ -310,25 +309,30 @@ def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, 
     """
     found: dict[int, Any] = {}
     field = 0
-    while head := data[at]:
+    while head := data[at]:  # a footer has many: what is short is read without a call
         at += 1
         kind = head & 15
         if head > 15:
             field += head >> 4
         else:
             field, at = _number(data, at)
-        want = wanted.get(field)
-        if want is None:
+        if kind in (_I16, _I32, _I64):
+            byte = data[at]
+            if byte < 128:
+                value, at = (byte >> 1) ^ -(byte & 1), at + 1
+            else:
+                value, at = _number(data, at)
+            if field in wanted and wanted[field] is True:
+                found[field] = value
+        elif field not in wanted or wanted[field] is True:
             at = _skip(data, at, kind, 0)
-        elif want is True and kind in (_I16, _I32, _I64):
-            found[field], at = _number(data, at)
-        elif want is not True and kind == _STRUCT:
-            found[field], at = _struct(data, at, want)
-        elif want is not True and kind == _LIST and data[at] & 15 == _STRUCT:
+        elif kind == _STRUCT:
+            found[field], at = _struct(data, at, wanted[field])
+        elif kind == _LIST and data[at] & 15 == _STRUCT:
             count, at = _length(data, at)
             items = found[field] = []
             for _ in range(count):
-                item, at = _struct(data, at, want)
+                item, at = _struct(data, at, wanted[field])
                 items.append(item)
         else:
             at = _skip(data, at, kind, 0)
@@ -337,15 +341,12 @@ def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, 
 
 def _unsigned(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
+    while (byte := data[at]) > 127:
         value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
+        at, shift = at + 1, shift + 7
         if shift > 63:
             raise _Suspect(_NONE)
+    return value | byte << shift, at + 1
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
@@ -379,7 +380,11 @@ def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
             at += 1
             if head < 16:
                 at = _number(data, at)[1]
-            at = _skip(data, at, head & 15, depth + 1)
+            kind = head & 15
+            if kind == _BINARY and data[at] < 128:
+                at += 1 + data[at]
+            else:
+                at = _skip(data, at, kind, depth + 1)
         return at + 1
     if kind in (_LIST, _SET):
         inner = data[at] & 15
