@@ -206,17 +206,23 @@ class KernelTables:
     """The tables of one GPU under one engine, read from a file when they are needed."""
 
     def __init__(self, path: Path) -> None:
-        from arborsim.core.parquet import ParquetTables, one_line
+        from arborsim.core.parquet import ParquetTables, ends_of, one_line
 
         self.path = path
-        self._file = ParquetTables(path, remedy="import the kernels again")
+        unread = f"{path}: cannot be read as kernel tables"
+        try:
+            begins, ends, _ = ends_of(path)
+        except OSError as error:
+            raise UsageError(f"{unread}: {error.strerror}") from None
+        if not (begins and ends):
+            raise UsageError(f"{unread}: it is no Parquet file, or was cut off")
+        shown = f"{path}: damaged kernel tables"
+        self._file = ParquetTables(path, shown, remedy="import them again")
         stored = self._file.schema.metadata or {}
         try:
             header = dict(json.loads(stored.get(b"arborsim.kernels", b"{}")))
         except (ValueError, TypeError, RecursionError) as error:
-            raise UsageError(
-                f"{path}: cannot be read as kernel tables: {one_line(error)}"
-            ) from None
+            raise UsageError(f"{unread}: {one_line(error)}") from None
         if header.get("format") != FORMAT:
             raise UsageError(
                 f"{path}: kernel tables of format {header.get('format', 'unknown')}, and this "
