@@ -155,10 +155,14 @@ def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:
 
     Columns that an earlier version did not know have their defaults.
     """
-    from arborsim.core.parquet import ParquetTables
-    from arborsim.core.tables import check_parquet
+    from arborsim.core.parquet import ParquetTables, ends_of
 
-    check_parquet(path)
+    try:
+        begins, ends, _ = ends_of(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+    if not (begins and ends):
+        raise UsageError(f"{path} is no Parquet file, or was cut off: choose another --out")
     file = ParquetTables(path, remedy="choose another --out")
     try:
         about = json.loads((file.schema.metadata or {}).get(METADATA_KEY, b""))
