@@ -1,4 +1,4 @@
-"""Parquet files that anybody may have made: read within the memory that their size justifies.
+"""Parquet files of unknown origin, read within the memory that their size justifies.
 
 A file of some kilobytes can hold gigabytes: runs of one value, pages of zeros, a long text that a
 dictionary repeats.  Before anything is decoded, `ParquetTables.read` works out what decoding takes.

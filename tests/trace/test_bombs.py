@@ -171,4 +171,4 @@ def test_a_trace_with_a_bomb_names_the_episode(tmp_path):
     write(path, table.schema.metadata, **columns | {"text": texts(table.num_rows, TEXT * 20)})
     with pytest.raises(TraceError, match=r"t\.parquet: episode 0: .*\(column text\), which no"):
         list(TraceReader(path).episodes(text=True))
-    assert len(list(TraceReader(path).episodes())) == 1  # nobody asked for its texts
+    assert len(list(TraceReader(path).episodes())) == 1  # its texts were not asked for
