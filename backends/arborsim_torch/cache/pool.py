@@ -93,7 +93,7 @@ class Pool:
         self.slots = SlotTable(layout.groups)
         self.page_tokens = page_tokens
         self.allocations = 0
-        self._kept = 0  # slots of every group that shrinking leaves
+        self._kept = np.zeros(layout.groups, dtype=np.int64)  # slots that tensors have at least
         self._capacity = np.zeros(layout.groups, dtype=np.int64)
         #: Where each group begins in the `rows` of its layers; int64 ``[groups]``
         self.first_row = np.zeros(layout.groups, dtype=np.int64)
@@ -141,9 +141,21 @@ class Pool:
         """Whether the heads of a slab have different numbers of slots."""
         return self._tables[slab] is None
 
-    def keep(self, tokens: int) -> None:
-        """Never shrink below `tokens` slots in every group: they are known to be needed soon."""
-        self._kept = int(self._pages(np.array(tokens)))
+    def keep(self, tokens: int | np.ndarray) -> None:
+        """Tensors that are made have `tokens` slots, or more, and never shrink below.
+
+        So many, of all groups or of each, are known to be needed soon; as long as no token comes,
+        nothing is allocated.  What has been kept already stays so.
+        """
+        self._kept = np.maximum(self._kept, self._pages(np.asarray(tokens)))
+        if self._spans is not None:
+            self._spans.keep(self._kept)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of tensors with the slots of `keep`."""
+        spans = 0 if self._spans is None else self._spans.kept_bytes
+        return spans + int(self._kept.sum()) * self.bytes_per_slot
 
     def reserve(self, tokens: int) -> None:
         """Allocate slots for `tokens` tokens in every group at once."""
@@ -194,8 +206,10 @@ class Pool:
         # The tensor is made anew: heads that are not full get as much room as those that are.
         room = np.where(over, self._capacity, high)
         wanted = np.maximum(high, (growth * room).astype(np.int64))
-        if self._kept:  # more is needed than was known: what it takes once, it will again
-            self._kept = max(self._kept, int(self._pages(wanted.max())))
+        if self._kept.any():
+            wanted = np.maximum(wanted, self._kept)
+            # More is needed than was known: what it takes once, it will again.
+            self._kept = np.where(over, np.maximum(self._kept, self._pages(wanted)), self._kept)
         for slab in range(self.layout.slabs):
             own = self._groups_of(slab)
             if over[own].any():
@@ -359,7 +373,7 @@ class Pool:
         needed = self._pages(np.maximum(self.slots.used, self._kept))
         wanted = [self._shared_out(needed[self._groups_of(slab)]) for slab in slabs]
         enough = _SHRINK_BELOW if self.layout.groups == 1 else _SHRINK_GROUPS_BELOW
-        enough = max(enough, _SHRINK_KEPT_BELOW * (self._kept > 0))
+        enough = max(enough, _SHRINK_KEPT_BELOW * bool(self._kept.any()))
         spare = self.page_tokens * self.layout.groups  # or a growth by pages would be undone
         roomy = np.concatenate(wanted).sum() + spare < enough * self._capacity.sum()
         if not roomy or self._capacity.max() <= 4 * self.page_tokens:

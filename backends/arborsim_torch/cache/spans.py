@@ -72,6 +72,14 @@ class Spans:
     def allocations(self) -> int:
         return self._pool.allocations
 
+    @property
+    def kept_bytes(self) -> int:
+        return self._pool.kept_bytes
+
+    def keep(self, tokens: np.ndarray) -> None:
+        """See `Pool.keep`, of so many tokens."""
+        self._pool.keep(-(-tokens // self._together))
+
     def grow(self, tokens: int) -> None:
         self._pool.slots.grow(tokens)
         more = tokens - len(self._first)

@@ -18,6 +18,7 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.row_uses import RowUse
 from arborsim.core.shape import CacheShape
+from arborsim.core.tiers import Tier
 from arborsim.machine.live_memory import LiveSearch
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
@@ -279,10 +280,12 @@ class PolicySearch:
         self._policy, self._block = policy, setup.prefill_block
 
     def _reserve(self, policy: Policy, budget: int, prompt: int, slots: int) -> None:
-        """Give HBM the slots that are known to be needed: then it does not grow while decoding.
+        """Give pools the slots that are known to be needed: then none grows while decoding.
 
-        A prompt that is larger than the budget has its slots until the first decision.  How large
-        a tree becomes without a budget is not known, nor a path that has no limit.
+        HBM at full precision gets them at once, the others with their first tokens: quantised
+        tokens are no more than the budget allows, staged ones no more than the path has.  A prompt
+        that is larger than the budget has its slots until the first decision.  How large a tree
+        becomes without a budget is not known, nor a path that has no limit.
         """
         expected = prompt + self._setup.max_tokens
         if policy.bounded:
@@ -291,12 +294,15 @@ class PolicySearch:
             room = expected
         else:  # the search's own end is not in sight
             return
-        pool = self.cache.pools[Place.HBM]
-        self._reserved_tokens = max(room, prompt)
-        pool.reserve(self._reserved_tokens)
-        if self.cache.layout.groups == 1:  # otherwise groups share the budget as they see fit
-            self._kept_tokens = room
-            pool.keep(room)
+        pools = self.cache.pools
+        self._reserved_tokens, self._kept_tokens = max(room, prompt), room
+        pools[Place.HBM].reserve(self._reserved_tokens)
+        self.cache.expect(room)
+        for place, pool in pools.items():
+            if place.in_hbm and place.quantised:
+                pool.keep(room)
+            elif place.staged and slots == 1:  # of a tree, it is not known what active paths hold
+                pool.keep(room if policy.bounds_page else expected)  # it reads some pages alone
 
     def steps(self) -> Iterations[EpisodeResult]:
         """See `EpisodeRecorder.steps`; raises `BudgetInfeasible` where the policy does."""
@@ -348,9 +354,19 @@ class PolicySearch:
             grouped=self._policy.grouping != "shared",
             signals=not self._policy.reads() <= {Signal.READERS},
             waiting_bytes=self._waiting_bytes(geometry),
-            apart_bytes=apart,
+            apart_bytes=self._apart_bytes(simulated),
             block=self._block,
             page=self.cache.pools[Place.HBM].page_tokens,
+        )
+
+    def _apart_bytes(self, simulated: Measurements) -> int:
+        """Of quantised and of staged tokens: if there are any, what is reserved for them."""
+        places = {Place[tier.name] for tier in self._policy.method.tiers if tier != Tier.EVICTED}
+        pools = self.cache.pools
+        reserved = sum(pools[at].kept_bytes for at in places if at.in_hbm and at.quantised)
+        quantised, staged = simulated.peak_quantised_bytes, simulated.peak_staging_bytes
+        return max(quantised, reserved) * (quantised > 0) + (
+            max(staged, pools[Place.STAGING].kept_bytes) * (staged > 0)
         )
 
     def _waiting_bytes(self, geometry: Geometry) -> int:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+from arborsim.policies.registry import build
+from arborsim.search import make_search
+from arborsim_torch.cache.layout import Place
 from arborsim_torch.context import PassContext
-from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.decoder import TreeDecoder, run_together
+from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.sources import RandomSource
 from arborsim_torch.static import Graphs, StepOutputs
 from tests.live.test_static import on_a_tree
 from tests.live.tiny import VOCAB, tiny_model, torch
@@ -151,6 +157,63 @@ def test_a_search_of_many_widths_is_a_graph_for_each_power_of_two() -> None:
         assert gpu.launches["graph replay"] == 2 * len(levels) - 4
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A search, the places on the device that it uses, and when it has used all of them.
+
+    `by` is the step after the first cut, from which slots may be listed.
+    """
+
+    policy: str
+    settings: dict[str, str]
+    places: set[Place]
+    by: int
+    budget: int = 60
+    prompt: int = 50
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Searched("h2o", {}, {Place.HBM}, 3),
+        Searched("arkv-quant", {"window": "8"}, {Place.HBM, Place.HBM_QUANTISED}, 15),
+        Searched("arkv-quant", {"window": "8"}, {Place.HBM, Place.HBM_QUANTISED}, 15, prompt=80),
+        Searched("kivi", {"residual": "32"}, {Place.HBM, Place.HBM_QUANTISED}, 3, prompt=80),
+        Searched("hierarchy", {"pin_prompt": "false", "recent": "8", "interval": "8"},
+                 {Place.HBM, Place.STAGING}, 24),
+    ],
+    ids=lambda case: f"{case.policy} {case.prompt}",
+)  # fmt: skip
+def test_nothing_is_allocated_after_the_first_steps(case: Searched) -> None:
+    """Pools and their tables keep their memory: the first tokens of each reserve what it needs."""
+    with pretend():
+        source = RandomSource(VOCAB, case.prompt, 70, 70)
+        setup = SearchSetup(
+            tiny_model().to("cuda"), source, lambda: make_search("linear"), 0.0, 0, 70
+        )
+        policy = build(case.policy, case.settings)
+        one = PolicySearch(setup, source.problem(0), policy, case.budget, CacheOptions())
+        steps = one.steps()
+        tokens, seen = next(steps), []
+        for _ in range(68):
+            logits = run_together([one.prepare(tokens)])
+            pools = {
+                place: pool.addresses for place, pool in one.cache.pools.items()
+                if pool.allocations and not place.on_host
+            }  # fmt: skip
+            tables = {
+                (table.place, *name): number
+                for table in one.cache._pieces._tables.values()
+                for name, (_, number) in table._tensors.items()
+            }
+            seen.append((pools, tables))
+            tokens = steps.send(logits[0][:, 0])
+        steps.close()
+    assert set(seen[-1][0]) == case.places
+    changed = [step for step, each in enumerate(seen) if each != seen[-1]]
+    assert max(changed, default=-1) < case.by, changed
 
 
 @pytest.mark.parametrize("name", ["full", "streaming-llm", "h2o", "epikv", "arkv", "adakv", "kivi"])
