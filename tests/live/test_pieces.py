@@ -236,7 +236,7 @@ def test_tables_say_what_looking_up_would(grouping: str, seed: int, operations: 
                 assert read(cache, layer, lambda n: -(-n // 16) * 16) == wanted
             for place, table in cache._pieces._tables.items():
                 for kind in table._current:
-                    tensor = table._tensors[kind]
+                    tensor, _ = table._tensors[table._bucket(kind)]
                     seqs = tensor.shape[0] if kind == "mask" else 0
                     key = (place, kind, table.pool.allocations, seqs)
                     assert known.setdefault(key, tensor.data_ptr()) == tensor.data_ptr()
