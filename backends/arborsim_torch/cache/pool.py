@@ -144,8 +144,8 @@ class Pool:
     def keep(self, tokens: int | np.ndarray) -> None:
         """Tensors that are made have `tokens` slots, or more, and never shrink below.
 
-        So many, of all groups or of each, are known to be needed soon; as long as no token comes,
-        nothing is allocated.  What has been kept already stays so.
+        They are known to be needed soon, in all groups or, as an array, in each.  Nothing is
+        allocated before the first token comes.  A larger number from before still holds.
         """
         self._kept = np.maximum(self._kept, self._pages(np.asarray(tokens)))
         if self._spans is not None:

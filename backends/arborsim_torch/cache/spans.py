@@ -77,7 +77,7 @@ class Spans:
         return self._pool.kept_bytes
 
     def keep(self, tokens: np.ndarray) -> None:
-        """See `Pool.keep`, of so many tokens."""
+        """See `Pool.keep`, for the spans of `tokens` tokens."""
         self._pool.keep(-(-tokens // self._together))
 
     def grow(self, tokens: int) -> None:

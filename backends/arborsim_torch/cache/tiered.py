@@ -193,7 +193,7 @@ class TieredCache:
         return sum(self.pools[place].capacity_bytes for place in places)
 
     def expect(self, tokens: int) -> None:
-        """So many tokens are in HBM, of every format and on average over groups, at most."""
+        """HBM holds at most `tokens`, of all formats together and on average over groups."""
         self._expected = tokens
         if self.layout.groups == 1:
             self.pools[Place.HBM].keep(tokens)
