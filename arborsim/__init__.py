@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from arborsim.api.search import SearchResults, search
     from arborsim.api.sweep import SweepResults, results, sweep
     from arborsim.api.trace import Trace, open_trace
+    from arborsim.api.tune import TuneResults, tune
     from arborsim.api.validation import ValidationResults
     from arborsim.core.errors import ArborsimError
 
@@ -63,6 +64,7 @@ __all__ = [
     "SearchResults",
     "SweepResults",
     "Trace",
+    "TuneResults",
     "ValidationResults",
     "live",
     "load_results",
@@ -73,6 +75,7 @@ __all__ = [
     "results",
     "search",
     "sweep",
+    "tune",
 ]
 
 #: The module of each name.
@@ -85,6 +88,7 @@ _HOME = {
     "SearchResults": "api.search",
     "SweepResults": "api.sweep",
     "Trace": "api.trace",
+    "TuneResults": "api.tune",
     "ValidationResults": "api.validation",
     "live": "api.live",
     "load_results": "api.results",
@@ -95,6 +99,7 @@ _HOME = {
     "results": "api.sweep",
     "search": "api.search",
     "sweep": "api.sweep",
+    "tune": "api.tune",
 }
 
 

@@ -25,9 +25,11 @@ _OPTIONS = {
     "widths": "width",
 }
 #: Given several times rather than by comma.
-_REPEATED = {"settings", "calibration", "accuracy", "stop", "answers"}
-#: What changes nothing in the results.
-_SILENT = {"workers", "progress", "pictures", "out", "resume", "overwrite"}
+_REPEATED = {"settings", "calibration", "accuracy", "stop", "answers", "vary"}
+#: What changes nothing in the results; of the URL of a database also because of its password.
+_SILENT = {
+    "workers", "progress", "pictures", "out", "resume", "overwrite", "storage", "study",
+}  # fmt: skip
 
 
 def equivalent(
@@ -97,7 +99,7 @@ def _words(key: str, value: Any, name: str) -> list[str]:
     option = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
         return [option if value else option.replace("--", "--no-", 1)]
-    texts = setting_texts(value) if key == "settings" else _texts(value)
+    texts = setting_texts(value) if key in ("settings", "vary") else _texts(value)
     if key in _REPEATED:
         return [word for text in texts for word in (option, text)]
     return [option, ",".join(texts)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from arborsim.api.results import Results
 from arborsim.core.errors import UnknownName, UsageError
@@ -21,6 +22,7 @@ def read(path: Path) -> Results:
     from arborsim.api.plan import PlanResults
     from arborsim.api.replay import ReplayResults
     from arborsim.api.search import SearchResults
+    from arborsim.api.tune import TuneResults
     from arborsim.api.validation import ValidationResults
 
     if _is_log(path):
@@ -33,11 +35,15 @@ def read(path: Path) -> Results:
     if holds_key(path, b"arborsim.validation"):
         return ValidationResults.read_file(path)
     frame, metadata = read_table(path)
-    kinds = {each.kind: each for each in (ReplayResults, SearchResults, PlanResults, LiveResults)}
+    tables: tuple[type[Results], ...] = (
+        ReplayResults, SearchResults, PlanResults, LiveResults, TuneResults,
+    )  # fmt: skip
+    kinds: dict[str, Any] = {each.kind: each for each in tables}
     if metadata["kind"] not in kinds:
         raise UnknownName(f"kind of results in {path}", metadata["kind"], kinds)
     try:
-        return kinds[metadata["kind"]].read(frame, metadata)
+        found: Results = kinds[metadata["kind"]].read(frame, metadata)
+        return found
     except (KeyError, TypeError) as error:
         raise UsageError(
             f"{path}: its table or metadata lacks {error}; make the file again with --out"

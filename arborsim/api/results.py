@@ -31,7 +31,7 @@ class Results(ABC):
     Attributes
     ----------
     kind : str
-        ``"replay"``, ``"search"``, ``"plan"``, ``"live"`` or ``"validate"``.
+        ``"replay"``, ``"search"``, ``"plan"``, ``"live"``, ``"tune"`` or ``"validate"``.
     metadata : dict
         What made the results: `kind`, `version` of arborsim, `command`, `versions` of Python and
         of the libraries, machine and model, `settings`, and what to know about the figures

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from arborsim.calibrate.documents import (
     rounded,
     software,
 )
-from arborsim.core.errors import UsageError
+from arborsim.calibrate.study import optuna_for
 from arborsim.core.settings import default_of, settings_of
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_profile
@@ -78,17 +78,11 @@ def tune(
 
     Raises `UsageError` if Optuna is not installed.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise UsageError(
-            "calibrate arkv needs optuna, which is not installed: pip install 'arborsim[tune]'"
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna = optuna_for("calibrate arkv")
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     study.enqueue_trial(published())
 
-    def trial_error(trial: optuna.Trial) -> float:
+    def trial_error(trial: Any) -> float:
         values = {
             name: trial.suggest_float(name, low, high, log=True)
             for name, (low, high) in RANGES.items()

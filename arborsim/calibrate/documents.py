@@ -40,7 +40,7 @@ _MADE_BY = "make one with `arborsim calibrate`"
 class Calibration:
     """What was found on a model."""
 
-    kind: Literal["bands", "msve", "arkv"]
+    kind: Literal["bands", "msve", "arkv", "tune"]
     model: str  # name of the model it was found on
     layers: int  # of that model
     #: How much it rests on

@@ -41,6 +41,7 @@ COMMANDS = {
     "hardware": "List the GPUs and hosts, or explain one, number by number.",
     "models": "List the models, or explain one: bytes per token, weights, room.",
     "schema": "Print the JSON schema of what a command prints with --json.",
+    "tune": "Tune a policy for memory, time and quality on traces.",
     "calibrate": "Find settings of policies by measuring, or a machine's speed.",
     "doctor": "Show what is installed, what works with it, and what is missing.",
     "import": "Make a trace of a recording in another format.",

@@ -314,7 +314,7 @@ def _abilities(
         _kernels(known, probe),
         _images(known, browser),
         _of("embed thoughts (--embed)", _named(known, "sentence-transformers"), _pip("embed")),
-        _of("calibrate policies", _named(known, "optuna"), _pip("tune")),
+        _of("calibrate and tune policies", _named(known, "optuna"), _pip("tune")),
         _of("import measured kernels", _named(known, "aiconfigurator-core"), _pip("kernels")),
     ]
 

@@ -6,6 +6,7 @@ SciPy is imported where it is needed, for it is slow to import.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import le
 
 import numpy as np
 
@@ -47,6 +48,20 @@ def least_visible(correct: int, n: int) -> int | None:
     """The best of the lower counts that `n` problems tell from `correct`; None if there is none."""
     lower = (k for k in range(correct - 1, -1, -1) if fisher_p(k, correct, n) < SIGNIFICANT)
     return next(lower, None)
+
+
+def efficient(points: Sequence[Sequence[float]]) -> list[int]:
+    """Numbers of the points that no other one matches everywhere and beats somewhere.
+
+    All measures are the better the smaller.  They are in the order of the first measure; of points
+    that are equal in all of them, the first one stands for the others.
+    """
+    found: list[int] = []
+    for number in sorted(range(len(points)), key=lambda n: (*points[n], n)):
+        mine = points[number]
+        if not any(all(map(le, points[other], mine)) for other in found):
+            found.append(number)
+    return found
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:

@@ -28,6 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
+from arborsim.core.documents import to_toml
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import convert, located, parse_toml, read_text
 from arborsim.core.settings import check_settings
@@ -124,6 +125,19 @@ def read_composition(path: Path | str) -> type[Composition]:
     if not path.exists():
         raise UsageError(f"{path}: no such policy file")
     return _class_of(read_text(path), str(path))
+
+
+def composition_toml(policy: Composition, name: str, summary: str) -> str:
+    """The text of a file that describes a policy under another name: what it has, and no more."""
+    kind = type(policy)
+    about = {"name": name, "summary": summary, "paper": kind.paper, "formula": kind.formula,
+             "deviations": list(kind.deviations)}  # fmt: skip
+    blocks = {}
+    for each in fields(policy):
+        block = getattr(policy, each.name)
+        use = next(use for use, made in BLOCKS[each.name].items() if made is type(block))
+        blocks[each.name] = {"use": use} | {f.name: getattr(block, f.name) for f in fields(block)}
+    return to_toml({key: value for key, value in about.items() if value} | blocks)
 
 
 @cache

@@ -160,10 +160,10 @@ def memory(job: Replay, reader: TraceReader, measure: str, cell: Cell) -> float 
 
     None if the budget cannot hold one of the searches.
     """
-    chosen = job.chosen(reader)
     needs = tuple(sorted(cell.policy.reads()))
     found = []
-    for episode in reader.episodes(needs, start=chosen.start, stop=chosen.stop):
+    for number in job.chosen(reader):
+        (episode,) = reader.episodes(needs, start=number, stop=number + 1)
         executor = job.machine.executor(cell.policy, episode.info)
         try:
             played = play_episode(episode, cell, executor)

@@ -68,6 +68,7 @@ class Replay:
     #: Which episodes of each trace; None for all that follow
     first: int = 0
     count: int | None = None
+    step: int = 1  # 2 for every second one
     pictures: bool = False  # take pictures of each trace's first episode, for the report
     #: Names of the policies that the user asked for; None for all.  What cannot run, because a
     #: trace lacks what it reads or a budget is too small, is left out with its reason in the
@@ -102,7 +103,7 @@ class Replay:
     def chosen(self, reader: TraceReader) -> range:
         """Episodes of a trace that are replayed."""
         stop = None if self.count is None else self.first + self.count
-        return range(reader.num_episodes)[self.first : stop]
+        return range(reader.num_episodes)[self.first : stop : self.step]
 
     def name_of(self, reader: TraceReader) -> str:
         """What the trace is called in results: its file name, if no other one is called that."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from operator import le
 from typing import Any
 
+from arborsim.core import statistics
 from arborsim.core.units import quantity
 from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
 from arborsim.show.page import Figure, axis, colour, figure, label, rounded, size_axis, symbol
@@ -98,12 +98,8 @@ def efficient(rows: Sequence[CandidateResult], by: Sequence[Measure]) -> list[Ca
     """
     signed = {row.number: tuple((-1 if m.higher else 1) * m.value(row) for m in by) for row in rows}
     able = [row for row in rows if not any(map(math.isnan, signed[row.number]))]
-    found: list[CandidateResult] = []
-    for row in sorted(able, key=lambda each: (signed[each.number], each.number)):
-        mine = signed[row.number]
-        if not any(all(map(le, signed[other.number], mine)) for other in found):
-            found.append(row)
-    return found
+    able.sort(key=lambda row: row.number)
+    return [able[at] for at in statistics.efficient([signed[row.number] for row in able])]
 
 
 def figures(result: PlanResult) -> dict[str, Any]:
