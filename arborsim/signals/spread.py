@@ -46,14 +46,15 @@ class LayerSensitivity(Score):
     def of_prompt(self, run: TokenRun) -> np.ndarray:
         """Float64 ``[groups]`` of the prompt's attention."""
         rows = head_rows(run.observed)
-        layers, keys = len(rows.row(0)), run.steps - self.window
+        newest = rows.query(run.steps - 1)  # those before the window may not be known
+        layers, keys = len(newest), run.steps - self.window
         sensitivity = np.zeros(layers)
         if keys > 0:
             queries = [rows.row(i)[..., :keys] for i in range(keys, run.steps)]
             attention = np.stack(queries, axis=2)  # [layers, heads, queries, keys]
             of_layer = [layer_statistics(layer.astype(np.float64)) for layer in attention]
             sensitivity = self.combine(np.stack(of_layer))
-        groups = num_row_groups(rows.row(0), rows.kv_heads, self.grouping)
+        groups = num_row_groups(newest, rows.kv_heads, self.grouping)
         return np.repeat(sensitivity, groups // layers)
 
     def combine(self, statistics: np.ndarray) -> np.ndarray:
@@ -135,7 +136,7 @@ class _HeavyHitterState(NewestState):
         self._by_spread = self._spec.cumulative or not generated
         if self._by_spread:
             self._heads = head_rows(run.observed)
-            layers, heads, _ = self._heads.row(0).shape
+            layers, heads, _ = self._heads.query(run.num_tokens - 1).shape
             self._spread.extend(layers * heads, run.num_tokens)
 
     def observe(self, step: int) -> None:

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from arborsim.core.observations import Signal
-from arborsim.core.row_uses import RowUse
+from arborsim.core.row_uses import ALL_QUERIES, RowUse
 from arborsim.trace.schema import VECTORS
 from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Observed
-from arborsim_torch.row_reducer import RowReducer
+from arborsim_torch.row_reducer import RowReducer, first_of
 from arborsim_torch.token_signals import (
     ChunkExtremes,
     TokenBuffer,
@@ -100,9 +100,9 @@ class Capture:
         uses: frozenset[RowUse] = frozenset(),
     ) -> None:
         wants_rows = Signal.ATTENTION in signals or bool(row_layers)
-        self._rows_of = _Span.of(uses, "shared") if wants_rows else _Span(False, False)
+        self._rows_of = _Span.of(uses, "shared") if wants_rows else _Span(0, False)
         wants_queries = bool(vector_layers) and Signal.HEAD_ATTENTION in vectors
-        self._queries_of = _Span.of(uses, "head") if wants_queries else _Span(False, False)
+        self._queries_of = _Span.of(uses, "head") if wants_queries else _Span(0, False)
         self.reduces = tuple(use for use in uses if use.reduced)
         self._reducer = RowReducer(self.reduces)
         self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
@@ -134,7 +134,7 @@ class Capture:
     @property
     def queries_of_prompt_alone(self) -> bool:
         """Whether no queries are taken once the prompt is over."""
-        return self._queries_of.prompt and not self._queries_of.generated
+        return self._queries_of.prompt > 0 and not self._queries_of.generated
 
     def expect(self, prompt_tokens: int) -> None:
         """The prompt that comes next has `prompt_tokens` tokens."""
@@ -144,10 +144,10 @@ class Capture:
         """What a pass is to leave behind (`arborsim_torch.decoder.Observer`)."""
         queries, prompt = metadata.queries, self._prompt
         first_row = self._reducer.first_row(metadata, prompt)
-        if self._rows_of.holds(metadata, prompt):
+        if self._rows_of.first(metadata, prompt) < queries:
             first_row = 0
         first_of_groups = self._reducer.first_of_groups(metadata, prompt)
-        vectors = self._queries_of.holds(metadata, prompt)
+        vectors = self._queries_of.first(metadata, prompt) < queries
         return PassContext(
             metadata,
             first_row if first_row < queries else None,
@@ -174,7 +174,7 @@ class Capture:
         first = state.metadata.first
         if state.first_row is not None:
             rows = state.attention()
-            if self._rows_of.holds(state.metadata, self._prompt):
+            if self._rows_of.first(state.metadata, self._prompt) < state.queries:
                 self._rows.append((first, rows if self._top else rows.half()))
             self._reducer.take(state, rows.half(), self._prompt)
         elif state.groups is not None:
@@ -189,7 +189,10 @@ class Capture:
         if self.embeddings:
             self._last.append(last.clone())
         if state.query_layers:
-            queries = torch.stack([state.query_vectors[layer] for layer in self._vector_layers])
+            first_query = self._queries_of.first(state.metadata, self._prompt)
+            queries = torch.stack(
+                [state.query_vectors[layer][:, :, first_query:] for layer in self._vector_layers]
+            )
             self._add("queries", queries.permute(3, 1, 0, 2, 4).flatten(2))
         if state.queries > 1 or self._pending_bytes > MAX_PENDING_BYTES:
             self.drain(decoder)
@@ -351,9 +354,9 @@ class Capture:
 
 @dataclass(frozen=True)
 class _Span:
-    """Whether rows or queries are taken of the prompt, and of generated tokens."""
+    """How many of the prompt's last rows or queries are taken, and whether generated ones are."""
 
-    prompt: bool = True
+    prompt: int = ALL_QUERIES
     generated: bool = True
 
     @classmethod
@@ -362,8 +365,10 @@ class _Span:
         kept = [u for u in uses if u.grouping == grouping and u.keeps in ("rows", "queries")]
         if not uses:
             return cls()
-        return cls(any(use.prompt for use in kept), any(use.generated for use in kept))
+        prompt = max((use.prompt for use in kept), default=0)
+        return cls(prompt, any(use.generated for use in kept))
 
-    def holds(self, metadata: AttentionMetadata, prompt_tokens: int) -> bool:
-        """Whether they are taken of this pass."""
-        return self.prompt if metadata.first[0] < prompt_tokens else self.generated
+    def first(self, metadata: AttentionMetadata, prompt_tokens: int) -> int:
+        """First query of a pass that is taken, or their number."""
+        use = RowUse("shared", "rows", self.prompt, self.generated)
+        return first_of(use, metadata, prompt_tokens)

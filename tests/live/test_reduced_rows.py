@@ -24,6 +24,7 @@ from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.forward import LayerView
 from arborsim_torch.context import PassContext
 from arborsim_torch.live import policy_search
+from arborsim_torch.live.feed import LiveHeadRows
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.recording import EpisodeResult
@@ -232,6 +233,22 @@ def test_groups_score_as_from_queries_and_keys(
 
     compare(controllers, partial(np.testing.assert_allclose, rtol=1e-2, atol=5e-3))
     assert controllers[0].view().scores["score"].any()
+
+
+@pytest.mark.parametrize(("name", "crossed"), [("arkv", 8), ("duoattention", None)])
+def test_of_a_prompt_the_queries_that_count_cross(
+    name: str, crossed: int | None, chain: SearchSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, seen = LiveHeadRows.append, list[tuple[int, int]]()
+
+    def watched(self: LiveHeadRows, queries: Any, keys: Any, count: int) -> Any:
+        seen.append((len(queries), count))
+        return append(self, queries, keys, count)
+
+    monkeypatch.setattr(LiveHeadRows, "append", watched)
+    search(chain, small(name), 60, [])
+    prompt = len(chain.source.problem(3).prompt)
+    assert seen == [(crossed or prompt, prompt)]
 
 
 def compare(controllers: list[Controller], check: Callable[..., None]) -> None:

@@ -199,7 +199,7 @@ class Feed:
         if "values" in fresh.columns:
             values = self._vectors(fresh.values("values"))
         if "queries" in fresh.columns and Signal.HEAD_ATTENTION in self._needs:
-            heads = self._heads.append(self._vectors(fresh.values("queries")), keys)
+            heads = self._heads.append(self._vectors(fresh.values("queries")), keys, count)
             if self._capture.queries_of_prompt_alone:
                 self._heads = self._new_heads()  # no row is made of these again
         return Observations(
@@ -261,20 +261,25 @@ class LiveHeadRows:
         self._readable = readable
         self._queries: GrowingArray | None = None  # float16 [tokens, layers, heads, head_dim]
         self._keys = np.empty((0, 0, 0, 0), dtype=np.float32)  # [layers, KV heads, dim, tokens]
-        self._count = 0
+        self._count = self._without = 0  # tokens; the first ones, whose queries are not known
 
     @property
     def kv_heads(self) -> int:
         return int(self._keys.shape[1])
 
-    def append(self, queries: np.ndarray, keys: np.ndarray | None) -> ShiftedRows:
+    def append(
+        self, queries: np.ndarray, keys: np.ndarray | None, count: int | None = None
+    ) -> ShiftedRows:
         """Take in tokens; both float16 ``[tokens, layers, heads or KV heads, head_dim]``.
 
-        Without keys there are queries, but no rows.
+        Without keys there are queries, but no rows.  Of the prompt's `count` tokens there may be
+        the last queries only.
         """
+        count = len(queries) if count is None else count
         if self._queries is None:
             self._queries = GrowingArray(np.float16, row=queries.shape[1:])
-        start, self._count = self._count, self._count + len(queries)
+            self._without = count - len(queries)
+        start, self._count = self._count, self._count + count
         self._queries.extend(queries)
         if keys is None:
             return ShiftedRows(self, start)
@@ -290,7 +295,8 @@ class LiveHeadRows:
     def query(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, head_dim]``: the query of token `i`, scaled."""
         assert self._queries is not None
-        return scaled(self._queries.values[i])
+        assert i >= self._without, "the query was not taken"
+        return scaled(self._queries.values[i - self._without])
 
     def row(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, position + 1]`` of token `i`."""
