@@ -52,9 +52,9 @@ class RowUse:
 class ReducedRows:
     """What is left of the rows of a run, which cannot be cut any more.
 
-    Per leaf float64 ``[groups, positions]``: the sum, or the newest row, NaN where no row was a
-    number; or which of the run's iterations was the last to use a position, from 1 on, 0 if none
-    did.  No positions where no query counts.
+    Per leaf ``[groups, positions]``, of a type that float64 holds exactly: the sum, or the newest
+    row, NaN where no row was a number; or which of the run's iterations was the last to use a
+    position, from 1 on, 0 if none did.  No positions where no query counts.
     """
 
     leaves: tuple[np.ndarray, ...]

@@ -104,7 +104,7 @@ class _LastAttendedState(RowState):
 
     def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
         if self._reduced is not None:
-            used = np.where(row > 0, self._iteration + row, 0.0)
+            used = np.where(row > 0, row + float(self._iteration), 0.0)
             now[at] = np.maximum(now[at], used)
             return
         paid = row[self._prompt_tokens :]

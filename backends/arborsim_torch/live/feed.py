@@ -225,9 +225,7 @@ class Feed:
             if rows is None:  # no query of the run counts
                 leaves = [np.empty((groups[use.grouping], 0))] * len(lengths)
             else:
-                leaves = [
-                    own[:, :n].astype(np.float64) for own, n in zip(rows, lengths, strict=True)
-                ]
+                leaves = [own[:, :n] for own, n in zip(rows, lengths, strict=True)]
             found[use] = ReducedRows(tuple(leaves))
         return found
 
