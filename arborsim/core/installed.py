@@ -160,8 +160,14 @@ def _release(version: str) -> tuple[int, ...]:
 
 def versions(*names: str) -> dict[str, str]:
     """Versions of arborsim and of those of these packages that are installed."""
-    found = {"arborsim": __version__} | {name: _version(name) for name in names}
+    found = {"arborsim": __version__} | {name: _looked_up(name) for name in names}
     return {name: text for name, text in found.items() if text}
+
+
+@functools.cache
+def _looked_up(name: str) -> str:
+    """Reading a package's metadata takes milliseconds, and a sweep asks for each cell."""
+    return _version(name)
 
 
 def in_words(made_with: Mapping[str, str]) -> str:

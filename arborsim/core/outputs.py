@@ -21,10 +21,11 @@ from arborsim.core.errors import UsageError
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path, ending: str | None = None) -> Iterator[Path]:
     """A name to write to, which takes the place of `path` when the block ends without an error.
 
-    Devices and pipes are written in place.  A link stays a link: what it points to is replaced.
+    The name ends as `path` does, for writers that go by it, or in `ending`.  Devices and pipes are
+    written in place.  A link stays a link: what it points to is replaced.
 
     Raises
     ------
@@ -38,7 +39,9 @@ def whole(path: Path) -> Iterator[Path]:
         target = path.resolve()
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644
         handle, name = tempfile.mkstemp(
-            dir=target.parent, prefix=f".{target.stem[:100]}.", suffix=target.suffix
+            dir=target.parent,
+            prefix=f".{target.stem[:100]}.",
+            suffix=target.suffix if ending is None else ending,
         )
         os.close(handle)
         part = Path(name)
@@ -64,7 +67,8 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file, whole or not at all; a `UsageError` if it cannot be written."""
-    with whole(Path(path)) as part:
+    # A killed process leaves the name, which must not pass for a file of its kind.
+    with whole(Path(path), ".part") as part:
         part.write_bytes(content)
 
 

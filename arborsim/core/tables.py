@@ -42,11 +42,12 @@ def made_by(kind: str, command: str, *libraries: str, **more: Any) -> dict[str, 
 
     `libraries` are the packages whose versions matter, besides Python.
     """
-    from importlib.metadata import version  # slow to import
+    from arborsim.core.installed import versions  # slow to import
 
-    versions = {"python": platform.python_version()} | {name: version(name) for name in libraries}
+    made_with = {**versions(*libraries), "python": platform.python_version()}
+    del made_with["arborsim"]
     head = {"format": VERSION, "kind": kind, "version": __version__, "command": command}
-    return {**head, "versions": versions, **strict(more)}
+    return {**head, "versions": made_with, **strict(more)}
 
 
 def check_format(path: Path) -> None:

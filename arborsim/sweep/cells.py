@@ -8,6 +8,7 @@ number of processes.  Live runs measure seconds, and are the exception.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 from arborsim.core.documents import strict
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import TimeSplit
-from arborsim.core.outputs import Lock, write_bytes
+from arborsim.core.outputs import Busy, Lock, write_bytes
 from arborsim.core.tables import KEY, check_parquet
 from arborsim.run.results import Answered, Relative, Row
 from arborsim.sweep.grid import Job
@@ -125,10 +126,14 @@ def made(
         }  # fmt: skip
     origin = {"code": job.code, "inputs": " ".join(f"{k}={v}" for k, v in job.inputs.items())}
     said = json.dumps(strict(metadata or {"kind": "cell"}), sort_keys=True, allow_nan=False)
-    schema = SCHEMA.with_metadata({KEY: said.encode()})
-    table = pa.Table.from_pylist([{**head, **figures, **origin}], schema=schema)
+    table = pa.Table.from_pylist([{**head, **figures, **origin}], schema=SCHEMA)
     buffer = io.BytesIO()
-    pq.write_table(table, buffer)
+    # Dictionaries, statistics and Arrow's schema say nothing about one row, and are most of a file.
+    with pq.ParquetWriter(
+        buffer, SCHEMA, use_dictionary=False, write_statistics=False, store_schema=False
+    ) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({KEY: said})
     return Made(buffer.getvalue(), status, reason)
 
 
@@ -166,9 +171,17 @@ class Folder:
         file = self._made(job.address)
         lock = Lock(file)
         for part in (CELLS, FAILED):
-            for stump in self.file(job.address, part).parent.glob(f".{job.address}.*.parquet"):
+            for stump in self.file(job.address, part).parent.glob(f".{job.address}.*.part"):
                 stump.unlink(missing_ok=True)
         return lock
+
+    def clear(self) -> None:
+        """Remove the names of locks that killed sweeps left on cells that are done."""
+        for name in self.path.glob(f"{CELLS}/??/.*.lock"):
+            file = name.with_name(name.name[1 : -len(".lock")])
+            if file.exists():
+                with contextlib.suppress(Busy):
+                    Lock(file).release()
 
     def write(self, job: Job, found: Made) -> None:
         """Put a cell's file in its place; what is there stays if that fails."""
@@ -183,7 +196,7 @@ class Folder:
         found = {part: sorted((self.path / part).glob("??/*.parquet")) for part in (CELLS, FAILED)}
         done = {path.name for path in found[CELLS]}
         rest = [path for path in found[FAILED] if path.name not in done]
-        return [path for path in (*found[CELLS], *rest) if not path.name.startswith(".")]
+        return [*found[CELLS], *rest]
 
     def rows(self, names: Container[str] | None = None) -> tuple[list[CellRow], int]:
         """Cells, and the number of those left out because later ones take their place.

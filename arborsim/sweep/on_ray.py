@@ -59,8 +59,8 @@ def _start(ray: Any, workers: int, address: str) -> None:
 def _unfold(
     ray: Any, function: Callable[[Job], Made], take: Callable[[], Job]
 ) -> Iterator[tuple[Job, Made]]:
-    """As `arborsim.core.workers.unfold`; a cell whose process dies, again and again, failed."""
-    task = ray.remote(num_cpus=1)(function)
+    """As `arborsim.core.workers.unfold`; a cell whose process dies twice has failed."""
+    task = ray.remote(num_cpus=1, max_retries=1)(function)
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
     under_way: dict[Any, Job] = {}
     try:

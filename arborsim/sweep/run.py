@@ -61,6 +61,7 @@ def fill(
     Cells are locked while they are computed: those of other sweeps are waited for, and taken over
     if these end without them.  An interruption loses only what is being computed.
     """
+    folder.clear()
     waiting = deque(job for job in jobs if job not in folder)
     tally = Tally(there=len(jobs) - len(waiting))
     held: dict[str, Lock] = {}

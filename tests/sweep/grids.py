@@ -55,3 +55,16 @@ class Fails(StreamingLLM):
         if os.environ.get("FAILS") == "1":
             raise ValueError("a mistake\nin two lines")
         return super().decide_run(*given)
+
+
+@dataclass(frozen=True)
+class Dies(StreamingLLM):
+    """A policy that takes its process with it."""
+
+    name: ClassVar[str] = "dies"
+
+    def decide(self, view: Any, event: Any) -> Any:
+        os._exit(3)
+
+    def decide_run(self, *given: Any) -> Any:
+        os._exit(3)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 import arborsim
@@ -58,6 +61,24 @@ def test_cells_have_the_figures_of_a_replay(tmp_path: Path) -> None:
                         assert str(value) == str(other)
                     elif not (pd.isna(value) and pd.isna(other)) and not row["left_out"]:
                         assert value == other, (index, name)
+
+
+def test_a_cell_says_what_made_it(tmp_path: Path) -> None:
+    """Its command gives the same figures; where its inputs lie does not stand in it."""
+    found = arborsim.sweep(small(tmp_path, ONE), tmp_path / "out").to_pandas()
+    (row,) = found[found["budget"] == "0.8"].to_dict("records")
+    file = Folder(tmp_path / "out").file(row["address"])
+    assert str(tmp_path).encode() not in file.read_bytes()
+    said = json.loads(pq.read_metadata(file).metadata[b"arborsim"])
+    assert said["kind"] == "cell"
+    assert said["policies"]["h2o"]["sinks"] is not None
+    words = shlex.split(said["command"])
+    assert words[:3] == ["arborsim", "replay", "a.parquet"]
+    words[2] = str(tmp_path / "a.parquet")
+    assert main([*words[1:], "--out", str(tmp_path / "r.parquet")]) == 0
+    (again,) = arborsim.load_results(tmp_path / "r.parquet").summary().to_dict("records")
+    for name in ("peak_hbm_kv_bytes", "total_s", "attention_kept", "decisions"):
+        assert again[name] == row[name]
 
 
 def test_a_second_sweep_computes_what_is_missing(
@@ -184,6 +205,27 @@ def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
     assert files(tmp_path / "one") == files(tmp_path / "two")
     each = (1 + 4 * 2) + (1 + 2 * 2)  # full retention with recall stage is asked for twice
     assert len(files(tmp_path / "one")) == 2 * 2 * each
+
+
+def test_live_cells_are_those_of_a_live_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    problems = {"task": "chain", "lines": 10, "episodes": 2}
+    policy = {"use": "h2o", "set": {"sinks": [2]}}
+    grid = {"live": [{**problems, "policies": policy, "budgets": [0.6, 0.02], "seed": [0]}]}
+    found = arborsim.sweep(grid, tmp_path / "out").to_pandas().set_index(["policy", "budget"])
+    live = arborsim.live(**problems, policies="h2o", budgets=[0.6], settings={"sinks": 2})
+    for _, row in live.summary().iterrows():
+        cell = found.loc[row["policy"], row["budget"]]
+        assert (cell["right"], cell["answered"]) == (row["correct"], row["judged"])
+        for name in ("generated_tokens", "peak_hbm_kv_bytes", "evicted_tokens", "decisions"):
+            assert cell[name] == row[name]
+        assert cell["hbm_vs_full"] == row["hbm_vs_full"] or cell["policy"] == "full"
+        assert cell["total_s"] == cell["wall_s"] > 0
+    small_budget = found.loc["h2o", "0.02"]
+    assert small_budget["status"] == "left out"
+    assert "budget" in small_budget["left_out"]
+    assert set(found["more"]) == {"lines=10 seed=0"}
+    assert main(["results", str(tmp_path / "out")]) == 0
 
 
 def jobs_in(tmp_path: Path) -> list[Job]:

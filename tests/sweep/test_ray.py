@@ -1,0 +1,83 @@
+"""A sweep on Ray: the same cells, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import arborsim
+from arborsim.cli.app import main
+from arborsim.sweep import on_ray as module
+from tests.sweep.grids import files, small
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    # Workers leave others the processor by default, and on a busy machine get none themselves.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        module._start(ray, 2, "")
+    yield
+    ray.shutdown()
+
+
+def test_cells_are_the_same_to_the_byte(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Done, left out and failed ones; workers are given names and paths, no tables."""
+    grid = small(tmp_path)
+    text = grid.read_text().replace('["random"]', '["random", "tests.sweep.grids:Fails"]')
+    grid.write_text(text.replace(', "l40s"', "").replace(', "b.parquet"', ""))
+    sent: list[int] = []
+    remote = ray.remote
+
+    def measured(*given: Any, **options: Any) -> Any:
+        task = remote(*given, **options)
+
+        def made(function: Any) -> Any:
+            from ray.cloudpickle import dumps
+
+            inner = task(function)
+
+            class Task:
+                @staticmethod
+                def remote(job: Any) -> Any:
+                    sent.append(len(dumps(job)))
+                    return inner.remote(job)
+
+            return Task
+
+        return made
+
+    monkeypatch.setattr(ray, "remote", measured)
+    arborsim.sweep(grid, tmp_path / "ray", on="ray")
+    arborsim.sweep(grid, tmp_path / "local")
+    found = files(tmp_path / "ray")
+    assert found == files(tmp_path / "local")
+    assert len(sent) == len(found) == 18
+    assert max(sent) < 4000
+
+
+def test_a_worker_that_dies_is_a_cell_that_failed(
+    cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = small(tmp_path, 'traces = ["a.parquet"]\npolicies = ["tests.sweep.grids:Dies"]\n')
+    assert main(["sweep", str(grid), "--out", str(tmp_path / "out"), "--on", "ray"]) == 1
+    said = capsys.readouterr()
+    assert "1 done, 1 failed" in said.out
+    assert "its worker died" in said.err
+
+
+def test_no_cluster_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = small(tmp_path, 'traces = ["a.parquet"]\npolicies = ["h2o"]\n')
+    command = ["sweep", str(grid), "--out", str(tmp_path / "out")]
+    assert main([*command, "--address", "127.0.0.1:1"]) == 2
+    assert "also give on ray" in capsys.readouterr().err
+    assert main([*command, "--on", "rai"]) == 2
+    assert "did you mean ray" in capsys.readouterr().err
