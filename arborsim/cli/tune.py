@@ -10,6 +10,7 @@ import typer
 from arborsim.cli import options
 from arborsim.cli.command import command, option
 from arborsim.cli.progress import interrupted
+from arborsim.core.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,17 @@ class TuneOutput(options.OutputOptions):
         None, "Write the page of a replay of the front on the held-out episodes.", writes=True
     )
 
+    @property
+    def files(self) -> dict[str, Path]:
+        return {option: path for option, path in super().files.items() if option != "--front"}
+
     def check(self) -> None:
         from arborsim.core.tables import check_format
 
         if self.out is not None:
             check_format(self.out)
+        if self.front is not None and self.front.exists() and not self.front.is_dir():
+            raise UsageError(f"--front {self.front} is a file: name a folder")
         super().check()
 
 

@@ -1,0 +1,96 @@
+"""`arborsim tune`, from the command line to files that a replay takes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import arborsim
+from arborsim.cli.app import main
+from tests.helpers.traces import make_trace
+
+pytest.importorskip("optuna")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_trace(tmp_path / "t.parquet", episodes=3, layers=2, prompt=30, nodes=3, block=(20, 30))
+    return tmp_path
+
+
+def test_a_front_its_files_and_its_page(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "tune t.parquet --policy staircase --vary recent=2:16 --budget 0.3:0.9 --trials 3"
+    files = "--out o.parquet --front front --report page.html"
+    monkeypatch.setattr(sys, "argv", ["arborsim", *command.split()])
+    assert main([*command.split(), *files.split()]) == 0
+    printed = capsys.readouterr().out
+    assert "held out" in printed
+    found = arborsim.load_results(here / "o.parquet")
+    assert found.metadata["command"] == (
+        "arborsim tune t.parquet --policy staircase --vary recent=2:16 --budget 0.3:0.9 --trials 3"
+    )
+    front = found.summary()
+    assert {path.stem for path in (here / "front").iterdir()} == {
+        f"staircase-{number}" for number in front["trial"]
+    }
+    assert all(f"wrote front/staircase-{number}.toml" in printed for number in front["trial"])
+    assert "KV-cache policies compared" in (here / "page.html").read_text()
+    first = f"front/staircase-{front['trial'][0]}.toml"
+    assert main(["replay", "t.parquet", "--policy", first, "--no-oracle"]) == 0
+    capsys.readouterr()
+    # The study goes on: nothing is tried again, and the same comes out.
+    before = (here / "o.parquet").read_bytes()
+    assert main([*command.split(), *files.split()]) == 0
+    assert (here / "o.parquet").read_bytes() == before
+
+
+def test_interruption_keeps_the_study(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from arborsim.calibrate import tune
+
+    real, calls = tune._Measuring.figures, []
+
+    def impatient(self: object, values: object) -> object:
+        calls.append(values)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tune._Measuring, "figures", impatient)
+    command = ["tune", "t.parquet", "--policy", "h2o", "--trials", "4", "--out", "o.parquet"]
+    assert main(command) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert not (here / "o.parquet").exists()
+    assert main(command) == 0
+    assert len(calls) == 3 + 2  # two had ended
+
+
+ERRORS = {
+    "tune t.parquet": "--policy",
+    "tune no.parquet --policy h2o": "no.parquet",
+    "tune t.parquet --policy h3o": "h2o",
+    "tune t.parquet --policy h2o --trials 0": "--trials",
+    "tune t.parquet --policy h2o --vary sinks": "give a range",
+    "tune t.parquet --policy h2o --budget 512": "give shares",
+    "tune t.parquet --policy h2o --storage nonsense": "--storage nonsense",
+    "tune t.parquet --policy h2o --out o.txt": ".txt",
+    "tune t.parquet --policy h2o --report t.parquet": "t.parquet",
+    "tune t.parquet --policy h2o --gpu h900": "h900",
+    "tune t.parquet --policy h2o --front t.parquet": "--front t.parquet is a file",
+}
+
+
+@pytest.mark.parametrize("command", ERRORS)
+def test_bad_input_is_one_line_and_code_2(
+    here: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert ERRORS[command] in said[0]
