@@ -25,7 +25,7 @@ sibling word for word: then it has its length, reward, embedding and answer, but
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -256,18 +256,42 @@ def grow(bank: SyntheticBank, recipe: Recipe | Dense) -> None:
     level, nodes = [0], 0
     while level:
         wanted = (recipe.branching if nodes else recipe.first).draw(rng, len(level))
+        depth, before = bank.depth[level[0]] + 1, nodes
         nodes += int(wanted.sum())
-        if nodes > MOST_NODES:
-            raise UsageError(
-                f"level {bank.depth[level[0]] + 1} of a bank brings it to {nodes} thoughts, more "
-                f"than {MOST_NODES}: lower branching or depth, or name the searches (--for)"
-            )
+        for below, count in enumerate(_ahead(bank, recipe.branching, depth, nodes - before)):
+            if before + count > MOST_NODES:  # before they are drawn, which takes long
+                raise UsageError(
+                    f"level {depth + below} of a bank brings it to {before + count:.0f} thoughts "
+                    f"or more, more than {MOST_NODES}: lower branching or depth, or name the "
+                    "searches (--for)"
+                )
         below = [
             child
             for node, count in zip(level, wanted.tolist(), strict=True)
             for child in bank.below(node, 0, count)
         ]
         level = [node for node in below if bank.end[node] == End.NONE]
+
+
+def _ahead(bank: SyntheticBank, branching: Counts, level: int, count: int) -> Iterator[float]:
+    """Thoughts from `level` on, which has `count`, down to it and to each level below, at least.
+
+    Of what is drawn, such as which thoughts end, half of what is to be expected is sure where there
+    are a thousand thoughts.
+    """
+    total, finished = float(count), bank.spec.finished
+    mean = float(branching.draw(np.random.default_rng(0), 1000).mean())
+    yield total
+    here = total
+    for each in range(level, bank.levels):
+        share = finished[min(each - 1, len(finished) - 1)]
+        many = here * (1 - share) >= 1000
+        here *= 1.0 if not share else (1 - share) / 2 if many else 0.0
+        here *= max(branching.range[0], mean / 2 if many else 0.0)
+        total += here
+        yield total
+        if not here or total > MOST_NODES:
+            return
 
 
 def written(bank: SyntheticBank) -> WrittenSearch:

@@ -230,6 +230,18 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], said: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("branching", "finished"), [(Fixed(4), (0.0,)), (Uniform(1, 7), (0.1,)), (Fixed(6), (0.5,))]
+)
+def test_a_tree_that_is_too_large_is_refused_before_it_is_drawn(
+    branching: Counts, finished: tuple[float, ...]
+) -> None:
+    bank = SyntheticBank.of(replace(SMALL, depth=Fixed(20), finished=finished), 0, 0)
+    with pytest.raises(UsageError, match="or more, more than 1000000: lower branching"):
+        grow(bank, Dense(Fixed(4), branching))
+    assert len(bank.parent) < 50_000
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         (["--bank", "--pruned", "0.5"], "--pruned is what one search does"),
