@@ -258,10 +258,10 @@ def grow(bank: SyntheticBank, recipe: Recipe | Dense) -> None:
         wanted = (recipe.branching if nodes else recipe.first).draw(rng, len(level))
         depth, before = bank.depth[level[0]] + 1, nodes
         nodes += int(wanted.sum())
-        for below, count in enumerate(_ahead(bank, recipe.branching, depth, nodes - before)):
+        for further, count in enumerate(_ahead(bank, recipe.branching, depth, nodes - before)):
             if before + count > MOST_NODES:  # before they are drawn, which takes long
                 raise UsageError(
-                    f"level {depth + below} of a bank brings it to {before + count:.0f} thoughts "
+                    f"level {depth + further} of a bank brings it to {before + count:.0f} thoughts "
                     f"or more, more than {MOST_NODES}: lower branching or depth, or name the "
                     "searches (--for)"
                 )
