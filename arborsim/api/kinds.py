@@ -24,6 +24,7 @@ def read(path: Path) -> Results:
     from arborsim.api.search import SearchResults
     from arborsim.api.tune import TuneResults
     from arborsim.api.validation import ValidationResults
+    from arborsim.core.parquet import one_line
 
     if _is_log(path):
         return LiveResults.read_log(path)
@@ -44,9 +45,14 @@ def read(path: Path) -> Results:
     try:
         found: Results = kinds[metadata["kind"]].read(frame, metadata)
         return found
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise UsageError(
             f"{path}: its table or metadata lacks {error}; make the file again with --out"
+        ) from None
+    except (ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: its table or metadata is damaged ({one_line(error)}); make the file again "
+            "with --out"
         ) from None
 
 

@@ -393,14 +393,14 @@ class LiveResults(Results):
         from arborsim.core.documents import RecordLog
         from arborsim.core.records import convert
         from arborsim.live.backends import LiveFacts, LiveResult
-        from arborsim.live.log import FORMAT, VERSION
+        from arborsim.live.log import FORMAT, VERSION, request_of
         from arborsim.show.live import LiveReport
 
         log = RecordLog(path, LiveResult, FORMAT, VERSION)
         head = log.read()
         if not head:
             raise UsageError(f"{path}: the log holds no results yet")
-        request = head.get("request", {})
+        request = request_of(head, path)
         cells = request.get("cells", ())
         order = {(cell["policy"], cell["budget"]): place for place, cell in enumerate(cells)}
         results = sorted(

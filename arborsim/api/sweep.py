@@ -40,6 +40,7 @@ def sweep(
     on: str = "local",
     workers: int = 1,
     address: str = "",
+    allow_code: bool = False,
     progress: bool = False,
 ) -> SweepResults:
     """Compute the cells of a grid that a folder does not hold yet.
@@ -62,6 +63,9 @@ def sweep(
         Processes of this machine; with Ray, of the one that is started here without `address`.
     address : str
         Of the Ray cluster.
+    allow_code : bool
+        Let a grid in a file name policies and searches by ``package.module:Class``, which imports
+        them.
     progress : bool
         Show progress on standard error.
 
@@ -81,7 +85,7 @@ def sweep(
     >>> found = arborsim.sweep("grid.toml", "cells", workers=2)  # doctest: +SKIP
     >>> found.to_pandas()[["policy", "budget", "hbm_vs_full"]]  # doctest: +SKIP
     """
-    sweeping = Sweeping(grid, out, on=on, workers=workers, address=address)
+    sweeping = Sweeping(grid, out, on=on, workers=workers, address=address, allow_code=allow_code)
     sweeping.run(progress=progress)
     return sweeping.results()
 
@@ -100,6 +104,7 @@ class Sweeping:
         on: str = "local",
         workers: int = 1,
         address: str = "",
+        allow_code: bool = False,
     ) -> None:
         from arborsim.sweep.cells import Folder
         from arborsim.sweep.grid import jobs_of, read_grid
@@ -115,7 +120,7 @@ class Sweeping:
         if isinstance(grid, Mapping):
             self.jobs = jobs_of(grid, Path(), _check_live)
         else:
-            self.jobs = read_grid(Path(grid), _check_live)
+            self.jobs = read_grid(Path(grid), _check_live, allow_code)
         self.folder = Folder(path)
         self._pool = _pool(on, workers, address)
         self.tally: Tally | None = None

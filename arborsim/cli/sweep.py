@@ -22,6 +22,11 @@ def sweep(
     out: Path | None = output_option(None, "Folder for the cells."),
     jobs: int = run_option(1, "Processes; same cells.", "--workers", "--jobs", min=1),
     on: str = run_option("local", "Where cells are computed: local or ray."),
+    allow_code: bool = option(
+        False,
+        "Import policies and searches that the grid names as package.module:Class.",
+        "--allow-code",
+    ),
     address: str = run_option("", "--on ray: address of the cluster.", shown="one started here"),
 ) -> int:
     """Replay a grid of traces, policies, budgets and machines, and search it live.
@@ -44,7 +49,7 @@ def sweep(
         raise UsageError("--out is missing: the folder for the cells")
     from arborsim.api.sweep import Sweeping
 
-    sweeping = Sweeping(grid, out, on=on, workers=jobs, address=address)
+    sweeping = Sweeping(grid, out, on=on, workers=jobs, address=address, allow_code=allow_code)
     try:
         tally = sweeping.run(progress=True)
     except KeyboardInterrupt:

@@ -140,7 +140,7 @@ class RecordLog(Generic[R]):
         for number, line in enumerate(lines[1:], 2):
             try:
                 self.records.append(convert(self._kind, json.loads(line), finite=False))
-            except (ValueError, UsageError) as error:
+            except (ValueError, RecursionError, UsageError) as error:
                 what = error if isinstance(error, UsageError) else "no JSON"
                 raise UsageError(
                     f"{self.path}, line {number}: {what}: the log is damaged; delete the line to "
@@ -181,7 +181,7 @@ class RecordLog(Generic[R]):
     def _head(self, line: bytes) -> dict[str, Any]:
         try:
             head = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             head = None
         if not isinstance(head, dict) or any(head.get(k) != v for k, v in self._mark.items()):
             raise UsageError(

@@ -29,6 +29,16 @@ def _points(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
+def check_no_code(what: str, name: str) -> None:
+    """Refuse a name in a file for which a module would have to be imported."""
+    module, colon, _ = name.partition(":")
+    if colon and module not in sys.modules:
+        raise UsageError(
+            f"{what} '{name}' is code that a file names: if you trust it, name the {what} on "
+            "the command line, or give --allow-code (allow_code=True) where there is that"
+        )
+
+
 def find_plugin(
     what: str, name: str, base: type[Kind], group: str, *, code: bool = True
 ) -> type[Kind]:
@@ -47,11 +57,8 @@ def find_plugin(
         module, _, attribute = name.partition(":")
         if not all(part.isidentifier() for part in (*module.split("."), attribute)):
             raise UsageError(f"{what} '{name}': expected package.module:Class")
-        if not code and module not in sys.modules:
-            raise UsageError(
-                f"{what} '{name}' is code that a file names: if you trust it, name the {what} on "
-                "the command line, or give --allow-code (allow_code=True) where there is that"
-            )
+        if not code:
+            check_no_code(what, name)
         here = str(Path.cwd())
         if here not in sys.path:  # it stays there: worker processes import the class again
             sys.path.append(here)

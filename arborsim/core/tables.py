@@ -178,7 +178,7 @@ def _metadata(stored: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
         )
     try:
         found = json.loads(stored[KEY])
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
         raise UsageError(f"{path}: its metadata is damaged; make the file again with --out")

@@ -24,7 +24,7 @@ from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.score import Score
 from arborsim.core.tiers import Budget
 from arborsim.live.backends import LiveResult
-from arborsim.live.log import FORMAT, VERSION
+from arborsim.live.log import FORMAT, VERSION, request_of
 from arborsim.run.results import ANY, BASELINE, ORACLES, Answered, ReplayResult
 
 if TYPE_CHECKING:
@@ -331,9 +331,10 @@ def read_log(path: Path, option: str) -> tuple[dict[str, Any], list[Judged]]:
     log = RecordLog(path, LiveResult, FORMAT, VERSION)
     try:
         head = log.read()
+        request = request_of(head, path)
     except UsageError as error:
         raise UsageError(f"{option}: {error}") from None
-    if head.get("request", {}).get("shadow"):
+    if request.get("shadow"):
         raise UsageError(
             f"{option}: {path}: nothing was removed in a shadow run, so it does not say what a "
             "policy does to answers; run arborsim live without --shadow"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,28 @@ def stored(request: Mapping[str, Any]) -> dict[str, Any]:
     return {**request, "cells": cells}
 
 
+@dataclass(frozen=True)
+class LoggedCell:
+    """A policy under a budget, as `describe` has it."""
+
+    policy: str
+    budget: str
+    settings: Mapping[str, Any]
+
+
+def request_of(head: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The request in a log's head, or a `UsageError` if the head is damaged."""
+    place, table = f"{path}, line 1: request", dict[str, Any]
+    convert(table, head.get("facts", {}), f"{path}, line 1: facts", finite=False)
+    request = convert(table, head.get("request", {}), place, finite=False)
+    convert(tuple[LoggedCell, ...], request.get("cells", []), f"{place} cells", finite=False)
+    for name in ("gpu", "task_options", "search_options"):
+        if name in request:
+            convert(table, request[name], f"{place} {name}", finite=False)
+    convert(float, request.get("temperature", 0.0), f"{place} temperature", finite=False)
+    return request
+
+
 _NEW_OPTIONS = ("chat", "graphs", "stop", "top_p")
 _NEW_FIELDS = ("fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine")
 
@@ -110,7 +132,7 @@ class LiveLog(RecordLog[LiveResult]):
         if path.exists() and not resume and not overwrite:
             raise UsageError(f"--out {path}: the file exists: --resume goes on, --overwrite redoes")
         if path.exists() and resume and (head := self.read()):
-            self._compare("request", stored(head.get("request", {})), self._request)
+            self._compare("request", stored(request_of(head, path)), self._request)
             self._facts = convert(LiveFacts, head.get("facts"), f"{path}: facts")
 
     def began(self, facts: LiveFacts, episodes: int) -> None:

@@ -24,6 +24,7 @@ from arborsim.calibrate.documents import apply, read_calibration
 from arborsim.core.documents import file_digest, to_json
 from arborsim.core.errors import MissingSignal, UsageError
 from arborsim.core.installed import sources
+from arborsim.core.plugins import check_no_code
 from arborsim.core.records import Text, convert, located, one_of, parse_toml, parsed, read_text
 from arborsim.core.tiers import RECALLS, Budget
 from arborsim.machine.config import KV_DTYPES, with_types
@@ -51,7 +52,7 @@ _WHOLE = ("stop",)
 _ALL = "all"
 
 
-def _listed(value: object) -> object:
+def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -158,10 +159,13 @@ def example_grid() -> str:
     return (resources.files("arborsim.sweep") / "example.toml").read_text(encoding="utf-8")
 
 
-def read_grid(path: Path, check_live: Callable[[Mapping[str, Any]], None]) -> list[Job]:
+def read_grid(
+    path: Path, check_live: Callable[[Mapping[str, Any]], None], allow_code: bool = False
+) -> list[Job]:
     """The cells of a grid in TOML, each once; a `UsageError` is one line that names the file.
 
-    `check_live` refuses arguments of `arborsim.live` that cannot work.
+    `check_live` refuses arguments of `arborsim.live` that cannot work.  With `allow_code`, policies
+    and searches may be ``package.module:Class``.
     """
     if not path.exists():
         raise UsageError(
@@ -169,7 +173,21 @@ def read_grid(path: Path, check_live: Callable[[Mapping[str, Any]], None]) -> li
             "prints a grid to begin with"
         )
     with located(str(path)):
-        return jobs_of(parse_toml(read_text(path), "this"), path.parent, check_live)
+        raw = parse_toml(read_text(path), "this")
+        if not allow_code:
+            for what, name in _named(raw):
+                check_no_code(what, name)
+        return jobs_of(raw, path.parent, check_live)
+
+
+def _named(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Policies and searches that a grid names, whatever else is wrong with it."""
+    for block in (raw, *_listed(raw.get("cells", [])), *_listed(raw.get("live", []))):
+        for key, what in (("policies", "policy"), ("search", "search")):
+            for each in _listed(block.get(key, [])) if isinstance(block, Mapping) else ():
+                name = each.get("use") if isinstance(each, Mapping) else each
+                if isinstance(name, str):
+                    yield what, name
 
 
 def jobs_of(

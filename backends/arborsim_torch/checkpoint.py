@@ -154,7 +154,7 @@ def check_safetensors(
 def _read(option: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{option}: {path.name} cannot be read as JSON ({error})") from error
     if not isinstance(found, dict):
         raise UsageError(f"{option}: {path.name} holds no JSON object")

@@ -35,8 +35,9 @@ def read_lines(path: Path, expected: str) -> list[tuple[int, Mapping[str, Any]]]
             continue
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:
+            why = getattr(error, "msg", error)
+            raise UsageError(f"{path}, line {number}: not JSON ({why})") from error
         if not isinstance(entry, Mapping):
             raise UsageError(f"{path}, line {number}: expected {expected}")
         found.append((number, entry))

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arborsim.api.live import LiveResults
 from arborsim.core.documents import plain
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
 from arborsim.core.records import convert
 from arborsim.core.tiers import Budget
+from arborsim.live.answers import read_log
 from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
-from arborsim.live.log import Collector, LiveLog
+from arborsim.live.log import FORMAT, VERSION, Collector, LiveLog
 from arborsim.policies.registry import build
 from arborsim.run.episode import Cell
 
@@ -201,3 +203,27 @@ def test_settings_that_policies_got_since_count_as_their_defaults(tmp_path: Path
     other = (Cell(build("random", {"sinks": "4"}), Budget.parse("0.5")),)
     with pytest.raises(UsageError, match="other policies, settings or budgets"):
         LiveLog(path, replace(request, cells=other), resume=True)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"request": []}, {"request": {"cells": 1}}, {"request": {"cells": [{"policy": "h2o"}]}},
+        {"request": {"cells": [{"policy": 1, "budget": "1", "settings": {}}]}}, {"facts": "none"},
+        {"request": {"gpu": "h100"}}, {"request": {"temperature": "warm"}},
+    ],
+)  # fmt: skip
+def test_a_damaged_head_is_one_line(tmp_path: Path, head: dict[str, Any]) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps({"format": FORMAT, "version": VERSION, **head}) + "\n")
+    for read in (LiveResults.read_log, lambda path: read_log(path, "--answers")):
+        with pytest.raises(UsageError, match=r"line 1: (request|facts)"):
+            read(path)
+
+
+def test_a_log_of_deep_lists_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    written(path, result())
+    path.write_text(path.read_text() + "[" * 100_000 + "]" * 100_000 + "\n")
+    with pytest.raises(UsageError, match="line 3: no JSON: the log is damaged"):
+        LiveResults.read_log(path)

@@ -332,3 +332,27 @@ def test_a_call_of_another_version_is_refused(tmp_path: Path) -> None:
     vars(job)["code"] = "another"
     with pytest.raises(UsageError, match="a worker has another arborsim"):
         api.compute(job)
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        ONE.replace('"h2o"', '"named_in_a_grid:Mine"'),
+        ONE + '[[cells]]\npolicies = ["tova", {use = "named_in_a_grid:Mine"}]\n',
+        ONE + '[[live]]\npolicies = "h2o"\nbudgets = 0.5\nsearch = "named_in_a_grid:Mine"\n',
+    ],
+)
+def test_a_grid_imports_code_only_if_that_is_allowed(
+    grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    make_trace(Path("a.parquet"), episodes=1)
+    Path("named_in_a_grid.py").write_text("open('imported', 'w')\n")
+    Path("grid.toml").write_text(grid)
+    assert main(["sweep", "grid.toml", "--out", "out"]) == 2
+    assert "named_in_a_grid:Mine' is code that a file names" in capsys.readouterr().err
+    assert not Path("imported").exists()
+    assert main(["sweep", "grid.toml", "--out", "out", "--allow-code"]) == 2  # it holds no Mine
+    assert Path("imported").exists()
+    sys.modules.pop("named_in_a_grid", None)
