@@ -35,9 +35,9 @@ def read_lines(path: Path, expected: str) -> list[tuple[int, Mapping[str, Any]]]
             continue
         try:
             entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            why = getattr(error, "msg", error)
-            raise UsageError(f"{path}, line {number}: not JSON ({why})") from error
+        except (ValueError, RecursionError) as problem:
+            why = getattr(problem, "msg", str(problem))
+            raise UsageError(f"{path}, line {number}: not JSON ({why})") from problem
         if not isinstance(entry, Mapping):
             raise UsageError(f"{path}, line {number}: expected {expected}")
         found.append((number, entry))
