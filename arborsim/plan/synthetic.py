@@ -276,21 +276,19 @@ def grow(bank: SyntheticBank, recipe: Recipe | Dense) -> None:
 def _ahead(bank: SyntheticBank, branching: Counts, level: int, count: int) -> Iterator[float]:
     """Thoughts from `level` on, which has `count`, down to it and to each level below, at least.
 
-    Of what is drawn, such as which thoughts end, half of what is to be expected is sure where there
-    are a thousand thoughts.
+    Where there are a thousand thoughts, half of what is to be expected of them is sure.
     """
-    total, finished = float(count), bank.spec.finished
     mean = float(branching.draw(np.random.default_rng(0), 1000).mean())
-    yield total
-    here = total
+    least = sure = expected = likely = float(count)
+    yield least
     for each in range(level, bank.levels):
-        share = finished[min(each - 1, len(finished) - 1)]
-        many = here * (1 - share) >= 1000
-        here *= 1.0 if not share else (1 - share) / 2 if many else 0.0
-        here *= max(branching.range[0], mean / 2 if many else 0.0)
-        total += here
-        yield total
-        if not here or total > MOST_NODES:
+        share = bank.spec.finished[min(each - 1, len(bank.spec.finished) - 1)]
+        least *= 0 if share else branching.range[0]
+        expected *= (1 - share) * mean
+        sure, likely = sure + least, likely + expected
+        found = max(sure, likely / 2 if min(count, expected) >= 1000 else 0.0)
+        yield found
+        if found > MOST_NODES or not least + expected:
             return
 
 

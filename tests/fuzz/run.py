@@ -147,7 +147,7 @@ def run_cases(folder: Path, first: int, count: int, only: str, verbose: bool) ->
     for number in range(first, first + count):
         made = case(number, targets, good)
         made.target.file.write_bytes(made.data)
-        (folder / "now").write_text(f"{number} {made.target.name}: {made.what}")
+        (folder / "now").write_text(ascii((number, made.target.name, made.what)))
         ran = run(_filled(made.target, folder))
         wrong = list(problems(made, ran, made_of[made.target.name]))
         if made.target.file.read_bytes() != made.data:
