@@ -245,7 +245,7 @@ class Pass:
 
     @property
     def static(self) -> StaticStep | None:
-        """What computes the pass if nothing else is computed with it; None if it cannot."""
+        """What computes the pass on tensors that stay where they are; None if it cannot."""
         static = self.decoder.static
         fits = static is not None and self.metadata is None and self.ids.shape[1] == 1
         return static if fits and static is not None and static.possible else None
@@ -283,8 +283,9 @@ def run_together(passes: Sequence[Pass]) -> list[Tensor]:
 
 def _computed(passes: Sequence[Pass]) -> list[Tensor]:
     """`run_together`, in inference mode already."""
-    if len(passes) == 1 and passes[0].static is not None:
-        return [_static(passes[0], passes[0].static)]
+    steps = [step for one in passes if (step := one.static) is not None]
+    if len(steps) == len(passes):
+        return _static(passes, steps)
     model = passes[0].decoder.model
     caches = [one.decoder.cache for one in passes]
     alone = len(passes) == 1
@@ -318,9 +319,11 @@ def _computed(passes: Sequence[Pass]) -> list[Tensor]:
     return list(model.lm_head(torch.cat(logits)).split(seqs))
 
 
-def _static(one: Pass, step: StaticStep) -> Tensor:
-    """The logits of a pass, ``[seqs, 1, vocabulary]``."""
-    state = one.state(step.begin(one.ids))
-    outputs = step.run(state, one.wants_hidden)
-    one.observe(outputs.state, outputs.hidden, outputs.last)
-    return outputs.logits.clone()
+def _static(passes: Sequence[Pass], steps: Sequence[StaticStep]) -> list[Tensor]:
+    """The logits of passes, ``[seqs, 1, vocabulary]`` each."""
+    states = [one.state(step.begin(one.ids)) for one, step in zip(passes, steps, strict=True)]
+    watched = any(one.wants_hidden for one in passes)
+    outputs = steps[0].run(states, watched, steps[1:])
+    for one, own in zip(passes, outputs, strict=True):
+        one.observe(own.states[0], own.hidden, own.last)
+    return [own.logits.clone() for own in outputs]

@@ -11,9 +11,10 @@ runs eagerly, on the same tensors.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.forward import AttentionMetadata
-from arborsim_torch.cache.hf import hf_cache
+from arborsim_torch.cache.hf import BatchedCaches, hf_cache
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pieces import padded
 from arborsim_torch.cache.reader import PiecePlan
@@ -52,25 +53,26 @@ class StepOutputs:
         Normalised last hidden state.
     hidden : list of Tensor ``[seqs, 1, size]``
         Output of every block, if it is wanted.
-    state : PassContext
-        What attention has left.
+    states : list of PassContext
+        What attention has left, of each search; their sequences come one after the other.
     """
 
     logits: Tensor
     last: Tensor
     hidden: list[Tensor]
-    state: PassContext
+    states: list[PassContext]
 
     def tensors(self) -> list[Tensor]:
         """All of them."""
-        return [self.logits, self.last, *self.hidden, *self.state.tensors()]
+        left = [x for state in self.states for x in state.tensors()]
+        return [self.logits, self.last, *self.hidden, *left]
 
-    def within(self, metadata: AttentionMetadata) -> StepOutputs:
-        """Without what is beyond a pass's own sequences and positions."""
-        own = metadata.num_seqs
-        hidden = [rows[:own] for rows in self.hidden]
-        state = self.state.within(metadata)
-        return StepOutputs(self.logits[:own], self.last[:own], hidden, state)
+    def of(self, search: int, first: int, metadata: AttentionMetadata) -> StepOutputs:
+        """A search's own, whose sequences begin at `first`, without what its padding left."""
+        own = slice(first, first + metadata.num_seqs)
+        hidden = [rows[own] for rows in self.hidden]
+        state = self.states[search].within(metadata)
+        return StepOutputs(self.logits[own], self.last[own], hidden, [state])
 
 
 class Graphs:
@@ -139,8 +141,11 @@ class Graphs:
 _SHARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
+_NUMBERS = count()
+
+
 class StaticStep:
-    """Computes the steps of one search.
+    """Computes the steps of one search, or of several together.
 
     Parameters
     ----------
@@ -159,6 +164,8 @@ class StaticStep:
         self._model, self._cache = model, cache
         self.graphs = Graphs(model) if graphs else None
         self._slides = bool(getattr(model.config, "sliding_window", None))
+        self._number = next(_NUMBERS)
+        self._together: tuple[StaticStep, ...] = (self,)
         self._hf = hf_cache(self, cache.layout.layers)
         self._inputs: dict[int, Tensor] = {}  # int64 [2 + groups, rows]: ids, positions and slots
         self._input = torch.empty(0)
@@ -219,6 +226,11 @@ class StaticStep:
             self.store,
         )  # fmt: skip
 
+    @property
+    def rows(self) -> int:
+        """Sequences, those of the padding included."""
+        return self._input.shape[1]
+
     def _bring_up_to_date(self, collects: bool) -> None:
         """Let tables have all tensors that the step reads: a capture must not make any."""
         moved = False
@@ -233,50 +245,89 @@ class StaticStep:
             self._addresses[table.place] = now
         if moved and self.graphs is not None:
             self.graphs.forget()
-        self.bucket = self._input.shape[1], rounded(self._longest), self._plan.key
+        self.bucket = self.rows, rounded(self._longest), self._plan.key
 
-    def run(self, state: PassContext, wants_hidden: bool) -> StepOutputs:
-        """Compute what `begin` announced; `state` says what is collected."""
-        self._bring_up_to_date(state.collect)
+    def _fresh(self, state: PassContext) -> PassContext:
+        """What is to collect the same of all sequences and positions of the bucket."""
+        layers = range(self._cache.layout.layers)
+        metadata = replace(
+            state.metadata,
+            at=self._input[1][:, None],
+            positions=rounded(self._longest),
+            pieces=[self._plan.pieces(layer) for layer in layers].__getitem__,
+        )
+        return state.again(metadata)
+
+    def run(
+        self,
+        states: Sequence[PassContext],
+        wants_hidden: bool,
+        others: Sequence[StaticStep] = (),
+    ) -> list[StepOutputs]:
+        """Compute what this step and others have begun.
+
+        Parameters
+        ----------
+        states : sequence of PassContext
+            What is collected, of each.
+        wants_hidden : bool
+            Whether outputs of blocks are wanted of any.
+        others : sequence of StaticStep
+            Of other searches.  What has been captured of all together is kept by this one.
+        """
+        together = (self, *others)
+        for step, state in zip(together, states, strict=True):
+            step._bring_up_to_date(state.collect)
+        if others or self._together != together:
+            rows = [step.rows for step in together]
+            passes = BatchedCaches(together, rows) if others else self
+            self._together, self._hf = together, hf_cache(passes, self._cache.layout.layers)
 
         def compute() -> StepOutputs:
             hidden: list[Tensor] = []
-            # That of all steps of the bucket, which lets go of the pools afterwards.
-            layers = range(self._cache.layout.layers)
-            metadata = replace(
-                state.metadata,
-                at=self._input[1][:, None],
-                positions=rounded(self._longest),
-                pieces=[self._plan.pieces(layer) for layer in layers].__getitem__,
-            )
-            fresh = state.again(metadata)
+            fresh = [step._fresh(state) for step, state in zip(together, states, strict=True)]
             with block_outputs(self._model.model.layers, hidden) if wants_hidden else nullcontext():
                 outputs = self.compute(fresh, hidden)
-            fresh.metadata = state.metadata
+            for own, state in zip(fresh, states, strict=True):  # lets go of the pools afterwards
+                own.metadata = state.metadata
             return outputs
 
         if self.graphs is None:
             outputs = compute()
         else:
-            bucket = (self.bucket, wants_hidden, state.asked)
-            outputs = self.graphs.run(bucket, compute)
-        return outputs.within(state.metadata)
+            asked = [
+                (step._number, step.bucket, state.asked)
+                for step, state in zip(together, states, strict=True)
+            ]
+            before = self.graphs.replays
+            outputs = self.graphs.run((tuple(asked), wants_hidden), compute)
+            for step in others:
+                if step.graphs is not None:
+                    step.graphs.replays += self.graphs.replays - before
+        found, first = [], 0
+        for number, (step, state) in enumerate(zip(together, states, strict=True)):
+            found.append(outputs.of(number, first, state.metadata))
+            first += step.rows
+        return found
 
-    def compute(self, state: PassContext, hidden: list[Tensor]) -> StepOutputs:
+    def compute(self, states: list[PassContext], hidden: list[Tensor]) -> StepOutputs:
         """What the device does: all that it reads and writes is where it was at the last step.
 
         Hooks may put outputs of blocks into `hidden`.
         """
-        model = self._model
+        model, inputs = self._model, [step._input for step in self._together]
+        at = [state.metadata.at for state in states]
+        alone = len(inputs) == 1
         last = model.model(
-            input_ids=self._input[0][:, None],
-            position_ids=state.metadata.at,
+            input_ids=(inputs[0][0] if alone else torch.cat([own[0] for own in inputs]))[:, None],
+            position_ids=at[0] if alone else torch.cat(at),
             past_key_values=self._hf,
             use_cache=True,
-            context=ForwardContext([state]),
+            context=ForwardContext(states),
         ).last_hidden_state
-        state.settle()
-        return StepOutputs(model.lm_head(last), last, hidden, state)
+        for state in states:
+            state.settle()
+        return StepOutputs(model.lm_head(last), last, hidden, states)
 
 
 def _not_gathered(layer: int) -> Any:
@@ -303,7 +354,7 @@ def block_outputs(layers: Any, into: list[Tensor]) -> Iterator[None]:
 
 
 def kind_of_steps(model: Any, graphs: bool) -> str:
-    """How the decode steps of single searches are computed, in words."""
+    """How decode steps that read tokens on the device alone are computed, in words."""
     if model.device.type != "cuda" or not graphs:
         return "eager"
     why = refusal(model)

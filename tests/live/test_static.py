@@ -67,9 +67,9 @@ def test_padded_sequences_change_no_bit(
 ) -> None:
     model, rows = tiny_model(family), []
 
-    def noted(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
+    def noted(step: StaticStep, states: list[Any], hidden: list[Any]) -> Any:
         rows.append(len(step._input[0]))
-        return compute(step, state, hidden)
+        return compute(step, states, hidden)
 
     def run() -> list[Any]:
         cache = TieredCache(Layout.of(model, grouping), page_tokens=4)
@@ -100,9 +100,9 @@ def test_padded_sequences_leave_no_signal(
     """Rows and hidden states of policies that evict, so that what is padded takes freed slots."""
     widths = []
 
-    def noted(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
-        widths.append((state.metadata.num_seqs, len(state.metadata.first)))
-        return compute(step, state, hidden)
+    def noted(step: StaticStep, states: list[Any], hidden: list[Any]) -> Any:
+        widths.extend((own.metadata.num_seqs, len(own.metadata.first)) for own in states)
+        return compute(step, states, hidden)
 
     def run() -> Any:
         return search(name, {"recent": "8"} if name == "epikv" else {}, "best-of-n", monkeypatch,
@@ -129,7 +129,7 @@ def test_buckets_waste_an_eighth_at_most() -> None:
     assert (rooms % 8 == 0).all()
 
 
-#: Policies, their settings, and searches.
+#: Policies, of searches that run together, their settings, and searches.
 SEARCHES = [
     ("full", {}, "linear"),
     ("streaming-llm", {}, "linear"),
@@ -137,15 +137,17 @@ SEARCHES = [
     ("epikv", {"recent": "8"}, "linear"),
     ("arkv", {}, "linear"),
     ("full", {}, "best-of-n"),
+    ("h2o,streaming-llm", {}, "linear"),
+    ("hierarchy", {"pin_prompt": "false", "recent": "8", "interval": "8"}, "linear"),
 ]  # fmt: skip
-Steps = Callable[[StaticStep, Any, list[Any]], Any]
+Steps = Callable[[StaticStep, list[Any], list[Any]], Any]
 
 
 def search(
     name: str, settings: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch, steps: Steps,
     n: int = 4, budget: int = 50,
 ) -> dict[str, Any]:  # fmt: skip
-    """Columns of a search on a static step, which `steps` computes; no step may be another."""
+    """Columns of the first search on static steps, which `steps` computes; no step is another."""
     attach = LiveExecutor.attach
 
     def attached(executor: LiveExecutor, decoder: TreeDecoder) -> None:
@@ -157,10 +159,13 @@ def search(
     options = {"n": str(n)} if kind == "best-of-n" else {}
     source = FakeSource(thoughts=6)
     setup = SearchSetup(tiny_model(), source, lambda: make_search(kind, **options), 0.0, 0, 40)
-    one = PolicySearch(setup, source.problem(0), build(name, settings), budget, CacheOptions())
-    ended: list[Any] = []
-    run_batched([one], 1, lambda _, result: ended.append(result))
-    return ended[0].columns  # type: ignore[no-any-return]
+    searches = [
+        PolicySearch(setup, source.problem(0), build(each, settings), budget, CacheOptions())
+        for each in name.split(",")
+    ]
+    ended: dict[int, Any] = {}
+    run_batched(searches, len(searches), lambda one, result: ended.update({id(one): result}))
+    return ended[id(searches[0])].columns  # type: ignore[no-any-return]
 
 
 compute = StaticStep.compute
@@ -179,15 +184,36 @@ def test_policies_decide_the_same_on_static_steps(
         decoder.static = StaticStep(decoder.model, decoder.cache, graphs=False)
         attach(executor, decoder)
 
-    def counted(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
+    def counted(step: StaticStep, states: list[Any], hidden: list[Any]) -> Any:
         steps.append(step.bucket)
-        return compute(step, state, hidden)
+        return compute(step, states, hidden)
 
     monkeypatch.setattr(LiveExecutor, "attach", attached)
     monkeypatch.setattr(StaticStep, "compute", counted)
     compare(run([name], "cpu", budget, most=most), wanted)
-    in_ddr = any(tier.in_ddr for tier in build(name).method.tiers)
-    assert in_ddr or len(steps) >= 10
+    assert len(steps) >= 10
+
+
+def test_searches_together_decide_the_same_on_static_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They end at different times, read attention and hidden states or neither, per head or not."""
+    names = ["full", "h2o", "epikv", "arkv", "hierarchy"]
+    wanted = run(names, "cpu", 40, most=20)
+    attach, together = LiveExecutor.attach, []
+
+    def attached(executor: LiveExecutor, decoder: TreeDecoder) -> None:
+        decoder.static = StaticStep(decoder.model, decoder.cache, graphs=False)
+        attach(executor, decoder)
+
+    def counted(step: StaticStep, states: list[Any], hidden: list[Any]) -> Any:
+        together.append(len(states))
+        return compute(step, states, hidden)
+
+    monkeypatch.setattr(LiveExecutor, "attach", attached)
+    monkeypatch.setattr(StaticStep, "compute", counted)
+    compare(run(names, "cpu", 40, most=20), wanted)
+    assert together.count(len(names)) >= 10
 
 
 @pytest.mark.parametrize(("name", "settings", "kind"), SEARCHES)
@@ -198,14 +224,14 @@ def test_a_step_is_one_graph_to_the_compiler(
     torch._dynamo.reset()
     traced = []
 
-    def compiled(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
+    def compiled(step: StaticStep, states: list[Any], hidden: list[Any]) -> Any:
         if len(traced) >= 2:
-            return compute(step, state, hidden)
-        twin = state.again(state.metadata)
-        wanted = compute(step, twin, hidden)
+            return compute(step, states, hidden)
+        twins = [state.again(state.metadata) for state in states]
+        wanted = compute(step, twins, hidden)
         hidden.clear()
         once = torch.compile(compute, fullgraph=True, backend="eager", dynamic=False)
-        found = once(step, state, hidden)
+        found = once(step, states, hidden)
         for one, other in zip(found.tensors(), wanted.tensors(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
         traced.append(len(found.tensors()))
@@ -221,10 +247,10 @@ def test_formats_are_pieces_of_one_step(codec: Any, monkeypatch: pytest.MonkeyPa
     torch._dynamo.reset()
     found, read = [], []
 
-    def compiled(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
-        read.append(len(state.metadata.pieces(0)))
+    def compiled(step: StaticStep, states: list[Any], hidden: list[Any]) -> Any:
+        read.append(len(states[0].metadata.pieces(0)))
         return torch.compile(compute, fullgraph=True, backend="eager", dynamic=False)(
-            step, state, hidden
+            step, states, hidden
         )
 
     model = tiny_model()
@@ -281,10 +307,10 @@ def test_a_step_reads_and_writes_where_the_last_one_did(
 ) -> None:
     seen: dict[Any, list[Any]] = defaultdict(list)
 
-    def noted(step: StaticStep, state: Any, hidden: list[Any]) -> Any:
+    def noted(step: StaticStep, states: list[Any], hidden: list[Any]) -> Any:
         with Addresses() as addresses:
-            found = compute(step, state, hidden)
-        seen[step.bucket].append(addresses.seen)
+            found = compute(step, states, hidden)
+        seen[tuple(each.bucket for each in step._together)].append(addresses.seen)
         return found
 
     search(name, settings, kind, monkeypatch, noted)

@@ -76,11 +76,7 @@ class PieceReader:
         rows = max(rows, len(self._cache.leaves))
         self.stale |= rows != self._rows
         self._rows = rows
-        changed = self._changes()
-        if self.stale or changed is None:
-            self._look_up()
-        elif len(changed[0]):
-            self._update(*changed)
+        self._bring_up_to_date()
         if any(table.moved or (table.count.any() and table.sparse) for table in self._on_device()):
             self._look_up()
         tables = [table for table in self._tables.values() if table.count.any()]
@@ -89,6 +85,22 @@ class PieceReader:
         on_device = [table for table in tables if not table.place.on_host]
         rooms = [None if rounded is None else table.room(rounded) for table in on_device]
         return PiecePlan(on_device, self._host, self._contiguous, fresh, rooms)
+
+    def _bring_up_to_date(self) -> None:
+        changed = self._changes()
+        if self.stale or changed is None:
+            self._look_up()
+        elif len(changed[0]):
+            self._update(*changed)
+
+    @property
+    def reads_host(self) -> bool:
+        """Whether anything that is read now lies on the host; new tokens never do."""
+        if self.stale:
+            self._rows = len(self._cache.leaves)
+        self._bring_up_to_date()
+        tables = self._tables.values()
+        return any(table.place.on_host and table.count.any() for table in tables)
 
     def _on_device(self) -> list[PieceTable]:
         return [table for table in self._tables.values() if not table.place.on_host]

@@ -284,9 +284,14 @@ class TieredCache:
 
     @property
     def on_device(self) -> bool:
-        """Whether all that the next step reads lies on the device, and is read in place."""
-        on_host = (pool for place, pool in self.pools.items() if place.on_host)
-        return not self.ordered and not any(pool.slots.total for pool in on_host)
+        """Whether all that the next step reads lies on the device, and is read in place.
+
+        Tokens in DDR may have staged copies, or not be on a path.
+        """
+        if self.ordered:
+            return False
+        held = any(pool.slots.total for place, pool in self.pools.items() if place.on_host)
+        return not held or not self._pieces.reads_host
 
     def enter(
         self, ids: np.ndarray, rounded: Callable[[int], int], rows: int

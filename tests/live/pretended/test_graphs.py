@@ -26,7 +26,7 @@ from .test_policies import compare, run
 
 
 def outputs(x: Any) -> StepOutputs:
-    return StepOutputs(x, x, [], PassContext(METADATA))
+    return StepOutputs(x, x, [], [PassContext(METADATA)])
 
 
 METADATA: Any = None
@@ -216,11 +216,21 @@ def test_nothing_is_allocated_after_the_first_steps(case: Searched) -> None:
     assert max(changed, default=-1) < case.by, changed
 
 
-@pytest.mark.parametrize("name", ["full", "streaming-llm", "h2o", "epikv", "arkv", "adakv", "kivi"])
-def test_searches_are_the_same_with_graphs_and_without(name: str) -> None:
-    """Policies for all layers alike, per layer and per head; formats, rows and hidden states."""
-    wanted = run([name], "cpu", 40, most=20)
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(["full"], ["streaming-llm"], ["h2o"], ["epikv"], ["arkv"], ["adakv"], ["kivi"]),
+        *(["hierarchy"], ["h2o", "full", "hierarchy"]),
+    ],
+    ids="-".join,
+)
+def test_searches_are_the_same_with_graphs_and_without(names: list[str]) -> None:
+    """Policies for all layers alike, per layer and per head; formats, rows and hidden states.
+
+    Tokens in DDR are staged; several searches run together.
+    """
+    wanted = run(names, "cpu", 40, most=20)
     with pretend() as gpu:
-        found = run([name], "cuda", 40, most=20)
+        found = run(names, "cuda", 40, most=20)
         assert gpu.launches["graph replay"] >= 4
     compare(found, wanted)
