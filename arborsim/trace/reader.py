@@ -307,7 +307,7 @@ def _info_of(schema: pa.Schema, path: Path) -> tuple[TraceInfo, bool]:
             f"{path}: a Parquet file, but no trace: it has no arborsim metadata; {_MAKE_ONE}"
         )
     version = stored[VERSION_KEY].decode("ascii", "replace")
-    if not version.isdecimal() or not 1 <= int(version) <= PACKED_VERSION:
+    if version not in map(str, range(1, PACKED_VERSION + 1)):
         raise TraceError(
             f"{path}: trace format {version[:20]!r}, but this arborsim reads versions up to "
             f"{PACKED_VERSION}; upgrade arborsim, or record it again"

@@ -77,7 +77,7 @@ def test_footer_that_lies_about_its_length(good):
     refused(good, "damaged")
 
 
-@pytest.mark.parametrize("version", [b"3", b"0", b"-1", b"one", b"\xff", b""])
+@pytest.mark.parametrize("version", [b"3", b"0", b"-1", b"one", b"\xff", b"", b"9" * 5000])
 def test_unknown_version(good, version):
     path = with_metadata(good, **{VERSION_KEY.decode(): version})
     refused(path, "trace format", "upgrade arborsim")
