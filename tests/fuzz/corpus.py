@@ -73,6 +73,15 @@ def _texts(folder: Path, trace: Path) -> list[Target]:
         .replace("searches = 30", "searches = 4").replace("warm_up = 5", "warm_up = 0")
         .replace("runs = 2", "runs = 1\nresolution = 0.5")
     )  # fmt: skip
+    (folder / "grid.toml").write_text(
+        f'traces = ["{trace.name}"]\npolicies = ["epikv", {{ use = "streaming-llm", '
+        'set = { sinks = [2, 4] } }]\nbudgets = [0.7]\ngpus = ["gpu.toml"]\nepisodes = 1\n'
+        'quality = false\nmodels = ["llama-3.1-8b"]\n[[cells]]\nrecalls = ["stream"]\n'
+    )
+    shutil.copy(ROOT / "arborsim/machine/tables/l40s-vllm.parquet", folder / "kernels.parquet")
+    (folder / "measured.toml").write_text(
+        (folder / "gpu.toml").read_text().replace('kernels = "l40s"', 'kernels = "kernels.parquet"')
+    )
     model = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -96,6 +105,9 @@ def _texts(folder: Path, trace: Path) -> list[Target]:
 
     shared = ("--budget", "0.7", "--no-oracle", "--json")
     return [
+        target("grid.toml", "sweep", "{file}", "--out", "{out}"),
+        target("kernels.parquet", "replay", str(trace), "--policy", "streaming-llm", "--gpu",
+               str(folder / "measured.toml"), "--model", "llama-3.1-8b", *shared),
         target("mix.toml", "policies", "{file}"),
         target("gpu.toml", "replay", str(trace), "--policy", "streaming-llm", "--gpu", "{file}",
                *shared),
