@@ -26,13 +26,17 @@ Result = TypeVar("Result")
 _AHEAD = 2
 
 
+class WorkerDied(UsageError):
+    """A worker process ended without a result."""
+
+
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
     """Like ``map(function, items)``, in `workers` processes if more than one.
 
     Items are taken as results are handed out, a few ahead, so that `items` can look at them.  It is
-    a `UsageError` if a process dies.
+    a `WorkerDied` if a process dies.
     """
     if workers <= 1:
         yield from map(function, items)
@@ -53,7 +57,7 @@ def unfold(
     """Items with their results, as they are done, until there are none and none is under way.
 
     `next_item` raises `LookupError` if there is none now; a result that was handed out may make it
-    give more.  It is a `UsageError` if a process dies.
+    give more.  It is a `WorkerDied` if a process dies.
     """
     if workers <= 1:
         while more := _taken(next_item, 1):
@@ -78,7 +82,7 @@ def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BrokenProcessPool:
-        raise UsageError(
+        raise WorkerDied(
             f"one of {workers} worker processes died, perhaps for lack of memory: try fewer; a "
             "script that uses workers keeps its calls below if __name__ == '__main__'"
         ) from None

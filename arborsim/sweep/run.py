@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from arborsim.core.outputs import Busy, Lock
-from arborsim.core.workers import unfold
-from arborsim.sweep.cells import WENT_WRONG, Folder, Made
+from arborsim.core.workers import WorkerDied, unfold
+from arborsim.sweep.cells import WENT_WRONG, Folder, Made, made
 from arborsim.sweep.grid import Job
 
 #: Between two looks at cells that another sweep computes.
@@ -64,7 +64,7 @@ def fill(
     folder.clear()
     waiting = deque(job for job in jobs if job not in folder)
     tally = Tally(there=len(jobs) - len(waiting))
-    held: dict[str, Lock] = {}
+    held: dict[str, tuple[Job, Lock]] = {}
 
     def take() -> Job:
         """The next cell that no other sweep computes, locked."""
@@ -80,22 +80,39 @@ def fill(
                 tally.there += 1
                 notice(job, tally)
                 continue
-            held[job.address] = lock
+            held[job.address] = job, lock
             return job
         raise LookupError
 
+    def keep(job: Job, found: Made) -> None:
+        folder.write(job, found)
+        held.pop(job.address)[1].release()
+        tally.statuses[found.status] += 1
+        if found.status == WENT_WRONG:
+            tally.failures.append((job.name, found.reason))
+        notice(job, tally)
+
     try:
         while waiting:
-            for job, found in pool(compute, take):
-                folder.write(job, found)
-                held.pop(job.address).release()
-                tally.statuses[found.status] += 1
-                if found.status == WENT_WRONG:
-                    tally.failures.append((job.name, found.reason))
-                notice(job, tally)
+            try:
+                for job, found in pool(compute, take):
+                    keep(job, found)
+            except WorkerDied:  # one of the cells under way did it: each runs by itself
+                for job, _ in list(held.values()):
+                    keep(job, _alone(job, compute, pool))
+                continue
             if waiting:  # others have the rest
                 time.sleep(_LOOK_S)
     finally:
-        for lock in held.values():
+        for _, lock in held.values():
             lock.release()
     return tally
+
+
+def _alone(job: Job, compute: Callable[[Job], Made], pool: Pool) -> Made:
+    """A cell by itself in a process; a record of its failure if that dies."""
+    try:
+        ((_, found),) = pool(compute, deque([job]).popleft)
+    except WorkerDied:
+        return made(job, WENT_WRONG, reason="its process died, perhaps for lack of memory")
+    return found

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -20,8 +21,9 @@ from arborsim.api.sweep import Sweeping
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Busy
+from arborsim.core.records import parse_toml
 from arborsim.sweep.cells import Folder, Made
-from arborsim.sweep.grid import Job
+from arborsim.sweep.grid import Job, example_grid, jobs_of
 from arborsim.sweep.run import fill, local
 from tests.helpers.traces import make_trace
 from tests.sweep.grids import files, small
@@ -196,6 +198,29 @@ def test_a_failing_cell_is_a_record_and_is_tried_again(
     assert "2 done; 1 were there" in capsys.readouterr().out
     assert not arborsim.results(out).failed
     assert {name.split("/")[0] for name in files(out)} == {"cells"}
+
+
+def test_a_process_that_dies_costs_its_cell_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = small(tmp_path, ONE.replace('["h2o"]', '["tests.sweep.grids:Dies", "h2o"]'))
+    out = tmp_path / "out"
+    assert main(["sweep", str(grid), "--out", str(out), "--jobs", "2"]) == 1
+    said = capsys.readouterr()
+    assert "3 done, 2 failed" in said.out
+    assert said.err.count("its process died, perhaps for lack of memory") == 2
+    assert len(files(out)) == 5
+
+
+def test_the_example_is_a_grid_of_the_shipped_traces() -> None:
+    jobs = jobs_of(parse_toml(example_grid(), "example"), Path(), api._check_live)
+    replays = Counter(job.head["policy"] for job in jobs)
+    traces = len(list(Path("traces").glob("*.parquet")))
+    # Two GPUs and budgets; the block of the hierarchy has two more ways to recall.
+    assert replays == {
+        "full": traces * 2 * 3, "h2o": traces * 4, "arborkv": traces * 4,
+        "streaming-llm": traces * 4 * 2, "hierarchy": traces * 4 * 3,
+    }  # fmt: skip
 
 
 def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
