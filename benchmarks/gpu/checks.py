@@ -30,6 +30,10 @@ def _first(device: str, tiny: bool) -> Iterator[Check]:
     yield "copies are right", {}, partial(kernels.compare_copies, device, blocks)
     for pieces in kernels.SMALL_PIECES[:2] if tiny else kernels.LONG_PIECES:
         yield _pieces(pieces, device)
+    for seqs in (1, 4):
+        tokens = 256 if tiny else 16384
+        work = partial(kernels.compare_prefix, tokens, seqs, device)
+        yield "attention over a shared prefix", {"tokens": tokens, "sequences": seqs}, work
     for dtype in kernels.TOLERANCE:
         for history in (0, 96):
             facts: Facts = {"dtype": str(dtype).removeprefix("torch."), "history": history}

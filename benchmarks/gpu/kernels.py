@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from torch import Tensor
 from arborsim.core.tiers import Tier
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.flash import attend_prefill, choose
+from arborsim_torch.kernels.fused import choose_decode
 from arborsim_torch.kernels.pieces import Piece, attend_pieces, in_triton
 from arborsim_torch.models import load_model
 from arborsim_torch.tiers.codec import Plain
@@ -72,6 +75,46 @@ def compare_pieces(case: Case, device: str) -> Facts:
         "largest_difference": apart,
         "median_s": seconds,
         "read_bytes_per_s": sum(_read_bytes(piece) for piece in pieces) / seconds,
+    }
+
+
+def compare_prefix(tokens: int, seqs: int, device: str) -> Facts:
+    """What all sequences read of a pool by flash-attn, and what single ones do by Triton.
+
+    Against all of it in Triton, and both against float64 on the CPU.
+    """
+    heads, kv_heads, dim, own, dtype = 32, 8, 128, 64, torch.bfloat16
+    here = torch.device(device)
+    kind = choose_decode(here, dtype, dim)
+    if kind.name != "flash-attn":
+        return {"ok": True, "form": kind.name, "why": kind.reason}
+    slots = tokens + seqs * own
+    q = numbers(tokens, seqs, heads, dim, dtype=dtype)
+    keys, values = numbers(tokens + 1, 2, kv_heads, slots, dim, dtype=dtype)
+    read = np.ones((seqs, slots), dtype=np.bool_)
+    read[:, tokens:] = np.repeat(np.eye(seqs, dtype=np.bool_), own, axis=1)
+    mask = torch.from_numpy(read)[:, None]
+    wanted = attend(
+        q.double()[:, :, None], keys.double(), values.double(), dim**-0.5, mask[:, None]
+    )
+    shared = SharedPrefix(here)
+    shared.reset(np.arange(slots), read, seqs)
+    codec = Plain(dtype)
+    whole = Piece(keys.to(here), values.to(here), codec, None, None, None, slots, mask.to(here))
+    there, apart, seconds = q.to(here), {}, {}
+    for name, piece in (("triton", whole), ("flash-attn", shared.of(whole))):
+        work = partial(attend_pieces, there, [piece], dim**-0.5)
+        out, lse, _ = work()
+        apart[name] = max(
+            _largest_apart(out, wanted[0][:, :, 0]), _largest_apart(lse, wanted[1][:, :, 0])
+        )
+        seconds[name] = _median_s(work, here)
+    return {
+        "ok": max(apart.values()) <= TOLERANCE[dtype] * max(1.0, _largest(wanted[0])),
+        "form": kind.name,
+        "largest_difference": apart,
+        "median_s": seconds["flash-attn"],
+        "triton_s": seconds["triton"],
     }
 
 

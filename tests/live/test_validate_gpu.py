@@ -71,7 +71,7 @@ def test_every_check_holds(records: list[dict[str, Any]]) -> None:
     assert {check["of"]["check"] for check in checks} == {
         "copies are right", "tokens come back", "rehydrating is keeping",
         "evicting is masking", "decisions are the CPU's", "a block of a prompt",
-        "attention over pieces",
+        "attention over pieces", "attention over a shared prefix",
     }  # fmt: skip
     (decided,) = (check for check in checks if "equal_share" in check)
     assert decided["moves"] > decided["policies"] == decided["equal_policies"] == 7

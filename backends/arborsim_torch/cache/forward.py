@@ -49,7 +49,7 @@ class PlacedPiece:
 
     def masked(self, mask: Tensor) -> PlacedPiece:
         """The same with another mask."""
-        return replace(self, piece=replace(self.piece, mask=mask))
+        return replace(self, piece=replace(self.piece, mask=mask, prefix=None))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from torch import Tensor
 from arborsim_torch.cache.forward import PlacedPiece
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.cache.slots import SlotTable
+from arborsim_torch.kernels.fused import choose_decode
 from arborsim_torch.kernels.pieces import Piece
 from arborsim_torch.tiers.copies import to_device
 
@@ -91,6 +93,10 @@ class PieceTable:
         self._current: set[str] = set()  # those of the tensors that are kept up to date
         self._allocations = -1
         self._allocated = 0  # tensors
+        layout = self._layout
+        flash = choose_decode(layout.device, layout.dtype, layout.head_dim).name == "flash-attn"
+        alike = flash and place is Place.HBM and layout.groups == 1
+        self._prefix = SharedPrefix(layout.device) if alike else None
         self._roomy = -1, 0  # allocations, and slots of the longest group then
 
     @property
@@ -123,7 +129,10 @@ class PieceTable:
         self._listed = SlotTable(self._layout.groups) if few else None
         self._current.clear()
         self.version += 1
-        return self._enter(pairs)
+        entry = self._enter(pairs)
+        if self._prefix is not None and self._listed is None:
+            self._prefix.reset(entry, pairs.on_path, len(self._cache.leaves))
+        return entry
 
     def _enter(self, pairs: Pairs) -> np.ndarray:
         if self._listed is None:
@@ -140,6 +149,8 @@ class PieceTable:
         self.count += np.bincount(come.group, minlength=groups)
         self.count -= np.bincount(gone.group, minlength=groups)
         self.version += 1
+        if self._prefix is not None and self._listed is None:
+            self._prefix.change(left, entry, come.on_path)
         if self._current and self._needed() > self._room():
             self._current.clear()
         if not self._current:
@@ -280,7 +291,16 @@ class PieceTable:
             room = min(room, piece.keys.shape[1])
         if self._seqs > 1 or (self._listed is None and (fixed or not self.full(groups))):
             mask = self.tensor("mask")[:, groups, :room]
-        return self._placed(replace(piece, index=index, room=room, mask=mask), groups)
+        piece = replace(piece, index=index, room=room, mask=mask)
+        if fixed and self._has_prefix:
+            assert self._prefix is not None
+            piece = self._prefix.of(piece)
+        return self._placed(piece, groups)
+
+    @property
+    def _has_prefix(self) -> bool:
+        """Whether slots at the start of the pool are to be read as a contiguous cache."""
+        return self._prefix is not None and self._listed is None and self._prefix.useful
 
     def room(self, rounded: Callable[[int], int]) -> int:
         """Entries that pieces of all layers look at, if their number is rounded up."""
@@ -294,7 +314,10 @@ class PieceTable:
         if not in_order:
             self.tensor("index")
         made = [self._tensors.get(self._bucket(name), (None, 0))[1] for name in _KINDS]
-        return self.place, in_order, self._seqs, room, self.pool.addresses, *made
+        prefix = None
+        if self._has_prefix and self._prefix is not None:
+            prefix = self._prefix.key()
+        return self.place, in_order, self._seqs, room, self.pool.addresses, *made, prefix
 
     def _placed(self, piece: Piece, groups: slice) -> PlacedPiece:
         return PlacedPiece(

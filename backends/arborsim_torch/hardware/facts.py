@@ -13,11 +13,13 @@ import torch
 
 from arborsim.core.installed import gpu_state, revision, versions
 from arborsim_torch.cache.layout import Layout
-from arborsim_torch.kernels.fused import choose_sdpa
+from arborsim_torch.kernels.fused import choose_decode, choose_sdpa
 
 
 def software(model: Any = None) -> dict[str, str]:
     """Versions that numbers depend on; of a model also the backend of PyTorch's attention.
+
+    On CUDA also what reads shared prefixes in decode steps (`choose_decode`).
 
     CUDA and Triton are named where they can take part.
     """
@@ -28,6 +30,8 @@ def software(model: Any = None) -> dict[str, str]:
     if model is not None:
         head_dim = Layout.of(model).head_dim
         found["attention"] = choose_sdpa(model.device, model.dtype, head_dim).name
+        if model.device.type == "cuda":
+            found["decode attention"] = choose_decode(model.device, model.dtype, head_dim).name
     return {name: text for name, text in found.items() if text}
 
 

@@ -1,10 +1,15 @@
 """Attention without a matrix of logits, by fused kernels that also return the log-sum-exp.
 
-Prefill reads its history without a mask and itself causally, and merges the two.  Which kernels
-there are, and which of them is taken, is in `arborsim_torch.kernels.fused`.
+Prefill reads its history without a mask and itself causally, and merges the two.  Decoding reads
+the start of a pool as one contiguous cache, in place.  Which kernels there are, and which of them
+is taken, is in `arborsim_torch.kernels.fused`.
 """
 
 from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +18,10 @@ from arborsim_torch.kernels.dense import attend, pack, unpack
 from arborsim_torch.kernels.fused import KERNELS, Choice, Kernel, choose
 from arborsim_torch.kernels.merge import accumulator, merge
 
-__all__ = ["Choice", "attend_flash", "attend_prefill", "choose"]
+if TYPE_CHECKING:
+    from arborsim_torch.kernels.pieces import Piece
+
+__all__ = ["Choice", "Prefix", "attend_flash", "attend_prefill", "attend_prefix", "choose"]
 
 
 def attend_flash(
@@ -97,6 +105,59 @@ def attend_prefill(
         return own
     past = attend_flash(q, *history, scale, kernel=kernel)
     return merge((past[0], own[0]), (past[1], own[1]))
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a piece of plain keys and values is, as a contiguous cache and a rest.
+
+    Attributes
+    ----------
+    length : int32 Tensor ``[1]``
+        All sequences read slots 0 .. length - 1; at least one.
+    rest : Piece or None
+        What else is read of the pool.
+    """
+
+    length: Tensor
+    rest: Piece | None
+
+
+def attend_prefix(q: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention over a piece's `Prefix` by flash-attn's kernel for decoding, without its rest.
+
+    The sequences read the same keys, so they are taken for further heads of one sequence: each key
+    is read once.  A block table is not needed, and not used: with one, flash-attn 2.8.4 looks at
+    the length on the host (``seqlens_k.max().item()``), so that no CUDA graph could hold the call.
+
+    Parameters
+    ----------
+    q : Tensor ``[seqs, heads, head_dim]``
+    piece : Piece
+        With a `Prefix`.
+    scale : float
+
+    Returns
+    -------
+    out : Tensor ``[kv_heads, rows, head_dim]``
+        Rows are ordered by sequence, then by head of the group.
+    lse : float32 Tensor ``[kv_heads, rows]``
+    """
+    assert piece.prefix is not None
+    kv_heads, dim = len(piece.keys), q.shape[2]
+    module: Any = importlib.import_module("flash_attn")
+    # [batch, tokens, heads, head_dim], with whatever strides; all of the room, so that how the
+    # kernel splits its work depends on shapes alone.
+    keys, values = (x[:, : piece.room].transpose(0, 1)[None] for x in (piece.keys, piece.values))
+    out, lse = module.flash_attn_with_kvcache(
+        pack(q[:, :, None], kv_heads).reshape(1, 1, -1, dim),
+        keys,
+        values,
+        cache_seqlens=piece.prefix.length,
+        softmax_scale=scale,
+        return_softmax_lse=True,
+    )
+    return out.reshape(kv_heads, -1, dim), lse.reshape(kv_heads, -1)
 
 
 def _triangle(n: int, device: torch.device) -> Tensor:

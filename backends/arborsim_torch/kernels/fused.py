@@ -66,6 +66,21 @@ def choose(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
     return Choice("torch-flash", "PyTorch's FlashAttention; no other package is installed")
 
 
+def choose_decode(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
+    """What decode steps read plain keys and values of a shared prefix with.
+
+    "flash-attn", "triton" or "torch".  All else (masks, formats, what attention rows are wanted of)
+    is Triton's on CUDA, whatever this says: flash-attn gives no weights.
+    """
+    if device.type != "cuda" or not _importable("triton") or dtype not in (*_HALF, torch.float32):
+        return Choice("torch", "Triton's kernels need CUDA, and types of 16 or 32 bits")
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return Choice("torch", "the kernels need compute capability 8.0")
+    if dtype in _HALF and head_dim <= 256 and head_dim % 8 == 0 and _importable("flash_attn"):
+        return Choice("flash-attn", "the flash-attn package is installed")
+    return Choice("triton", "flash-attn is not installed, or does not take these types")
+
+
 @functools.cache
 def _importable(package: str) -> bool:
     return importlib.util.find_spec(package) is not None

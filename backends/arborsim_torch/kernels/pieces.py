@@ -6,7 +6,8 @@ nothing is put into the order of tokens.
 
 On CUDA these are Triton kernels (`arborsim_torch.kernels.pieces_triton`): a launch per piece, one
 that merges, and one for all masses.  Elsewhere, and where Triton, the GPU or a format does not fit,
-`arborsim_torch.kernels.pieces_torch`.
+`arborsim_torch.kernels.pieces_torch`.  The start of a pool that all sequences read goes to
+flash-attn if a piece says so (`Piece.prefix`) and no masses are wanted.
 
 Nothing here waits for the device, and no shape depends on data: a call can be captured in a CUDA
 graph as long as rooms and pieces stay the same.
@@ -22,6 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from arborsim_torch.kernels.dense import pack, unpack
+from arborsim_torch.kernels.flash import Prefix, attend_prefix
+from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.pieces_torch import attend_pieces_torch
 from arborsim_torch.tiers.codec import Codec, Packed, Plain
 
@@ -62,6 +66,8 @@ class Piece:
     room: int
     mask: Tensor | None = None
     member: Tensor | None = None
+    #: The same entries as a contiguous start of the pool and a rest; None if it is not known
+    prefix: Prefix | None = None
 
 
 def attend_pieces(
@@ -100,12 +106,35 @@ def attend_pieces(
         raise ValueError("attention over no piece: give at least one, of no room if need be")
     for piece in pieces:
         check(q, piece)
+    if not mass and len(q) and any(piece.prefix is not None for piece in pieces):
+        return *_attend_apart(q, pieces, scale), None
     if in_triton(q.device, q.dtype):
         from arborsim_torch.kernels import pieces_triton
 
         if all(pieces_triton.reads(piece, q.shape[2]) for piece in pieces):
             return pieces_triton.attend_pieces_triton(q, pieces, scale, mass=mass)
     return attend_pieces_torch(q, pieces, scale, mass=mass)
+
+
+def _attend_apart(q: Tensor, pieces: Sequence[Piece], scale: float) -> tuple[Tensor, Tensor]:
+    """Each prefix by flash-attn, and what is left by the other kernels."""
+    parts = [attend_prefix(q, piece, scale) for piece in pieces if piece.prefix is not None]
+    left = [piece if piece.prefix is None else piece.prefix.rest for piece in pieces]
+    others = [piece for piece in left if piece is not None and piece.room]
+    seqs, kv_heads = len(q), len(pieces[0].keys)
+    if others and in_triton(q.device, q.dtype):
+        from arborsim_torch.kernels import pieces_triton
+
+        if all(pieces_triton.reads(piece, q.shape[2]) for piece in others):
+            out, lse, _ = pieces_triton.attend_pieces_triton(q, others, scale, parts=parts)
+            return out, lse
+    if others:
+        out, lse, _ = attend_pieces_torch(q, others, scale)
+        parts.append(
+            (pack(out[:, :, None], kv_heads), pack(lse[:, :, None, None], kv_heads)[..., 0])
+        )
+    out, lse = parts[0] if len(parts) == 1 else merge(*zip(*parts, strict=True))
+    return unpack(out, seqs, 1)[:, :, 0], unpack(lse, seqs, 1)[:, :, 0]
 
 
 def in_triton(device: torch.device, dtype: torch.dtype) -> bool:

@@ -93,9 +93,17 @@ def launch_shape(
 
 
 def attend_pieces_triton(
-    q: Tensor, pieces: Sequence[Piece], scale: float, *, mass: bool = False
+    q: Tensor,
+    pieces: Sequence[Piece],
+    scale: float,
+    *,
+    mass: bool = False,
+    parts: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
     """`arborsim_torch.kernels.pieces.attend_pieces` in Triton; unchecked arguments.
+
+    `parts` are outputs ``[kv_heads, rows, head_dim]`` and log-sum-exps ``[kv_heads, rows]`` over
+    other keys: they are merged with the pieces' as further splits, and not with `mass`.
 
     Runs on CUDA, or on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1``).
     """
@@ -123,6 +131,7 @@ def attend_pieces_triton(
         for piece in pieces
     ]
     splits = sum(cut.splits for piece, cut in zip(pieces, cuts, strict=True) if piece.room)
+    splits += len(parts)
     part_out = _wide(q, splits, kv_heads, rows, dim)
     part_lse = _wide(q, splits, kv_heads, rows)
     logits = _wide(q, kv_heads, rows, entries) if mass else part_lse
@@ -142,6 +151,10 @@ def attend_pieces_triton(
             )  # fmt: skip
             first_split += cut.splits
             first_entry += piece.room
+        for other in parts:
+            part_out[first_split].copy_(other[0])
+            part_lse[first_split].copy_(other[1])
+            first_split += 1
         merge_splits[(rows, kv_heads)](
             part_out, part_lse, out, lse, splits, rows, **shape,
             BLOCK=min(_MERGED_AT_ONCE, triton.next_power_of_2(splits)), num_warps=4,
