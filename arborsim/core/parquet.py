@@ -247,7 +247,7 @@ def _groups(file: IO[bytes]) -> list[list[dict[int, Any]]]:
     file.seek(max(size - length, 0))
     data = file.read(length)
     try:
-        footer, _ = _struct(data, 0, {4: {1: {3: _PART}}})
+        footer, _ = _struct(data, 0, {4: [{1: [{3: _PART}]}]})
     except IndexError:
         raise _Suspect("the file is damaged (its footer is cut short)") from None
     return [[part.get(3, {}) for part in group.get(1, [])] for group in footer.get(4, [])]
@@ -305,7 +305,8 @@ _HEADER = {1: True, 2: True, 3: True, 5: {1: True, 2: True}, 7: {1: True}, 8: {1
 def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, Any], int]:
     """The wanted fields of a struct, and where it ends; `IndexError` if it does not.
 
-    Fields are numbers, structs, or lists of structs; of another type than wanted they are skipped.
+    Fields are numbers (true), structs (a dict), or lists of structs (a list of one); those of
+    another type than wanted are skipped.
     """
     found: dict[int, Any] = {}
     field = 0
@@ -326,13 +327,13 @@ def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, 
                 found[field] = value
         elif field not in wanted or wanted[field] is True:
             at = _skip(data, at, kind, 0)
-        elif kind == _STRUCT:
+        elif kind == _STRUCT and isinstance(wanted[field], dict):
             found[field], at = _struct(data, at, wanted[field])
-        elif kind == _LIST and data[at] & 15 == _STRUCT:
+        elif kind == _LIST and isinstance(wanted[field], list) and data[at] & 15 == _STRUCT:
             count, at = _length(data, at)
             items = found[field] = []
             for _ in range(count):
-                item, at = _struct(data, at, wanted[field])
+                item, at = _struct(data, at, wanted[field][0])
                 items.append(item)
         else:
             at = _skip(data, at, kind, 0)

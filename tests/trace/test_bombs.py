@@ -120,6 +120,21 @@ def test_a_page_that_is_larger_than_the_footer_says(tmp_path, kind):
         read(tmp_path / "t.parquet")
 
 
+@pytest.mark.parametrize(
+    ("data", "wanted", "found"),
+    [
+        (b"\xc9\x1c\x00\x00", {12: {3: True}}, {}),  # a list of structs, not a struct
+        (b"\xcc\x00\x00", {12: [{3: True}]}, {}),  # a struct, not a list
+        (b"\xc5\x02\x00", {12: {3: True}}, {}),  # a number
+        (b"\xcc\x00\x00", {12: True}, {}),  # no number
+        (b"\xcc\x35\x06\x00\x00", {12: {3: True}}, {12: {3: 3}}),
+        (b"\xc9\x1c\x35\x06\x00\x00", {12: [{3: True}]}, {12: [{3: 3}]}),
+    ],
+)
+def test_fields_of_another_type_are_skipped(data, wanted, found):
+    assert parquet._struct(data, 0, wanted) == (found, len(data))
+
+
 @pytest.mark.parametrize("junk", [b"\0" * 64, b"\xff" * 64, b"\x15\x80\x80\x80", b"\x1c" * 64])
 def test_a_header_that_is_none(tmp_path, junk):
     pq.write_table(pa.table({"a": list(range(1000))}), tmp_path / "t.parquet")
