@@ -92,8 +92,8 @@ class Arm:
 
     @property
     def graphs(self) -> bool:
-        """Whether its steps can be captured: with tokens in DDR they run eagerly."""
-        return self.policy != _OFFLOAD
+        """Whether its steps can be captured: if they read the host's memory they run eagerly."""
+        return self.policy != _OFFLOAD or self.recall == "stage"
 
     def budget_tokens(self, load: Load) -> int:
         return int(self.prompt_share * load.prompt_tokens + self.new_share * load.new_tokens)
