@@ -28,7 +28,7 @@ def page(of: dict[str, dict[str, Any]]) -> str:
         _head(replay), _short(of), _free(replay), _attention(replay), _decisions(of["decisions"]),
         _ets(of["ets"]), _live(of["live"]),
         _targets(of["live_targets"], of["live_targets_before"]), _serving(of["serving"]),
-        _plan(of["plan"]), _kernels(of["kernels"]),
+        _plan(of["plan"]), _sweep(of["sweep"]) if "sweep" in of else [], _kernels(of["kernels"]),
     )  # fmt: skip
     return "\n".join(line for part in parts for line in part)
 
@@ -345,6 +345,28 @@ def _plan(plan: dict[str, Any]) -> list[str]:
     ]
 
 
+def _sweep(sweep: dict[str, Any]) -> list[str]:
+    """Many small cells: what each costs beyond its replay."""
+    alone = {run["on"]: run["wall_s"] for run in sweep["runs"] if run["workers"] == 1}
+    same = "The files are the same to the byte." if sweep["same_bytes"] else "FILES DIFFER."
+    return [
+        "## A sweep",
+        "",
+        f"`arborsim sweep` over {sweep['cells']:,} cells, each a search of about 30 tokens",
+        f"(`python benchmarks/sweep.py`). {same} Reading and comparing them takes",
+        f"{sweep['results_s']:.1f} s; a cell is {sweep['bytes'] / sweep['cells'] / 1e3:.0f} kB.",
+        "",
+        "| on | workers | seconds | cells/s | speed-up | a second sweep, s |",
+        "|---|---:|---:|---:|---:|---:|",
+        *(
+            f"| {run['on']} | {run['workers']} | {run['wall_s']:.0f} | {run['cells_per_s']:.1f} "
+            f"| {alone[run['on']] / run['wall_s']:.2f} | {run['again_s']:.1f} |"
+            for run in sweep["runs"]
+        ),
+        "",
+    ]
+
+
 def _kernels(kernels: dict[str, Any]) -> list[str]:
     """Kernels that were left out of the tables, and interpolated from the others."""
     lines = [
@@ -383,7 +405,8 @@ def _error(shares: dict[str, float] | None) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(page({n: json.loads((FIGURES / f"{n}.json").read_text()) for n in NAMES}))
+    there = (name for name in (*NAMES, "sweep") if (FIGURES / f"{name}.json").exists())
+    PAGE.write_text(page({n: json.loads((FIGURES / f"{n}.json").read_text()) for n in there}))
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 

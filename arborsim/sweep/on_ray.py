@@ -6,6 +6,8 @@ is the sweep alone.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,8 +51,12 @@ def on_ray(workers: int, address: str = "") -> Pool:
 def _start(ray: Any, workers: int, address: str) -> None:
     quiet: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
     own = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**own, **quiet)
+        # Ray's own answer to SIGTERM is to abort.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
     except Exception as error:  # of many kinds
         said = " ".join(str(error).split())[:160]
         raise UsageError(f"Ray cannot be reached or started: {said}") from None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +76,24 @@ def test_a_worker_that_dies_is_a_cell_that_failed(
     said = capsys.readouterr()
     assert "1 done, 1 failed" in said.out
     assert "its worker died" in said.err
+
+
+def test_sigterm_keeps_the_cells_that_are_done(tmp_path: Path) -> None:
+    """As without Ray, whose own answer is to abort."""
+    grid, out = small(tmp_path), tmp_path / "out"
+    run = subprocess.Popen(
+        [sys.executable, "-m", "arborsim", "sweep", str(grid), "--out", str(out), "--on", "ray"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "RAY_worker_niceness": "0"},
+    )  # fmt: skip
+    while run.poll() is None and not list(out.rglob("*.parquet")):
+        time.sleep(0.05)
+    run.terminate()
+    _, said = run.communicate()
+    assert run.returncode == 130, said
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    assert {Path(name).suffix for name in files(out)} == {".parquet"}, "no lock, no stump"
 
 
 def test_no_cluster_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
