@@ -230,6 +230,12 @@ def answered(result: ReplayResult, known: Answers | None = None) -> ReplayResult
                 found[trace, policy, budget] = match.answered
     for trace, searched in traces.items():
         _same_run(found, trace, known.of(searched), searched)
+        ran = {policy for there, policy, _ in cells if there == trace} - {BASELINE, *ORACLES}
+        # Answers of full retention to other problems, and none to compare them with, say nothing.
+        if ran and {policy for there, policy, _ in found if there == trace} == {BASELINE}:
+            found = {
+                cell: each for cell, each in found.items() if cell[0] != trace or not each.differs
+            }
     return replace(result, answers=found)
 
 

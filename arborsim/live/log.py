@@ -103,7 +103,10 @@ def request_of(head: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 _NEW_OPTIONS = ("chat", "graphs", "stop", "top_p")
-_NEW_FIELDS = ("fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine")
+_NEW_FIELDS = (
+    "fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine", "launch_s", "graph_launch_s",
+    "host_step_s", "move_s", "move_group_s", "move_byte_s",
+)  # fmt: skip
 
 
 def _digest(content: bytes) -> str:

@@ -296,7 +296,7 @@ def test_ctrl_c_is_said_and_leaves_nothing(
 ) -> None:
     written = []
 
-    def stop_at_the_third(*arguments: object) -> None:
+    def stop_at_the_third(*arguments: object, **options: object) -> None:
         written.append(1)
         if len(written) == 3:
             raise KeyboardInterrupt
