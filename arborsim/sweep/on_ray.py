@@ -40,7 +40,7 @@ def on_ray(workers: int, address: str = "") -> Pool:
         if started:
             _start(ray, workers, address)
         try:
-            yield from _unfold(ray, function, take)
+            yield from _unfold(ray, function, take, own=started)
         finally:
             if started:
                 ray.shutdown()
@@ -63,9 +63,13 @@ def _start(ray: Any, workers: int, address: str) -> None:
 
 
 def _unfold(
-    ray: Any, function: Callable[[Job], Made], take: Callable[[], Job]
+    ray: Any, function: Callable[[Job], Made], take: Callable[[], Job], *, own: bool
 ) -> Iterator[tuple[Job, Made]]:
-    """As `arborsim.core.workers.unfold`; a cell whose process dies twice has failed."""
+    """As `arborsim.core.workers.unfold`; a cell whose process dies twice has failed.
+
+    What is left of a cluster of the sweep's `own` ends with it: to cancel tasks just before can
+    abort Ray (2.60: "Tried to complete task that was not pending").
+    """
     task = ray.remote(num_cpus=1, max_retries=1)(function)
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
     under_way: dict[Any, Job] = {}
@@ -83,8 +87,8 @@ def _unfold(
                 job = under_way.pop(reference)
                 yield job, _result(ray, reference, job)
     finally:
-        for reference in under_way:
-            ray.cancel(reference, force=True)
+        for reference in () if own else under_way:
+            ray.cancel(reference)
 
 
 def _result(ray: Any, reference: Any, job: Job) -> Made:

@@ -169,10 +169,10 @@ def test_an_interruption_leaves_the_old_trace(
     before = (folder / "there.parquet").read_bytes()
     write = getattr(WholeTraceWriter, method)
 
-    def interrupted(self: WholeTraceWriter, columns: dict[str, object]) -> None:
+    def interrupted(self: WholeTraceWriter, columns: dict[str, object], **options: object) -> None:
         if self.num_episodes == 1:
             raise KeyboardInterrupt
-        write(self, columns)
+        write(self, columns, **options)
 
     monkeypatch.setattr(WholeTraceWriter, method, interrupted)
     assert main(["import", *source.split(), "there.parquet", "--overwrite"]) == 130

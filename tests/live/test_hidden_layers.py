@@ -116,7 +116,7 @@ def test_damaged_columns_are_refused(tmp_path: Path, good: dict[str, Any]) -> No
 
     broken = good["hidden"].copy()
     broken[7, 3] = np.nan
-    refused(broken, "row 7: hidden holds a value that is not finite")
+    refused(broken, "row 7: hidden holds nan, which is not finite")
     refused(good["hidden"][:, :-1], f"hidden has {HIDDEN - 1} values, expected {HIDDEN}")
     short: list[Any] = list(good["hidden"])
     short[5] = None

@@ -124,7 +124,9 @@ class LiteralTime(IterationTime):
                 model_s += (extra.tokens - extra.sequences) * each_s
         hidden_s = p.overlap * min(compute_s, memory_s)
         model_s += compute_s + memory_s - hidden_s + s.dequantise
-        model_s = max(model_s + p.step_s + p.sequence_s * sequences, p.launch_s + s.launch)
+        choosing_s = s.serial - p.sequence_s * s.sequences  # pages of DDR
+        model_s += choosing_s + p.step_s + p.sequence_s * sequences
+        model_s = max(model_s, p.launch_s + s.launch)
         stream_s = max(s.stream, self.stream_floor_s) if s.streamed_bytes else 0.0
         exposed_s = max(0.0, stream_s - model_s)
         attention_s = memory_s if p.measured else s.kv

@@ -93,7 +93,7 @@ class TieredCache:
         self._gather = GatherReader(self, split_host, self.stream)
         self._pieces = PieceReader(self, split_host, self.stream)
         self._store: Callable[[int, Tensor, Tensor], None] = _unannounced
-        self._held = self._expected = 0
+        self._held = 0
         self._reads: np.ndarray | None = None  # bool [groups, tokens then]
 
     def close(self) -> None:
@@ -192,21 +192,8 @@ class TieredCache:
         """Bytes of the tensors of these places."""
         return sum(self.pools[place].capacity_bytes for place in places)
 
-    def expect(self, tokens: int) -> None:
-        """HBM holds at most `tokens`, of all formats together and on average over groups."""
-        self._expected = tokens
-        if self.layout.groups == 1:
-            self.pools[Place.HBM].keep(tokens)
-
     def shrink(self) -> None:
         """Give memory back where half of it is unused."""
-        if self._expected and self.layout.groups > 1:
-            # Groups share what they may hold as a policy sees fit.  Until it decides again, each
-            # gets as many tokens more as the others.
-            pools = self.pools
-            held = sum(pool.slots.total for place, pool in pools.items() if place.in_hbm)
-            more = max(0, self._expected - held // self.layout.groups)
-            pools[Place.HBM].keep(pools[Place.HBM].slots.used + more)
         shrunk = [pool.shrink() for pool in self.pools.values()]
         if any(shrunk):
             self.changed()

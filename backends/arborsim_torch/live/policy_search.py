@@ -295,9 +295,11 @@ class PolicySearch:
         else:  # the search's own end is not in sight
             return
         pools = self.cache.pools
-        self._reserved_tokens, self._kept_tokens = max(room, prompt), room
+        self._reserved_tokens = max(room, prompt)
         pools[Place.HBM].reserve(self._reserved_tokens)
-        self.cache.expect(room)
+        if self.cache.layout.groups == 1:  # otherwise groups share the budget as they see fit
+            self._kept_tokens = room
+            pools[Place.HBM].keep(room)
         for place, pool in pools.items():
             if place.in_hbm and place.quantised:
                 pool.keep(room)
