@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from arborsim.show.sweep import SweepReport
     from arborsim.show.table import Table
     from arborsim.sweep.cells import Made
-    from arborsim.sweep.grid import Job
+    from arborsim.sweep.jobs import Job
     from arborsim.sweep.run import Pool, Tally
 
 #: Where cells are computed.
@@ -107,7 +107,7 @@ class Sweeping:
         allow_code: bool = False,
     ) -> None:
         from arborsim.sweep.cells import Folder
-        from arborsim.sweep.grid import jobs_of, read_grid
+        from arborsim.sweep.jobs import jobs_of, read_jobs
 
         choices.at_least(1, workers=workers)
         if on not in PLACES:
@@ -120,7 +120,7 @@ class Sweeping:
         if isinstance(grid, Mapping):
             self.jobs = jobs_of(grid, Path(), _check_live)
         else:
-            self.jobs = read_grid(Path(grid), _check_live, allow_code)
+            self.jobs = read_jobs(Path(grid), _check_live, allow_code)
         self.folder = Folder(path)
         self._pool = _pool(on, workers, address)
         self.tally: Tally | None = None
@@ -221,7 +221,7 @@ def compute(job: Job) -> Made:
     from arborsim.core.installed import sources
     from arborsim.run.results import NothingRan
     from arborsim.sweep.cells import LEFT_OUT, WENT_WRONG, made
-    from arborsim.sweep.grid import CODE
+    from arborsim.sweep.jobs import CODE
 
     if sources(*CODE[job.kind]) != job.code:
         raise UsageError("a worker has another arborsim: install the same version everywhere")

@@ -19,6 +19,7 @@ from arborsim.calibrate.documents import Calibration, software
 from arborsim.calibrate.study import Choice, Ended, Range, Space, Study, Values
 from arborsim.core.documents import file_digest, plain
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
+from arborsim.core.installed import sources
 from arborsim.core.outputs import refuse_inputs, write_text
 from arborsim.core.settings import parsed
 from arborsim.core.statistics import efficient
@@ -28,7 +29,7 @@ from arborsim.policies.base import Policy
 from arborsim.policies.composition import Composition, composition_toml
 from arborsim.policies.registry import Parameter, build, find, parameter_name, parameters, values_of
 from arborsim.run.episode import Cell, cells_of
-from arborsim.run.replay import Fixed, Replay
+from arborsim.run.replay import SOURCES, Fixed, Replay
 from arborsim.run.results import BASELINE, ReplayResult, Row
 from arborsim.trace.reader import open_trace
 
@@ -38,6 +39,12 @@ MEMORY = {"peak": "mean_peak_hbm_kv_bytes", "byte-seconds": "hbm_byte_seconds"}
 QUALITY = {"kept": ("attention_kept", True), "error": ("output_error", False)}
 BUDGET = "budget"  #: how the budget is called among what is varied
 _NOTE = "Every row is a setting of the front; the number of its trial follows the budget."
+
+
+def _short(value: Any) -> str:
+    """A digest that names a question."""
+    text = json.dumps(plain(value), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -100,16 +107,14 @@ class Question:
             "policy": self.policy, "memory": self.memory, "quality": self.quality,
             "seed": self.seed, "settings": dict(sorted(self.fixed.items())),
             "traces": [f"{path.name} {file_digest(path)}" for path in self.traces],
-            "machine": hashlib.sha256(
-                json.dumps(plain(self.machine), sort_keys=True, default=str).encode()
-            ).hexdigest()[:16],
+            "machine": _short({**vars(self.machine), "profile": self.machine.profile.digest}),
+            "version of arborsim": sources(*SOURCES),
         }  # fmt: skip
 
     def study_name(self) -> str:
         """A name that only the same question has."""
         ranges = {name: kind.text for name, kind in self.varied.items()}
-        text = json.dumps([self.asked(), ranges], sort_keys=True)
-        return f"{Path(self.policy).stem}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return f"{Path(self.policy).stem}-{_short([self.asked(), ranges])}"
 
     def policy_of(self, values: Values) -> Policy:
         """The policy with these settings."""

@@ -55,12 +55,7 @@ def describe(request: LiveRequest) -> dict[str, Any]:
             raise UsageError(f"--prompts {request.prompts}: {error.strerror}") from error
     if request.machine is not None:
         profile = request.machine.profile
-        # Fields that logs of earlier versions did not know count only where they say something.
-        content = str([
-            value for field in fields(profile)
-            if (value := getattr(profile, field.name)) or field.name not in _NEW_FIELDS
-        ])  # fmt: skip
-        found["gpu"] = {"name": profile.name, "sha256": _digest(content.encode())}
+        found["gpu"] = {"name": profile.name, "sha256": profile.digest}
     return dict(json.loads(json.dumps(found, default=str)))
 
 
@@ -103,10 +98,6 @@ def request_of(head: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 _NEW_OPTIONS = ("chat", "graphs", "stop", "top_p")
-_NEW_FIELDS = (
-    "fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine", "launch_s", "graph_launch_s",
-    "host_step_s", "move_s", "move_group_s", "move_byte_s",
-)  # fmt: skip
 
 
 def _digest(content: bytes) -> str:

@@ -8,6 +8,7 @@ and PCIe (`arborsim.machine.lookup.load_profile`).  ``arborsim calibrate`` write
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 import numpy as np
 from msgspec import Meta
 
+from arborsim.core.documents import file_digest
 from arborsim.core.errors import UsageError
 from arborsim.core.records import Whole, check_ranges, given_values, located
 from arborsim.core.sourced import Rate, Seconds, Sourced
@@ -68,6 +70,13 @@ class PolicySeconds:
     def turning_s(self, sequences: int) -> float:
         """One turn to n sequences."""
         return self.turn_s + self.turn_lane_s * sequences
+
+
+#: Fields that records of earlier versions do not know: see `HardwareProfile.digest`.
+_LATER_FIELDS = (
+    "fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine", "launch_s", "graph_launch_s",
+    "host_step_s", "move_s", "move_group_s", "move_byte_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,18 @@ class HardwareProfile(Sourced):
                 "block_bytes must rise, with a block_efficiency in (0, 1] for each, not "
                 f"{sizes!r} and {shares!r}"
             )
+
+    @property
+    def digest(self) -> str:
+        """Of all that is known of it: what depends on the same has the same, wherever files lie.
+
+        Fields that earlier versions did not have count only where they say something.
+        """
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.kernels.endswith(".parquet"):
+            own["kernels"] = file_digest(Path(self.kernels))
+        known = [value for name, value in own.items() if value or name not in _LATER_FIELDS]
+        return hashlib.sha256(str(known).encode()).hexdigest()
 
     def tables(self, engine: str) -> Path:
         """The file of its measured kernels under an engine's; a `UsageError` if there is none."""

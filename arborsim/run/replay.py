@@ -40,6 +40,11 @@ from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import recording_options
 
+#: The sources that a replay's figures depend on: the floors of the house up to this one.
+SOURCES = tuple(
+    f"arborsim/{each}"
+    for each in ("core", "trace", "signals", "memory", "policies", "search", "machine", "run")
+)
 #: An episode of a trace, and what to replay it under.
 Unit = tuple[Path, int, list[Cell]]
 

@@ -27,7 +27,7 @@ from arborsim.core.measurements import TimeSplit
 from arborsim.core.outputs import Busy, Lock, write_bytes
 from arborsim.core.tables import KEY, check_parquet
 from arborsim.run.results import Answered, Relative, Row
-from arborsim.sweep.grid import Job
+from arborsim.sweep.jobs import Job
 
 CELLS, FAILED = "cells", "failed"
 #: What became of a cell: it has figures; it cannot run, by its parameters; something went wrong.

@@ -13,7 +13,7 @@ from typing import Any
 
 from arborsim.core.errors import UsageError
 from arborsim.sweep.cells import WENT_WRONG, Made, made
-from arborsim.sweep.grid import Job
+from arborsim.sweep.jobs import Job
 from arborsim.sweep.run import Pool
 
 #: Cells under way or waiting, per processor of the cluster: hides the way there and back.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from arborsim.core.outputs import Busy, Lock
 from arborsim.core.workers import WorkerDied, unfold
 from arborsim.sweep.cells import WENT_WRONG, Folder, Made, made
-from arborsim.sweep.grid import Job
+from arborsim.sweep.jobs import Job
 
 #: Between two looks at cells that another sweep computes.
 _LOOK_S = 0.2

@@ -23,7 +23,8 @@ from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Busy
 from arborsim.core.records import parse_toml
 from arborsim.sweep.cells import Folder, Made
-from arborsim.sweep.grid import Job, example_grid, jobs_of
+from arborsim.sweep.grid import example_grid
+from arborsim.sweep.jobs import Job, jobs_of
 from arborsim.sweep.run import fill, local
 from tests.helpers.traces import make_trace
 from tests.sweep.grids import files, small
@@ -134,7 +135,7 @@ def test_what_a_cell_depends_on_is_its_address(
         addresses(tmp_path / "one", text + "quality = false\n"),
         addresses(tmp_path / "one", text + 'kv_dtypes = "fp8"\n'),
     ]
-    monkeypatch.setattr("arborsim.sweep.grid.sources", lambda *places: "another version")
+    monkeypatch.setattr("arborsim.sweep.jobs.sources", lambda *places: "another version")
     others.append(addresses(tmp_path / "one", text))
     for other in others:
         assert len(other) == len(seen) == 3

@@ -141,15 +141,14 @@ class Pool:
         """Whether the heads of a slab have different numbers of slots."""
         return self._tables[slab] is None
 
-    def keep(self, tokens: int | np.ndarray) -> None:
-        """Tensors that are made have `tokens` slots, or more, and never shrink below.
+    def keep(self, tokens: int) -> None:
+        """Tensors that are made have `tokens` slots of every group, or more, and keep them.
 
-        They are known to be needed soon, in all groups or, as an array, in each.  Nothing is
-        allocated before the first token comes.  A larger number from before still holds.
+        They are known to be needed soon.  Nothing is allocated before the first token comes.
         """
-        self._kept = np.maximum(self._kept, self._pages(np.asarray(tokens)))
+        self._kept[:] = self._pages(np.array(tokens))
         if self._spans is not None:
-            self._spans.keep(self._kept)
+            self._spans.keep(tokens)
 
     @property
     def kept_bytes(self) -> int:

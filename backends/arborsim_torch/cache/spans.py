@@ -76,7 +76,7 @@ class Spans:
     def kept_bytes(self) -> int:
         return self._pool.kept_bytes
 
-    def keep(self, tokens: np.ndarray) -> None:
+    def keep(self, tokens: int) -> None:
         """See `Pool.keep`, for the spans of `tokens` tokens."""
         self._pool.keep(-(-tokens // self._together))
 

@@ -1,0 +1,363 @@
+"""The cells that a grid comes to: every combination of its lists, checked before anything runs.
+
+Paths are relative to the folder of the grid's file.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from arborsim.calibrate.documents import apply, read_calibration
+from arborsim.core.documents import file_digest, to_json
+from arborsim.core.errors import MissingSignal, UsageError
+from arborsim.core.installed import sources
+from arborsim.core.records import convert, located
+from arborsim.machine.config import with_types
+from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import unsuited
+from arborsim.policies.base import Policy
+from arborsim.policies.registry import available, build, values_of
+from arborsim.run.replay import SOURCES
+from arborsim.run.results import ANY, BASELINE, BOUNDS
+from arborsim.sweep.grid import Budgets, Group, PolicyTable, grid_of, read_toml
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Geometry
+
+#: Grows when a cell's file changes its meaning: cells of other versions are computed again.
+VERSION = 1
+#: The sources that a cell's figures depend on.
+CODE = {
+    "replay": (*SOURCES, "arborsim/api/choices.py", "arborsim/api/replay.py"),
+    "live": ("arborsim", "arborsim_torch"),
+}
+#: Keys of ``[[live]]`` that take a list as it is.
+_WHOLE = ("stop",)
+_ALL = "all"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to compute: what it is, and the arguments that compute it."""
+
+    head: Mapping[str, Any]  #: its parameters: the first columns of its file
+    given: Mapping[str, Any]  #: arguments of `arborsim.replay` or `arborsim.live`; paths are whole
+    inputs: Mapping[str, str]  #: digests of what the files among them hold
+    left_out: str = ""  #: why it cannot run, if that is known
+
+    @property
+    def kind(self) -> str:
+        return str(self.head["kind"])
+
+    @cached_property
+    def code(self) -> str:
+        """A digest of the sources that its figures depend on."""
+        return sources(*CODE[self.kind])
+
+    @cached_property
+    def address(self) -> str:
+        """What names its file: a digest of parameters, contents of inputs and code."""
+        return digest([VERSION, self.code, self.head, self.inputs])
+
+    @property
+    def name(self) -> str:
+        """``"h2o at budget 0.5 on game24-tot.parquet, h100"``."""
+        at = "" if self.head["budget"] == ANY else f" at budget {self.head['budget']}"
+        return f"{self.head['policy']}{at} on {self.head['trace']}, {self.head['gpu']}"
+
+
+def digest(value: Any) -> str:
+    """A digest of anything that JSON can say."""
+    return hashlib.sha256(to_json(value, indent=None).encode()).hexdigest()[:32]
+
+
+def read_jobs(
+    path: Path, check_live: Callable[[Mapping[str, Any]], None], allow_code: bool = False
+) -> list[Job]:
+    """The cells of a grid in TOML, each once; a `UsageError` is one line that names the file.
+
+    `check_live` refuses arguments of `arborsim.live` that cannot work.  With `allow_code`, policies
+    and searches may be ``package.module:Class``.
+    """
+    if not path.exists():
+        raise UsageError(
+            f"{path}: cannot be read (No such file or directory); `arborsim sweep --example` "
+            "prints a grid to begin with"
+        )
+    with located(str(path)):
+        return jobs_of(read_toml(path, allow_code), path.parent, check_live)
+
+
+def jobs_of(
+    raw: Mapping[str, Any], base: Path, check_live: Callable[[Mapping[str, Any]], None]
+) -> list[Job]:
+    """`read_jobs`, of what `tomllib` made of the text, with paths relative to `base`."""
+    grid = grid_of(raw)
+    expander = _Replays(base, [group for _, group in grid.groups])
+    jobs: dict[str, Job] = {}
+    for place, group in grid.groups:
+        with located(place):
+            jobs.update((job.address, job) for job in expander.jobs(group))
+    for place, table in grid.live:
+        with located(place):
+            jobs.update((job.address, job) for job in _live_jobs(table, base, check_live))
+    return list(jobs.values())
+
+
+# ------------------------------------------------------------------------- policies
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A policy with its settings."""
+
+    use: str  # as replay takes it
+    policy: Policy
+    settings: Mapping[str, str]
+    asked: bool = True  # by its name, not by "all"
+
+    @property
+    def texts(self) -> list[str]:
+        """As ``--set`` takes them."""
+        return [f"{self.policy.name}.{key}={value}" for key, value in self.settings.items()]
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """Digests of what it is made of, beyond arborsim's own code."""
+        held = [digest(values_of(self.policy))]
+        if self.use.endswith(".toml"):
+            held.append(file_digest(Path(self.use)))
+        elif not type(self.policy).__module__.startswith("arborsim."):
+            source = inspect.getsourcefile(type(self.policy))
+            held += [file_digest(Path(source))] if source else []
+        return {"policy": digest(held)}
+
+
+def arms_of(
+    tables: Iterable[str | PolicyTable], base: Path, baseline: bool = True
+) -> list[tuple[str, Mapping[str, str], bool]]:
+    """Name, settings and whether it was asked for by name, of each; full retention leads."""
+    found: list[tuple[str, Mapping[str, str], bool]] = [(BASELINE, {}, True)] if baseline else []
+    for each in tables:
+        table = PolicyTable(each) if isinstance(each, str) else each
+        if table.use == _ALL:
+            names = [name for name in available() if name not in (*BOUNDS, BASELINE)]
+            found += [(name, {}, False) for name in names]
+            continue
+        use = str((base / table.use).resolve()) if table.use.endswith(".toml") else table.use
+        found += [(use, settings, True) for settings in settings_of(table.set)]
+    return found
+
+
+def settings_of(table: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Settings as ``--set`` has them, one for each combination of lists.
+
+    ``allocate.alpha`` may be a table in a table.
+    """
+    flat: dict[str, list[str]] = {}
+    for key, value in table.items():
+        inner = value.items() if isinstance(value, Mapping) else [("", value)]
+        for name, given in inner:
+            values = given if isinstance(given, list | tuple) else [given]
+            flat[f"{key}.{name}" if name else key] = [_text(each) for each in values]
+    return [dict(zip(flat, each, strict=True)) for each in product(*flat.values())]
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def shown(settings: Mapping[str, str]) -> str:
+    """``"sinks=4 recent=64"``."""
+    return " ".join(f"{key}={value}" for key, value in settings.items())
+
+
+# ------------------------------------------------------------------------- replays
+
+
+class _Replays:
+    """Makes cells of groups; opens each trace and profile once."""
+
+    def __init__(self, base: Path, groups: Sequence[Group]) -> None:
+        self._base = base
+        self._readers: dict[Path, TraceReader] = {}
+        for group in groups:
+            for path in self._traces(group):
+                self._readers.setdefault(path, TraceReader(path))
+        self._digests = {path: file_digest(path) for path in self._readers}
+        names = [path.name for path in self._readers]
+        #: A trace goes by its file's name, with its folder where several have that name.
+        self._names = {
+            path: path.name if names.count(path.name) == 1 else os.path.relpath(path, base)
+            for path in self._readers
+        }
+        self._profile = cache(self._load_profile)
+        self._model = cache(self._load_model)
+
+    def jobs(self, group: Group) -> Iterator[Job]:
+        """All combinations, those of a trace together."""
+        machines = list(product(group.gpus, group.hosts, group.engines, group.models,
+                                group.kv_dtypes, group.weights))  # fmt: skip
+        layouts = list(product(group.recalls, group.page_sizes, group.tree_attention))
+        for path in self._traces(group):
+            reader = self._readers[path]
+            if not range(reader.num_episodes)[group.first :]:
+                raise UsageError(f"{path}: no episode {group.first}; it has {reader.num_episodes}")
+            arms = self._arms(group, reader)
+            for gpu, host, engine, model, kv_dtype, weights in machines:
+                machine = self._profile(gpu, host, engine)
+                name, geometry = self._model(model, weights, kv_dtype, reader.info.geometry)
+                inputs = {"trace": self._digests[path], "machine": machine,
+                          "model": digest(geometry)}  # fmt: skip
+                head = {
+                    "kind": "replay", "trace": self._names[path], "gpu": gpu, "host": host,
+                    "engine": engine, "model": name, "kv_dtype": kv_dtype,
+                    "weights": weights, "first": group.first, "episodes": group.episodes,
+                    "quality": group.quality, "more": "",
+                }  # fmt: skip
+                given = {
+                    "traces": str(path), "gpu": self._file(gpu), "host": self._file(host),
+                    "engine": self._file(engine), "model": self._file(model, ".json"),
+                    "kv_dtype": kv_dtype, "weights": weights, "first": group.first,
+                    "episodes": group.episodes or None, "quality": group.quality,
+                }  # fmt: skip
+                for arm in arms:
+                    why = self._cannot(arm, reader, geometry)
+                    cells = [b.text for b in group.budgets] if arm.policy.uses_budget else [ANY]
+                    for budget, (recall, pages, shared) in product(cells, layouts):
+                        layout = {"recall": recall, "page_size": pages, "tree_attention": shared}
+                        yield Job(
+                            {**head, **layout, "policy": arm.policy.label, "budget": budget,
+                             "settings": shown(arm.settings)},
+                            {**given, **layout, "policies": arm.use, "settings": arm.texts,
+                             "budgets": "1" if budget == ANY else budget},
+                            {**inputs, **arm.inputs}, why,
+                        )  # fmt: skip
+
+    def _traces(self, group: Group) -> list[Path]:
+        found: dict[Path, None] = {}
+        for text in group.traces:
+            names = sorted(glob.glob(str(self._base / text))) if glob.has_magic(text) else [text]
+            if not names:
+                raise UsageError(f"traces: no file is called {text}")
+            found |= dict.fromkeys((self._base / name).resolve() for name in names)
+        return list(found)
+
+    def _arms(self, group: Group, reader: TraceReader) -> list[Arm]:
+        """Policies with their settings, calibrated ones where none are given; each once."""
+        calibrations = [read_calibration(self._file(each)) for each in group.calibrations]
+        layers = {str(reader.path): reader.info.geometry.layers}
+        found: dict[str, Arm] = {}
+        with located("policies"):
+            for use, settings, asked in arms_of(group.policies, self._base):
+                named = build(use).name
+                for_it = [each for each in calibrations if named in each.policies]
+                own = apply({named: settings}, for_it, layers)[named] if for_it else settings
+                policy = build(use, dict(own))
+                arm = Arm(use, policy, own, asked)
+                found.setdefault(digest([policy.name, values_of(policy)]), arm)
+        return list(found.values())
+
+    def _cannot(self, arm: Arm, reader: TraceReader, geometry: Geometry) -> str:
+        """Why a policy cannot run on a trace; that is an error where it was asked for by name."""
+        try:
+            reader.require(arm.policy.reads(), f"policy {arm.policy.name}")
+            why = unsuited(arm.policy, geometry)
+            if why and arm.asked:
+                raise UsageError(why)
+        except MissingSignal as error:
+            if arm.asked:
+                raise
+            return str(error).replace(str(reader.path), self._names[reader.path])
+        return why
+
+    def _load_profile(self, gpu: str, host: str, engine: str) -> str:
+        """A digest of all that is known of a machine."""
+        gpu_file, host_file, engine_file = map(self._file, (gpu, host, engine))
+        return load_profile(gpu_file, host_file or None, engine_file).digest
+
+    def _load_model(
+        self, model: str, weights: str, kv_dtype: str, recorded: Geometry
+    ) -> tuple[str, Geometry]:
+        """Its name, and the model with these types."""
+        geometry = load_geometry(self._file(model, ".json")) if model else recorded
+        return geometry.name, with_types(geometry, weights, kv_dtype)
+
+    def _file(self, name: str, ending: str = ".toml") -> str:
+        """The whole path of a file, or a name as it is."""
+        path = self._base / name
+        named = name.endswith(ending) or ("/" in name and path.exists())
+        return str(path.resolve()) if named else name
+
+
+# ------------------------------------------------------------------------- live runs
+
+
+def _live_jobs(
+    table: Mapping[str, Any], base: Path, check: Callable[[Mapping[str, Any]], None]
+) -> Iterator[Job]:
+    """Cells of a ``[[live]]`` block: every key is an argument of `arborsim.live`."""
+    own = {key: table[key] for key in ("policies", "budgets") if key in table}
+    chosen = convert(Budgets, own)
+    if not chosen.policies:
+        raise UsageError("policies is missing: name at least one")
+    others = {key: value for key, value in table.items() if key not in own}
+    lists = {key: _choices(key, value) for key, value in others.items()}
+    for values in product(*lists.values()):
+        given = dict(zip(lists, values, strict=True))
+        files = {}
+        for key in ("model", "prompts", "reward", "embed"):
+            path = base / str(given.get(key) or ".")
+            if given.get(key) and path.exists():
+                files[key] = digest({p.name: file_digest(p) for p in _files(path)})
+                given[key] = str(path.resolve())
+        more = {key: value for key, value in zip(lists, values, strict=True)
+                if key not in ("task", "model", "recall", "first", "episodes")}  # fmt: skip
+        for use, settings, asked in arms_of(chosen.policies, base):
+            policy = build(use, dict(settings))
+            arm = Arm(use, policy, settings, asked)
+            budgets = [b.text for b in chosen.budgets] if policy.uses_budget else [ANY]
+            for budget in budgets:
+                arguments = {**given, "policies": use, "full": False,
+                             "settings": [*_settings(given), *arm.texts],
+                             "budgets": "1" if budget == ANY else budget}  # fmt: skip
+                check(arguments)
+                head = {
+                    "kind": "live", "trace": given.get("task") or given.get("model") or "chain",
+                    "policy": policy.label, "settings": shown(settings), "budget": budget,
+                    "gpu": given.get("gpu", given.get("device", "cpu")), "host": "", "engine": "",
+                    "model": dict(zip(lists, values, strict=True)).get("model", ""),
+                    "kv_dtype": "", "weights": given.get("dtype", ""),
+                    "recall": given.get("recall", "stage"),
+                    "page_size": given.get("page_tokens", 0), "tree_attention": True,
+                    "first": given.get("first", 0), "episodes": given.get("episodes", 0),
+                    "quality": False, "more": shown({k: _text(v) for k, v in more.items()}),
+                }  # fmt: skip
+                yield Job(head, arguments, {**files, **arm.inputs})
+
+
+def _choices(key: str, value: Any) -> list[Any]:
+    whole = key in _WHOLE or not isinstance(value, list)
+    if not whole and not value:
+        raise UsageError(f"{key} is empty: name at least one, or leave it out")
+    return [value] if whole else value
+
+
+def _settings(given: Mapping[str, Any]) -> list[str]:
+    """Of the search and of all policies, as the block gives them."""
+    table = given.get("settings", {})
+    if not isinstance(table, Mapping):
+        raise UsageError("settings must be a table such as { keep = 2 }")
+    return [f"{key}={_text(value)}" for key, value in table.items()]
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
