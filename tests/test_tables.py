@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim import __version__
+from arborsim import __version__, load_results
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.tables import KEY, check_format, made_by, read_table, write_table
+from arborsim.core.tables import (
+    KEY,
+    check_columns,
+    check_format,
+    made_by,
+    read_table,
+    write_table,
+)
 
 TRACE = Path("traces/game24-tot.parquet")
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -142,3 +150,53 @@ def test_no_text_is_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
     assert again["name"].tolist()[:6] == ["'=cmd()", "'+1", "'-x", "'@a", "-", "h2o"]
     assert again["value"].tolist() == frame["value"].tolist()
     assert frame["name"][0] == "=cmd()", "the table is left alone"
+
+
+FIGURES = {"peak": "int", "time": "float", "kept": "float", "right": "bool | None", "note": "str"}
+GOOD: dict[str, list[Any]] = {
+    "peak": [3, 4], "time": [0.5, 1.0], "kept": [math.nan, 0.5], "right": [True, None],
+    "note": ["", "x"], "left_out": ["", ""],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("peak", [3, math.nan], "peak of row 2 must be a whole number of at least 0, not nan"),
+        ("peak", [3, -1], "peak of row 2 must be a whole number of at least 0, not -1"),
+        ("peak", [3, 0.5], "peak of row 2 must be a whole number"),
+        ("peak", [math.inf, 1], "peak of row 1 must be a whole number of at least 0, not inf"),
+        ("peak", ["3", "4"], "peak of row 1 must be a whole number of at least 0, not '3'"),
+        ("peak", [True, False], "peak of row 1 must be a whole number of at least 0, not True"),
+        ("time", [0.5, None], "time of row 2 must be a finite number, not nan"),
+        ("time", [0.5, -math.inf], "time of row 2 must be a finite number, not -inf"),
+        ("time", [1e308, 1e308], "time of row 1 must be a finite number, not 1e+308"),
+        ("kept", [math.nan, math.inf], "kept of row 2 must be a finite number, not inf"),
+        ("right", [True, 2], "right of row 2 must be true or false, not 2"),
+        ("note", ["", None], "note of row 2 must be a text, not nan"),
+        ("left_out", ["", None], "left_out of row 2 must be a text, not nan"),
+    ],
+)
+def test_numbers_that_no_results_have_are_refused(column: str, values: Any, said: str) -> None:
+    check_columns(pd.DataFrame(GOOD), FIGURES, missing=["kept"])
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}"):
+        check_columns(pd.DataFrame({**GOOD, column: values}), FIGURES, missing=["kept"])
+
+
+def test_what_was_left_out_has_no_figures() -> None:
+    rows = [{"peak": 1, "note": "", "left_out": ""}, {"note": "", "left_out": "too small"}]
+    check_columns(pd.DataFrame(rows), FIGURES)
+    with pytest.raises(UsageError, match="two columns note"):
+        check_columns(pd.DataFrame([["", ""]], columns=["note", "note"]), FIGURES)
+
+
+@pytest.mark.parametrize("kind", ["replay", "validate"])
+def test_names_of_columns_that_are_no_text_are_damage(tmp_path: Path, kind: str) -> None:
+    """They fail in Arrow when they are read, not when the file is opened."""
+    key = KEY if kind == "replay" else b"arborsim.validation"
+    table = pa.table({"odd name": [1]}).replace_schema_metadata({key: b"{}"})
+    path = tmp_path / "r.parquet"
+    pq.write_table(table, path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"odd name", b"odd\xf0name"))
+    with pytest.raises(UsageError, match="the file is damaged"):
+        load_results(path)

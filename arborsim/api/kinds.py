@@ -7,6 +7,7 @@ from typing import Any
 
 from arborsim.api.results import Results
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import located
 from arborsim.core.tables import holds_key, read_table
 
 
@@ -43,7 +44,8 @@ def read(path: Path) -> Results:
     if metadata["kind"] not in kinds:
         raise UnknownName(f"kind of results in {path}", metadata["kind"], kinds)
     try:
-        found: Results = kinds[metadata["kind"]].read(frame, metadata)
+        with located(str(path)):
+            found: Results = kinds[metadata["kind"]].read(frame, metadata)
         return found
     except KeyError as error:
         raise UsageError(

@@ -16,7 +16,7 @@ from arborsim.api.problems import DEFAULTS, Problems, live_fields
 from arborsim.api.replay import measured
 from arborsim.api.results import Results
 from arborsim.core.errors import ArborsimError, UsageError
-from arborsim.core.tables import made_by
+from arborsim.core.tables import check_columns, columns_of, made_by
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -374,11 +374,13 @@ class LiveResults(Results):
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> LiveResults:
         """The results in a Parquet file; memory over time is not in it."""
+        from arborsim.core.measurements import Measurements, TimeSplit
         from arborsim.core.records import convert
-        from arborsim.live.backends import LiveFacts
+        from arborsim.live.backends import LiveFacts, LiveResult
         from arborsim.show.live import LiveReport
 
         said = metadata
+        check_columns(frame, columns_of(LiveResult, Measurements, TimeSplit))
         report = LiveReport(
             convert(LiveFacts, said["facts"]),
             tuple(_result(row) for row in frame.to_dict("records")),

@@ -12,7 +12,7 @@ from arborsim.api.equivalent import equivalent
 from arborsim.api.results import Results, not_in_file
 from arborsim.core.errors import UsageError
 from arborsim.core.score import Score
-from arborsim.core.tables import made_by
+from arborsim.core.tables import check_columns, columns_of, made_by
 
 if TYPE_CHECKING:
     import os
@@ -363,10 +363,19 @@ class ReplayResults(Results):
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> ReplayResults:
         """The results in a file: everything but pictures, memory over time and cost terms."""
+        from arborsim.core.measurements import Measurements, TimeSplit
         from arborsim.core.records import convert
-        from arborsim.run.results import Answered, EqualBudget, LeftOut, ReplayResult
+        from arborsim.run.results import (
+            Answered,
+            EpisodeResult,
+            EqualBudget,
+            LeftOut,
+            ReplayResult,
+        )
 
-        kv_bytes = metadata.get("kv_bytes_per_token", {})
+        kv_bytes = convert(dict[str, int], metadata.get("kv_bytes_per_token", {}))
+        columns = columns_of(EpisodeResult, Measurements, TimeSplit)
+        check_columns(frame, columns, missing=("attention_kept", "output_error"))
         found = ReplayResult(
             tuple(
                 _episode(row, kv_bytes) for row in frame.to_dict("records") if not row["left_out"]

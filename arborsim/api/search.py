@@ -13,7 +13,7 @@ from arborsim.api.equivalent import equivalent
 from arborsim.api.replay import measured
 from arborsim.api.results import Results
 from arborsim.core.errors import MissingSignal, UnknownName, UsageError
-from arborsim.core.tables import made_by, with_left_out
+from arborsim.core.tables import check_columns, columns_of, made_by, with_left_out
 
 if TYPE_CHECKING:
     import os
@@ -361,9 +361,12 @@ class SearchResults(Results):
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> SearchResults:
         """The results in a file."""
-        from arborsim.bank.results import SkippedSearch
+        from arborsim.bank.results import SearchResult, Simulated, SkippedSearch
+        from arborsim.core.measurements import Measurements, TimeSplit
 
         apart = set(metadata["not_by_levels"])
+        columns = columns_of(SearchResult, Simulated, Measurements, TimeSplit)
+        check_columns(frame, columns, missing=("attention_kept",))
         found = frame.to_dict("records")
         names = [each.name for each in fields(SkippedSearch)]
         skipped = [SkippedSearch(**{name: row[name] for name in names})

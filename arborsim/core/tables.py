@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,12 @@ VERSION = 1
 FORMATS = (".parquet", ".csv", ".json")
 #: Spreadsheets take a text that begins so for a formula.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+#: Largest number that is read: sums and products of a file's numbers stay finite.
+_MOST = 1e100
+_RULES = {
+    "int": "a whole number of at least 0", "float": "a finite number", "bool": "true or false",
+    "str": "a text",
+}  # fmt: skip
 #: What other files of arborsim's say in their metadata, and what reads them.
 _OTHERS = {
     b"arborsim.trace": "a trace, not results: open_trace or arborsim inspect shows it",
@@ -135,14 +142,70 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise UsageError(f"{path}: the file is damaged ({why}); copy it or make it again") from None
 
 
+def columns_of(*kinds: type[Any]) -> dict[str, str]:
+    """The fields of records that are columns of a table, with their types as they are written."""
+    found = {each.name: str(each.type) for kind in kinds for each in fields(kind)}
+    return {name: each for name, each in found.items() if each.removesuffix(" | None") in _RULES}
+
+
+def check_columns(
+    frame: pd.DataFrame, columns: Mapping[str, str], missing: Collection[str] = ()
+) -> None:
+    """Refuse a table in a file whose values are none that results can have.
+
+    `columns` are the types that columns must have (`columns_of`), if they are there.  Only those of
+    `missing`, and those that may be None, can lack a value.  Rows with a reason in a column
+    `left_out` have no figures, and are not checked.
+
+    Raises
+    ------
+    UsageError
+        A value is of another type, negative where it is a whole number, infinite, or missing.
+    """
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise UsageError(f"its table is damaged: there are two columns {twice[0]}")
+    ran = frame
+    if "left_out" in frame:
+        _check_column(frame["left_out"], "str", False)
+        ran = frame[frame["left_out"] == ""]
+    for name, kind in columns.items():
+        if name in frame:
+            plain = kind.removesuffix(" | None")
+            _check_column(ran[name], plain, plain != kind or name in missing)
+
+
+def _check_column(values: pd.Series[Any], kind: str, may_be_missing: bool) -> None:
+    """Refuse a column that holds anything but values of this type."""
+    import numpy as np
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    known = values[values.notna()] if may_be_missing else values
+    if kind == "str":
+        good = known.map(lambda value: isinstance(value, str))
+    elif kind == "bool" or is_bool_dtype(known) or not is_numeric_dtype(known):
+        good = known.map(lambda value: kind == "bool" and isinstance(value, bool | np.bool_))
+    else:
+        numbers = known.astype(float) if kind == "float" else known
+        good = abs(numbers) <= _MOST
+        if kind == "int":
+            good = good & (numbers >= 0) & (numbers % 1 == 0)
+    wrong = np.flatnonzero(~good.fillna(False).astype(bool))
+    if len(wrong):
+        row, value = known.index[wrong[0]] + 1, known.tolist()[wrong[0]]
+        raise UsageError(
+            f"{values.name} of row {row} must be {_RULES[kind]}, not {value!r:.40}: the file is "
+            "damaged; make it again with --out"
+        )
+
+
 def holds_key(path: Path, key: bytes) -> bool:
-    """Whether a file is Parquet whose metadata has this key."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """Whether a file is Parquet whose metadata has this key; no, if it cannot be read."""
+    from arborsim.core.parquet import ParquetTables
 
     try:
-        return key in (pq.read_schema(path).metadata or {})
-    except (pa.ArrowException, OSError):
+        return key in (ParquetTables(path).schema.metadata or {})
+    except UsageError:
         return False
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from arborsim.calibrate.tune import Figures, Trial, Tuned
+from arborsim.core.tables import check_columns, columns_of
 from arborsim.show.table import LABEL, UNKNOWN, Column, Table, name_column, print_tables, shown
 from arborsim.show.words import counted
 
@@ -110,6 +111,10 @@ def from_frame(frame: pd.DataFrame, policy: str, memory: str, quality: str,
         found = Figures(*(float(row[f"{where}_{each.name}"]) for each in fields(Figures)))
         return None if math.isnan(found.memory) else found
 
+    figures_of = {f"{where}_{name}": kind for where in ("tuned", "held_out")
+                  for name, kind in columns_of(Figures).items()}  # fmt: skip
+    others = {"trial": "int", "budget": "float", "front": "bool", "reason": "str"}
+    check_columns(frame, others | figures_of, missing=figures_of)
     trials = [
         Trial(
             int(row["trial"]), {name: row[name] for name in varied}, float(row["budget"]),

@@ -25,7 +25,8 @@ from arborsim.core.documents import strict
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import TimeSplit
 from arborsim.core.outputs import Busy, Lock, write_bytes
-from arborsim.core.tables import KEY, check_parquet
+from arborsim.core.records import located
+from arborsim.core.tables import KEY, check_columns, check_parquet
 from arborsim.run.results import Answered, Relative, Row
 from arborsim.sweep.jobs import Job
 
@@ -50,6 +51,8 @@ FIGURES: dict[str, str] = {
     "wall_s": "float", "total_s": "float", "tokens_per_s": "float",
     "right": "int", "answered": "int", "infeasible": "int",
 }  # fmt: skip
+#: Columns that every cell of every version has a value in.
+_ALWAYS = {"address", "kind", "trace", "policy", "settings", "budget", "status"}
 #: What tells cells apart that have the same parameters.
 ORIGIN = {"code": "str", "inputs": "str"}
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
@@ -226,13 +229,22 @@ class Folder:
 def _records(files: list[Path]) -> Iterator[dict[str, Any]]:
     """What stands in the files; columns that other versions lack are None."""
     try:
-        found = ds.dataset([str(path) for path in files], schema=SCHEMA, format="parquet")
-        yield from found.to_table().to_pylist()
-    except (pa.ArrowException, OSError) as error:
+        yield from _checked(files)
+    except (pa.ArrowException, OSError, UsageError) as error:
         for path in files:
             check_parquet(path)
+            with located(str(path)), contextlib.suppress(pa.ArrowException, OSError):
+                _checked([path])
         said = " ".join(str(error).split())[:160]
         raise UsageError(f"{files[0].parents[2]}: a cell is damaged ({said})") from None
+
+
+def _checked(files: list[Path]) -> list[dict[str, Any]]:
+    found = ds.dataset([str(path) for path in files], schema=SCHEMA, format="parquet").to_table()
+    frame = found.drop(["left_out"]).to_pandas()
+    check_columns(frame, columns := {**HEAD, **FIGURES}, missing=columns.keys() - _ALWAYS)
+    records: list[dict[str, Any]] = found.to_pylist()
+    return records
 
 
 def _row(record: dict[str, Any]) -> CellRow:

@@ -8,6 +8,7 @@ done before.
 from __future__ import annotations
 
 import json
+import math
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -19,6 +20,7 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import whole
+from arborsim.core.records import convert, located
 from arborsim.core.statistics import bootstrap, spearman
 from arborsim.core.tables import KEY, made_by
 
@@ -36,6 +38,11 @@ COUNTERS = (
 PEAKS = (
     "peak_hbm_kv_bytes", "peak_ddr_bytes", "peak_quantised_bytes", "peak_staging_bytes",
 )  # fmt: skip
+#: What the numbers of these columns are.
+_COMPARED = {
+    f"{side}_{name}": parts for side in ("live", "simulated")
+    for name, parts in (("s", TERMS), ("counters", COUNTERS), ("peaks", PEAKS))
+}  # fmt: skip
 #: With fewer problems than this the ranks of accuracies say nothing.
 LEAST_PROBLEMS = 40
 #: A term is compared where it takes at least this share of the measured time.
@@ -176,12 +183,28 @@ def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:
     required = {each.name for each in fields(CellCheck) if each.default is MISSING}
     if any(each not in list(known) for each in table.schema) or required - set(table.column_names):
         raise UsageError(f"{path} has other columns than a validation: choose another --out")
-    rows: list[dict[str, Any]] = [
-        {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-        for row in table.to_pylist()
-    ]
-    checks = tuple(CellCheck(**row) for row in rows)
-    return Validation(checks, about["about"], tuple(about["left_out"])), about["request"]
+    with located(str(path)):
+        checks = tuple(
+            _check(row, f"row {number}") for number, row in enumerate(table.to_pylist(), 1)
+        )
+        told, left_out = convert(dict[str, str], about["about"]), tuple[str, ...]
+        found = Validation(checks, told, convert(left_out, about["left_out"]))
+        return found, convert(dict[str, Any], about["request"], finite=False)
+
+
+def _check(row: Mapping[str, Any], where: str) -> CellCheck:
+    """A row of the file, or a `UsageError` if it holds what no validation writes."""
+    check = convert(CellCheck, row, where, finite=False)
+    for name, value in vars(check).items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(each, float) and math.isinf(each) for each in numbers):
+            raise UsageError(f"{where} {name} is infinite: the file is damaged")
+        wanted = len(_COMPARED.get(name, ()))
+        if wanted and len(value) != wanted and not (check.infeasible and not value):
+            raise UsageError(
+                f"{where} {name} has {len(value)} numbers, not {wanted}: the file is damaged"
+            )
+    return check
 
 
 def merged(old: Iterable[CellCheck], new: Iterable[CellCheck]) -> tuple[CellCheck, ...]:

@@ -62,6 +62,27 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             read_results(path)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("output_error", math.inf, "row 2 output_error is infinite: the file is damaged"),
+        ("live_s", (math.inf,) * 6, "row 2 live_s is infinite: the file is damaged"),
+        ("live_s", (1.0, 2.0), "row 2 live_s has 2 numbers, not 6: the file is damaged"),
+        ("live_peaks", (), "row 2 live_peaks has 0 numbers, not 4: the file is damaged"),
+        ("policy", None, "row 2 policy must be a text, not None"),
+        ("simulated_s", (1.0, None, 3.0, 4.0, 5.0, 6.0), "row 2 simulated_s item 2 must be"),
+    ],
+)
+def test_rows_that_no_validation_writes_are_refused(
+    tmp_path: Path, column: str, value: object, said: str
+) -> None:
+    path = tmp_path / "results.parquet"
+    damaged = replace(CHECK, **{column: value})  # type: ignore[arg-type]
+    write_results(Validation((CHECK, damaged), {}), {}, path)
+    with pytest.raises(UsageError, match=re.escape(f"{path}: {said}")):
+        read_results(path)
+
+
 def test_results_of_one_problem_replace_older_ones() -> None:
     newer = replace(CHECK, correct=0)
     other = replace(CHECK, episode=1)
