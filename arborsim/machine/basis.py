@@ -10,6 +10,7 @@ from arborsim.machine.price import Price
 from arborsim.machine.terms import (
     ITERATION_TERMS,
     LAUNCHES,
+    MATRICES,
     OTHER_NUMBERS,
     PREFILL_KERNELS,
     PREFILL_TERMS,
@@ -50,6 +51,8 @@ def basis_of(
         else:
             stated = profile.numbers()  # others are 0 unless a file gives them
             found += [profile.basis(number) for number in term.numbers if number in stated]
+    if name == MATRICES and price.cost.tiles_rows:  # these are products first of all
+        found += [profile.basis(number) for number in ("flops_per_s", "mfu")]
     if name == LAUNCHES and price.engine is not None:
         found.append(price.engine.basis("launch_s"))
         if price.engine.graphs and price.engine.graph_s:

@@ -26,11 +26,14 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
+from arborsim.core.row_uses import ALL_QUERIES
+from arborsim.machine.live_memory import row_sums_bytes
 from arborsim.machine.profile import Direction, HardwareProfile
 
 Array = np.ndarray | float
 _PROBABILITY_BYTES_DECODE = 4  # softmax rows are fp32 ...
 _PROBABILITY_BYTES_PREFILL = 2  # ... and rounded to bf16 before they meet the values
+_SUMMED_ROW_BYTES = 4  # rows averaged over heads are added up in fp32
 _LOG_SUM_EXP_BYTES = 4
 
 
@@ -162,15 +165,49 @@ class CostModel:
         overhead_s = self.layers_s() + p.per_step_s + p.per_sequence_s
         return float(self._bound_s(cost.matrices_s + cost.attention_s, cost.memory_s)) + overhead_s
 
-    def eager_prefill_s(self, tokens: int) -> float:
-        """Writing out and reading back the ``n x n`` probabilities of every layer and head."""
-        g = self.geometry
-        each = self._row_bytes or 2 * _PROBABILITY_BYTES_PREFILL
-        return g.layers * g.heads * tokens * tokens * each / self.profile.eager_bytes_per_s
+    @property
+    def tiles_rows(self) -> bool:
+        """Whether the engine adds up a prompt's attention rows tile by tile, unlike eager ones."""
+        engine = self.profile.engine
+        return engine is not None and engine.tiled_rows
 
-    def eager_prefill_bytes(self, tokens: int) -> int:
-        """HBM for one layer's probabilities at a time: ``H n n 2`` bytes."""
-        return self.geometry.heads * tokens * tokens * _PROBABILITY_BYTES_PREFILL
+    def prompt_block(self, tokens: int) -> int:
+        """How many of a prompt's tokens the live backend computes together; of others, all."""
+        engine = self.profile.engine
+        block = engine.chunk_tokens if engine is not None and engine.tiled_rows else 0
+        return min(tokens, block) if block else tokens
+
+    def prompt_rows_s(
+        self, tokens: int, present: int = 0, queries: int = ALL_QUERIES, groups: int = 1
+    ) -> float:
+        """What reading the attention rows of a pass over a prompt adds to fused attention.
+
+        Eager engines write the ``H n n`` probabilities of every layer out and read them back,
+        whatever is wanted of them.  One with `tiles_rows` makes the weights of the last `queries`
+        again, as products of these and the keys; it reads and writes their mean over heads once a
+        layer, in fp32, unless rows are added up by cache group.
+        """
+        g, p = self.geometry, self.profile
+        keys = tokens + present
+        if not self.tiles_rows:
+            each = self._row_bytes or 2 * _PROBABILITY_BYTES_PREFILL
+            return g.layers * g.heads * tokens * keys * each / p.eager_bytes_per_s
+        queries = min(queries, tokens)
+        everywhere = queries * keys - queries * (queries - 1) / 2
+        windowed = _pairs_in_window(queries, keys - queries, g.window)
+        pairs = float(self.mean_over_layers(everywhere, windowed))
+        flops = 2.0 * g.layers * g.heads * g.head_dim * pairs
+        written = 0.0 if groups > 1 else 2.0 * _SUMMED_ROW_BYTES * g.layers * pairs
+        return flops / (p.flops_per_s * p.mfu) + written / p.eager_bytes_per_s
+
+    def prompt_rows_bytes(
+        self, tokens: int, present: int = 0, queries: int = ALL_QUERIES, groups: int = 1
+    ) -> int:
+        """HBM for these rows: ``H n n 2`` bytes for a layer at a time, or those of a block."""
+        keys = tokens + present
+        if not self.tiles_rows:
+            return self.geometry.heads * tokens * keys * _PROBABILITY_BYTES_PREFILL
+        return max(row_sums_bytes(min(queries, self.prompt_block(tokens)), groups)) * keys
 
     def workspace_bytes(self, new_tokens: int, sequences: int = 1) -> int:
         """Activations of one layer for tokens computed together, and the logits of the last ones.

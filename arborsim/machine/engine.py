@@ -63,7 +63,7 @@ class EngineProfile(Sourced):
     step_launches: Annotated[float, Meta(ge=0)] = 0.0
     graph_s: Seconds = 0.0  # the host's time for one graph; 0: as for a kernel
     #: Whether it is this project's own backend: `launch_s`, `graph_s` and `step_s` are then those
-    #: of the machine's profile, if they were measured there
+    #: of the machine's profile, if they were measured there, and a prompt's rows are `tiled_rows`
     as_measured: bool = False
     #: Passes over the residual stream of a layer by norms, rotations, activations and residuals
     elementwise_passes: Annotated[float, Meta(ge=0)] = 10.0
@@ -87,6 +87,14 @@ class EngineProfile(Sourced):
         """The engine on a GPU (``h100``, or ``h100+ddr5-2tb`` in a host)."""
         given: dict[str, Any] = dict(self.gpus.get(gpu.partition("+")[0], {}))
         return replace(self, gpus={}, **given)
+
+    @property
+    def tiled_rows(self) -> bool:
+        """Whether attention rows of a prompt are made again a tile at a time and added up.
+
+        Others write all of them out.  Ours does so in blocks of `chunk_tokens` of the prompt.
+        """
+        return self.as_measured
 
     def pass_launches(self, layers: int, graphs: bool) -> float:
         """Launches of a pass that all its searches share."""

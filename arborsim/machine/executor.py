@@ -19,6 +19,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.events import TokenRun
 from arborsim.core.formats import FP8, Format
 from arborsim.core.measurements import Measurements
+from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.core.tiers import RECALLS, Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import CostModel
@@ -54,8 +55,8 @@ class SimulatedExecutor:
     are the cache groups that plans distinguish: 1, layers, or layers x KV heads; `formats` are
     those of the policy's quantised tiers.  The profile may know what `policy` takes; it is not
     `fused` if it reads attention rows, which then must be written out; attention reads the cache in
-    `parts`.  `bounds_page` is its `Policy.bounds_page`.  `compact` merges half-empty pages after
-    every decision outside runs.
+    `parts`, and rows of the prompt's last `row_queries` tokens count.  `bounds_page` is its
+    `Policy.bounds_page`.  `compact` merges half-empty pages after every decision outside runs.
     `record` keeps what `demand` needs; other searches may share the first `prefix_tokens`.
     """
 
@@ -69,6 +70,7 @@ class SimulatedExecutor:
         policy: str = "",
         fused: bool = True,
         parts: int = 1,
+        row_queries: int = ALL_QUERIES,
         bounds_page: int = 0,
         compact: bool = False,
         record: bool = False,
@@ -94,7 +96,7 @@ class SimulatedExecutor:
         self._recall = Recall(self._cost, size, groups, recall, fused, machine.tree_attention)
         info = DemandInfo(
             "", 0, policy, "", recall, geometry.name, geometry.kv_bytes_per_token, groups, fused,
-            parts=parts,
+            parts=parts, row_queries=row_queries,
         )  # fmt: skip
         self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
         self._measured = Measurements()
@@ -122,10 +124,12 @@ class SimulatedExecutor:
         self._paths.turn(run.leaves)
         self._windows.turn(run.leaves)
         self._look()
-        workspace = self._cost.workspace_bytes(tokens)
+        cost, info = self._cost, self._program.info
+        workspace = cost.workspace_bytes(cost.prompt_block(tokens))
         if not self._recall.fused:
-            layers = self._cost.geometry.layers if self._machine.keep_matrices else 1
-            workspace += layers * self._cost.eager_prefill_bytes(tokens)
+            kept = self._machine.keep_matrices and not cost.tiles_rows
+            rows = cost.prompt_rows_bytes(tokens, 0, info.row_queries, info.groups)
+            workspace += (cost.geometry.layers if kept else 1) * rows
         self._measured.workspace_bytes = workspace
         self._measured.prompt_tokens = tokens
         self._prefix_tokens = min(self._prefix_tokens, tokens)

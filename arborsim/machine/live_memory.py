@@ -43,7 +43,7 @@ class LiveSearch:
     `kept` are those at full precision in HBM after the first decision (the prompt's, if there is
     none), `most` the largest number from then on.  `reserved` is 0 for pools that grow; they never
     shrink below `keeps`.  Attention rows of the prompt's queries from `rows_from` on are read
-    (None: of none), those of groups of the cache if they are `grouped`; `signals` are read at all,
+    (None: of none), by cache group if there are several `groups`; `signals` are read at all,
     and `waiting_bytes` of them wait on the device.  `apart_bytes` is what lies in pools of other
     formats and in staging buffers.
     """
@@ -55,7 +55,7 @@ class LiveSearch:
     reserved: int = 0
     keeps: int = 0
     rows_from: int | None = None
-    grouped: bool = False
+    groups: int = 1
     signals: bool = False
     waiting_bytes: int = 0
     apart_bytes: int = 0
@@ -106,14 +106,9 @@ class LiveSearch:
         needs = [tokens * (3 * g.intermediate + stream) * width]
         seen = self.rows_from
         if seen is not None and read > seen:
-            count, groups = min(tokens, read - seen), g.layers * g.kv_heads
-            # Sums of groups and their newest rows, by layer, and the sum of the blocks before; or
-            # mean rows, added up over layers.
-            rows = groups * (2 * _FLOAT64 + _FLOAT32) if self.grouped else count * _FLOAT32
-            needs[0] += rows * read
-            # These once more: put together; or divided by the number of layers, and in float16.
-            rows += groups * (_FLOAT64 + _FLOAT32) if self.grouped else count * (_FLOAT32 + 2)
-            needs.append(rows * read + tokens * stream * width)
+            added, ended = row_sums_bytes(min(tokens, read - seen), self.groups)
+            needs[0] += added * read
+            needs.append(ended * read + tokens * stream * width)
         if self.signals and read:
             together = min(tokens * g.vocab, max(g.vocab, _ENTROPY_NUMBERS))
             needs.append(tokens * g.vocab * width + 2 * _FLOAT32 * together)
@@ -125,3 +120,17 @@ class LiveSearch:
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page) * self.page
+
+
+def row_sums_bytes(queries: int, groups: int) -> tuple[int, int]:
+    """Bytes per key of the attention rows of a block's `queries`, as the live backend adds them up.
+
+    While its layers are computed, and after the last one; of the model with one of `groups`.
+    """
+    if groups > 1:
+        # Sums of groups and their newest rows, by layer, and the sum of the blocks before; then the
+        # first two once more, put together.
+        added = groups * (2 * _FLOAT64 + _FLOAT32)
+        return added, added + groups * (_FLOAT64 + _FLOAT32)
+    # Mean rows, added up over layers; then divided by the number of layers, and in float16.
+    return queries * _FLOAT32, queries * (2 * _FLOAT32 + 2)

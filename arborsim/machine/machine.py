@@ -10,6 +10,7 @@ from msgspec import Meta
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.core.records import check_ranges
+from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.core.sourced import Rate, Seconds
 from arborsim.core.tiers import Tier
 from arborsim.machine.cost import CostModel
@@ -74,6 +75,7 @@ class Machine:
             policy=policy.name,
             fused=policy.fused,
             parts=parts_read(policy),
+            row_queries=row_queries(policy),
             bounds_page=policy.bounds_page,
             record=record,
             prefix_tokens=prefix_tokens,
@@ -105,6 +107,13 @@ def unsuited(policy: Policy, geometry: Geometry) -> str:
 def parts_read(policy: Policy) -> int:
     """In how many parts attention reads the cache: one per tier that the policy keeps tokens in."""
     return len({Tier.HBM, *policy.method.tiers} - {Tier.EVICTED})
+
+
+def row_queries(policy: Policy) -> int:
+    """How many of a prompt's last tokens a policy that is not fused reads attention rows of."""
+    uses = policy.row_uses()
+    wanted = (use.prompt for use in uses if use.keeps != "queries")
+    return max(wanted, default=0 if uses else ALL_QUERIES)
 
 
 def num_groups(policy: Policy, recorded: TraceInfo) -> int:

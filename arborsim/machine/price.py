@@ -231,7 +231,7 @@ class Price:
         """What a phase other than decoding takes, term by term."""
         kind, one, two = op[:3]
         if kind == Op.PREFILL:
-            return self._prefill_terms(one, 0, info.fused)
+            return self._prefill_terms(one, 0, info)
         if kind == Op.RECOMPUTE:
             return [Term(REHYDRATION, self.prefill_s(one, two))]
         if kind in (Op.DECIDE, Op.TURN):
@@ -251,13 +251,13 @@ class Price:
             self._policies[key] = self.cost.profile.policy_seconds(*key)
         return self._policies[key]
 
-    def prefill_s(self, tokens: int, present: int, fused: bool = True) -> float:
-        """A pass over `tokens` with `present` ones before them."""
+    def prefill_s(self, tokens: int, present: int, info: DemandInfo | None = None) -> float:
+        """A pass over `tokens` with `present` ones before them; `info` if they end a prompt."""
         if not tokens:
             return 0.0
-        return sum(term.seconds for term in self._prefill_terms(tokens, present, fused))
+        return sum(term.seconds for term in self._prefill_terms(tokens, present, info))
 
-    def _prefill_terms(self, tokens: int, present: int, fused: bool) -> list[Term]:
+    def _prefill_terms(self, tokens: int, present: int, info: DemandInfo | None) -> list[Term]:
         seconds, hidden = [0.0] * len(PREFILL_TERMS), [0.0] * len(PREFILL_TERMS)
         if self._forward is not None:
             forward = self._forward
@@ -279,12 +279,12 @@ class Price:
             seconds[3] = self.pass_s(1) + self.sequence_s + self._reduced_s(tokens)
         seconds[3] += max(0.0, self.prompt_launch_s - sum(seconds))
         terms = list(map(Term, PREFILL_TERMS, seconds, hidden))
-        terms.append(Term(MATRICES, self.eager_s(tokens, present, fused)))
+        terms.append(Term(MATRICES, 0.0 if info is None else self.rows_s(tokens, present, info)))
         return terms
 
-    def chunk(self, tokens: int, present: int, fused: bool, ends: bool = False) -> Extra:
-        """The next `tokens` of a prompt, with `present` ones before them, within an iteration."""
-        policy_s = self.eager_s(tokens, present, fused)
+    def chunk(self, tokens: int, present: int, info: DemandInfo, left: int = 0) -> Extra:
+        """The next `tokens` of a prompt within an iteration, `present` before, `left` after."""
+        policy_s, ends = self.rows_s(tokens, present, info, left), not left
         if self._forward is not None:
             attention_s = self._forward.prefill_attention_s(tokens, present)
             return Extra(
@@ -314,13 +314,12 @@ class Price:
         """Adding up the activations of all tokens of a pass but one, which counts as a sequence."""
         return (tokens - 1) * (self.sequence_s - self._per_sequence_s)
 
-    def eager_s(self, tokens: int, present: int, fused: bool) -> float:
-        """Writing out and reading back the probabilities of a prefill pass."""
-        if fused:
+    def rows_s(self, tokens: int, present: int, info: DemandInfo, left: int = 0) -> float:
+        """What reading a prompt's attention rows adds to a pass, `left` of its tokens follow."""
+        if info.fused:
             return 0.0
-        # The model's formula is for a square: scale it to these rows and columns.
-        share = (tokens + present) / tokens
-        return self.cost.eager_prefill_s(tokens) * share / self.gpus
+        queries = max(0, info.row_queries - left)
+        return self.cost.prompt_rows_s(tokens, present, queries, info.groups) / self.gpus
 
     def transfer_s(self, size_bytes: int, up: bool) -> float:
         """A packed transfer, each GPU carrying its part over its own link."""
@@ -342,11 +341,13 @@ class Price:
         largest = 0
         for demand in demands:
             passes = demand.ops[np.isin(demand.ops[:, 0], (Op.PREFILL, Op.RECOMPUTE)), 1]
-            tokens = int(passes.max(initial=0))
-            tokens = min(tokens, chunk) if chunk else tokens
+            keys = int(passes.max(initial=0))
+            tokens = min(keys, chunk) if chunk else keys
             needed = self.cost.workspace_bytes(tokens)
-            if not demand.info.fused:
-                needed += self.cost.eager_prefill_bytes(tokens)
+            if not (info := demand.info).fused:
+                needed += self.cost.prompt_rows_bytes(
+                    tokens, keys - tokens, info.row_queries, info.groups
+                )
             largest = max(largest, needed)
         return -(-largest // self.gpus)
 

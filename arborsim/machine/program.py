@@ -23,6 +23,7 @@ import simpy
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import whole
+from arborsim.core.row_uses import ALL_QUERIES
 
 if TYPE_CHECKING:
     from arborsim.machine.prefixes import Part
@@ -107,6 +108,8 @@ class DemandInfo:
     prefix_blocks: tuple[int, ...] = ()
     prefix_block_tokens: int = 0
     parts: int = 1  # in which attention reads the cache: by format, and tokens in DDR apart
+    #: Of unless it is fused: how many of the prompt's last tokens it reads the attention rows of.
+    row_queries: int = ALL_QUERIES
 
 
 @dataclass(frozen=True)

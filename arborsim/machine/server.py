@@ -134,7 +134,7 @@ class Server:
             present = search.priced.ops[search.at][1] - search.prompt_left
             search.prompt_left -= tokens
             ends = not search.prompt_left
-            work = work.plus(price.chunk(tokens, present, search.priced.info.fused, ends))
+            work = work.plus(price.chunk(tokens, present, search.priced.info, search.prompt_left))
             left -= tokens
             if ends:
                 ended.append(search)
@@ -202,14 +202,14 @@ class Server:
             search.prompt_left = tokens - present
             state.prefilling.append(search)
             return
-        fused = search.priced.info.fused
+        info = search.priced.info
         seconds = search.priced.seconds[search.at]
         if present:
-            seconds = state.price.prefill_s(tokens - present, present, fused)
+            seconds = state.price.prefill_s(tokens - present, present, info)
         yield Spend(seconds, Op.PREFILL, search.key)
-        eager_s = state.price.eager_s(tokens - present, present, fused)
-        state.tally.spent(Op.PREFILL, seconds - eager_s)
-        state.tally.busy.policy_s += eager_s
+        rows_s = state.price.rows_s(tokens - present, present, info)
+        state.tally.spent(Op.PREFILL, seconds - rows_s)
+        state.tally.busy.policy_s += rows_s
         self._prompt_done(search)
 
     def _prompt_done(self, search: ServedSearch) -> None:

@@ -18,7 +18,7 @@ from arborsim.core.events import Event
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
-from arborsim.machine.machine import Machine, num_groups, parts_read
+from arborsim.machine.machine import Machine, num_groups, parts_read, row_queries
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.run.meters import UNMEASURED, AttentionKept, OutputError, Quality
@@ -138,5 +138,6 @@ def record_demand(
         trace, episode.index, policy.name, budget.text, machine.recall, geometry.name,
         geometry.kv_bytes_per_token, groups, policy.fused, prefix, prefix_tokens,
         int(verdicts[-1]) if len(verdicts) else -1, parts=parts_read(policy),
+        row_queries=row_queries(policy),
     )  # fmt: skip
     return executor.demand(info), played.measured

@@ -283,7 +283,7 @@ def forward_rows() -> Iterator[Row]:
     cost = CostModel(profile, g)
     for path in ("fused", "eager"):
         for tokens in (2**k for k in range(10, 19)):
-            kept = g.layers * cost.eager_prefill_bytes(tokens) if path == "eager" else 0
+            kept = g.layers * cost.prompt_rows_bytes(tokens) if path == "eager" else 0
             logits = 2 * tokens * g.vocab
             cache = tokens * g.kv_bytes_per_token
             needed = g.weight_bytes + cache + cost.workspace_bytes(tokens) + kept + logits

@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.formats import FP8
+from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import row_queries
+from arborsim.machine.price import Price
+from arborsim.machine.program import DemandInfo
+from arborsim.policies.registry import build
 
 
 def model(gpu: str = "h100", name: str = "llama-3.1-8b") -> CostModel:
@@ -108,10 +113,63 @@ def test_streams_in_the_time_of_the_link() -> None:
 
 def test_eager_attention_materialises_probabilities() -> None:
     cost = model()
-    assert cost.eager_prefill_bytes(1000) == 32 * 1000 * 1000 * 2
+    assert cost.prompt_rows_bytes(1000) == 32 * 1000 * 1000 * 2
     assert float(cost.eager_rows_s(1000)) == pytest.approx(
         2 * 32 * 32 * 1000 * 4 / cost.profile.eager_bytes_per_s
     )
+
+
+def live(gpu: str = "h200", name: str = "llama-3.1-8b") -> CostModel:
+    return CostModel(load_profile(gpu, engine="live"), load_geometry(name))
+
+
+@pytest.mark.parametrize(("queries", "groups"), [(4, 1), (300, 1), (64, 256), (1, 32)])
+def test_rows_of_a_live_prompt_are_made_again_in_tiles(queries: int, groups: int) -> None:
+    cost, tokens, present = live(), 300, 20
+    g, p = cost.geometry, cost.profile
+    pairs = sum(present + at + 1 for at in range(tokens - queries, tokens))
+    flops = 2 * 32 * 32 * 128 * pairs
+    summed = 0 if groups > 1 else 32 * (4 + 4) * pairs  # one mean row, read and written in fp32
+    wanted = flops / (p.flops_per_s * p.mfu) + summed / p.eager_bytes_per_s
+    found = cost.prompt_rows_s(tokens, present, queries, groups)
+    assert found == pytest.approx(wanted, rel=1e-12)
+    # The same products as attention's, less those with the values.
+    whole = cost.prefill(queries, tokens + present - queries).attention_s
+    assert flops / (p.flops_per_s * p.mfu) == pytest.approx(whole / 2, rel=1e-12)
+    assert g.layers * g.heads == 1024
+
+
+def test_no_matrix_of_a_live_prompt_is_held() -> None:
+    cost, eager = live(), CostModel(load_profile("h200", engine="transformers"), live().geometry)
+    at = (8_192, 65_536)
+    short, long = (cost.prompt_rows_bytes(n) for n in at)
+    assert long == 8 * short == 1024 * 65_536 * 10
+    assert [eager.prompt_rows_bytes(n) for n in at] == [32 * n * n * 2 for n in at]
+    assert cost.prompt_rows_bytes(65_536, queries=64) == 64 * 65_536 * 10
+    assert cost.prompt_rows_bytes(65_536, groups=256) == 256 * 65_536 * 32
+    assert eager.prompt_rows_s(at[0], queries=64) == eager.prompt_rows_s(at[0])
+
+
+@pytest.mark.parametrize("queries", [0, 1, 700, 1100, 3000])
+def test_parts_of_a_prompt_make_the_rows_of_the_whole(queries: int) -> None:
+    price = Price(live())
+    info = DemandInfo("", 0, "", "", "stage", "", 1, fused=False, row_queries=queries)
+    tokens, block = 3000, 1024
+    parts = [
+        price.rows_s(min(block, tokens - at), at, info, max(0, tokens - at - block))
+        for at in range(0, tokens, block)
+    ]
+    assert sum(parts) == pytest.approx(price.rows_s(tokens, 0, info), rel=1e-12)
+    assert bool(parts[0]) == (queries > tokens - block)
+    assert price.rows_s(tokens, 0, replace(info, fused=True)) == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "queries"),
+    [("h2o", ALL_QUERIES), ("snapkv", 64), ("tova", 1), ("raas", 0), ("rkv", 0)],
+)
+def test_policies_say_whose_rows_they_read(policy: str, queries: int) -> None:
+    assert row_queries(build(policy)) == queries
 
 
 def test_quantised_tokens_take_a_byte_per_element_and_scales() -> None:

@@ -28,7 +28,7 @@ def prefill_bytes(tokens: int, fused: bool) -> int:
     attention weights asks for (``output_attentions``), or of none."""
     cost = CostModel(load_profile("a100-80"), load_geometry("llama-3.1-8b"))
     g = cost.geometry
-    kept = 0 if fused else g.layers * cost.eager_prefill_bytes(tokens)
+    kept = 0 if fused else g.layers * cost.prompt_rows_bytes(tokens)
     return g.weight_bytes + tokens * g.kv_bytes_per_token + cost.workspace_bytes(tokens) + kept
 
 
@@ -58,11 +58,11 @@ def test_the_wall_in_a_replay(tokens: int, fused: bool, fits: bool) -> None:
 def test_matrices_of_one_layer_hit_the_wall_later() -> None:
     """What the simulator charges policies that use rows as they come: a layer at a time."""
     cost = CostModel(load_profile("a100-80"), load_geometry("llama-3.1-8b"))
-    assert cost.eager_prefill_bytes(8_192) == 32 * 8_192**2 * 2
-    assert cost.eager_prefill_bytes(8_192) < 5e9
-    assert cost.eager_prefill_bytes(65_536) > cost.profile.hbm_bytes
+    assert cost.prompt_rows_bytes(8_192) == 32 * 8_192**2 * 2
+    assert cost.prompt_rows_bytes(8_192) < 5e9
+    assert cost.prompt_rows_bytes(65_536) > cost.profile.hbm_bytes
     # Each doubling of the prompt costs four times the time.
-    assert cost.eager_prefill_s(8_192) / cost.eager_prefill_s(4_096) == pytest.approx(4)
+    assert cost.prompt_rows_s(8_192) / cost.prompt_rows_s(4_096) == pytest.approx(4)
 
 
 #: Memory hierarchy, figure 5: (tokens, ms from the GPU, ms to the GPU), at 22 and 15 GB/s.

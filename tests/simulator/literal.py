@@ -97,7 +97,7 @@ class LiteralExecutor:
         self._look()
         self._spend("prefill_s", self.cost.prefill_s(tokens))
         if not self.recall.fused:
-            self._spend("policy_s", self.cost.eager_prefill_s(tokens))
+            self._spend("policy_s", self.cost.prompt_rows_s(tokens))
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         self.paths.turn(leaves)

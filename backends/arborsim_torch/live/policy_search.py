@@ -353,7 +353,7 @@ class PolicySearch:
             reserved=self._reserved_tokens,
             keeps=self._kept_tokens,
             rows_from=min((use.first(prompt) for use in reduced), default=None),
-            grouped=self._policy.grouping != "shared",
+            groups=self.cache.layout.groups,
             signals=not self._policy.reads() <= {Signal.READERS},
             waiting_bytes=self._waiting_bytes(geometry),
             apart_bytes=self._apart_bytes(simulated),
