@@ -41,7 +41,7 @@ from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.registry import available, build
 from arborsim.signals.pages import PageBounds, PageOf
 from arborsim.signals.readers import Readers
-from arborsim.signals.scores import Score, ScoreBook
+from arborsim.signals.scores import Score, ScoreBook, Steps
 from arborsim.trace.schema import PER_LAYER
 
 SIZES = (1024, 4096, 16384)
@@ -196,7 +196,7 @@ def _run_s(policy: Policy, tokens: int) -> float:
     """Seconds per iteration of a run that ends with the view."""
     run = TokenRun((1,), _RUN, np.zeros(_RUN, dtype=np.int32), Observations(_RUN))
     view = chain_view(policy, tokens, over=_RUN)
-    return _median_s(lambda: policy.decide_run(view, run, iter(range(_RUN)))) / _RUN
+    return _median_s(lambda: policy.decide_run(view, run, Steps((), _RUN))) / _RUN
 
 
 def _median_s(work: Callable[[], Any]) -> float:

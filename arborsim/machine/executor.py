@@ -147,15 +147,12 @@ class SimulatedExecutor:
         self._program.turn(len(leaves))
         self._look()
 
-    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+    def advance(self, run: TokenRun, moves: Moves) -> None:
         """Decode the run; after iteration ``t`` carry out the moves of step ``t``."""
         first = 1 + int(moves.step[0]) if len(moves) and not self._decided else run.steps
         if first < run.steps:  # what comes after the first decision is played by itself
-            begun = decided_from is not None and decided_from < first
-            rest = None if decided_from is None else max(0, decided_from - first)
-            before = moves.between_steps(0, first), decided_from if begun else None
-            self.advance(run.part(0, first), *before)
-            self.advance(run.part(first, run.steps), moves.between_steps(first, run.steps), rest)
+            self.advance(run.part(0, first), moves.between_steps(0, first))
+            self.advance(run.part(first, run.steps), moves.between_steps(first, run.steps))
             return
         self._program.settle()
         if not self._paths.are_active(run.leaves):
@@ -163,8 +160,7 @@ class SimulatedExecutor:
         elif run.leaves != self._paths.leaves:  # some branches pause or have ended
             self._paths.read(run.leaves)
         decided = np.zeros(run.steps, dtype=bool)
-        if decided_from is not None:
-            decided[decided_from:] = True
+        decided[moves.step] = True
         changes = self._ledger.resolve(moves, arriving=run.num_tokens)
         groups, one_by_one = self._ledger.groups, partial(self._one_by_one, bool(len(changes)))
         for first, last, together in stretches(run.steps, changes, groups, one_by_one):

@@ -7,7 +7,7 @@ function of view and event.  A policy knows no clock, no device, no bytes and no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -23,7 +23,7 @@ from arborsim.core.shape import UNKNOWN, CacheShape
 from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import Moves, Plan
-from arborsim.signals.scores import Score
+from arborsim.signals.scores import Score, Steps
 
 NEVER = 1 << 60
 ATTENTION_ROWS = frozenset({Signal.ATTENTION, Signal.LAYER_ATTENTION, Signal.HEAD_ATTENTION})
@@ -278,11 +278,13 @@ class Policy:
         """Whether `decide_run` can take the iterations that come next."""
         return False
 
-    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> Moves:
+    def decide_run(self, view: CacheView, run: TokenRun, steps: Steps) -> Moves:
         """Decide for every iteration of `run` at once; equals `decide` after each one, exactly.
+
+        A decision was taken after the iterations in which something moves.
 
         `view` is the cache at the end of the run, but for the decisions still to be taken.
         `steps` yields the iterations 0, 1, ... in order, bringing accumulating scores (arrays in
-        ``view.scores``) up to date with each.
+        ``view.scores``) up to date with each; it can skip those after which nothing is decided.
         """
         raise TypeError(f"{self.name} decides one iteration at a time")

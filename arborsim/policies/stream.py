@@ -8,7 +8,7 @@ example).  A composition (`arborsim.policies.composition`) has the blocks themse
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ from arborsim.policies.blocks import (
     pin_prompt_setting,
 )
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
-from arborsim.signals.scores import Score, sum_in_order
+from arborsim.signals.scores import Score, Steps, sum_in_order
 
 _SHORT_RUN = 32  # iterations: so often looking for the lowest of all is cheaper than a heap
 
@@ -67,16 +67,17 @@ class HeapPool:
                 heapq.heappush(self._heap, (self._scores.item(self._ids[at]), at))
             self._stop = at + 1
 
-    def pop(self) -> int | None:
-        """Position of the candidate to evict, removed; None if there is none."""
-        heap = self._heap
-        while heap:
+    def pop(self, over: int) -> list[int]:
+        """Positions of candidates to evict, removed: `over` or more, fewer if there are no more."""
+        heap, gone = self._heap, list[int]()
+        while heap and len(gone) < over:
             known, at = heap[0]
             score = self._scores.item(self._ids[at])
-            if not score > known:
-                return heapq.heappop(heap)[1]
-            heapq.heapreplace(heap, (score, at))
-        return None
+            if score > known:
+                heapq.heapreplace(heap, (score, at))
+            else:
+                gone.append(heapq.heappop(heap)[1])
+        return gone
 
 
 class ChangingPool:
@@ -109,10 +110,11 @@ class ChangingPool:
         """By what candidates rank, which are known by this."""
         return self._scores.take(known)
 
-    def pop(self) -> int | None:
+    def pop(self, over: int) -> list[int]:
+        return [self._pop_lowest() for _ in range(min(over, self._count))]
+
+    def _pop_lowest(self) -> int:
         count = self._count
-        if not count:
-            return None
         lowest = int(self.values_of(self._known[:count]).argmin())
         position = int(self._at[lowest])
         self._at[lowest : count - 1] = self._at[lowest + 1 : count]
@@ -137,6 +139,8 @@ class Composed(Policy):
 
     words: ClassVar[Mapping[str, Any]] = {}
     """What `Method` says otherwise than the blocks do, by attribute."""
+    run_allocation: ClassVar[type[Allocation]] = Pool
+    """The allocation that `candidates` follow through a run."""
 
     @cached_property
     def score(self) -> Score:
@@ -241,7 +245,7 @@ class Composed(Policy):
             return False
         own_decisions = type(self).decide is not Composed.decide
         blocks = type(self.schedule), type(self.allocate), type(self.recover)
-        if own_decisions or blocks != (EveryStep, Pool, Never):
+        if own_decisions or blocks != (EveryStep, self.run_allocation, Never):
             return False
         # A single chain is the same pool either way.
         one_stream = self.allocate.adaptation == "path" or len(view.path) == view.num_tokens
@@ -256,7 +260,7 @@ class Composed(Policy):
         # A heap is made of all candidates, which a live step that evicts one has no use for.
         return partial(HeapPool if rarely and run.steps > _SHORT_RUN else ChangingPool, rank)
 
-    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> Moves:
+    def decide_run(self, view: CacheView, run: TokenRun, steps: Steps) -> Moves:
         protection = self.protection(view.budget_tokens)
         ids = view.path
         first_length = len(ids) - run.steps + 1
@@ -271,19 +275,19 @@ class Composed(Policy):
         for step in steps:
             over += 1
             pool.admit(first_length + step - protection.recent)
-            while over > 0:
-                block = next(blocks, None)
-                if block is not None:
-                    at_step += [step] * len(block)
-                    evicted += block.tolist()
-                    over -= len(block)
-                    continue
-                at = pool.pop()
-                if at is None:
+            while over > 0 and (block := next(blocks, None)) is not None:
+                at_step += [step] * len(block)
+                evicted += block.tolist()
+                over -= len(block)
+            if over > 0:
+                gone = pool.pop(over)
+                at_step += [step] * len(gone)
+                evicted += [int(ids[at]) for at in gone]
+                over -= len(gone)
+                if over > 0:
                     raise self.infeasible(view, 0, over)
-                at_step.append(step)
-                evicted.append(int(ids[at]))
-                over -= 1
+            if over < 0:  # more has left than had to: there is nothing to decide until it is back
+                over += steps.skip(-over)
         return Moves.evict(at_step, evicted)
 
     def infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible:

@@ -65,11 +65,10 @@ class Executor(Protocol):
         """Compute the prompt; its tokens enter HBM."""
         ...
 
-    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+    def advance(self, run: TokenRun, moves: Moves) -> None:
         """Decode the run; after iteration ``t`` apply the moves of step ``t``.
 
-        `decided_from` is the first iteration after which the policy decided (then after every
-        later one too); None if it took no decision inside the run.
+        The policy decided after the iterations in which something moves.
         """
         ...
 
@@ -243,7 +242,7 @@ class Controller:
             part = run.part(done, min(run.steps, done + due))
             self._enter(part)
             self._scores.skip(part.steps)
-            self._execute(part, Moves.none(), decided_from=None)
+            self._execute(part, Moves.none())
             done += part.steps
             if part.steps == due:
                 self._decide(Decode(part))
@@ -261,10 +260,9 @@ class Controller:
             iterations=self.iterations,
         )
         plan = self.policy.decide_run(view, run, steps)
-        for _ in steps:  # what the policy left unobserved
-            pass
+        steps.skip(run.steps)  # what the policy left unobserved
         check_run(self.policy, view, run, plan)
-        self._execute(run, plan, decided_from=0)
+        self._execute(run, plan)
 
     def _enter(self, run: TokenRun) -> None:
         """Let the tree know of `run`'s tokens, and the scores that they are about to come."""
@@ -272,10 +270,10 @@ class Controller:
         self._scores.begin(run, self.tree, generated=True)
         self.iterations += run.steps
 
-    def _execute(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+    def _execute(self, run: TokenRun, moves: Moves) -> None:
         for meter in self._meters:
             meter.ran(run, self.tree, self.executor.tier, moves)
-        self.executor.advance(run, moves, decided_from)
+        self.executor.advance(run, moves)
 
     def _due(self, view: CacheView) -> int:
         return max(1, min(self.policy.next_decision(view), self._until_pressure(view)))

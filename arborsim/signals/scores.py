@@ -14,7 +14,7 @@ so that the same vector has the same score everywhere.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar, Literal
@@ -177,6 +177,31 @@ def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.asarray(total)
 
 
+class Steps(Iterator[int]):
+    """The iterations of a run, 0, 1, ...: `states` are up to date with the one it is at."""
+
+    def __init__(self, states: Sequence[ScoreState], count: int) -> None:
+        self._states, self._next, self._count = states, 0, count
+
+    def __next__(self) -> int:
+        step = self._next
+        if step == self._count:
+            raise StopIteration
+        self._next += 1
+        for state in self._states:
+            state.observe(step)
+        return step
+
+    def skip(self, count: int) -> int:
+        """Observe the next `count` iterations, or those that are left; how many they are."""
+        first = self._next
+        self._next = min(first + count, self._count)
+        if self._next > first:
+            for state in self._states:
+                state.observe_all(first, self._next)
+        return self._next - first
+
+
 class ScoreBook:
     """The scores of one search that a policy asked for, kept up to date together.
 
@@ -192,17 +217,13 @@ class ScoreBook:
         for state in self._states:
             state.begin(run, tree, generated)
 
-    def steps(self, count: int) -> Iterator[int]:
-        """Observe iterations one after the other, yielding each."""
-        for step in range(count):
-            for state in self._states:
-                state.observe(step)
-            yield step
+    def steps(self, count: int) -> Steps:
+        """Iterations of a run of `count`, to be observed one after the other."""
+        return Steps(self._states, count)
 
     def skip(self, count: int) -> None:
         """Observe `count` iterations between which no decision falls."""
-        for state in self._states:
-            state.observe_all(0, count)
+        self.steps(count).skip(count)
 
     def values(self) -> dict[str, np.ndarray]:
         """Score arrays by name; views that stay current until the next `begin`."""

@@ -90,11 +90,11 @@ class DualExecutor:
         self.live.prefill(run)
         self._apart(lambda: self.simulated.prefill(run))
 
-    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+    def advance(self, run: TokenRun, moves: Moves) -> None:
         self._iteration += run.steps
-        self.live.advance(run, moves, decided_from)
+        self.live.advance(run, moves)
         self._apart(
-            lambda: self.simulated.advance(run, moves, decided_from),
+            lambda: self.simulated.advance(run, moves),
             lambda: self.log.ran(run, self._tree, self.tier, moves),
         )
 

@@ -31,7 +31,7 @@ class PlainExecutor:
     def prefill(self, run: TokenRun) -> None:
         self._append(run.num_tokens)
 
-    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+    def advance(self, run: TokenRun, moves: Moves) -> None:
         self._append(run.num_tokens)
         self._move(moves)
 

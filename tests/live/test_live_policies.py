@@ -125,8 +125,8 @@ class WithLedger:
         self._live.prefill(run)
         self.ledger.append(run.leaves, run.steps)
 
-    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
-        self._live.advance(run, moves, decided_from)
+    def advance(self, run: TokenRun, moves: Moves) -> None:
+        self._live.advance(run, moves)
         self.ledger.advance(run.leaves, run.steps, moves)
 
     def apply(self, moves: Moves, examined_tokens: int, reads: Any = None) -> None:

@@ -82,10 +82,10 @@ class Bench:
         self.leaves = leaves
         self.executor.activate(leaves)
 
-    def decode(self, steps: int, inside: Moves | None = None, decided: int | None = None) -> None:
+    def decode(self, steps: int, inside: Moves | None = None) -> None:
         self.tree.append(self.leaves, steps)
         inside = Moves.none() if inside is None else inside
-        self.executor.advance(self._run(self.leaves, steps), inside, decided)
+        self.executor.advance(self._run(self.leaves, steps), inside)
 
     def move(self, tokens: Any, target: Tier) -> None:
         self.executor.apply(moves(tokens, target), examined_tokens=self.tree.num_tokens)

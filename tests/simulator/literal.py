@@ -130,13 +130,13 @@ class LiteralExecutor:
         self._unstage(self.staged - wanted)
         return wanted - self.staged - self.flying
 
-    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+    def advance(self, run: TokenRun, moves: Moves) -> None:
         if not self.paths.are_active(run.leaves):
             self.activate(run.leaves)
         elif run.leaves != self.paths.leaves:
             self.paths.read(run.leaves)
         for step in range(run.steps):
-            self._iterate(decided_from is not None and step >= decided_from)
+            self._iterate(bool((moves.step == step).any()))
             self._carry_out(self.ledger.resolve(moves.between_steps(step, step + 1)))
 
     def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:

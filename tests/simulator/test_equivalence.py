@@ -73,8 +73,7 @@ def random_search(
         steps = int(rng.integers(1, 25))
         # Moves that start transfers are rarer, or no closed form would ever be taken.
         tiers = list(Tier) if rng.random() < 0.5 else [Tier.HBM_QUANTISED, Tier.EVICTED]
-        decided = None if rng.random() < 0.3 else int(rng.integers(0, steps + 1))
-        bench.decode(steps, random_moves(rng, bench, steps, tiers), decided)
+        bench.decode(steps, random_moves(rng, bench, steps, tiers))
         check(bench)
         outside = random_moves(rng, bench, 1, list(Tier))
         known = outside.token < bench.tree.num_tokens
@@ -198,7 +197,7 @@ def test_a_run_that_starts_no_transfer_is_one_closed_form() -> None:
     inside = moves(np.arange(steps), Tier.EVICTED, step=np.arange(steps))
     changes = bench.executor.ledger.resolve(inside, arriving=steps)
     assert list(stretches(steps, changes, 1, lambda: False)) == [(0, steps, True)]
-    bench.decode(steps, inside, decided=0)
+    bench.decode(steps, inside)
     assert bench.executor.ledger.hbm_tokens == 8
     bench.executor.ledger.check()
 

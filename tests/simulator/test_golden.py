@@ -39,7 +39,7 @@ def test_full_retention_peaks_at_all_tokens() -> None:
 
 def test_the_peak_is_transient() -> None:
     bench = started()
-    bench.decode(3, moves([0, 1, 2], Tier.EVICTED, step=[0, 1, 2]), decided=0)
+    bench.decode(3, moves([0, 1, 2], Tier.EVICTED, step=[0, 1, 2]))
     measured = bench.executor.measurements()
     assert measured.peak_hbm_kv_tokens == 11  # a token is in HBM before the decision after it
     assert bench.executor.ledger.hbm_tokens == 10
@@ -212,9 +212,10 @@ def test_eager_policies_pay_for_rows_and_matrices() -> None:
 def test_decisions_cost_time_by_the_tokens_they_look_at() -> None:
     machine = profile(decision_base_s=1e-6, decision_per_token_s=1e-6)
     bench = started(machine=machine)
-    bench.decode(4, Moves.none(), decided=2)  # after the 3rd and 4th: paths of 13 and 14
+    # After the 3rd and 4th iteration: paths of 13 and 14.
+    bench.decode(4, moves([0, 1, 2], Tier.EVICTED, step=[2, 2, 3]))
     assert bench.us("policy_s") == pytest.approx(2 + 13 + 14)
-    bench.move([0], Tier.EVICTED)
+    bench.move([3], Tier.EVICTED)
     assert bench.us("policy_s") == pytest.approx(2 + 13 + 14 + 1 + 14)
     assert bench.executor.measurements().decisions == 3
 
@@ -249,11 +250,11 @@ def test_the_peak_after_the_first_decision_forgets_what_came_before() -> None:
     assert measured.peak_after_first_decision_bytes == 10 * KV
     # The same within a run: after iteration 1 of 6 tokens 0 to 9 go.
     bench = started(prompt=10)
-    bench.decode(6, moves(range(10), Tier.EVICTED, step=[1] * 10), decided=0)
+    bench.decode(6, moves(range(10), Tier.EVICTED, step=[1] * 10))
     measured = bench.executor.measurements()
     assert measured.peak_hbm_kv_bytes == 12 * KV
     assert measured.peak_after_first_decision_bytes == 6 * KV
-    assert measured.decisions == 6
+    assert measured.decisions == 1
 
 
 def test_narrow_formats_cost_their_bytes_and_dequantise_as_many_numbers() -> None:

@@ -137,10 +137,8 @@ class LikenessPool(ChangingPool):
             self._arrived += 1
         super().admit(stop)
 
-    def pop(self) -> int | None:
+    def _pop_lowest(self) -> int:
         count = self._count
-        if not count:
-            return None
         likeness = np.dot(self._known[:count], self._total, out=self._likeness[:count])
         place = int(likeness.argmax())
         alike = likeness == likeness[place]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import numpy as np
 
+from arborsim.core.events import TokenRun
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.policies.base import CacheView
@@ -27,7 +28,7 @@ from arborsim.policies.blocks import (
 )
 from arborsim.policies.methods.epikv import PAPER, POSITIONS, SCALED, WINDOW
 from arborsim.policies.placement import Pool, keep_highest
-from arborsim.policies.stream import RecentPolicy
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
 from arborsim.signals.attention import NewestAttention
 from arborsim.signals.rolling import HiddenChangeContrast
 from arborsim.signals.scores import Score, sum_in_order
@@ -60,12 +61,42 @@ class Segments(Pool):
         whole = len(stream) == len(tier)  # then tokens are at their own numbers
         held = np.flatnonzero(free if whole else free[stream])  # positions in the stream
         tokens = held if whole else stream[held]
+        kept = self.kept(held, tokens, at.view.scores["attention"], at.rank[group], over)
+        tier[tokens[~kept]] = Tier.EVICTED
+
+    def kept(
+        self, held: np.ndarray, tokens: np.ndarray, rows: np.ndarray, rank: np.ndarray, over: int
+    ) -> np.ndarray:
+        """Which tokens the segments keep if `over` or more have to leave; bool ``[n]``.
+
+        `held` and `tokens`, int64 ``[n]``, are rising positions in the stream and the tokens there;
+        rows, float64 ``[layers, all tokens]``, are the newest query's attention, and `rank` is
+        float64 ``[all tokens]``.
+        """
         sizes = segment_sizes(held, self.segment)
-        rows = at.view.scores["attention"]
         mean = sum_in_order(rows.take(tokens, axis=1), axis=0) / len(rows)
         keeps = np.array(self.keeps)[tertiles(segment_entropy(mean, sizes))]
-        kept = fill_segments(sizes, keeps, at.rank[group].take(tokens), len(held) - over)
-        tier[tokens[~kept]] = Tier.EVICTED
+        return fill_segments(sizes, keeps, rank.take(tokens), len(held) - over)
+
+
+class SegmentPool(ChangingPool):
+    """Candidates in segments, of which those go that `segments` do not keep."""
+
+    def __init__(
+        self, segments: Segments, attention: np.ndarray, rank: np.ndarray, *candidates: Any
+    ) -> None:
+        super().__init__(rank, *candidates)
+        self._segments, self._attention = segments, attention
+
+    def pop(self, over: int) -> list[int]:
+        held, tokens = self._at[: self._count], self._known[: self._count]
+        kept = np.zeros(len(held), dtype=bool)
+        if over < len(held):
+            kept = self._segments.kept(held, tokens, self._attention, self._scores, over)
+        gone: list[int] = held[~kept].tolist()
+        count = self._count = len(held) - len(gone)
+        self._at[:count], self._known[:count] = held[kept], tokens[kept]
+        return gone
 
 
 @dataclass(frozen=True)
@@ -85,18 +116,24 @@ class SegmentPolicy(RecentPolicy):
     )
     layers: int = setting(4, "last captured layers, if rows=layers", low=1)
 
+    run_allocation: ClassVar[type[Allocation]] = Segments
+
     def attention(self) -> NewestAttention:
         """Of which entropies are taken."""
         return NewestAttention(self.layers if self.rows == "layers" else 0)
 
     @cached_property
-    def allocate(self) -> Allocation:
+    def allocate(self) -> Segments:
         keeps = (self.keep_r, self.keep_e, self.keep_t)
         return Segments(self.adaptation, self.segment, keeps, self.attention())
 
     @cached_property
     def protect(self) -> Protect:
         return ProtectSome(self.pin_prompt, recent=self.recent)
+
+    def candidates(self, view: CacheView, run: TokenRun) -> MakeCandidates:
+        (rank,) = self.rank(view)
+        return partial(SegmentPool, self.allocate, view.scores["attention"], rank)
 
 
 @dataclass(frozen=True)

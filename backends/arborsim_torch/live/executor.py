@@ -76,13 +76,12 @@ class LiveExecutor:
         self._measured.prompt_tokens = run.num_tokens
         self.gauge.observe(self.clock())
 
-    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+    def advance(self, run: TokenRun, moves: Moves) -> None:
         """The run has been decoded; carry out what was decided after its last iteration."""
         self._tier.extend(run.num_tokens, Tier.HBM)
         self._measured.generated_tokens += run.num_tokens
         self._measured.iterations += run.steps
-        if decided_from is not None:
-            self._measured.decisions += run.steps - decided_from
+        self._measured.decisions += int(len(moves) > 0)
         assert not len(moves) or int(moves.step[0]) == run.steps - 1, "moves in the past"
         self.gauge.observe(self.clock())
         self._carry_out(moves)
