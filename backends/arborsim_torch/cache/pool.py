@@ -153,8 +153,13 @@ class Pool:
     @property
     def kept_bytes(self) -> int:
         """Bytes of tensors with the slots of `keep`."""
-        spans = 0 if self._spans is None else self._spans.kept_bytes
-        return spans + int(self._kept.sum()) * self.bytes_per_slot
+        slots = int(self._kept.sum())
+        if self._spans is None:
+            return slots * self.bytes_per_slot
+        records, width = self.codec.record(self.layout.head_dim)  # their scales lie apart
+        pairs = self.layout.elements_per_group // (2 * self.layout.head_dim)
+        size = pairs * records * width * self.codec.storage.itemsize
+        return slots * size + self._spans.kept_bytes
 
     def reserve(self, tokens: int) -> None:
         """Allocate slots for `tokens` tokens in every group at once."""

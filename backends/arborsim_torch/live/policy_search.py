@@ -24,7 +24,7 @@ from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
 from arborsim.trace.schema import VECTORS
-from arborsim_torch.cache.layout import Layout, Place
+from arborsim_torch.cache.layout import STAGED, Layout, Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, MAX_PENDING_BYTES, Capture
@@ -269,7 +269,7 @@ class PolicySearch:
         shape = cache_shape(model)
         controller = make_controller(policy, driven, budget_tokens, model, shape, meters)
         self._reserved_tokens = self._kept_tokens = 0
-        self._reserve(policy, budget_tokens, len(problem.prompt), search.slots)
+        self._reserve(policy, budget_tokens, len(problem.prompt), search.slots, machine.recall)
         self._feed = Feed(
             [controller], capture, needs, layers, _Readable(self.cache), self._executor.attach,
             setup.clock,
@@ -279,7 +279,7 @@ class PolicySearch:
         self._problem, self._clock = problem, setup.clock
         self._policy, self._block = policy, setup.prefill_block
 
-    def _reserve(self, policy: Policy, budget: int, prompt: int, slots: int) -> None:
+    def _reserve(self, policy: Policy, budget: int, prompt: int, slots: int, recall: str) -> None:
         """Give pools the slots that are known to be needed: then none grows while decoding.
 
         HBM at full precision gets them at once, the others with their first tokens: quantised
@@ -303,7 +303,8 @@ class PolicySearch:
         for place, pool in pools.items():
             if place.in_hbm and place.quantised:
                 pool.keep(room)
-            elif place.staged and slots == 1:  # of a tree, it is not known what active paths hold
+            # Of a tree, it is not known what active paths hold; other recall modes have buffers.
+            elif place.staged and slots == 1 and recall == "stage":
                 pool.keep(room if policy.bounds_page else expected)  # it reads some pages alone
 
     def steps(self) -> Iterations[EpisodeResult]:
@@ -339,7 +340,9 @@ class PolicySearch:
 
     def memory(self, simulated: Measurements, geometry: Geometry) -> LiveSearch:
         """Its memory on the device, as far as a simulation of the search can say."""
-        apart = simulated.peak_quantised_bytes + simulated.peak_staging_bytes
+        apart = simulated.peak_staging_bytes
+        if any(place.in_hbm and place.quantised for place in self._places):
+            apart += simulated.peak_quantised_bytes
         held = simulated.peak_after_first_decision_bytes - apart
         most = max(0, held) // max(1, geometry.full_bytes_per_token)
         prompt = len(self._problem.prompt)
@@ -362,14 +365,23 @@ class PolicySearch:
         )
 
     def _apart_bytes(self, simulated: Measurements) -> int:
-        """Of quantised and of staged tokens: if there are any, what is reserved for them."""
-        places = {Place[tier.name] for tier in self._policy.method.tiers if tier != Tier.EVICTED}
-        pools = self.cache.pools
-        reserved = sum(pools[at].kept_bytes for at in places if at.in_hbm and at.quantised)
+        """Of quantised tokens in HBM and of staged ones: if there are any, what their pools keep.
+
+        Tokens that lie quantised in DDR are staged as they are.
+        """
+        pools, found = self.cache.pools, 0
         quantised, staged = simulated.peak_quantised_bytes, simulated.peak_staging_bytes
-        return max(quantised, reserved) * (quantised > 0) + (
-            max(staged, pools[Place.STAGING].kept_bytes) * (staged > 0)
-        )
+        if quantised and (own := [at for at in self._places if at.in_hbm and at.quantised]):
+            found += max(quantised, sum(pools[at].kept_bytes for at in own))
+        if staged:
+            away = [at for at in self._places if at.on_host and (quantised or not at.quantised)]
+            found += max(staged, sum(pools[STAGED[at]].kept_bytes for at in away))
+        return found
+
+    @property
+    def _places(self) -> set[Place]:
+        """Where the policy's tokens can be."""
+        return {Place[tier.name] for tier in self._policy.method.tiers if tier != Tier.EVICTED}
 
     def _waiting_bytes(self, geometry: Geometry) -> int:
         """Vectors of the prompt that wait on the device until they are taken to the host."""
