@@ -22,8 +22,9 @@ class RowUse:
     """What a score needs of the rows of a grouping (`arborsim.signals.scores.GROUPINGS`).
 
     "sum": their sum over the queries of each path; "newest": the row of its last query; "last": by
-    position the last query that uses it; "rows": every row (with "head", those of query
-    heads); "queries": no row, but the query itself.
+    position the last query that uses it; "reach": one number per group, what queries pay to all
+    but the first `sinks` positions and their own `recent` newest ones; "rows": every row (with
+    "head", those of query heads); "queries": no row, but the query itself.
 
     A position is used by a query that pays it at least the median of what it pays all positions (of
     an even number the lower of the two in the middle).  With `page` a page of as many positions is
@@ -32,20 +33,28 @@ class RowUse:
     """
 
     grouping: str
-    keeps: Literal["sum", "newest", "last", "rows", "queries"]
+    keeps: Literal["sum", "newest", "last", "reach", "rows", "queries"]
     prompt: int = ALL_QUERIES  # how many of the prompt's queries count, the last ones
     generated: bool = True  # whether queries of generated tokens count
     page: int | None = None  # of "last"
     threshold: float = 0.0  # of "last", with pages
+    sinks: int = 0  # of "reach", at most an eighth of the prompt
+    recent: int = 0  # of "reach", at most a quarter of the prompt, and at least one
 
     @property
     def reduced(self) -> bool:
         """Whether one vector per path and group is enough."""
-        return self.keeps in ("sum", "newest", "last")
+        return self.keeps in ("sum", "newest", "last", "reach")
 
     def first(self, prompt_tokens: int) -> int:
         """Position of the first query of the prompt that counts."""
         return max(0, prompt_tokens - self.prompt)
+
+    def spared(self, prompt_tokens: int) -> tuple[int, int]:
+        """First positions and newest ones that do not count for "reach"; 0 and 0 of others."""
+        if self.keeps != "reach":
+            return 0, 0
+        return min(self.sinks, prompt_tokens // 8), max(1, min(self.recent, prompt_tokens // 4))
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,8 @@ class ReducedRows:
 
     Per leaf ``[groups, positions]``, of a type that float64 holds exactly: the sum, or the newest
     row, NaN where no row was a number; or which of the run's iterations was the last to use a
-    position, from 1 on, 0 if none did.  No positions where no query counts.
+    position, from 1 on, 0 if none did; of "reach" ``[groups, 1]``.  No positions where no query
+    counts.
     """
 
     leaves: tuple[np.ndarray, ...]

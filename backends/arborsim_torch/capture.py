@@ -153,6 +153,7 @@ class Capture:
             first_row if first_row < queries else None,
             self._reducer.groups if first_of_groups < queries else None,
             first_of_groups,
+            self._reducer.recent(prompt),
             frozenset(self._vector_layers if vectors else ()),
             frozenset(self._row_layers),
         )

@@ -34,6 +34,8 @@ class PassContext:
         Whose rows to reduce apart: those of layers, or of KV heads.
     first_of_groups : int
         First query of the pass that counts there.
+    recent : int
+        How many of its newest positions a query pays nothing to in sums of groups.
     query_layers : frozenset of int
         Layers whose query vectors to collect.
     row_layers : frozenset of int
@@ -46,6 +48,7 @@ class PassContext:
     first_row: int | None = None
     groups: Literal["layer", "head"] | None = None
     first_of_groups: int = 0
+    recent: int = 0
     query_layers: frozenset[int] = frozenset()
     row_layers: frozenset[int] = frozenset()
     query_vectors: dict[int, Tensor] = field(default_factory=dict)
@@ -63,14 +66,14 @@ class PassContext:
     @property
     def asked(self) -> tuple[object, ...]:
         """All that says what is collected."""
-        of_groups = (self.groups, self.first_of_groups)
+        of_groups = (self.groups, self.first_of_groups, self.recent)
         return (self.first_row, *of_groups, self.query_layers, self.row_layers)
 
     def again(self, metadata: AttentionMetadata) -> PassContext:
         """What is to collect the same, and has nothing yet."""
         return PassContext(
-            metadata, self.first_row, self.groups, self.first_of_groups, self.query_layers,
-            self.row_layers,
+            metadata, self.first_row, self.groups, self.first_of_groups, self.recent,
+            self.query_layers, self.row_layers,
         )  # fmt: skip
 
     @property
@@ -112,7 +115,7 @@ class PassContext:
             self._layers = torch.zeros((*shape[:2], 1), dtype=torch.int64, device=device)
         kept = BlockRows(groups=self.groups)
         if self.groups is not None:
-            kept.of_groups = self.queries - self.first_of_groups
+            kept.of_groups, kept.recent = self.queries - self.first_of_groups, self.recent
         if self.first_row is not None and self._sum is not None and self._layers is not None:
             kept.mean, kept.numbers = self._sum[0], self._layers[0]
         return kept
@@ -135,8 +138,11 @@ class PassContext:
         # A view would keep the rows of every layer until the pass is over.
         newest = rows[:, :, -1].clone() if rows.shape[2] > 1 else rows[:, :, -1]
         self._group_newest.append(newest)
-        if rows.shape[2] > 1:
+        if rows.shape[2] > 1 or self.recent:
             numbers = rows.masked_fill(rows[..., :1].isnan(), 0.0)
+            if self.recent:  # of a block of the prompt, which is one sequence
+                at = self.metadata.first[0] + self.first_of_groups
+                numbers = numbers.tril(at - self.recent)
             self._group_sums.append(numbers.sum(2, dtype=torch.float64))
 
     def _fold(self) -> None:

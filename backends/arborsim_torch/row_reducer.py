@@ -40,14 +40,17 @@ class RowReducer:
     Raises
     ------
     ValueError
-        If rows of layers and of KV heads are wanted at once, or of different queries.
+        If rows of layers and of KV heads are wanted at once, or of different queries or keys.
     """
 
     def __init__(self, uses: Iterable[RowUse]) -> None:
-        self._held: dict[RowUse, _Sum | _Newest | _Last] = {use: _kept(use) for use in uses}
+        self._held: dict[RowUse, _Sum | _Newest | _Last | _Reach] = {
+            use: _kept(use) for use in uses
+        }
         apart = {use for use in self._held if use.grouping != "shared"}
-        if len({(use.grouping, use.prompt, use.generated) for use in apart}) > 1:
-            raise ValueError("rows of layers and of heads at once, or of different queries")
+        asked = {(u.grouping, u.prompt, u.generated, u.sinks, u.recent) for u in apart}
+        if len(asked) > 1:
+            raise ValueError("rows of layers and of heads at once, or of different queries or keys")
         self.groups: Literal["layer", "head"] | None = None
         if apart:
             self.groups = "layer" if apart.pop().grouping == "layer" else "head"
@@ -65,6 +68,10 @@ class RowReducer:
         apart = (use for use in self._held if use.grouping != "shared")
         return min((first_of(use, metadata, prompt) for use in apart), default=metadata.queries)
 
+    def recent(self, prompt: int) -> int:
+        """How many of its newest positions a query pays nothing to in sums of groups."""
+        return max((use.spared(prompt)[1] for use in self._held), default=0)
+
     def take(self, state: PassContext, rows: Tensor | None, prompt: int) -> None:
         """Take in a pass; `rows` are those of the model, float16, from `state.first_row` on."""
         for use, held in self._held.items():
@@ -73,10 +80,14 @@ class RowReducer:
                 continue
             if use.grouping != "shared":
                 assert not isinstance(held, _Last)
-                held.add(state.group_sums() if use.keeps == "sum" else state.group_newest())
+                if isinstance(held, _Reach):
+                    held.add(state.group_sums(), use.spared(prompt)[0])
+                else:
+                    held.add(state.group_sums() if use.keeps == "sum" else state.group_newest())
                 continue
             assert rows is not None
             assert state.first_row is not None
+            assert not isinstance(held, _Reach)
             own = rows[:, first - state.first_row :]
             if isinstance(held, _Last):
                 held.use(own, [at + first for at in state.metadata.first], prompt)
@@ -91,7 +102,11 @@ class RowReducer:
         To be copied before the next pass.
         """
         found = {use: held.finish() for use, held in self._held.items()}
-        return {use: rows for use, rows in found.items() if rows is not None}
+        # Sums of groups are of float32 weights: once added up, float32 says enough of them.
+        return {
+            use: rows.float() if use.grouping != "shared" and use.keeps == "sum" else rows
+            for use, rows in found.items() if rows is not None
+        }  # fmt: skip
 
 
 def first_of(use: RowUse, metadata: AttentionMetadata, prompt: int) -> int:
@@ -102,7 +117,9 @@ def first_of(use: RowUse, metadata: AttentionMetadata, prompt: int) -> int:
     return min(queries, max(0, use.first(prompt) - at))
 
 
-def _kept(use: RowUse) -> _Sum | _Newest | _Last:
+def _kept(use: RowUse) -> _Sum | _Newest | _Last | _Reach:
+    if use.keeps == "reach":
+        return _Reach()
     if use.keeps == "last":
         return _Last(use)
     return _Sum() if use.keeps == "sum" else _Newest()
@@ -146,6 +163,22 @@ class _Sum:
             assert self._buffer is not None
             found = self._buffer[..., : self._positions]
         self._only, self._positions = None, 0
+        return found
+
+
+class _Reach:
+    """A number for each sequence and group, float64 ``[seqs, groups, 1]``."""
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+
+    def add(self, sums: Tensor, first: int) -> None:
+        """Take in sums of rows ``[seqs, groups, positions]``; positions from `first` on count."""
+        found = sums[..., first:].sum(-1, keepdim=True, dtype=torch.float64)
+        self._total = found if self._total is None else self._total + found
+
+    def finish(self) -> Tensor | None:
+        found, self._total = self._total, None
         return found
 
 

@@ -29,7 +29,8 @@ def blocks(draw):
     dim, seed = draw(st.sampled_from([8, 12])), draw(st.integers(0, 2**31))
     q = numbers(seed, kv_heads * members, queries, dim)
     k, v = (numbers(seed + i, kv_heads, before + queries, dim) for i in (1, 2))
-    return q, k, v, draw(st.integers(0, queries)), draw(st.integers(0, queries))
+    counts = draw(st.integers(0, queries)), draw(st.integers(0, queries))
+    return q, k, v, *counts, draw(st.integers(0, before + queries + 1))
 
 
 def expected(q, k, v):
@@ -40,20 +41,27 @@ def expected(q, k, v):
     return out[0], weights[0]
 
 
-def wanted(of_mean, of_groups, groups, n):
+def wanted(of_mean, of_groups, groups, n, recent=0):
     return BlockRows(
         torch.zeros(of_mean, n) if of_mean else None,
         torch.zeros((of_mean, 1), dtype=torch.int64) if of_mean else None,
         groups if of_groups else None,
         of_groups if groups else 0,
+        recent,
     )
+
+
+def summed(rows, of_groups, recent):
+    """Of the last rows ``[groups, queries, n]``, without their newest keys."""
+    queries, n = rows.shape[1:]
+    return np.nansum(np.tril(rows, n - queries - recent)[:, queries - of_groups :], axis=1)
 
 
 @few
 @given(blocks(), st.sampled_from(["layer", "head", None]), st.integers(1, 400))
 def test_rows_are_added_up_as_if_they_were_written_out(case, groups, tile_bytes):
-    q, k, v, of_mean, of_groups = case
-    kept = wanted(of_mean, of_groups, groups, k.shape[1])
+    q, k, v, of_mean, of_groups, recent = case
+    kept = wanted(of_mean, of_groups, groups, k.shape[1], recent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "_TILE_BYTES", tile_bytes)
         out = attend_rows(q, k, v, SCALE, kept)
@@ -71,11 +79,11 @@ def test_rows_are_added_up_as_if_they_were_written_out(case, groups, tile_bytes)
         return
     rows = by_group(weights[None], len(k) if groups == "head" else 1)[0]
     assert_near(kept.newest, rows[:, -1])
-    if of_groups == 1:
+    if of_groups == 1 and not recent:
         assert kept.sums is None
     else:
         assert kept.sums.dtype == torch.float64
-        assert_near(kept.sums, rows[:, -of_groups:].sum(1))
+        assert_near(kept.sums, summed(rows, of_groups, recent))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -115,24 +123,24 @@ def test_a_row_that_is_not_a_number_counts_nowhere(groups):
 
 
 #: KV heads, query heads of each, queries, keys before them, dimension, queries that count in the
-#: mean and in groups, groups, type.
+#: mean and in groups, groups, type, newest keys that do not count in sums.
 ON_GPU = (
-    (2, 2, 40, 50, 16, 37, 40, "head", torch.float32),
-    (2, 2, 40, 0, 24, 3, 1, "layer", torch.float32),
-    (1, 4, 70, 131, 64, 70, 69, "layer", torch.bfloat16),
-    (2, 3, 1, 65, 32, 1, 1, "head", torch.float16),
-    (2, 1, 66, 5, 16, 0, 66, "head", torch.float32),
+    (2, 2, 40, 50, 16, 37, 40, "head", torch.float32, 0),
+    (2, 2, 40, 0, 24, 3, 1, "layer", torch.float32, 0),
+    (1, 4, 70, 131, 64, 70, 69, "layer", torch.bfloat16, 0),
+    (2, 3, 1, 65, 32, 1, 1, "head", torch.float16, 2),
+    (2, 1, 66, 5, 16, 0, 66, "head", torch.float32, 33),
 )
 
 
 def problem(case, broken):
-    kv_heads, members, queries, before, dim, of_mean, of_groups, groups, dtype = case
+    kv_heads, members, queries, before, dim, of_mean, of_groups, groups, dtype, recent = case
     q = numbers(0, kv_heads * members, queries, dim, dtype=dtype)
     k, v = (numbers(i, kv_heads, before + queries, dim, dtype=dtype) for i in (1, 2))
     _, weights = expected(q, k, v)
     if broken:
         q[-1, -1] = math.inf
-    return q, k, v, weights, wanted(of_mean, of_groups, groups, before + queries)
+    return q, k, v, weights, wanted(of_mean, of_groups, groups, before + queries, recent)
 
 
 def solve(path):
@@ -186,7 +194,7 @@ def test_a_gpu_adds_up_the_same_rows(case):
 def compare(case, broken, kept, tolerance=2e-6):
     """`broken`: the last query of the last head is not a number."""
     *_, weights, _ = problem(case, broken)
-    kv_heads, of_mean, of_groups, groups = case[0], case[5], case[6], case[7]
+    kv_heads, of_mean, of_groups, groups, recent = case[0], case[5], case[6], case[7], case[9]
     good = of_mean - broken
     if of_mean:
         assert kept.numbers.flatten().tolist() == [1] * good + [0] * broken
@@ -196,8 +204,8 @@ def compare(case, broken, kept, tolerance=2e-6):
     if broken:
         rows[-1, -1] = math.nan
     assert_near(kept.newest, rows[:, -1], tolerance)
-    if of_groups == 1:
+    if of_groups == 1 and not recent:
         assert kept.sums is None
     else:
         assert kept.sums.shape == (len(rows), weights.shape[2])
-        assert_near(kept.sums, np.nansum(rows[:, -of_groups:], axis=1), 2e-5)
+        assert_near(kept.sums, summed(rows, of_groups, recent), 2e-5)

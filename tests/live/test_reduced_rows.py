@@ -235,9 +235,9 @@ def test_groups_score_as_from_queries_and_keys(
     assert controllers[0].view().scores["score"].any()
 
 
-@pytest.mark.parametrize(("name", "crossed"), [("arkv", 8), ("duoattention", None)])
+@pytest.mark.parametrize(("name", "crossed"), [("arkv", [8]), ("duoattention", [])])
 def test_of_a_prompt_the_queries_that_count_cross(
-    name: str, crossed: int | None, chain: SearchSetup, monkeypatch: pytest.MonkeyPatch
+    name: str, crossed: list[int], chain: SearchSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, seen = LiveHeadRows.append, list[tuple[int, int]]()
 
@@ -248,7 +248,37 @@ def test_of_a_prompt_the_queries_that_count_cross(
     monkeypatch.setattr(LiveHeadRows, "append", watched)
     search(chain, small(name), 60, [])
     prompt = len(chain.source.problem(3).prompt)
-    assert seen == [(crossed or prompt, prompt)]
+    assert seen == [(queries, prompt) for queries in crossed]
+
+
+@given(st.data())
+def test_the_reach_of_groups_is_that_of_their_rows(data: st.DataObject) -> None:
+    """What queries pay between sinks and newest positions, block by block of a prompt."""
+    heads, members, prompt = (data.draw(st.integers(1, most)) for most in (2, 2, 40))
+    use = RowUse("head", "reach", generated=False, sinks=data.draw(st.integers(0, 6)),
+                 recent=data.draw(st.integers(0, 12)))  # fmt: skip
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    rows = np.tril(rng.random((heads, members, prompt, prompt), dtype=np.float32))
+    sinks, recent = use.spared(prompt)
+    wanted = sum(
+        rows[:, :, q, sinks : q + 1 - recent].mean(1, dtype=np.float64).sum(-1)
+        for q in range(sinks + recent, prompt)
+    )
+    reducer, at = RowReducer([use]), 0
+    while at < prompt:
+        stop = min(prompt, at + data.draw(st.integers(1, prompt)))
+        metadata: Any = SimpleNamespace(first=[at], queries=stop - at)
+        assert reducer.first_of_groups(metadata, prompt) == 0
+        state = PassContext(metadata, groups="head", recent=reducer.recent(prompt))
+        view = LayerView(torch.empty(heads, stop, 1), torch.empty(heads, stop, 1), None, None, 0)
+        state.add(0, (view, torch.from_numpy(rows[:, None, :, at:stop, :stop])))
+        reducer.take(state, None, prompt)
+        at = stop
+    found = reducer.finish()[use]
+    assert found.shape == (1, heads, 1)
+    np.testing.assert_allclose(found[0, :, 0], np.broadcast_to(wanted, heads), rtol=1e-6)
+    decoding: Any = SimpleNamespace(first=[prompt], queries=1)
+    assert reducer.first_of_groups(decoding, prompt) == 1  # no row of generated tokens counts
 
 
 def compare(controllers: list[Controller], check: Callable[..., None]) -> None:

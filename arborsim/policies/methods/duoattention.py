@@ -42,22 +42,31 @@ class PromptReach(Score):
 
     @property
     def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({RowUse("head", "rows", generated=False)})
+        return frozenset({self.use})
+
+    @property
+    def use(self) -> RowUse:
+        """What it needs of the rows."""
+        return RowUse("head", "reach", generated=False, sinks=self.sinks, recent=self.recent)
 
     def start(self, layers: int) -> ScoreState:
         return OfPrompt(self.of_prompt)
 
     def of_prompt(self, run: TokenRun) -> np.ndarray:
         """Float64 ``[groups]`` of the prompt's attention."""
-        sinks = min(self.sinks, run.steps // 8)
-        recent = max(1, min(self.recent, run.steps // 4))
-        rows = group_rows(run.observed, "head")
-        reach = [
-            sum_in_order(np.stack(rows.row(query))[:, sinks : query + 1 - recent])
-            for query in range(sinks + recent, run.steps)
-        ]
-        total = sum_in_order(np.array(reach), axis=0) if reach else np.zeros(rows.groups)
-        return np.round(total / max(1, len(reach)), _DECIMALS)
+        sinks, recent = self.use.spared(run.steps)
+        queries = range(sinks + recent, run.steps)
+        reduced = run.observed.reduced.get(self.use)
+        if reduced is not None:
+            total: np.ndarray = reduced.leaves[0].sum(1)
+        else:
+            rows = group_rows(run.observed, "head")
+            reach = [
+                sum_in_order(np.stack(rows.row(query))[:, sinks : query + 1 - recent])
+                for query in queries
+            ]
+            total = sum_in_order(np.array(reach), axis=0) if reach else np.zeros(rows.groups)
+        return np.round(total / max(1, len(queries)), _DECIMALS)
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,10 @@ class BlockRows:
         Whose rows are wanted apart.
     of_groups : int
         How many of the block's last queries count there.
+    recent : int
+        Of `sums`: a query pays nothing to its newest keys, this many with its own.
     sums : float64 Tensor ``[groups, n]`` or None
-        Found: the sum of their rows, if it is more than one.
+        Found: the sum of their rows, if it is more than one, or if newest keys are left out.
     newest : float32 Tensor ``[groups, n]`` or None
         Found: the row of the last query, NaN if it is none.
     """
@@ -47,6 +49,7 @@ class BlockRows:
     numbers: Tensor | None = None
     groups: Literal["layer", "head"] | None = None
     of_groups: int = 0
+    recent: int = 0
     sums: Tensor | None = None
     newest: Tensor | None = None
 
@@ -178,11 +181,13 @@ class _Taken:
         if self._stop <= self._first_of_groups:
             return
         self._newest.append(rows[-1].clone())
-        if kept.of_groups == 1:
+        if kept.of_groups == 1 and not kept.recent:
             return
         if kept.sums is None:
             shape = (self._groups, self._end + self._queries - self._stop)
             kept.sums = rows.new_zeros(shape, dtype=torch.float64)
+        if kept.recent:
+            rows = rows.tril(self._end - self._stop + self._start - kept.recent)
         counts, _ = _numbers(rows[max(0, self._first_of_groups - self._start) :])
         kept.sums[group, : self._end] += counts.sum(0, dtype=torch.float64)
 

@@ -62,14 +62,17 @@ def add_mean_rows(
     tl.store(to, tl.load(to, mask=wanted, other=0.0) + found, mask=wanted)
 
 
-@triton.jit(do_not_specialize=["first", "queries", "before"])
+@triton.jit(do_not_specialize=["first", "recent", "queries", "before"])
 def sum_group_rows(
-    q, k, lse, good, sums, newest, first, queries, before, scale,
+    q, k, lse, good, sums, newest, first, recent, queries, before, scale,
     q_head, q_query, q_dim, k_head, k_slot, k_dim,
     HEADS: tl.constexpr, MEMBERS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Sum of a group's rows from query `first` on, and its last row; both ``[groups, keys]``."""
+    """Sum of a group's rows from query `first` on, and its last row; both ``[groups, keys]``.
+
+    A sum leaves out what queries pay their own `recent` newest keys.
+    """
     group = tl.program_id(1)
     key = tl.program_id(0) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
     total = tl.zeros([BLOCK_KEYS], tl.float64)
@@ -82,7 +85,8 @@ def sum_group_rows(
             HEADS, MEMBERS, DIM, BLOCK_DIM, BLOCK_QUERIES, BLOCK_KEYS, FACTOR,
         )  # fmt: skip
         counts = tl.load(good + group * queries + query, mask=query < queries, other=0) != 0
-        total += tl.sum(tl.where(counts[:, None], found, 0.0).to(tl.float64), 0)
+        counted = counts[:, None] & (key[None, :] + recent <= before + query[:, None])
+        total += tl.sum(tl.where(counted, found, 0.0).to(tl.float64), 0)
         newer = tl.where(counts[:, None], found, float("nan"))
         last += tl.sum(tl.where((query == queries - 1)[:, None], newer, 0.0), 0)
     n = before + queries

@@ -52,6 +52,6 @@ def add_rows(q: Tensor, k: Tensor, lse: Tensor, scale: float, kept: BlockRows) -
             sums = torch.empty((groups, n), dtype=torch.float64, device=q.device)
             sum_group_rows[(blocks, groups)](
                 *given, apart.view(torch.uint8), sums, kept.newest, queries - kept.of_groups,
-                *numbers, HEADS=heads // groups, **of_tile,
+                kept.recent, *numbers, HEADS=heads // groups, **of_tile,
             )  # fmt: skip
-            kept.sums = sums if kept.of_groups > 1 else None
+            kept.sums = sums if kept.of_groups > 1 or kept.recent else None
