@@ -38,6 +38,7 @@ from arborsim.machine.terms import (
     REHYDRATION,
     SIDE_TERMS,
     Asked,
+    IterationTerm,
     Term,
 )
 
@@ -81,6 +82,9 @@ class Price:
         self._terms = [
             term for term in ITERATION_TERMS if term.measured in (None, self._forward is not None)
         ]
+        self._terms_by_part: dict[tuple[str, bool], list[IterationTerm]] = {}
+        for term in self._terms:
+            self._terms_by_part.setdefault((term.part, term.shared), []).append(term)
         if self.gpus > 1 and self._forward is None:
             ring = 2 * (self.gpus - 1) / self.gpus
             row_bytes = geometry.hidden * geometry.weight_bytes_per_element
@@ -187,9 +191,8 @@ class Price:
     def _part_s(self, part: str, asked: Asked, shared: bool = False) -> np.ndarray:
         """A part of each iteration's time: what one search adds to it, or the batch takes once."""
         found = np.zeros(len(asked.sequences))
-        for term in self._terms:
-            if term.part == part and term.shared == shared:
-                found = found + term.seconds(self, asked)
+        for term in self._terms_by_part.get((part, shared), ()):
+            found = found + term.seconds(self, asked)
         return found
 
     # Phases of a program.
@@ -362,13 +365,13 @@ class Price:
         ends = linear + last[:, None] * table[:, first + len(LINEAR) :]
         asked = self._asked(info, np.concatenate([fixed, fixed]), np.concatenate([linear, ends]))
         pairs: list[list[tuple[Any, Any]]] = []
-        for part in PARTS:
-            begin, end = np.split(self._part_s(part, asked), 2)
+        for both in (
+            *(self._part_s(part, asked) for part in PARTS),
+            asked.kv_tokens * self.measured,
+        ):
+            begin, end = both[: len(table)], both[len(table) :]
             growth = (end - begin) / last
             pairs.append(list(zip(begin.tolist(), growth.tolist(), strict=True)))
-        reads, ends_with = np.split(asked.kv_tokens * self.measured, 2)
-        growth = (ends_with - reads) / last
-        pairs.append(list(zip(reads.tolist(), growth.tolist(), strict=True)))
         for name in ("hbm_bytes", "prefix_bytes"):
             at = first + LINEAR.index(name)
             held, grows = table[:, at], table[:, at + len(LINEAR)]

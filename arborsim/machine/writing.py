@@ -51,6 +51,8 @@ Levels = tuple[int, int, int]
 #: What follows a transfer: bytes of HBM that change now, and the next transfer of its chain.
 Next = tuple[int, Leg | None]
 _HBM, _PREFIX = LINEAR.index("hbm_bytes"), LINEAR.index("prefix_bytes")
+#: Columns of pieces as `cut` makes them of rows, which begin with their segment
+_NO_SEGMENT = np.delete(np.arange(1 + len(PIECE_COLUMNS)), 1)
 _SPENT = (Op.PREFILL, Op.DECIDE, Op.COPY, Op.RECOMPUTE, Op.TURN, Op.MOVE)
 
 
@@ -86,6 +88,7 @@ class OpenProgram(PricedProgram):
         self._pending: list[tuple[int, int, int, int]] = []  # not yet given to the server
         self._pending_rows: list[np.ndarray] = []
         self._sent = False  # since all was quiet
+        self._newest_up = -1  # the newest chain that ends with a transfer from the host
         self._then: dict[int, Callable[[], Next]] = {}
         self._waited_for: set[int] = set()
         self._starving: simpy.Event | None = None
@@ -141,11 +144,9 @@ class OpenProgram(PricedProgram):
         """HBM other than the pages changes."""
         if not delta_bytes:
             return
-        if delta_bytes < 0:
+        if delta_bytes < 0 and self._newest_up >= 0:
             # A buffer can only be given up once the transfer that fills it has begun.
-            begun = [n for n, legs in enumerate(self.chains) if legs[-1].up]
-            if begun:
-                self.put(Op.BEGUN, begun[-1])
+            self.put(Op.BEGUN, self._newest_up)
         self.put(Op.HOLD, delta_bytes, int(staging))
 
     def send(self, leg: Leg, then: Callable[[], Next] | None = None) -> int:
@@ -153,6 +154,8 @@ class OpenProgram(PricedProgram):
         chain = len(self.chains)
         self.put(Op.SEND, chain)
         self.chains.append([leg])
+        if leg.up:
+            self._newest_up = chain
         self._sent = True
         if then is not None:
             self._then[chain] = then
@@ -229,6 +232,8 @@ class OpenProgram(PricedProgram):
             legs[leg] = replace(legs[leg], hold_after=hold)
             if following is not None:
                 legs.append(following)
+                if following.up:
+                    self._newest_up = max(self._newest_up, chain)
 
     def _run(self) -> None:
         self._starving = None
@@ -404,4 +409,4 @@ def _pieces(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     every = np.concatenate(rows) if len(rows) > 1 else rows[0]
     fixed = 1 + len(FIXED)
     table = cut(every[:, :fixed], every[:, fixed:])
-    return np.delete(table, 1, axis=1), table[:, 1]
+    return table[:, _NO_SEGMENT], table[:, 1]

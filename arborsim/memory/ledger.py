@@ -9,8 +9,8 @@ cumulative sums are the counts of every iteration.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import mul
 
 import numpy as np
 
@@ -193,7 +193,7 @@ class Ledger:
     @property
     def hbm_bytes(self) -> int:
         """Bytes of the tokens in HBM, as if pages had no gaps."""
-        return self._bytes_of(range(_DDR))
+        return self._bytes_of(0, _DDR)
 
     @property
     def hbm_page_bytes(self) -> int:
@@ -204,17 +204,16 @@ class Ledger:
 
     @property
     def ddr_bytes(self) -> int:
-        return self._bytes_of(range(_DDR, _EVICTED))
+        return self._bytes_of(_DDR, _EVICTED)
 
     @property
     def quantised_bytes(self) -> int:
         """Bytes of the quantised tokens, in HBM and DDR."""
-        return self._bytes_of(_NARROW)
+        return sum(self.held[tier] * self._sizes[tier] for tier in _NARROW)
 
-    def _bytes_of(self, tiers: Iterable[int]) -> int:
-        """Bytes of the tokens in these tiers."""
-        held, sizes = self.held, self._sizes
-        return sum(held[tier] * sizes[tier] for tier in tiers)
+    def _bytes_of(self, first: int, last: int) -> int:
+        """Bytes of the tokens in the tiers from `first` to `last`, not included."""
+        return sum(map(mul, self.held[first:last], self._sizes[first:last]))
 
     @property
     def has_pages(self) -> bool:

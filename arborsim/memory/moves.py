@@ -90,11 +90,12 @@ def in_whole_groups(
         own = own[np.argsort(moves.token[own], kind="stable")]  # ids rise along a path
         size, left = int(together[target]), own
         for leaf in leaves:
-            mine = left[np.isin(moves.token[left], tree.path(leaf), assume_unique=True)]
-            mine = mine[: len(mine) - len(mine) % size]
-            order.append(mine)
-            left = np.setdiff1d(left, mine, assume_unique=True)
-            left = left[np.argsort(moves.token[left], kind="stable")]
+            path, token = tree.path(leaf), moves.token[left]
+            at = np.searchsorted(path, token)
+            on_path = np.flatnonzero(path.take(at, mode="clip") == token)
+            on_path = on_path[: len(on_path) - len(on_path) % size]
+            order.append(left[on_path])
+            left = np.delete(left, on_path)
         if len(left):
             raise PlanError(
                 f"a plan quantises {len(own)} tokens, of which {len(left)} fill no group of {size} "
