@@ -33,7 +33,6 @@ from arborsim.core.sourced import Basis
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 FORMAT = 1
 #: Columns of a table file, in order; those that a table does not need are null.
@@ -268,7 +267,9 @@ class KernelTables:
                         f"{self.path}: damaged kernel tables: {table} lacks {name}, or it is no "
                         f"{wanted} throughout"
                     )
-            found = [_values(group.column(name)) for name in names]
+            from arborsim.trace.columns import values_of  # loads pyarrow
+
+            found = [values_of(group.column(name)) for name in names]
             self._read[table, kind] = found
         return found
 
@@ -308,13 +309,6 @@ class KernelTables:
         at = (split == chosen[:, None]).all(axis=0)
         grid = _grid([rows["tokens"][same][at]], seconds[same][at].astype(float), bound)
         return grid, float(chosen.prod() / wanted.prod())
-
-
-def _values(column: pa.ChunkedArray) -> np.ndarray:
-    """A column without nulls (`ChunkedArray.to_numpy` would import pandas, which is slow)."""
-    array = column.combine_chunks()
-    kind = np.float32 if column.type == "float" else np.int32
-    return np.frombuffer(array.buffers()[1], dtype=kind)[array.offset : array.offset + len(array)]
 
 
 def _grid(keys: Sequence[np.ndarray], seconds: np.ndarray, bound: Bound) -> Grid:

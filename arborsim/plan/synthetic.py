@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from arborsim.bank.arms import Recipe
 from arborsim.bank.bank import Thoughts
@@ -140,6 +139,8 @@ class SyntheticBank(Thoughts):
 
     def _draw(self, node: int) -> None:
         """Draw the next few children of a node."""
+        from scipy.special import ndtr, ndtri  # slow to import
+
         spec, path, level = self.spec, self._path[node], self.depth[node] + 1
         first = len(self._drawn[node])
         rng = _generator(*self.origin, level, *path, first // _BLOCK)

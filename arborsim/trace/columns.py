@@ -65,7 +65,7 @@ def encode(
         )
     kinds = _kind_array(columns["kind"], index)
     rows = len(kinds)
-    codes = kinds.indices.to_numpy(zero_copy_only=False)
+    codes = values_of(kinds.indices)
     is_token = (codes == Kind.PREFILL) | (codes == Kind.TOKEN)
     given = {
         "episode": np.full(rows, index, dtype=np.int32),
@@ -202,6 +202,27 @@ def parquet_writer(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
+def values_of(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Numbers or truth values, a view of Arrow's buffer where there are no nulls.
+
+    `to_numpy` does the same, but imports pandas first, which takes longer than many a command.
+    """
+    array = _one_chunk(column) if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_boolean(array.type):
+        return values_of(array.cast(pa.int8())).view(np.bool_)
+    if array.null_count or not pa.types.is_primitive(array.type):
+        return np.asarray(array.to_numpy(zero_copy_only=False))
+    return _stored(array)
+
+
+def _stored(array: pa.Array) -> np.ndarray:
+    """An array of numbers as a view; anything where it is null."""
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.empty(0, dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+
+
 def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
     """A column of numbers or truth values; null becomes NaN in floats, -1 in others."""
     if pa.types.is_boolean(column.type):
@@ -210,8 +231,10 @@ def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
         null = float("nan") if pa.types.is_floating(column.type) else -1
         if column.null_count == len(column):  # as many columns are, and faster
             return np.full(len(column), null, column.type.to_pandas_dtype())
-        column = pc.fill_null(column, null)
-    return np.asarray(_one_chunk(column).to_numpy(zero_copy_only=False))
+        array = _one_chunk(column)
+        values = _stored(array)
+        return np.where(values_of(array.is_null()), values.dtype.type(null), values)
+    return values_of(column)
 
 
 def kinds_of(column: pa.ChunkedArray) -> np.ndarray:
@@ -232,11 +255,12 @@ def _codes_of(column: pa.ChunkedArray, known: tuple[str, ...]) -> tuple[np.ndarr
         array = array.dictionary_encode()
     labels = array.dictionary.to_pylist()
     number = [known.index(label) if label in known else -1 for label in labels] + [-1]
-    codes = np.asarray(array.indices.fill_null(-1))
+    null = values_of(array.is_null())
+    codes = np.where(null, np.int8(-1), _stored(array.indices))
     # Arrow does not check the indices of a damaged file against the dictionary.
     valid = (codes >= 0) & (codes < len(labels))
     found = np.asarray(number, dtype=np.int8).take(np.where(valid, codes, len(labels)))
-    return found, array.is_null().to_numpy(zero_copy_only=False)
+    return found, null
 
 
 def lists_of(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -252,13 +276,13 @@ def lists_of(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 
 def _list_chunk(chunk: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     """Flat values and lengths; a view unless something hides under a null list."""
-    bounds = chunk.offsets.to_numpy()  # of a slice: its own, into the unsliced values
+    bounds = values_of(chunk.offsets)  # of a slice: its own, into the unsliced values
     lengths = np.diff(bounds)
-    if chunk.null_count and lengths[chunk.is_null().to_numpy(zero_copy_only=False)].any():
+    if chunk.null_count and lengths[values_of(chunk.is_null())].any():
         # flatten() would copy here even when nothing hides, hence the test.
-        lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
-        return np.asarray(chunk.flatten()), lengths
-    values = np.asarray(chunk.values)
+        lengths = values_of(pc.fill_null(pc.list_value_length(chunk), 0))
+        return values_of(chunk.flatten()), lengths
+    values = values_of(chunk.values)
     return values[bounds[0] : bounds[-1]], lengths
 
 

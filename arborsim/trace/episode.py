@@ -25,7 +25,7 @@ from arborsim.core.observations import (
     SparseRows,
     VectorRows,
 )
-from arborsim.trace.columns import ends_of, kinds_of, lists_of, numbers_of
+from arborsim.trace.columns import ends_of, kinds_of, lists_of, numbers_of, values_of
 from arborsim.trace.schema import LATER, PER_LAYER, ROW_COLUMNS, Kind, TraceInfo
 from arborsim.trace.validate import Where, check_attention, check_finite, check_layer_rows, validate
 
@@ -178,7 +178,7 @@ def _structure(table: pa.Table, info: TraceInfo, where: Where, text: bool) -> Ep
 def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
     column = table[name]
     if column.null_count and name in _NEVER_NULL:
-        where.check(column.is_null().to_numpy(), f"{name} is null")
+        where.check(values_of(column.is_null()), f"{name} is null")
     if name in ("kind", "end"):
         return kinds_of(column) if name == "kind" else ends_of(column)
     return numbers_of(column)
@@ -189,8 +189,8 @@ def checked_lists(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`lists_of` a column in which no list holds a null; `rows` are the rows of its entries."""
     if any(chunk.values.null_count for chunk in column.chunks):  # of the file's row group
-        owner = np.asarray(pc.list_parent_indices(column))
-        null = pc.list_flatten(column).is_null().to_numpy()
+        owner = values_of(pc.list_parent_indices(column))
+        null = values_of(pc.list_flatten(column).is_null())
         where.check(null, f"{name} holds a null", rows=owner if rows is None else rows[owner])
     return lists_of(column)
 
@@ -251,7 +251,7 @@ def _layer_rows(table: pa.Table, episode: Episode, where: Where) -> LayerRows:
     column, token_rows, position = table["attention_layers"], episode.token_rows, episode.position
     layers = episode.info.attention_layer_ids
     per_token = 2 * len(layers)
-    counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
+    counts = values_of(pc.fill_null(pc.list_value_length(column), 0))
     expected = np.zeros(len(counts), dtype=np.int64)
     expected[token_rows] = per_token
     what = "attention_layers has {} lists, expected {}"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arborsim.core.errors import TraceError
-from arborsim.trace.columns import kinds_of, numbers_of
+from arborsim.trace.columns import kinds_of, numbers_of, values_of
 from arborsim.trace.schema import RUN, Kind
 from arborsim.trace.validate import Where
 
@@ -75,7 +75,7 @@ def _counts(table: pa.Table) -> np.ndarray:
     """Rows that each row stands for; int64, and what is no count stays for `expand` to name."""
     run = table[RUN.name]
     counts = numbers_of(run).astype(np.int64)
-    return np.where(run.is_null().to_numpy() | (counts < 1), 1, counts)
+    return np.where(values_of(run.is_null()) | (counts < 1), 1, counts)
 
 
 def expand(table: pa.Table, where: Where) -> pa.Table:
@@ -85,7 +85,7 @@ def expand(table: pa.Table, where: Where) -> pa.Table:
     """
     kind, counts = kinds_of(table["kind"]), _counts(table)
     run = numbers_of(table[RUN.name])
-    given = table[RUN.name].is_valid().to_numpy()
+    given = values_of(table[RUN.name].is_valid())
     where.check(given & (run < 1), "run is {}, not at least 1", run)
     counted = (kind == Kind.PREFILL) | (kind == Kind.TOKEN)
     where.check((counts > 1) & ~counted, "a row without a token stands for {} rows", counts)

@@ -177,7 +177,8 @@ class _Rows:
     def __init__(self, prompt_tokens: int) -> None:
         self.parent, self.depth, self.ends = [-1], [0], [prompt_tokens]
         self.iteration = self.count = 0
-        self.pieces: list[list[np.ndarray]] = []
+        #: Of each piece: its rows, kind, nodes, and iterations and positions (or one for all rows)
+        self.pieces: list[tuple[int, Kind, np.ndarray, Any, Any]] = []
         self.thoughts: dict[int, Thought] = {}  # by row
 
     def add(
@@ -187,12 +188,10 @@ class _Rows:
         """Append rows of one kind; the first of them are about `thoughts`."""
         node = np.asarray(node, dtype=np.int32)
         rows = len(node)
+        if not rows:
+            return
         at = self.iteration if iteration is None else iteration
-        piece = [np.full(rows, kind, np.int8), node]  # much faster than np.broadcast_arrays
-        for values in (at, position):
-            given = isinstance(values, np.ndarray)
-            piece.append(values if given else np.full(rows, values, dtype=np.int64))
-        self.pieces.append(piece)
+        self.pieces.append((rows, kind, node, at, position))
         self.thoughts.update(enumerate(thoughts, self.count))
         self.count += rows
 
@@ -218,10 +217,13 @@ class _Rows:
         self.add(Kind.PRUNE, batch.pruned)
 
     def columns(self) -> dict[str, Any]:
-        kind, node, iteration, position = map(np.concatenate, zip(*self.pieces, strict=True))
-        iteration = iteration.astype(np.int32)
+        rows, kinds, nodes, iterations, positions = zip(*self.pieces, strict=True)
+        lengths = np.array(rows)
+        node = np.concatenate(nodes)
         found = {
-            "kind": kind, "iteration": iteration, "node": node, "position": position,
+            "kind": np.repeat(np.array(kinds, dtype=np.int8), lengths), "node": node,
+            "iteration": _spread(iterations, lengths).astype(np.int32),
+            "position": _spread(positions, lengths),
             "parent": np.asarray(self.parent, np.int32)[node],
             "depth": np.asarray(self.depth, np.int32)[node],
             "token": np.full(self.count, -1, dtype=np.int32), "time_s": np.zeros(self.count),
@@ -236,3 +238,13 @@ class _Rows:
             if any(value is not None for value in by_row.values()):
                 found[name] = [by_row.get(row) for row in range(self.count)]
         return found
+
+
+def _spread(values: Sequence[Any], lengths: np.ndarray) -> np.ndarray:
+    """Pieces of a column, each an array or one number for all of its rows; int64 ``[rows]``."""
+    single = [0 if isinstance(value, np.ndarray) else value for value in values]
+    found = np.repeat(np.array(single, dtype=np.int64), lengths)
+    for value, stop, length in zip(values, np.cumsum(lengths), lengths, strict=True):
+        if isinstance(value, np.ndarray):
+            found[stop - length : stop] = value
+    return found
