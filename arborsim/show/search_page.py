@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import SearchResult, SkippedSearch, rows_of
 from arborsim.bank.results import SearchRow as Row
@@ -77,6 +75,8 @@ def render(report: SearchReport) -> str:
         look=lambda row: "baseline" if row.label == REFERENCE else "",
         reason=lambda row: row.left_out,
     )  # fmt: skip
+    import pandas as pd
+
     records = pd.DataFrame([result.flat() for result in report.results])
     films = [{**film, "layout": number}
              for number, each in enumerate(report.trees) for film in each.films]  # fmt: skip
