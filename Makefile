@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test fuzz docs lint format traces bench claims validate-gpu wheels clean
+.PHONY: demo test fuzz kills docs lint format traces bench claims validate-gpu wheels clean
 
 demo: .venv/.core
 	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html \
@@ -19,6 +19,9 @@ test: .venv/.full
 
 fuzz: .venv/.full  ## 10,000 damaged inputs of every kind through the commands, 30 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run
+
+kills: .venv/.full  ## 50 kills of every command that writes, at any moment, 10 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.kills
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

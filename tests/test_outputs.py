@@ -50,6 +50,28 @@ def test_a_file_that_fails_is_what_it_was(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out.txt"]
 
 
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    out, other = tmp_path / "out.csv", tmp_path / ".out.csv.bak"
+    other.touch()
+    killed = """
+import os, signal, sys
+from pathlib import Path
+from arborsim.core.outputs import whole
+with whole(Path(sys.argv[1])) as part:
+    part.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with whole(out) as living:
+        subprocess.run([sys.executable, "-c", killed, str(out)], check=False)
+        stumps = {name for name in names(tmp_path) if name.endswith(".part.csv")}
+        assert len(stumps) == 2
+        write_text(out, "from elsewhere")
+        assert stumps & set(names(tmp_path)) == {living.name}
+        living.write_text("whole")
+    assert names(tmp_path) == [".out.csv.bak", "out.csv"]
+    assert out.read_text() == "whole"
+
+
 def test_links_and_permissions_stay(tmp_path: Path) -> None:
     out, link = tmp_path / "out.txt", tmp_path / "link"
     out.write_text("old")

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import stat
 import tempfile
@@ -19,13 +20,17 @@ from typing import IO
 
 from arborsim.core.errors import UsageError
 
+#: In the names of files that are being written.
+_PART = ".part"
+
 
 @contextlib.contextmanager
 def whole(path: Path, ending: str | None = None) -> Iterator[Path]:
     """A name to write to, which takes the place of `path` when the block ends without an error.
 
     The name ends as `path` does, for writers that go by it, or in `ending`.  Devices and pipes are
-    written in place.  A link stays a link: what it points to is replaced.
+    written in place.  A link stays a link: what it points to is replaced.  What killed processes
+    left of writing `path` is removed.
 
     Raises
     ------
@@ -38,18 +43,21 @@ def whole(path: Path, ending: str | None = None) -> Iterator[Path]:
             return
         target = path.resolve()
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644
+        begin = f".{target.name[:100]}."
+        _remove_stumps(target.parent, begin)
         handle, name = tempfile.mkstemp(
             dir=target.parent,
-            prefix=f".{target.stem[:100]}.",
-            suffix=target.suffix if ending is None else ending,
+            prefix=begin,
+            suffix=f"{_PART}{target.suffix if ending is None else ending}",
         )
         os.close(handle)
         part = Path(name)
         try:
-            yield part
-            part.chmod(mode)
-            _to_disk(part)
-            part.replace(target)
+            with _kept(part):
+                yield part
+                part.chmod(mode)
+                _to_disk(part)
+                part.replace(target)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -60,6 +68,22 @@ def whole(path: Path, ending: str | None = None) -> Iterator[Path]:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+@contextlib.contextmanager
+def _kept(part: Path) -> Iterator[None]:
+    """Says that a living process writes this file."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):  # not every system knows how
+            stack.enter_context(_locked(part, wait=True))
+        yield
+
+
+def _remove_stumps(folder: Path, begin: str) -> None:
+    """Delete files of `whole` that no living process writes, which begin so."""
+    for stump in folder.glob(f"{glob.escape(begin)}????????{_PART}*"):
+        with contextlib.suppress(ImportError, OSError), _locked(stump):
+            stump.unlink(missing_ok=True)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a UTF-8 file, whole or not at all; a `UsageError` if it cannot be written."""
     write_bytes(path, text.encode())
@@ -68,7 +92,7 @@ def write_text(path: str | Path, text: str) -> None:
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file, whole or not at all; a `UsageError` if it cannot be written."""
     # A killed process leaves the name, which must not pass for a file of its kind.
-    with whole(Path(path), ".part") as part:
+    with whole(Path(path), "") as part:
         part.write_bytes(content)
 
 
@@ -140,7 +164,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self._name = path.with_name(f".{path.name}.lock")
         try:
-            self._file = self._locked()
+            self._file = _locked(self._name)
         except BlockingIOError:
             raise Busy(
                 f"{path}: another arborsim is writing it: wait for it, or choose another name"
@@ -148,27 +172,30 @@ class Lock:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
-    def _locked(self) -> IO[bytes]:
-        import fcntl  # there is none on Windows
-
-        while True:
-            file = self._name.open("ab")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The process that had it may have removed the name after it was opened here.
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(self._name.stat(), os.fstat(file.fileno())):
-                        return file
-            except BaseException:
-                file.close()
-                raise
-            file.close()
-
     def release(self) -> None:
         """Let others write; calling it again does no harm."""
         if not self._file.closed:
             self._name.unlink(missing_ok=True)
             self._file.close()
+
+
+def _locked(name: Path, wait: bool = False) -> IO[bytes]:
+    """The file, made if it is not there, with a lock; `BlockingIOError` if another one has it."""
+    import fcntl  # there is none on Windows
+
+    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    while True:
+        file = name.open("ab")
+        try:
+            fcntl.flock(file, how)
+            # The process that had it may have removed the name after it was opened here.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(name.stat(), os.fstat(file.fileno())):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def _is_special(path: Path) -> bool:

@@ -9,9 +9,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from arborsim import load_results
+from arborsim.cli.app import main
+from arborsim.plan.files import PlanLog
+from arborsim.plan.plan import Planner
+from arborsim.plan.workload_file import read_workload
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
-from tests.helpers.traces import make_trace
+from tests.helpers.traces import make_info, make_trace, random_trace_columns
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "traces" / "logs"
@@ -26,10 +33,16 @@ class Target:
     file: Path
     kind: str
     command: tuple[str, ...]
+    #: Where a copy of the file is put, for commands that go on with it; "" if they only read it
+    copy: str = ""
+    models: bool = False  #: whether it needs torch, which takes long to load
 
 
-def make(folder: Path) -> list[Target]:
-    """The files, in this folder, and what reads them."""
+def make(folder: Path, models: bool) -> list[Target]:
+    """The files, in this folder, and what reads them.
+
+    Those of targets that need `models` are only made if they are wanted.
+    """
     small = {"episodes": 2, "prompt": 6, "nodes": 4, "layers": 3}
     trace = make_trace(folder / "trace.parquet", **small)
     sparse = make_trace(folder / "sparse.parquet", attention="sparse", attention_top=4, **small)
@@ -53,6 +66,7 @@ def make(folder: Path) -> list[Target]:
     targets += _texts(folder, trace)
     targets += _imports(folder)
     targets += _results(folder)
+    targets += _interrupted(folder, models)
     return targets
 
 
@@ -135,20 +149,66 @@ def _imports(folder: Path) -> list[Target]:
 
 
 def _results(folder: Path) -> list[Target]:
-    """What earlier runs wrote: results, logs, validations."""
-    from arborsim.cli.app import main
-
-    results, log = folder / "results.parquet", folder / "live.jsonl"
-    arguments = ["--policy", "epikv", "--budget", "0.7", "--out", str(results), "--json"]
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert main(["replay", str(folder / "trace.parquet"), *arguments]) == 0
-    other = folder / "other.parquet"
-    shutil.copy(results, other)
+    """What earlier runs wrote: results, logs, cells of sweeps."""
+    made = {name: folder / f"{name}.parquet" for name in ("results", "searched", "planned")}
+    log, workload = folder / "live.jsonl", str(folder / "workload.toml")
+    for name, *command in (
+        ("results", "replay", str(folder / "trace.parquet"), "--policy", "epikv"),
+        ("searched", "search", str(folder / "bank.parquet"), "--width", "4"),
+        ("planned", "plan", workload),
+    ):  # fmt: skip
+        _run(*command, "--out", str(made[name]), "--json")
+    _run("sweep", str(folder / "grid.toml"), "--out", str(folder / "cells"))
+    other, cell = folder / "other.parquet", min((folder / "cells").rglob("*.parquet"))
+    shutil.copy(made["results"], other)
     shutil.copy(GOLDEN / "live.jsonl", log)
-    workload = str(folder / "workload.toml")
+    answers = made["answers"] = load_results(log).save(folder / "answers.parquet")
     return [
-        Target("results", results, "parquet", ("plot", str(results))),
-        Target("compared", other, "parquet", ("compare", str(results), str(other), "--json")),
+        *(Target(name, file, "parquet", ("plot", str(file))) for name, file in made.items()),
+        Target("compared", other, "parquet",
+               ("compare", str(made["results"]), str(other), "--json")),
+        Target("answers compared", answers, "parquet", ("compare", str(answers), str(log))),
+        Target("cell", cell, "parquet", ("results", str(folder / "cells"), "--json")),
         Target("live log", log, "jsonl", ("plot", str(log))),
         Target("accuracy", log, "jsonl", ("plan", workload, "--accuracy", str(log), "--json")),
-    ]
+    ]  # fmt: skip
+
+
+def _interrupted(folder: Path, models: bool) -> list[Target]:
+    """What commands leave when they are killed, and go on with: logs, parts of recordings."""
+    planner = Planner(read_workload(folder / "workload.toml"))
+    planner.run()
+    plan = PlanLog(folder / "plan.jsonl", planner.workload)
+    plan.write(planner.finished.values())
+    plan.close()
+    info, parts = make_info(layers=3), folder / "half.parquet.parts"
+    writer = TraceWriter(folder / "half.parquet", info)
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        writer.write_episode(random_trace_columns(rng, info, prompt=6, nodes=4))
+    writer._lock.release()  # as the end of its process does
+    del writer
+    searches = ("--task", "chain", "--lines", "6", "--episodes", "2", "--max-tokens", "8")
+    live = ("live", *searches, "--policy", "h2o", "--budget", "0.7", "--json", "--out")
+    record = ("record", *searches, "--out")
+    log, recorded = folder / "live-run.jsonl", folder / "recorded.parquet"
+    if models:
+        _run(*live, str(log))
+        _run(*record, str(recorded))
+    return [
+        Target("plan log", folder / "plan.jsonl", "jsonl",
+               ("plan", str(folder / "workload.toml"), "--out", "{out}.json", "--resume"),
+               "{out}.json.partial.jsonl"),
+        Target("parts", parts / "episode-000001.parquet", "parquet",
+               ("replay", str(parts), "--policy", "streaming-llm", "--budget", "0.7", "--json")),
+        Target("live --resume", log, "jsonl", (*live, "{out}.jsonl", "--resume"), "{out}.jsonl",
+               models=True),
+        Target("record --resume", recorded, "parquet", (*record, "{out}.parquet", "--resume"),
+               "{out}.parquet", models=True),
+    ]  # fmt: skip
+
+
+def _run(*command: str) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        assert main(list(command)) == 0, command

@@ -18,7 +18,7 @@ def test_damaged_inputs(part: int, tmp_path: Path) -> None:
     count = CASES // PARTS
     made = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.run", "--first", str(part * count), "--cases",
-         str(count), "--folder", str(tmp_path)],
+         str(count), "--no-models", "--folder", str(tmp_path)],
         cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
