@@ -85,7 +85,8 @@ def write_table(frame: pd.DataFrame, path: Path, metadata: Mapping[str, Any]) ->
             return
         table = pa.Table.from_pandas(frame, preserve_index=False)
         said = json.dumps(strict(metadata), sort_keys=True, allow_nan=False).encode()
-        pq.write_table(table.replace_schema_metadata({**table.schema.metadata, KEY: said}), part)
+        table = table.replace_schema_metadata({**table.schema.metadata, KEY: said})
+        pq.write_table(table, part, write_page_checksum=True)
 
 
 def csv_text(frame: pd.DataFrame) -> str:

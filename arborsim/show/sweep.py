@@ -94,8 +94,14 @@ GROUP_FIGURES = tuple(each.name for each in fields(Grouped) if each.name != "sha
 def compared(rows: Iterable[CellRow]) -> list[CellRow]:
     """Rows in the order of their places, with what is relative to full retention there."""
     known = related(list(rows), lambda row: row.place)
-    ordered = sorted(known, key=lambda row: (row.place, _budget(row.budget), row.policy,
-                                             row.settings))  # fmt: skip
+    ordered = sorted(
+        known,
+        key=lambda row: (
+            # Cells of other versions lack some parameters: they come first.
+            [(each is not None, each) for each in row.place],
+            _budget(row.budget), row.policy, row.settings,
+        ),
+    )  # fmt: skip
     full = {
         row.place: row.answers for row in ordered if row.is_baseline and row.answers is not None
     }

@@ -56,6 +56,9 @@ _ALWAYS = {"address", "kind", "trace", "policy", "settings", "budget", "status"}
 #: What tells cells apart that have the same parameters.
 ORIGIN = {"code": "str", "inputs": "str"}
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+_FORMAT = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
 SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in {**HEAD, **FIGURES, **ORIGIN}.items()])
 
 
@@ -133,7 +136,12 @@ def made(
     buffer = io.BytesIO()
     # Dictionaries, statistics and Arrow's schema say nothing about one row, and are most of a file.
     with pq.ParquetWriter(
-        buffer, SCHEMA, use_dictionary=False, write_statistics=False, store_schema=False
+        buffer,
+        SCHEMA,
+        use_dictionary=False,
+        write_statistics=False,
+        store_schema=False,
+        write_page_checksum=True,
     ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({KEY: said})
@@ -230,19 +238,25 @@ def _records(files: list[Path]) -> Iterator[dict[str, Any]]:
     """What stands in the files; columns that other versions lack are None."""
     try:
         yield from _checked(files)
-    except (pa.ArrowException, OSError, UsageError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, UsageError) as error:
         for path in files:
             check_parquet(path)
-            with located(str(path)), contextlib.suppress(pa.ArrowException, OSError):
+            with (
+                located(str(path)),
+                contextlib.suppress(pa.ArrowException, OSError, UnicodeDecodeError),
+            ):
                 _checked([path])
         said = " ".join(str(error).split())[:160]
         raise UsageError(f"{files[0].parents[2]}: a cell is damaged ({said})") from None
 
 
 def _checked(files: list[Path]) -> list[dict[str, Any]]:
-    found = ds.dataset([str(path) for path in files], schema=SCHEMA, format="parquet").to_table()
+    names = [str(path) for path in files]
+    found = ds.dataset(names, schema=SCHEMA, format=_FORMAT).to_table()
     frame = found.drop(["left_out"]).to_pandas()
     check_columns(frame, columns := {**HEAD, **FIGURES}, missing=columns.keys() - _ALWAYS)
+    if found["address"].to_pylist() != [path.stem for path in files]:
+        raise UsageError("the file is damaged: it does not hold the cell of its name")
     records: list[dict[str, Any]] = found.to_pylist()
     return records
 

@@ -137,7 +137,8 @@ def write_results(result: Validation, request: Mapping[str, Any], path: Path) ->
     )
     rows = [{f.name: getattr(check, f.name) for f in fields(check)} for check in result.checks]
     with whole(path) as part:
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), part, compression="zstd")
+        table = pa.Table.from_pylist(rows, schema=schema)
+        pq.write_table(table, part, compression="zstd", write_page_checksum=True)
 
 
 def metadata_of(result: Validation) -> dict[str, Any]:

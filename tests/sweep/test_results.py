@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -103,3 +107,49 @@ def test_a_damaged_cell_is_named(cells: Path, tmp_path: Path) -> None:
     copy.write_bytes(file.read_bytes()[:900])
     with pytest.raises(ArborsimError, match=f"{file.name}: the file is truncated"):
         arborsim.results(tmp_path)
+
+
+def damaged(cells: Path, folder: Path, **values: object) -> Path:
+    """A copy of the cells, in the fourth of which these values stand."""
+    shutil.copytree(cells, folder / "copy")
+    file = sorted((folder / "copy").rglob("*.parquet"))[3]
+    table = pq.read_table(file)
+    rows = [{**row, **values} for row in table.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("peak_hbm_kv_bytes", -1, "peak_hbm_kv_bytes of row 1 must be a whole number"),
+        ("attention_kept", math.inf, "attention_kept of row 1 must be a finite number, not inf"),
+        ("policy", None, "policy of row 1 must be a text"),
+        ("address", "", "the file is damaged: it does not hold the cell of its name"),
+    ],
+)
+def test_values_that_no_cell_has_are_refused(
+    cells: Path, tmp_path: Path, column: str, value: object, said: str
+) -> None:
+    file = damaged(cells, tmp_path, **{column: value})
+    with pytest.raises(ArborsimError) as caught:
+        arborsim.results(tmp_path / "copy")
+    assert str(caught.value).startswith(f"{file}: {said}")
+
+
+def test_cells_of_versions_that_lack_a_parameter_are_read(cells: Path, tmp_path: Path) -> None:
+    damaged(cells, tmp_path, first=None)
+    assert len(arborsim.results(tmp_path / "copy").to_pandas()) == len(
+        arborsim.results(cells).to_pandas()
+    )
+
+
+def test_changed_pages_are_damage(cells: Path, tmp_path: Path) -> None:
+    shutil.copytree(cells, tmp_path / "copy")
+    file = sorted((tmp_path / "copy").rglob("*.parquet"))[3]
+    data = file.read_bytes()
+    policy = pq.ParquetFile(file).metadata.row_group(0).column(3)
+    at = policy.data_page_offset + policy.total_compressed_size - 1
+    file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(ArborsimError, match="damaged"):
+        arborsim.results(tmp_path / "copy")
