@@ -268,10 +268,14 @@ Pieces = list[tuple[Pool, Tensor]]  # slots of a host pool, which are on the hos
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A piece of a layer: its blocks on the host, and the place of each token among them."""
+    """A piece of a layer: its blocks on the host, and the place of each token among them.
+
+    `order` is that place on the device: it is needed in every pass, until tokens move.
+    """
 
     pool: HostPool
     at: np.ndarray
+    order: Tensor | slice
     parts: list[list[Tensor]]
 
 
@@ -311,7 +315,7 @@ class HostStream:
         if anew:
             self.discard()
             self._pieces = [
-                [_arriving(layer, pool, slots) for pool, slots in pieces(layer)]
+                [self._piece(layer, pool, slots) for pool, slots in pieces(layer)]
                 for layer in range(self._layers)
             ]
         if self._ahead is None:
@@ -334,7 +338,8 @@ class HostStream:
         found: list[Tensor] = []
         for piece in self._pieces[layer]:
             buffers = [next(arrived) for _ in piece.parts]
-            found += [part[0] for part in piece.pool.content(buffers, piece.at)]
+            buffers = buffers or piece.pool.buffers(0, self._link.device)
+            found += [part[0] for part in piece.pool.content(buffers, piece.at, piece.order)]
         self._prefetch(self._stream.after(layer))
         return found
 
@@ -344,8 +349,9 @@ class HostStream:
         )
         self._ahead = layer
 
-
-def _arriving(layer: int, pool: Pool, slots: Tensor) -> _Arriving:
-    assert isinstance(pool, HostPool)
-    blocks = pool.blocks_of_layer(layer, slots.numpy())
-    return _Arriving(pool, blocks.at, pool.views(blocks))
+    def _piece(self, layer: int, pool: Pool, slots: Tensor) -> _Arriving:
+        assert isinstance(pool, HostPool)
+        blocks = pool.blocks_of_layer(layer, slots.numpy())
+        order = pool.order(blocks.at, self._link.device)
+        # A head of which nothing is there has no part.
+        return _Arriving(pool, blocks.at, order, pool.views(blocks) if blocks.rows else [])

@@ -330,7 +330,18 @@ class HostPool(Pool):
             for host, (start, count) in zip(views, bounds, strict=True)
         ]
 
-    def content(self, buffers: Sequence[Tensor], at: np.ndarray) -> list[Tensor]:
+    @staticmethod
+    def order(at: np.ndarray, device: torch.device) -> Tensor | slice:
+        """What chooses the rows `at` of buffers; `content` takes it ready-made, too."""
+        flat = at.reshape(-1)
+        first = int(flat[0]) if len(flat) else 0
+        if (flat == np.arange(first, first + len(flat))).all():
+            return slice(first, first + len(flat))
+        return to_device(flat, device)
+
+    def content(
+        self, buffers: Sequence[Tensor], at: np.ndarray, order: Tensor | slice | None = None
+    ) -> list[Tensor]:
         """Rows of buffers as other pools store them, ``[layers, records, heads, tokens, ...]``.
 
         Parameters
@@ -340,13 +351,12 @@ class HostPool(Pool):
         at : int64 array ``[lanes, tokens]``
             See `BlockList`.
         """
-        flat, (lanes, count) = at.reshape(-1), at.shape
-        first = int(flat[0]) if len(flat) else 0
-        if (flat == np.arange(first, first + len(flat))).all():
-            rows = [buffer.narrow(0, first, len(flat)) for buffer in buffers]
+        lanes, count = at.shape
+        order = self.order(at, buffers[0].device) if order is None else order
+        if isinstance(order, slice):
+            rows = [buffer[order] for buffer in buffers]
         else:
-            index = to_device(flat, buffers[0].device)
-            rows = [buffer.index_select(0, index) for buffer in buffers]
+            rows = [buffer.index_select(0, order) for buffer in buffers]
         return [
             row.view(lanes, count, *row.shape[1:]).permute(0, 2, 3, 4, 1, 5).flatten(0, 1)
             for row in rows

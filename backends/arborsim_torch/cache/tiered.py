@@ -273,14 +273,12 @@ class TieredCache:
     def on_device(self) -> bool:
         """Whether all that the next step reads lies on the device, and is read in place.
 
-        Tokens in DDR may have staged copies, or not be on a path.  In other recall modes almost
-        every step reads some of them, so the exceptions are not worth looking for.
+        Tokens in DDR may have staged copies, not be on a path, or not be among those chosen.
         """
         if self.ordered:
             return False
         held = any(pool.slots.total for place, pool in self.pools.items() if place.on_host)
-        stages = self.stream is None and self.host_attention is None
-        return not held or (stages and not self._pieces.reads_host)
+        return not held or not self._pieces.reads_host
 
     def enter(
         self, ids: np.ndarray, rounded: Callable[[int], int], rows: int

@@ -234,3 +234,32 @@ def test_searches_are_the_same_with_graphs_and_without(names: list[str]) -> None
         found = run(names, "cuda", 40, most=20)
         assert gpu.launches["graph replay"] >= 4
     compare(found, wanted)
+
+
+def test_steps_that_read_nothing_of_the_host_are_replayed() -> None:
+    """Also where tokens are read on demand: DDR may hold those alone that were not chosen."""
+
+    def search(device: str) -> tuple[list[torch.Tensor], int]:
+        """Logits, and how many steps there were while DDR held tokens and a graph was replayed."""
+        source = RandomSource(VOCAB, 50, 70, 70)
+        model = tiny_model().to(device)
+        setup = SearchSetup(model, source, lambda: make_search("linear"), 0.0, 0, 70)
+        options = CacheOptions(recall="ondemand", overlap=False)
+        one = PolicySearch(setup, source.problem(0), build("freekv"), 70, options)
+        steps, found, count = one.steps(), [], 0
+        tokens = next(steps)
+        for _ in range(68):
+            held, before = one.cache.pools[Place.DDR].slots.total, one.replayed_steps
+            logits = run_together([one.prepare(tokens)])
+            found.append(logits[0][:, 0].cpu())
+            count += held > 0 and one.replayed_steps > before
+            tokens = steps.send(logits[0][:, 0])
+        steps.close()
+        return found, count
+
+    wanted, none = search("cpu")
+    with pretend():
+        found, replayed = search("cuda")
+    assert replayed >= 10 > none
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-4)

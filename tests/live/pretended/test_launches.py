@@ -67,6 +67,7 @@ def own() -> Counter[str]:
         ("arkv", "stage"), ("arkv-quant", "stage"),  # spread over heads; FP8
         ("kivi", "stage"),  # packed
         ("hierarchy", "stage"), ("staircase", "stage"),  # staged, two formats
+        ("staircase", "stream"),
     ],
 )  # fmt: skip
 def test_a_layer_takes_few_launches(

@@ -160,9 +160,14 @@ def test_every_policy_decides_as_on_the_cpu(
     assert handed.between == 0
 
 
-@pytest.mark.parametrize("recall", ["stream", "near"])
-def test_tokens_in_ddr_are_read_as_on_the_cpu(recall: str) -> None:
-    names = ("staircase",)  # some of them in 8 bits
+@pytest.mark.parametrize(
+    ("names", "recall"),
+    [
+        (("staircase",), "stream"), (("staircase",), "near"),  # some of them in 8 bits
+        (("freekv",), "stream"),  # heads of which nothing lies there
+    ],
+)  # fmt: skip
+def test_tokens_in_ddr_are_read_as_on_the_cpu(names: Sequence[str], recall: str) -> None:
     wanted = run(names, "cpu", 40, recall=recall, most=20)
     with pretend() as gpu:
         found = run(names, "cuda", 40, recall=recall, most=20)
