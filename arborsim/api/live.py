@@ -392,13 +392,12 @@ class LiveResults(Results):
     @classmethod
     def read_log(cls, path: Path) -> LiveResults:
         """The results in a log of ``arborsim live --out``."""
-        from arborsim.core.documents import RecordLog
         from arborsim.core.records import convert
-        from arborsim.live.backends import LiveFacts, LiveResult
-        from arborsim.live.log import FORMAT, VERSION, request_of
+        from arborsim.live.backends import LiveFacts
+        from arborsim.live.log import LiveRecords, request_of
         from arborsim.show.live import LiveReport
 
-        log = RecordLog(path, LiveResult, FORMAT, VERSION)
+        log = LiveRecords(path)
         head = log.read()
         if not head:
             raise UsageError(f"{path}: the log holds no results yet")

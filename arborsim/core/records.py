@@ -32,6 +32,8 @@ from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 
 Record = TypeVar("Record")
 MOST_INT = (1 << 63) - 1
+#: Largest number that results in files may have: sums and products of such numbers stay finite.
+MOST_FLOAT = 1e100
 _DURATION = re.compile(
     r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?:(ms)|(s|sec|seconds?)|(min|minutes?)|(h|hours?))"
 )

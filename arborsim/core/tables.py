@@ -18,6 +18,7 @@ from arborsim import __version__
 from arborsim.core.documents import strict
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.outputs import whole
+from arborsim.core.records import MOST_FLOAT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,8 +31,6 @@ VERSION = 1
 FORMATS = (".parquet", ".csv", ".json")
 #: Spreadsheets take a text that begins so for a formula.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-#: Largest number that is read: sums and products of a file's numbers stay finite.
-_MOST = 1e100
 _RULES = {
     "int": "a whole number of at least 0", "float": "a finite number", "bool": "true or false",
     "str": "a text",
@@ -188,7 +187,7 @@ def _check_column(values: pd.Series[Any], kind: str, may_be_missing: bool) -> No
         good = known.map(lambda value: kind == "bool" and isinstance(value, bool | np.bool_))
     else:
         numbers = known.astype(float) if kind == "float" else known
-        good = abs(numbers) <= _MOST
+        good = abs(numbers) <= MOST_FLOAT
         if kind == "int":
             good = good & (numbers >= 0) & (numbers % 1 == 0)
     wrong = np.flatnonzero(~good.fillna(False).astype(bool))

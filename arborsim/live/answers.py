@@ -19,12 +19,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborsim.core.documents import RecordLog
 from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.score import Score
 from arborsim.core.tiers import Budget
-from arborsim.live.backends import LiveResult
-from arborsim.live.log import FORMAT, VERSION, request_of
+from arborsim.live.log import LiveRecords, request_of
 from arborsim.run.results import ANY, BASELINE, ORACLES, Answered, ReplayResult
 
 if TYPE_CHECKING:
@@ -334,7 +332,7 @@ def read_log(path: Path, option: str) -> tuple[dict[str, Any], list[Judged]]:
     Raises `UsageError`, with the `option` that named the file in front: it is no such log, or of a
     shadow run, in which all answers are those of full retention.
     """
-    log = RecordLog(path, LiveResult, FORMAT, VERSION)
+    log = LiveRecords(path)
     try:
         head = log.read()
         request = request_of(head, path)

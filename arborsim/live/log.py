@@ -18,7 +18,7 @@ import numpy as np
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.measurements import MemorySeries, thinned
-from arborsim.core.records import convert
+from arborsim.core.records import MOST_FLOAT, convert
 from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import find, parameters, values_of
 
@@ -104,7 +104,26 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class LiveLog(RecordLog[LiveResult]):
+class LiveRecords(RecordLog[LiveResult]):
+    """The log of a live run, whose numbers are all known."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, LiveResult, FORMAT, VERSION)
+
+    def read(self) -> dict[str, Any]:
+        head = super().read()
+        for line, record in enumerate(self.records, 2):
+            measured = vars(record.measured)
+            for name, value in {**measured, **vars(measured["time"]), **vars(record)}.items():
+                if isinstance(value, float) and not abs(value) <= MOST_FLOAT:
+                    raise UsageError(
+                        f"{self.path}, line {line}: {name} must be a finite number, not {value!r}: "
+                        "the log is damaged; delete the line to go on without it"
+                    )
+        return head
+
+
+class LiveLog(LiveRecords):
     """A log to write to, and what an earlier run has left in it (`records`).
 
     `resume` goes on after the results that `path` holds, if it exists; `overwrite` replaces `path`,
@@ -120,7 +139,7 @@ class LiveLog(RecordLog[LiveResult]):
     def __init__(
         self, path: Path, request: LiveRequest, *, resume: bool = False, overwrite: bool = False
     ) -> None:
-        super().__init__(path, LiveResult, FORMAT, VERSION)
+        super().__init__(path)
         self._request, self._command = describe(request), request.command
         self._facts: LiveFacts | None = None
         if path.exists() and not resume and not overwrite:

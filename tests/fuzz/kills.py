@@ -24,6 +24,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from arborsim.core.tables import holds_key
+from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
 from tests.helpers.traces import make_trace
@@ -232,6 +234,7 @@ def check(name: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
     while done < kills:
         at = place("killed")
         kept: list[bytes] = []
+        recorded = 0
         if command.out and rng.random() < 0.5:
             (at / command.out).write_bytes(OLD)
         more = ("--jobs", "2") if command.workers and done % 5 == 4 else ()
@@ -244,6 +247,8 @@ def check(name: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
                 break
             done += 1
             _whole_or_not(command, at, expected, (name, seed, done, moment))
+            recorded, before = _episodes(at), recorded
+            assert recorded >= before, "an episode that was there is lost"
             if command.log:
                 there = at / command.log
                 lines = there.read_bytes().splitlines(True) if there.exists() else []
@@ -261,6 +266,18 @@ def check(name: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
             assert found[command.log].startswith(b"".join(kept)), "records were made again"
     return {"command": name, "kills": done, "too late": ended, "seconds": round(whole.seconds, 2),
             "operations": whole.operations, "changes": whole.changes}  # fmt: skip
+
+
+def _episodes(folder: Path) -> int:
+    """Whole episodes of the recordings here, all of which can be read."""
+    found = 0
+    for path in [*folder.glob("*.parquet.parts"), *folder.glob("out.parquet")]:
+        if path.is_dir() and not any(path.glob("*.parquet")):
+            continue  # killed within the first one
+        if path.is_file() and not holds_key(path, b"arborsim.trace"):
+            continue
+        found = max(found, len(list(TraceReader(path).episodes())))
+    return found
 
 
 def _whole_or_not(command: Command, folder: Path, expected: dict[str, Any], what: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arborsim import load_results
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import SIGNIFICANT, fisher_p
@@ -128,6 +130,21 @@ def test_files_that_say_nothing_of_answers_are_refused(tmp_path: Path):
         Answers.known([tmp_path / "x"])
     with pytest.raises(UsageError, match="shadow"):
         Answers.known([_log(tmp_path / "shadow.jsonl", shadow=True)])
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("wall_s", "-Infinity"), ("prefill_s", "NaN"), ("decode_s", "1e308")]
+)
+def test_numbers_that_no_live_run_measures_are_refused(tmp_path: Path, name: str, number: str):
+    path = _log(tmp_path / "run.jsonl")
+    head, first, *others = path.read_text().splitlines(True)
+    damaged = re.sub(rf'"{name}":[\d.]+', f'"{name}":{number}', first)
+    path.write_text("".join([head, damaged, *others]))
+    said = f"run.jsonl, line 2: {name} must be a finite number, not {float(number)!r}"
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Answers.known([path])
+    with pytest.raises(UsageError, match=re.escape(said)):
+        load_results(path)
 
 
 def test_rows_without_full_retention_have_no_difference():
