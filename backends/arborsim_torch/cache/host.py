@@ -293,6 +293,7 @@ class HostStream:
         self._stream = LayerStream(link, layers)
         self._pieces: list[list[_Arriving]] = []
         self._ahead: int | None = None  # the layer that is under way
+        self._moved = False  # rows between those of the pieces may be written from now on
 
     @property
     def held_up(self) -> HeldUp:
@@ -312,8 +313,9 @@ class HostStream:
             What a layer needs: pools and slots.
         anew : bool
         """
-        if anew:
+        if anew or self._moved:
             self.discard()
+            self._moved = False
             self._pieces = [
                 [self._piece(layer, pool, slots) for pool, slots in pieces(layer)]
                 for layer in range(self._layers)
@@ -324,7 +326,7 @@ class HostStream:
     def discard(self) -> None:
         """Tokens are about to move: what is under way is not needed, and must have ended."""
         self._stream.discard()
-        self._ahead = None
+        self._ahead, self._moved = None, True
 
     def take(self, layer: int) -> list[Tensor]:
         """The layer's tensors on the device, while the next layer's set out.

@@ -164,6 +164,9 @@ class HostPool(Pool):
     ----------
     slots : RowTable
         Rows of tokens.
+    arriving : int
+        Copies into rows that have not ended.  What lies between two runs may then be written, so
+        no runs are joined.
     """
 
     slots: RowTable
@@ -191,6 +194,7 @@ class HostPool(Pool):
         self._row_bytes = self.bytes_per_slot // (layout.layers if self._every_lane else 1)
         self.slots = RowTable(lane, -(-LEAST_BLOCK_BYTES // self._row_bytes))
         self._join = JOIN_BYTES // self._row_bytes if pinned else 0
+        self.arriving = 0
         self._chunks: list[list[Tensor]] = []  # parts [lanes, rows, layers, records, heads, ...]
         self._first = np.zeros(1, dtype=np.int64)  # row of each chunk, and the end
 
@@ -266,14 +270,15 @@ class HostPool(Pool):
         them: for copies from here alone.
         """
         row = self.slots.of[group, token].astype(np.int64)
-        gap = self._join if join else 0
+        gap = self._join if join and not self.arriving else 0
         if self._every_lane:
             return self._runs(np.arange(self._lanes), row[None], gap)
         return self._runs(self._lane_of_group[group], row, gap)
 
     def blocks_of_layer(self, layer: int, row: np.ndarray, *, join: bool = True) -> BlockList:
         """The runs of some rows of a layer; rows are of one layer each."""
-        return self._runs(np.full(len(row), layer), row, self._join if join else 0)
+        gap = self._join if join and not self.arriving else 0
+        return self._runs(np.full(len(row), layer), row, gap)
 
     def opened_pages(self, group: np.ndarray, row: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """Pages in which these rows, just taken, are the only ones, by layer (0 if shared)."""

@@ -102,8 +102,13 @@ class Mover:
         if copy.to_stage:
             copy.ticket.order(self.held_up)
         else:
-            self.held_up.host_s += copy.ticket.wait()
+            self._arrived(copy)
         self._land(copy)
+
+    def _arrived(self, copy: PendingCopy) -> None:
+        """Wait on the host for a copy to DDR."""
+        self.held_up.host_s += copy.ticket.wait()
+        self._host_pool(copy.target).arriving -= 1
 
     def _settle_for(self, pairs: GroupTokenPairs) -> None:
         """Let copies take effect that have ended, or that have any of these tokens."""
@@ -226,8 +231,7 @@ class Mover:
         cache = self.cache
         blocks = self._read(pairs, source, target)
         if target.on_host:
-            copy = self._send(pairs, blocks, target)
-            self.held_up.host_s += copy.ticket.wait()
+            self._arrived(self._send(pairs, blocks, target))
         else:
             for group, token, block in blocks:
                 self._put(target, group, token, block)
@@ -308,6 +312,7 @@ class Mover:
         if self.cache.host_attention is not None:
             self.cache.host_attention.enter(target, pairs, contents)
         down = [(buffer, host) for host, buffer in pool.pairs(blocks, buffers)]
+        pool.arriving += 1
         return PendingCopy(target, pairs, blocks, buffers, self.link.down_blocks(down))
 
     def _order_up(self, pairs: GroupTokenPairs, home: Place) -> PendingCopy:

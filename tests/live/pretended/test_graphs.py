@@ -263,3 +263,22 @@ def test_steps_that_read_nothing_of_the_host_are_replayed() -> None:
     assert replayed >= 10 > none
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("recall", ["stream", "stage"])
+def test_rows_that_are_being_written_are_not_copied_up_with_their_neighbours(recall: str) -> None:
+    """Runs of rows are joined into one copy over gaps, which the next offload may fill."""
+    settings = {"interval": "2", "recent": "8", "pin_prompt": "false"}
+    with pretend():
+        source = RandomSource(VOCAB, 24, 60, 60)
+        model = tiny_model().to("cuda")
+        setup = SearchSetup(model, source, lambda: make_search("linear"), 0.0, 0, 60)
+        one = PolicySearch(
+            setup, source.problem(0), build("hierarchy", settings), 30, CacheOptions(recall=recall)
+        )
+        steps = one.steps()
+        tokens = next(steps)
+        for _ in range(58):
+            tokens = steps.send(run_together([one.prepare(tokens)])[0][:, 0])
+        assert one.cache.pools[Place.DDR].slots.total > 10
+        steps.close()
