@@ -162,6 +162,9 @@ def test_the_device_waits_for_what_comes_up_and_the_host_goes_on(recall: str) ->
             decoder.prefill(list(range(40)))
             decoder.open(1, 0)
             decoder.activate([1])
+            for token in (6, 7, 8):  # a capture, which waits for all copies, comes before them
+                decoder.step([token])
+            gpu.waits.clear()
             cells = GroupTokenPairs(np.zeros(20, dtype=np.int64), np.arange(20))
             mover.move(cells, np.full(20, Tier.DDR, dtype=np.int8))
             for token in (1, 2, 3):  # the copy down takes as long as it likes
