@@ -24,7 +24,7 @@ from arborsim.live.answers import Counted, Judged, Searched, count, defaults_of,
 from arborsim.policies.registry import build
 from arborsim.run.results import ANY
 from arborsim.validate.results import LEAST_PROBLEMS, read_results
-from benchmarks.quality import EXPERIMENTS
+from benchmarks.quality_arms import EXPERIMENTS
 
 QUALITY = "reports/quality/results.parquet"
 OUT = ROOT / "arborsim/live/answers.csv"

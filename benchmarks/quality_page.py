@@ -23,7 +23,7 @@ from scipy.stats import beta, fisher_exact
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.quality import EXPERIMENTS
+from benchmarks.quality_arms import EXPERIMENTS
 from benchmarks.quality_bound import Bound, differences, steps_text
 
 TITLES = {

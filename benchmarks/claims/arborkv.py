@@ -44,7 +44,7 @@ from arborsim.trace.importers.sources import write_trace as write_searches
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture, TraceInfo
 from benchmarks.claims import Row, Store, run
-from benchmarks.quality import BUSHY
+from benchmarks.quality_arms import BUSHY
 
 GPU, MODEL = "rtx4090", "llama-3.1-8b"
 PROMPT = 256  # tokens; the paper does not say

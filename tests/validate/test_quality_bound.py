@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.quality import EXPERIMENTS
+from benchmarks.quality_arms import EXPERIMENTS
 from benchmarks.quality_bound import Bound, differences, steps_right, steps_text
 
 ARMS = [

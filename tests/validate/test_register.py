@@ -227,7 +227,7 @@ def test_there_are_at_least_sixty_rows_of_five_papers(papers: tuple[Paper, ...])
 
 def test_commands_can_be_run(papers: tuple[Paper, ...]) -> None:
     """Scripts, modules and experiments that rows name exist."""
-    experiments = importlib.import_module("benchmarks.quality").EXPERIMENTS
+    experiments = importlib.import_module("benchmarks.quality_arms").EXPERIMENTS
     for paper in papers:
         for row in paper.rows:
             for command in filter(None, map(str.strip, row.claim.command.split(";"))):
