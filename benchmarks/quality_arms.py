@@ -185,10 +185,13 @@ def _hierarchy() -> Experiment:
     ]
     half = scaled | {"hbm_ratio": "0.5", "evict_ratio": "0.05"}
     arms.append(Arm("8 bit in DDR r=0.05", "hierarchy", "1", half | {"quantised_ratio": "1"}))
+    keys = {"sketched": "false"}
     scores = {
         "redundancy": ("redundancy", {}),
         "attention x value": ("attn-val-redundancy", {"weight": "0"}),
         "attention x value - redundancy": ("attn-val-redundancy", {}),
+        "redundancy, whole keys": ("redundancy", keys),
+        "attention x value - redundancy, whole keys": ("attn-val-redundancy", keys),
     }
     arms += [Arm(label, name, "1", half | own) for label, (name, own) in scores.items()]
     rkv = {"pin_prompt": "true", "interval": "12"}

@@ -315,7 +315,7 @@ def norms(vectors: np.ndarray) -> np.ndarray:
 def vectors_per_group(observed: Observations, signal: Signal, grouping: str) -> np.ndarray:
     """Keys or values of a run's tokens, float16 ``[groups, tokens, size]``.
 
-    "layer" joins the vectors of the layer's heads into one; "shared" has the sketch of the keys.
+    "layer" joins the vectors of the layer's heads into one, "shared" those of all layers.
     """
     if signal is Signal.KEY_SKETCH:
         return observed.per_layer[signal][None]
@@ -324,6 +324,8 @@ def vectors_per_group(observed: Observations, signal: Signal, grouping: str) -> 
     tokens, layers, heads, size = vectors.shape
     if grouping == "layer":
         return vectors.reshape(tokens, layers, heads * size).swapaxes(0, 1)
+    if grouping == "shared":
+        return vectors.reshape(1, tokens, layers * heads * size)
     return vectors.reshape(tokens, layers * heads, size).swapaxes(0, 1)
 
 
@@ -385,8 +387,8 @@ class KeyDirections(FixedScore):
     """Keys scaled to the same length; float64 ``[groups, tokens, size]``.
 
     Scalar products are cosines, up to a factor.  A zero key stays zero.  "shared" takes the sketch
-    of the keys of all layers and heads, a random projection in which cosines survive roughly;
-    "layer" joins the keys of a layer's heads into one vector.
+    of the keys of all layers and heads, a random projection in which cosines survive roughly, or
+    unless `sketched` those keys themselves, joined; "layer" joins the keys of a layer's heads.
 
     `whole` directions have length 2**16 and are rounded to whole numbers, others have length 1:
     products with sums of whole directions are exact, so that matrix products give the same bits on
@@ -395,11 +397,13 @@ class KeyDirections(FixedScore):
 
     grouping: str = grouping_setting("head")
     whole: bool = True
+    sketched: bool = True
     about: ClassVar[str] = "direction of the key"
 
     @property
     def needs(self) -> frozenset[Signal]:
-        return frozenset({Signal.KEY_SKETCH if self.grouping == "shared" else Signal.KEYS})
+        sketched = self.sketched and self.grouping == "shared"
+        return frozenset({Signal.KEY_SKETCH if sketched else Signal.KEYS})
 
     def compute(self, run: TokenRun) -> np.ndarray:
         (signal,) = self.needs

@@ -3,10 +3,10 @@
     python -m benchmarks.claims.hierarchy --out reports/claims
 
 Right answers under Algorithm 1 come from masked searches of the reference model
-(`benchmarks.claims.masked`) and from live ones (``benchmarks/quality.py hierarchy``); bytes and
-seconds from replays of ``traces/chain-linear.parquet`` on the paper's GPUs and models.  The paper's
-window of 128 tokens and interval of 64 belong to chains of 1,422 tokens, and are scaled to the 263
-of the reference model's.
+(`benchmarks.claims.masked`; ``benchmarks/quality.py hierarchy`` has live ones), bytes and seconds
+from replays of ``traces/chain-linear.parquet`` on the paper's GPUs and models.  The paper's window
+of 128 tokens and interval of 64 belong to chains of 1,422 tokens, and are scaled to the 263 of the
+reference model's.
 """
 
 from __future__ import annotations
@@ -295,27 +295,6 @@ def serving(store: Store) -> None:
             store.cell("serving", {"label": label, "clients": clients}, partial(list, [row]))
 
 
-def live(store: Store) -> None:
-    """Tables 2 to 4, 12 and 17: what ``benchmarks/quality.py hierarchy`` has stored in its folder.
-
-    Run that first; arms that are not there are left out.
-    """
-    import json
-
-    path = Path("build/quality/hierarchy.jsonl")
-    if not path.exists():
-        return
-    head, *lines = map(json.loads, path.read_text().splitlines())
-    for number, arm in enumerate(head["arms"]):
-        found = [line for line in lines if line["arm"] == number]
-        figures = ("episode", "correct", "tokens", "full_tokens", "evicted", "offloaded")
-        rows = [{key: line[key] for key in figures} for line in found]
-        if rows:
-            store.cell(
-                "live", {"label": arm["label"], "budget": arm["budget"]}, partial(list, rows)
-            )
-
-
 def experiments(store: Store) -> None:
     counting(store)
     sizes(store)
@@ -324,7 +303,6 @@ def experiments(store: Store) -> None:
     serving(store)
     answers(store)
     tail(store)
-    live(store)
 
 
 if __name__ == "__main__":

@@ -97,15 +97,25 @@ class SlowRedundancy(SlowHierarchy):
         return sum(norms) / len(norms)
 
     def direction(self, world: SlowWorld, token: int) -> list[float]:
-        sketch = world.episode.per_layer[Signal.KEY_SKETCH][token].tolist()
-        length = math.sqrt(self.cosine(sketch, sketch)) or 1.0
-        return [x / length for x in sketch]
+        key = self.key(world, token)
+        length = math.sqrt(self.cosine(key, key)) or 1.0
+        return [x / length for x in key]
+
+    def key(self, world: SlowWorld, token: int) -> list[float]:
+        return list(world.episode.per_layer[Signal.KEY_SKETCH][token].tolist())
 
     def cosine(self, a: list[float], b: list[float]) -> float:
         total = 0.0
         for x, y in zip(a, b, strict=True):
             total += x * y
         return total
+
+
+class SlowWholeRedundancy(SlowRedundancy):
+    """The same with the keys of all layers and heads, one after the other."""
+
+    def key(self, world: SlowWorld, token: int) -> list[float]:
+        return [x for layer in world.episode.keys[token].tolist() for head in layer for x in head]
 
 
 class SlowValueRedundancy(SlowRedundancy):
@@ -164,6 +174,8 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "needed-path": (Needed(adaptation="path"), lambda: SlowNeeded("path")),
     "needed-alone": (Needed(fill=False), lambda: SlowNeeded(fill=False)),
     "redundancy": (Redundancy(interval=4, recent=6), lambda: SlowRedundancy(4, 6)),
+    "redundancy-whole-keys": (
+        Redundancy(interval=4, recent=6, sketched=False), lambda: SlowWholeRedundancy(4, 6)),
     "attn-val-redundancy": (
         AttnValRedundancy(interval=3, recent=4, evict_ratio=0.2, quantised_ratio=0.5),
         lambda: SlowValueRedundancy(3, 4, r=0.2, quantised=0.5)),
