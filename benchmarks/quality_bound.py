@@ -19,6 +19,11 @@ _SEED = 0
 ALONE = "needed, nothing else"
 
 
+def signed(points: float) -> str:
+    """A difference in whole points; 0 has no sign."""
+    return f"{round(points):+d}" if round(points) else "0"
+
+
 def steps_right(rows: Iterable[Row]) -> tuple[float, float, float] | None:
     """Mean share of needed steps that are right, and its 95% interval; None if not counted.
 
@@ -89,7 +94,7 @@ class Bound:
             return ""
         points = 100 * np.mean([bool(t["correct"]) - bool(row["correct"]) for row, t in both])
         other = "" if used == f"{float(budget):g}" else f" ({used})"
-        return f"{points:+.0f}{other}"
+        return f"{signed(points)}{other}"
 
     @property
     def peak(self) -> str:
@@ -115,7 +120,9 @@ def differences(pairs: Iterable[tuple[str, str]], budgets: Iterable[str], find: 
             if not both:
                 continue
             right = [bool(a["correct"]) - bool(b["correct"]) for a, b in both]
-            said = f"at {budget}, {one} less {other}: {100 * np.mean(right):+.0f} points of answers"
+            said = (
+                f"at {budget}, {one} less {other}: {signed(100 * np.mean(right))} points of answers"
+            )
             pairs_of_steps = [(a, b) for a, b in both if a.get("steps") and b.get("steps")]
             if pairs_of_steps:
                 gains = np.array([
@@ -124,8 +131,8 @@ def differences(pairs: Iterable[tuple[str, str]], budgets: Iterable[str], find: 
                 ])  # fmt: skip
                 low, high = bootstrap(_mean_of(gains), len(gains), _SEED)
                 said += (
-                    f", {100 * gains.mean():+.0f} of needed steps "
-                    f"[{100 * low:+.0f}, {100 * high:+.0f}]"
+                    f", {signed(100 * gains.mean())} of needed steps "
+                    f"[{signed(100 * low)}, {signed(100 * high)}]"
                 )
             found.append(f"{said} (n = {len(both)})")
     return found
