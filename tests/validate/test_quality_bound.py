@@ -29,14 +29,14 @@ def test_the_bound_is_that_of_the_same_problems_at_the_same_or_a_smaller_budget(
     bound = Bound(ARMS, [*rows, row(1, 9, False, infeasible=True)])
     arm = [row(3, e, e == 0) for e in range(4)]
     assert bound.distance("0.5", arm) == "+50"
-    assert bound.distance("0.5", arm[:1]) == "+0"
-    assert bound.distance("0.2", arm) == "+0"
+    assert bound.distance("0.5", arm[:1]) == "0"
+    assert bound.distance("0.2", arm) == "0"
     assert bound.distance("0.7", arm) == "+75 (alone)"
     assert bound.distance("0.5", [row(3, 9, True)]) == ""
     assert bound.peak == "0.20"
     without = Bound(ARMS, [each for each in rows if each["arm"] != 0])
     assert without.distance("0.7", arm) == "+50 (0.5)"
-    assert without.distance("0.1", arm) == "+0 (0.2)"
+    assert without.distance("0.1", arm) == "0 (0.2)"
     assert without.peak == ""
     assert not Bound(ARMS, [row(3, 0, True)])
 
