@@ -113,7 +113,7 @@ class Sweeping:
         if on not in PLACES:
             raise UnknownName("place to compute on", on, PLACES)
         if address and on != "ray":
-            raise UsageError("address is that of a Ray cluster: also give on ray")
+            raise UsageError("address is that of a Ray cluster: on must be ray (--on ray)")
         path = Path(out)
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path}: this is a file; give the folder for the cells")
@@ -192,9 +192,22 @@ def results(
     report = SweepReport(str(path), tuple(chosen), tuple(names), superseded)
     groups(report, names)  # refuses unknown ones
     if not chosen:
-        raise UsageError(f"{path}: none of {len(rows)} cells is as asked for")
+        raise UsageError(f"{path}: {_no_cell(rows, _wanted(where))}")
     command = equivalent("results", results, locals() | {"cells": None})
     return SweepResults(report, made_by("sweep", command, "pandas", "pyarrow", settings={}))
+
+
+def _no_cell(rows: Sequence[Any], wanted: Mapping[str, Sequence[str]]) -> str:
+    """Which condition takes no cell, and what there is; or that all together take none."""
+    from arborsim.show.sweep import kept
+    from arborsim.show.words import listed
+
+    for name, values in wanted.items():
+        if not kept(rows, {name: values}):
+            there = sorted({str(getattr(row, name)) or "''" for row in rows})
+            more = f" and {len(there) - 6} more" if len(there) > 6 else ""
+            return f"no cell has {name} {' or '.join(values)}: there are {listed(there[:6])}{more}"
+    return f"none of {len(rows)} cells is as asked for, though some are as each --where asks"
 
 
 def _wanted(where: Mapping[str, Any] | Sequence[str]) -> dict[str, list[str]]:
@@ -346,8 +359,8 @@ class SweepResults(Results):
     def summary(self) -> pd.DataFrame:
         """One row per group: by `by`, or policy and budget.
 
-        Peaks are the largest of any cell, seconds and answers sums, all others means over cells
-        that know them; `without` cells were left out or failed.
+        `right` and `answered` are sums, all others means over the cells that know them; `without`
+        cells were left out or failed.
         """
         from arborsim.show.sweep import GROUPED, group_frame
 
@@ -359,7 +372,7 @@ class SweepResults(Results):
         return to_json(self.raw)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write one self-contained HTML page: all cells in a table, and their Pareto plots."""
+        """Write one self-contained HTML page: cells, or groups of `by`, and their Pareto plots."""
         from arborsim.show.sweep import write_page
 
         write_page(self.raw, Path(path), self.metadata["command"])

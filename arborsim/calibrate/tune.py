@@ -38,7 +38,10 @@ MEMORY = {"peak": "mean_peak_hbm_kv_bytes", "byte-seconds": "hbm_byte_seconds"}
 #: What quality is: a figure of a replay, and whether more of it is better.
 QUALITY = {"kept": ("attention_kept", True), "error": ("output_error", False)}
 BUDGET = "budget"  #: how the budget is called among what is varied
-_NOTE = "Every row is a setting of the front; the number of its trial follows the budget."
+_NOTE = (
+    "Every row is a setting of the front; the number of its trial follows the budget. Answers are "
+    "counted by live runs of the files that --front writes: arborsim live --policy FILE."
+)
 
 
 def _short(value: Any) -> str:
@@ -366,7 +369,8 @@ def _held_out(
         else trial
         for trial in trials
     ]
-    return replace(made, trials=tuple(found), held_out=result)
+    # No policy by a name, so no answers and no live run, belong to its rows.
+    return replace(made, trials=tuple(found), held_out=replace(result, recordings={}, answers={}))
 
 
 def label(trial: Trial) -> str:
@@ -396,7 +400,7 @@ def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:
             f"{figures.memory:.1%} of full retention's memory ({asked.memory}), "
             f"{figures.time:.2f} of its time, "
             f"{'attention kept' if asked.quality == 'kept' else 'output error'} "
-            f"{figures.quality:.1%} on {episodes} episodes"
+            f"{_share(figures.quality)} on {episodes} episodes"
         )
         path = folder / f"{name}.toml"
         refuse_inputs({"--front": path}, {Path(asked.policy), *asked.traces})
@@ -411,6 +415,11 @@ def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:
         write_text(path, f"{head}{text}")
         files.append(path)
     return files
+
+
+def _share(value: float) -> str:
+    """In percent; what is not all is not called 100%."""
+    return ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
 
 
 def _calibration(asked: Question, trial: Trial, finding: str, command: str) -> Calibration:

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from arborsim.cli.command import argument, option, panel
+from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
 
 machine_option, run_option, output_option = panel("Machine"), panel("Run"), panel("Output")
@@ -124,7 +125,15 @@ class OutputOptions:
         `command` has refused files that the command reads.
         """
         for name, path in self.files.items():
+            if name == "--report":
+                check_ending(path, name, ".html")
             check_writable(path, name)
+
+
+def check_ending(path: Path, option: str, ending: str) -> None:
+    """Refuse a name that says another kind of file than will be written."""
+    if path.suffix != ending:
+        raise UsageError(f"{option} {path}: the name must end in {ending}")
 
 
 def command_line() -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 import typer
 
 from arborsim.cli.command import argument, command, option
-from arborsim.cli.options import json_option, output_option
-from arborsim.core.errors import UsageError
+from arborsim.cli.options import check_ending, json_option, output_option
 from arborsim.core.outputs import check_writable
 
 
@@ -33,9 +32,7 @@ def results(
     files = {"--csv": csv, "--parquet": parquet, "--report": report}
     for name, path in files.items():
         if path is not None:
-            ending = ".html" if name == "--report" else name.replace("--", ".")
-            if path.suffix != ending:
-                raise UsageError(f"{name} {path}: the name must end in {ending}")
+            check_ending(path, name, ".html" if name == "--report" else name.replace("--", "."))
             check_writable(path, name)
     found = read(folder, where=where, by=by)
     rows = found.summary() if by else found.to_pandas()

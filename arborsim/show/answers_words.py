@@ -10,6 +10,7 @@ from typing import Any
 from arborsim.core.score import Score
 from arborsim.core.statistics import SIGNIFICANT
 from arborsim.live.answers import Searched, defaults_of, disagreement
+from arborsim.policies.registry import names
 from arborsim.run.results import ANY, BASELINE, ReplayResult, Row
 from arborsim.show.words import listed
 
@@ -116,9 +117,11 @@ def deciding(rows: Sequence[Row], result: ReplayResult) -> str:
         return ""
     policies = list(dict.fromkeys(row.policy for row in lacking))
     budgets = list(dict.fromkeys(row.budget for row in lacking if row.budget != ANY))
-    parts = ["arborsim", "live", *_problems(recording), "--policy", ",".join(policies)]
+    known = [policy for policy in policies if policy in names()]
+    files = [f"{policy}.toml" for policy in policies if policy not in known]  # of compositions
+    parts = ["arborsim", "live", *_problems(recording), "--policy", ",".join([*known, *files])]
     parts += ["--budget", ",".join(budgets)] if budgets else []
-    for policy in policies:
+    for policy in known:
         defaults = defaults_of(policy)
         for name, value in result.policies.get(policy, {}).items():
             if defaults.get(name) != value:

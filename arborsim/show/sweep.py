@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core import documents
 from arborsim.core.errors import UnknownName
 from arborsim.core.tables import csv_text
-from arborsim.run.results import related
+from arborsim.run.results import ANY, related
 from arborsim.show import images, replay_figures
 from arborsim.show.images import Plot
 from arborsim.show.replay import ANSWERS, COLUMNS, NAMES
@@ -26,7 +26,7 @@ from arborsim.show.table import (
     print_tables,
     shown,
 )
-from arborsim.show.words import counted, plain
+from arborsim.show.words import counted, listed, plain
 from arborsim.sweep.cells import DONE, FIGURES, HEAD, ORIGIN, WENT_WRONG, CellRow
 
 if TYPE_CHECKING:
@@ -70,16 +70,14 @@ class SweepReport:
 class Grouped:
     """Cells that share some parameters.
 
-    The peak is the largest, seconds and answers are sums, shares and ratios means over the cells
-    that know them.
+    Answers are sums; shares and ratios, which compare across traces, are means over the cells that
+    know them.
     """
 
     shared: tuple[str, ...]
     cells: int
     without: int  #: cells that were left out or failed
-    peak_hbm_kv_bytes: float
     hbm_vs_full: float
-    total_s: float
     time_vs_full: float
     attention_kept: float
     oracle_gap: float
@@ -144,13 +142,14 @@ def _text(row: CellRow, name: str) -> str:
 
 
 def groups(report: SweepReport, by: Sequence[str]) -> list[Grouped]:
-    """A record per combination of values of these columns, in the order of the cells."""
+    """A record per combination of values of these columns, in the order of these."""
     for name in by:
         _check(name)
     found: dict[tuple[str, ...], list[CellRow]] = {}
     for row in report.rows:
         found.setdefault(tuple(_text(row, name) for name in by), []).append(row)
-    return [_grouped(shared, rows) for shared, rows in found.items()]
+    ordered = sorted(found.items(), key=lambda group: [_budget(text) for text in group[0]])
+    return [_grouped(shared, rows) for shared, rows in ordered]
 
 
 def _grouped(shared: tuple[str, ...], rows: Sequence[CellRow]) -> Grouped:
@@ -158,9 +157,7 @@ def _grouped(shared: tuple[str, ...], rows: Sequence[CellRow]) -> Grouped:
     scores = [row.answers for row in done if row.answers is not None]
     return Grouped(
         shared, len(rows), len(rows) - len(done),
-        max((float(row.peak_hbm_kv_bytes) for row in done), default=math.nan),
         _mean(row.relative.peak_hbm for row in done),
-        math.fsum(row.total_s for row in done) if done else math.nan,
         _mean(row.relative.time for row in done),
         _mean(row.attention_kept for row in done),
         _mean(row.oracle_gap for row in done),
@@ -288,8 +285,7 @@ def group_table(report: SweepReport, by: Sequence[str]) -> Table[Grouped]:
         Column("without", "Without figures", "count", lambda r: r.without,
                "Cells that were left out or failed.", ("left", "out"), hide=NOTHING),
     ]  # fmt: skip
-    for key, name in (("peak_hbm", "peak_hbm_kv_bytes"), ("hbm_vs_full", "hbm_vs_full"),
-                      ("total", "total_s"), ("time_vs_full", "time_vs_full"),
+    for key, name in (("hbm_vs_full", "hbm_vs_full"), ("time_vs_full", "time_vs_full"),
                       ("kept", "attention_kept"), ("gap", "oracle_gap"),
                       ("error", "output_error")):  # fmt: skip
         column: Column[Any] = COLUMNS[key]
@@ -311,14 +307,22 @@ def _right(row: Grouped) -> str:
     return "" if math.isnan(row.right) else f"{row.right:.0f}/{row.answered:.0f}"
 
 
+def shown_by(report: SweepReport) -> tuple[str, ...]:
+    """By what a terminal shows groups: as asked for, or if there are many cells; () for cells."""
+    return report.by or (GROUPED if len(report.rows) > MOST_CELLS else ())
+
+
 def tables(report: SweepReport) -> Iterator[tuple[str, Table[Any]]]:
     """What is shown: groups if they were asked for or there are many cells, else the cells."""
-    by = report.by or (GROUPED if len(report.rows) > MOST_CELLS else ())
-    if by:
-        yield f"{counted(len(report.rows), 'cell')} by {', '.join(by)}", group_table(report, by)
+    if by := shown_by(report):
+        yield _title(report, by), group_table(report, by)
         return
     for place, rows in places(report.rows).items():
         yield place, table(rows)
+
+
+def _title(report: SweepReport, by: Sequence[str]) -> str:
+    return f"Means of {counted(len(report.rows), 'cell')} by {', '.join(by)}"
 
 
 def print_sweep(report: SweepReport, console: Console | None = None) -> None:
@@ -329,17 +333,21 @@ def print_sweep(report: SweepReport, console: Console | None = None) -> None:
     for place, each in tables(report):
         print_heading(console, place, "")
         print_tables(console, [("", each)], implied=("right_interval", "total"))
-    for line in notes(report):
+    for line in notes(report, shown_by(report)):
         console.print(plain(line), style="dim", markup=False)
 
 
-def notes(report: SweepReport) -> list[str]:
-    """What to know about the cells."""
+def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
+    """What to know about the cells, and about their groups."""
     found = []
+    if best := overall(report):
+        found.append(best)
+    if by:
+        found += _about_means(groups(report, by), report)
     failed = sum(row.status == WENT_WRONG for row in report.rows)
     if failed:
         found.append(f"{counted(failed, 'cell')} failed: arborsim sweep tries them again.")
-    if not report.by and len(report.rows) > MOST_CELLS:
+    if by and not report.by:
         found.append("Groups are shown: --by chooses others, --csv and --parquet write the cells.")
     if report.superseded:
         found.append(
@@ -357,20 +365,72 @@ def notes(report: SweepReport) -> list[str]:
     return found
 
 
+def overall(report: SweepReport) -> str:
+    """Which policies and budgets need little memory on all traces and machines; "" if none can.
+
+    Those are compared that have figures on as many cells as any other.  Quality is right answers if
+    all count them, else attention kept; nothing with less memory has more of it.
+    """
+    rows = [row for row in report.rows if not (row.is_bound or row.is_baseline)]
+    by = ("policy", "settings", "budget", "recall")
+    found = groups(replace(report, rows=tuple(rows)), by)
+    most = max((each.cells for each in found), default=0)
+    able = [each for each in found if each.cells == most and not each.without]
+    counts = all(each.answered > 0 for each in able)
+    known = [
+        (each.hbm_vs_full, -(each.right / each.answered if counts else each.attention_kept), each)
+        for each in able
+    ]
+    known = [each for each in known if not (math.isnan(each[0]) or math.isnan(each[1]))]
+    if len({row.place for row in rows}) < 2 or len(known) < 2:
+        return ""
+    said, best = [], math.inf
+    for memory, lost, each in sorted(known, key=lambda k: k[:2]):
+        if lost < best:
+            best = lost
+            usual = ("", ANY, _PLACE["recall"])
+            name = " ".join(part for part in each.shared if part not in usual)
+            said.append(f"{name} ({memory:.2f} of full retention's HBM, {-lost:.1%})")
+    what = "right answers" if counts else "attention kept"
+    return (
+        f"On average over {counted(most, 'cell')} each, nothing with less memory has more {what} "
+        f"than {listed(said)}."
+    )
+
+
+def _about_means(rows: Sequence[Grouped], report: SweepReport) -> Iterator[str]:
+    """Where means are over fewer cells than the table says."""
+    if any(each.without for each in rows):
+        yield (
+            "Means are over the cells that have figures, so groups with some left out do not "
+            "compare with others: --where takes cells that all have."
+        )
+    for name in ("attention_kept", "output_error"):
+        known = sum(not math.isnan(getattr(row, name)) for row in report.done)
+        if 0 < known < len(report.done):
+            what = COLUMNS[{"attention_kept": "kept", "output_error": "error"}[name]].name
+            yield f"{what} is known of {known} of {counted(len(report.done), 'cell')}."
+
+
 # ------------------------------------------------------------------------- the page
 
 
 def write_page(report: SweepReport, path: Path, command: str) -> None:
-    """One page: all cells in a table that sorts, and memory against what each place knows."""
+    """One page: the groups or all cells in a table that sorts, and memory against what each place
+    knows.
+    """
     rows = report.rows
     by_place = places(rows)
     sections = {id(row): place for place, own in by_place.items() for row in own}
-    whole = replace(
+    cells = replace(
         table(rows, leading=None), section=lambda row: sections[id(row)], titled=True
     )  # fmt: skip
+    by = report.by
     images.write(
-        list(_plots(by_place)), path, command=command, title="A sweep compared",
-        table=whole, notes=notes(report), csv=csv_text(to_frame(report)),
+        list(_plots(by_place)), path, command=command,
+        title=_title(report, by) if by else "A sweep compared",
+        table=group_table(report, by) if by else cells, notes=notes(report, by),
+        csv=csv_text(group_frame(report, by) if by else to_frame(report)),
         settings={"folder": report.folder, "cells": str(len(rows))},
     )  # fmt: skip
 

@@ -133,7 +133,7 @@ def grid_of(raw: Mapping[str, Any]) -> Grid:
     for place, group in found:
         for key in ("traces", "policies"):
             if not getattr(group, key):
-                raise UsageError(f"{place} {key} is missing: name at least one".strip())
+                raise UsageError(f"{place} {key} names nothing: give at least one".strip())
     live = [(f"[[live]] {number}", table) for number, table in enumerate(blocks["live"], 1)]
     return Grid(tuple(found), tuple(live))
 

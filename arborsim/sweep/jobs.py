@@ -166,8 +166,11 @@ def settings_of(table: Mapping[str, Any]) -> list[dict[str, str]]:
     for key, value in table.items():
         inner = value.items() if isinstance(value, Mapping) else [("", value)]
         for name, given in inner:
+            full = f"{key}.{name}" if name else key
             values = given if isinstance(given, list | tuple) else [given]
-            flat[f"{key}.{name}" if name else key] = [_text(each) for each in values]
+            if not values:
+                raise UsageError(f"set.{full} is empty: name at least one value, or leave it out")
+            flat[full] = [_text(each) for each in values]
     return [dict(zip(flat, each, strict=True)) for each in product(*flat.values())]
 
 
@@ -308,7 +311,7 @@ def _live_jobs(
     own = {key: table[key] for key in ("policies", "budgets") if key in table}
     chosen = convert(Budgets, own)
     if not chosen.policies:
-        raise UsageError("policies is missing: name at least one")
+        raise UsageError("policies names nothing: give at least one")
     others = {key: value for key, value in table.items() if key not in own}
     lists = {key: _choices(key, value) for key, value in others.items()}
     for values in product(*lists.values()):

@@ -39,7 +39,10 @@ def test_a_front_its_files_and_its_page(
         f"staircase-{number}" for number in front["trial"]
     }
     assert all(f"wrote front/staircase-{number}.toml" in printed for number in front["trial"])
-    assert "KV-cache policies compared" in (here / "page.html").read_text()
+    page = (here / "page.html").read_text()
+    assert "KV-cache policies compared" in page
+    assert "arborsim live --policy FILE" in page
+    assert "(trial 0)'" not in page  # no command with the names of its rows
     first = f"front/staircase-{front['trial'][0]}.toml"
     assert main(["replay", "t.parquet", "--policy", first, "--no-oracle"]) == 0
     capsys.readouterr()
@@ -83,6 +86,7 @@ ERRORS = {
     "tune t.parquet --policy h2o --report t.parquet": "t.parquet",
     "tune t.parquet --policy h2o --gpu h900": "h900",
     "tune t.parquet --policy h2o --front t.parquet": "--front t.parquet is a file",
+    "tune t.parquet --policy staircase --report page.pdf": "the name must end in .html",
 }
 
 

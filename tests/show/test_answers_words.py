@@ -37,6 +37,17 @@ def test_the_command_repeats_problems_search_and_settings():
     )
 
 
+def test_a_composition_is_named_by_its_file():
+    replay, _ = replayed("chain-tree", mine={"place.alpha": 0.5})
+    own = tuple(
+        replace(each, policy="mine") if each.policy == "epikv" else each for each in replay.episodes
+    )
+    replay = replace(replay, episodes=own)
+    command = deciding(list(replay.rows()), replay)
+    assert "--policy h2o,mine.toml --budget 0.4" in command
+    assert "place.alpha" not in command  # the file says so
+
+
 def test_the_command_runs_and_its_log_answers_the_replay(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
     replay, rows = replayed("game24-tot", "0.9", epikv={"recent": 9})

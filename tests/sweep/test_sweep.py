@@ -143,7 +143,7 @@ def test_what_a_cell_depends_on_is_its_address(
 
 
 BAD = {
-    "": "grid.toml: traces is missing: name at least one",
+    "": "grid.toml: traces names nothing: give at least one",
     ONE.replace("budgets", "budget"): "unknown key or table 'budget': did you mean budgets",
     ONE.replace("h2o", "h3o"): "policies: unknown policy 'h3o': did you mean h2o",
     ONE.replace("a.parquet", "c.parquet"): "c.parquet",
@@ -155,10 +155,11 @@ BAD = {
     ONE + "gpus = []": "gpus is empty",
     ONE + "first = 5": "no episode 5; it has 1",
     ONE.replace('"h2o"', '{ use = "h2o", set = { sink = 4 } }'): "unknown parameter of h2o 'sink'",
+    ONE.replace('"h2o"', '{ use = "h2o", set = { sinks = [] } }'): "set.sinks is empty",
     ONE + "[[cells]]\npolicy = 3": "unknown key of [[cells]] 1 'policy': did you mean policies",
     ONE + "[cells]": "cells must be blocks: [[cells]]",
     ONE.replace("h2o", "snapkv"): "policy snapkv reads queries",
-    "[[live]]\n": "[[live]] 1: policies is missing",
+    "[[live]]\n": "[[live]] 1: policies names nothing",
     '[[live]]\npolicies = "h2o"\ntsk = "chain"': "unknown key 'tsk': did you mean task",
     '[[live]]\npolicies = "h2o"\nout = "x"': "unknown key 'out'",
     '[[live]]\npolicies = "h2o"\nrecall = "x"': "unknown recall mode 'x'",
