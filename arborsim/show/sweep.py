@@ -252,23 +252,32 @@ def _look(row: CellRow) -> str:
 
 
 def places(rows: Iterable[CellRow]) -> dict[str, list[CellRow]]:
-    """Cells that are compared, by what they share in words."""
+    """Cells that are compared, by what they share in words; what all share is said in `notes`."""
     own: dict[tuple[object, ...], list[CellRow]] = {}
     for row in rows:
         own.setdefault(row.place, []).append(row)
-    return {_place(each[0]): each for each in own.values()}
+    differ = _differing([each[0] for each in own.values()])
+    return {
+        ": ".join(filter(None, (each[0].trace, _place(each[0], differ)))): each
+        for each in own.values()
+    }
 
 
-def _place(row: CellRow) -> str:
-    """``"chain.parquet: h100, vllm, llama-3.1-8b, recall stream"``."""
+def _differing(rows: Sequence[CellRow]) -> list[str]:
+    """Parameters of a place that are not the same in all rows."""
+    return [name for name in _PLACE if len({getattr(row, name) for row in rows}) > 1]
+
+
+def _place(row: CellRow, names: Iterable[str]) -> str:
+    """``"h100, recall stream"``."""
     said = []
-    for name, usual in _PLACE.items():
+    for name in names:
         value = getattr(row, name)
-        if name == "trace" or value in (usual, ""):
+        if name == "trace" or value in (_PLACE[name], ""):
             continue
         plainly = isinstance(value, str) and name not in ("recall", "kv_dtype", "weights")
         said.append(str(value) if plainly else f"{name.replace('_', ' ')} {_text(row, name)}")
-    return f"{row.trace}: {', '.join(said)}"
+    return ", ".join(said)
 
 
 def group_table(report: SweepReport, by: Sequence[str]) -> Table[Grouped]:
@@ -360,6 +369,9 @@ def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
             f"{counted(unfit, 'cell')} do not fit the machine (column fits): figures are those of "
             "one with enough memory."
         )
+    same = [name for name in _PLACE if name not in _differing(report.rows)]
+    if shared := _place(report.rows[0], same):
+        found.append(f"All cells: {shared}.")
     if any(row.kind == "replay" for row in report.done):
         found.append("Bytes and seconds of replays are simulated.")
     return found
@@ -405,11 +417,10 @@ def _about_means(rows: Sequence[Grouped], report: SweepReport) -> Iterator[str]:
             "Means are over the cells that have figures, so groups with some left out do not "
             "compare with others: --where takes cells that all have."
         )
-    for name in ("attention_kept", "output_error"):
-        known = sum(not math.isnan(getattr(row, name)) for row in report.done)
+    for key in ("kept", "error"):
+        known = sum(not math.isnan(COLUMNS[key].value(row)) for row in report.done)
         if 0 < known < len(report.done):
-            what = COLUMNS[{"attention_kept": "kept", "output_error": "error"}[name]].name
-            yield f"{what} is known of {known} of {counted(len(report.done), 'cell')}."
+            yield f"{COLUMNS[key].title} is known of {known} of {len(report.done)} cells."
 
 
 # ------------------------------------------------------------------------- the page
@@ -427,7 +438,7 @@ def write_page(report: SweepReport, path: Path, command: str) -> None:
     )  # fmt: skip
     by = report.by
     images.write(
-        list(_plots(by_place)), path, command=command,
+        list(_plots(rows)), path, command=command,
         title=_title(report, by) if by else "A sweep compared",
         table=group_table(report, by) if by else cells, notes=notes(report, by),
         csv=csv_text(group_frame(report, by) if by else to_frame(report)),
@@ -435,10 +446,12 @@ def write_page(report: SweepReport, path: Path, command: str) -> None:
     )  # fmt: skip
 
 
-def _plots(by_place: Mapping[str, Sequence[CellRow]]) -> Iterator[Plot]:
-    """Memory against answers, attention kept or time, of each place."""
-    for place, rows in by_place.items():
-        done = [row for row in rows if row.status == DONE]
+def _plots(rows: Iterable[CellRow]) -> Iterator[Plot]:
+    """Memory against answers, attention kept or time, of each place; ways to recall in one plot."""
+    for place, own in places(map(_by_recall, rows)).items():
+        # Of full retention, which recalls nothing, once.
+        done = list({(row.policy, row.settings, row.budget): row for row in own
+                     if row.status == DONE}.values())  # fmt: skip
         for metric in (replay_figures.RIGHT, replay_figures.KEPT, replay_figures.TIMES):
             if len(done) > 1 and replay_figures.known(metric, done):
                 drawn = replay_figures.pareto(done, metric)
@@ -446,3 +459,12 @@ def _plots(by_place: Mapping[str, Sequence[CellRow]]) -> Iterator[Plot]:
                 title = f"{place}: {metric.title.lower()} against memory"
                 yield Plot(title, drawn["figure"], tuple(efficient))
                 break
+
+
+def _by_recall(row: CellRow) -> CellRow:
+    """The cell where all are that differ in the way to recall alone, named by that."""
+    usual = _PLACE["recall"]
+    if row.recall == usual:
+        return row
+    policy = row.policy if row.is_baseline else f"{row.policy}, {row.recall}"
+    return replace(row, recall=usual, policy=policy)

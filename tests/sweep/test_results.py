@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +18,7 @@ import arborsim
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
 from arborsim.show.schemas import schema_of
-from arborsim.show.sweep import overall
+from arborsim.show.sweep import notes, overall
 from tests.sweep.grids import small
 
 
@@ -59,7 +60,8 @@ def test_the_command_exports_what_python_gives(
                str(names["parquet"]), "--report", str(names["html"])]  # fmt: skip
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "a.parquet: h100, vllm" in said
+    assert "a.parquet: h100, recall near" in said
+    assert "All cells: vllm" in said
     assert "streaming-llm" in said
     frame = arborsim.results(cells).to_pandas()
     pd.testing.assert_frame_equal(pd.read_parquet(names["parquet"]), frame, check_dtype=False)
@@ -96,6 +98,20 @@ def test_what_is_best_on_all_traces_is_said(cells: Path) -> None:
     for memory, kept in best[["memory", "kept"]].to_numpy():
         assert f"({memory:.2f} of full retention's HBM, {kept:.1%})" in said
     assert said.count("full retention's HBM") == len(best)
+
+
+def test_means_say_over_what_they_are(cells: Path) -> None:
+    report = arborsim.results(cells, by="policy").raw
+    said = " ".join(notes(report, report.by))
+    assert "groups with some left out do not compare" in said
+    assert "is known of" not in said
+    first = next(i for i, row in enumerate(report.rows) if row in report.done)
+    rows = list(report.rows)
+    rows[first] = replace(rows[first], attention_kept=math.nan)
+    report = replace(report, rows=tuple(rows))
+    number = len(report.done)
+    said = " ".join(notes(report, report.by))
+    assert f"Attention kept is known of {number - 1} of {number} cells." in said
 
 
 @pytest.mark.parametrize("by", [(), ("--by", "policy,gpu")])
