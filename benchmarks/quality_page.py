@@ -23,6 +23,7 @@ from scipy.stats import beta, fisher_exact
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from arborsim.core.statistics import SIGNIFICANT
 from benchmarks.quality_arms import EXPERIMENTS
 from benchmarks.quality_bound import Bound, differences, steps_text
 
@@ -208,12 +209,26 @@ def about_needed(stored: Stored, bound: Bound) -> list[str]:
         return []
     alone = list(bound.alone.values())
     right = sum(bool(row["correct"]) for row in alone)
-    return [
+    found = [
         f"Needed tokens alone take {bound.peak} of a whole search at their peak, and answer "
         f"{100 * right / len(alone):.1f}% (n = {len(alone)}). The column of points compares with "
         "`needed` on the same problems, at the budget in brackets where that is another: the next "
         "lower one, or needed tokens alone."
     ]
+    whole = {row["episode"]: bool(row["correct"]) for row in rows_of(stored, "full", "1")}
+    own = [row for row in alone if row["episode"] in whole]
+    theirs = sum(whole[row["episode"]] for row in own)
+    right = sum(bool(row["correct"]) for row in own)
+    table = [[right, len(own) - right], [theirs, len(own) - theirs]]
+    if right < theirs and fisher_exact(table).pvalue < SIGNIFICANT:
+        goes_back = "search" in EXPERIMENTS[stored.name]().search
+        found.append(
+            f"Full retention answers {100 * theirs / len(own):.1f}% of these problems: the model "
+            "reads more than the task says that later tokens of a path read"
+            + (", and a tree search goes on from paths that `needed` gave up. It is no bound here."
+               if goes_back else ".")
+        )  # fmt: skip
+    return found
 
 
 def what_separates(stored: Stored) -> list[str]:
