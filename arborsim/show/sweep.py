@@ -463,7 +463,7 @@ def _plots(rows: Iterable[CellRow]) -> Iterator[Plot]:
 
 def _by_recall(row: CellRow) -> CellRow:
     """The cell where all are that differ in the way to recall alone, named by that."""
-    usual = _PLACE["recall"]
+    usual = str(_PLACE["recall"])
     if row.recall == usual:
         return row
     policy = row.policy if row.is_baseline else f"{row.policy}, {row.recall}"
