@@ -25,8 +25,8 @@ def page(of: dict[str, dict[str, Any]]) -> str:
     """The whole page as Markdown."""
     replay = of["replay"]
     parts = (
-        _head(replay), _short(of), _free(replay), _attention(replay), _decisions(of["decisions"]),
-        _ets(of["ets"]), _live(of["live"]),
+        _head(replay), _short(of), _free(replay), _attention(replay), _long(replay),
+        _starts(replay), _decisions(of["decisions"]), _ets(of["ets"]), _live(of["live"]),
         _targets(of["live_targets"], of["live_targets_before"]), _serving(of["serving"]),
         _plan(of["plan"]), _sweep(of["sweep"]), _kernels(of["kernels"]),
     )  # fmt: skip
@@ -83,6 +83,10 @@ def _short(of: dict[str, dict[str, Any]]) -> list[str]:
 def _free(replay: dict[str, Any]) -> list[str]:
     rows = sorted(replay["attention_free"].items(), key=lambda item: -item[1]["tokens_per_s"])
     tokens = rows[0][1]["tokens"]
+
+    def of(row: dict[str, Any]) -> str:
+        return "" if row["tokens"] == tokens else f" (over {row['tokens']:,})"
+
     peaks = ", ".join(
         f"{mib} MiB with {n} episode{'s' if n != '1' else ''}"
         for n, mib in replay["peak_mib"].items()
@@ -93,16 +97,18 @@ def _free(replay: dict[str, Any]) -> list[str]:
         f"{tokens:,} tokens in episodes of 32,768, budget {replay['budget_tokens']} tokens,",
         "everything included (reading, decisions, simulated memory and time).",
         "",
-        "| policy | tokens/s |",
-        "|---|---:|",
-        *(f"| `{name}` | {row['tokens_per_s']:,} |" for name, row in rows),
+        "| policy | tokens/s | simulating |",
+        "|---|---:|---:|",
+        *(f"| `{name}` | {row['tokens_per_s']:,}{of(row)} | {_share(row)} |" for name, row in rows),
         "",
-        "Policies whose rank is fixed at birth plan a whole run of iterations in one call.",
-        "`keydiff` compares every key with a mean that each token changes; compositions and",
-        "policies that move tokens to DDR decide one event at a time, and every transfer is",
-        "simulated.",
+        "*Simulating*: the part of the time in which bytes, transfers and seconds are simulated;",
+        "`-`: not measured. Policies whose rank is fixed at birth plan a whole run of iterations",
+        "in one call. `keydiff` compares every key with a mean that each token changes. `kivi`,",
+        "compositions and policies that move tokens to DDR decide one event at a time, and every",
+        "transfer is simulated when it starts, as its end may change what the next iteration",
+        "reads: that part bounds what faster decisions could gain.",
         "",
-        f"Peak memory (`epikv`): {peaks}. `arborsim --help` takes {replay['help_s']} s.",
+        f"Peak memory (`epikv`): {peaks}.",
         "",
     ]
 
@@ -118,7 +124,9 @@ def _attention(replay: dict[str, Any]) -> list[str]:
             for kind in (dense, sparse)
             for label in (name, f"{name}+attention-kept")
         ]
-        return " | ".join("-" if cell is None else f"{cell['ratio']:.1f}" for cell in found)
+        shares = [_share(kind["policies"].get(name, {})) for kind in (dense, sparse)]
+        ratios = ("-" if cell is None else f"{cell['ratio']:.1f}" for cell in found)
+        return " | ".join((*ratios, *shares))
 
     return [
         "## Replaying with attention",
@@ -129,16 +137,70 @@ def _attention(replay: dict[str, Any]) -> list[str]:
         f"positions per row, budget {sparse['budget']}. *kept*: with the attention-kept meter,",
         "the default of `arborsim replay`.",
         "",
-        "| policy | dense | dense, kept | sparse | sparse, kept |",
-        "|---|---:|---:|---:|---:|",
+        "| policy | dense | dense, kept | sparse | sparse, kept | simulating, dense | sparse |",
+        "|---|---:|---:|---:|---:|---:|---:|",
         *(f"| `{name}` | {cells(name)} |" for name in names),
         "",
         "`h2o` and `attn-hs` sum what sparse rows list, and nothing else; `tova` and `raas` rank",
-        "by what the newest row lists. `vatp` adds over all positions, whose bits depend on it;",
-        "segments decide at every iteration over budget, outside of a run; the hierarchy and its",
-        "ablations simulate every transfer. The aim is 3.",
+        "by what the newest row lists. `vatp` adds over all positions, whose bits depend on it.",
+        "Segments are planned for a whole run, but every row changes all of their entropies. The",
+        "hierarchy and its ablations decide between two runs, and simulate every transfer when it",
+        "starts: with what pyarrow takes (1 of the ratio), *simulating* is what other rankings",
+        "would cost as well. The aim is 3.",
         "",
     ]
+
+
+def _share(row: dict[str, Any]) -> str:
+    return f"{100 * row['machine_share']:.0f}%" if "machine_share" in row else "-"
+
+
+def _long(replay: dict[str, Any]) -> list[str]:
+    """Traces of many searches."""
+    if "long" not in replay:
+        return []
+    return [
+        "## Many searches in one trace",
+        "",
+        "`arborsim generate --searches N`, and its replay with full retention and Llama-3.1-8B's",
+        "geometry: both linear in tokens, in seconds of the processor.",
+        "",
+        "| searches | tokens | made in, s | replayed in, s | peak MiB of the replay |",
+        "|---:|---:|---:|---:|---:|",
+        *(
+            f"| {row['searches']:,} | {row['tokens']:,} | {row.get('generate_cpu_s', '-')} "
+            f"| {row['replay_cpu_s']} | {row['peak_mib']} |"
+            for row in replay["long"]
+        ),
+        "",
+    ]
+
+
+def _starts(replay: dict[str, Any]) -> list[str]:
+    """What every command takes at least."""
+    if "starts" not in replay:
+        return []
+    return [
+        "## Starting",
+        "",
+        "Seconds of the processor: `--help`, and a call that does little (`-` where a model runs,",
+        "or it takes longer). Most is loading Arrow and SciPy; commands that show tables and pages",
+        "load what they draw with.",
+        "",
+        "| command | `--help` | the call | arguments |",
+        "|---|---:|---:|---|",
+        *(
+            f"| `{name}` | {row['help_s']:.2f} | {_call(row)} |"
+            for name, row in replay["starts"].items()
+        ),
+        "",
+    ]
+
+
+def _call(row: dict[str, Any]) -> str:
+    if "call_s" not in row:
+        return "- | "
+    return f"{row['call_s']:.2f} | " + (f"`{row['call']}`" if row["call"] else "")
 
 
 def _decisions(decisions: dict[str, Any]) -> list[str]:

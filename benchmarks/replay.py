@@ -7,7 +7,8 @@ Run on one core: ``python benchmarks/replay.py [--quick] [--out reports/benchmar
   in episodes of 32k with sparse rows, against the time pyarrow alone needs to decode the columns
   that are read, measured right before (a share of these tokens by default);
 - peak memory with few and with many episodes;
-- start-up time of the command line.
+- traces of 1,000 and 10,000 generated searches: making and replaying them (`--no-long` leaves out);
+- what every command takes of the processor: its ``--help``, and the smallest call that works.
 
 Policies that rank per layer and head need recorded vectors and are not among these.
 """
@@ -23,8 +24,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
@@ -36,6 +40,7 @@ from arborsim.core.errors import ArborsimError
 from arborsim.core.observations import Signal
 from arborsim.core.settings import settings_of
 from arborsim.core.tiers import Budget
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.base import Policy
@@ -45,6 +50,33 @@ from arborsim.trace.schema import PER_LAYER
 
 BUDGET = "2048"
 LONG, SHORT = 32_768, 2_000
+ROOT = Path(__file__).resolve().parents[1]
+BANK = ROOT / "tests" / "golden" / "bank.parquet"
+GRID = 'traces = "{traces}/chain-vectors.parquet"\npolicies = ["h2o"]\nbudgets = [0.5]\n'
+#: By command, the arguments of a call that does little; None for those that run a model, or long.
+SMALLEST: dict[str, str | None] = {
+    "arborsim": None,
+    "replay": "{traces}/chain-vectors.parquet --policy h2o --budget 0.5 --out run.parquet",
+    "search": "{bank} --algorithm beam-4 --width 8 --policy full",
+    "plan": "--example",
+    "sweep": "grid.toml --out cells-{time}",
+    "results": "cells-0",
+    "record": None,
+    "live": None,
+    "validate": None,
+    "plot": "run.parquet",
+    "compare": "run.parquet run.parquet",
+    "inspect": "{traces}/chain-vectors.parquet",
+    "generate": "--searches 1 --out drawn.parquet --overwrite",
+    "policies": "",
+    "hardware": "",
+    "models": "",
+    "schema": "replay",
+    "tune": None,
+    "calibrate": None,
+    "doctor": "",
+    "import": "tot {traces}/logs/tot.json tot.parquet --overwrite",
+}
 COLUMNS = (*PER_LAYER, Signal.KEY_SKETCH)
 ATTENTION = {Signal.ATTENTION, Signal.EVICTION_TIME}
 
@@ -63,24 +95,55 @@ def variants() -> dict[str, Policy]:
 
 
 def decode_s(path: Path, columns: list[str]) -> float:
-    """Seconds pyarrow alone takes to decode `columns`, row group by row group, one thread."""
-    start = time.perf_counter()
+    """What pyarrow alone takes to decode `columns`, row group by row group: CPU s, one thread."""
+    start = time.process_time()
     file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):
         file.read_row_group(group, columns=columns, use_threads=False)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def replay_s(
     path: Path, policy: Policy, budget: str = BUDGET, quality: bool = False,
     count: int | None = None,
-) -> float:  # fmt: skip
-    """Seconds to replay `path` under one policy, everything included."""
+) -> tuple[float, float]:  # fmt: skip
+    """Seconds of the processor to replay `path` under one policy, and the simulated machine's part.
+
+    Everything is included; the machine's are bytes, transfers and time.
+    """
     machine = Machine(load_profile("h100"), load_geometry("llama-3.1-8b"))
     job = Replay([path], [policy], [Budget.parse(budget)], machine, quality=quality, count=count)
-    start = time.perf_counter()
-    job.run()
-    return time.perf_counter() - start
+    with simulating() as spent:
+        start = time.process_time()
+        job.run()
+        seconds = time.process_time() - start
+    return seconds, spent[0] / seconds
+
+
+@contextmanager
+def simulating() -> Iterator[list[float]]:
+    """Seconds of the processor that simulated executors take meanwhile, as the only entry."""
+    spent, began = [0.0], list[float]()
+
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def inside(*given: Any, **named: Any) -> Any:
+            began.append(time.process_time())
+            found = call(*given, **named)
+            since = began.pop()
+            if not began:  # not called by another of them
+                spent[0] += time.process_time() - since
+            return found
+
+        return inside
+
+    kept = {name: getattr(SimulatedExecutor, name) for name in ("advance", "apply", "finish")}
+    for name, call in kept.items():
+        setattr(SimulatedExecutor, name, timed(call))
+    try:
+        yield spent
+    finally:
+        for name, call in kept.items():
+            setattr(SimulatedExecutor, name, call)
 
 
 def signals_of(policy: Policy) -> tuple[str, ...]:
@@ -100,18 +163,18 @@ def against_decoding(
             for _ in range(rounds):
                 alone = decode_s(path, columns)
                 try:
-                    mine = replay_s(path, policy, budget, quality)
+                    mine, machine = replay_s(path, policy, budget, quality)
                 except ArborsimError as error:  # a floor above this budget
                     print(f"{attention:7} {name}: {error}", file=sys.stderr)
                     break
-                taken.append((mine / alone, mine, alone))
+                taken.append((mine / alone, mine, alone, machine))
             if not taken:
                 continue
-            ratio, mine, alone = sorted(taken)[rounds // 2]
+            ratio, mine, alone, machine = sorted(taken)[rounds // 2]
             label = name + ("+attention-kept" if quality else "")
             figures[label] = {
                 "seconds": round(mine, 2), "pyarrow_decode_s": round(alone, 2),
-                "ratio": round(ratio, 2),
+                "ratio": round(ratio, 2), "machine_share": round(machine, 2),
             }  # fmt: skip
             print(f"{attention:7} {label:32} {figures[label]}", file=sys.stderr)
     return figures
@@ -121,13 +184,13 @@ def attention_free(path: Path, policies: dict[str, Policy], tokens: int) -> dict
     figures: dict[str, object] = {}
     for name, policy in policies.items():
         try:
-            seconds = replay_s(path, policy)
+            seconds, machine = replay_s(path, policy)
         except ArborsimError as error:  # a floor above this budget
             print(f"none    {name}: {error}", file=sys.stderr)
             continue
         figures[name] = {
             "tokens": tokens, "seconds": round(seconds, 2),
-            "tokens_per_s": round(tokens / seconds),
+            "tokens_per_s": round(tokens / seconds), "machine_share": round(machine, 2),
         }  # fmt: skip
         print(f"none    {name:32} {figures[name]}", file=sys.stderr)
     return figures
@@ -142,16 +205,59 @@ def peak_mib(path: Path, episodes: int) -> float:
     return float(done.stdout)
 
 
-def help_s() -> float:
-    """Median seconds of `arborsim --help`."""
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "arborsim.cli.app", "--help"], check=True, capture_output=True
+def command(folder: Path, *arguments: str) -> tuple[float, float]:
+    """Seconds of the processor that `arborsim` takes in `folder`, and its peak memory in MiB."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "arborsim.cli.app", *arguments],
+        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said = process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"arborsim {' '.join(arguments)}: {said.decode()}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def long_traces(folder: Path, sizes: list[int]) -> list[dict[str, object]]:
+    """Making traces of many searches, and replaying them with full retention."""
+    rows: list[dict[str, object]] = []
+    for searches in sizes:
+        made_s, _ = command(
+            folder, "generate", "--searches", str(searches), "--out", "many.parquet", "--overwrite"
         )
-        times.append(time.perf_counter() - start)
-    return sorted(times)[3]
+        position = pq.read_table(folder / "many.parquet", columns=["position"])["position"]
+        tokens = len(position) - position.null_count
+        replayed_s, mib = command(
+            folder, "replay", "many.parquet", "--policy", "full", "--no-quality", "--model",
+            "llama-3.1-8b",
+        )  # fmt: skip
+        rows.append({
+            "searches": searches, "tokens": tokens, "generate_cpu_s": round(made_s, 1),
+            "replay_cpu_s": round(replayed_s, 1), "peak_mib": round(mib),
+        })  # fmt: skip
+        print(f"long    {rows[-1]}", file=sys.stderr)
+    return rows
+
+
+def starts(folder: Path, times: int = 3) -> dict[str, dict[str, object]]:
+    """Seconds of the processor by command: the least of as many `times`."""
+    (folder / "grid.toml").write_text(GRID.format(traces=ROOT / "traces"))
+    found: dict[str, dict[str, object]] = {}
+    for name, call in SMALLEST.items():
+        row: dict[str, object] = {}
+        shown = () if name == "arborsim" else (name,)
+        row["help_s"] = round(min(command(folder, *shown, "--help")[0] for _ in range(times)), 2)
+        if call is not None:
+            taken = []
+            for each in range(times):
+                words = call.format(traces=ROOT / "traces", bank=BANK, time=each).split()
+                taken.append(command(folder, name, *words)[0])
+            row["call"] = call.format(traces="traces", bank="BANK", time=0)
+            row["call_s"] = round(min(taken), 2)
+        found[name] = row
+        print(f"start   {name:10} {row}", file=sys.stderr)
+    return found
 
 
 def main() -> None:
@@ -165,6 +271,7 @@ def main() -> None:
         help="share of the tokens that policies that read attention replay: cost per token is the "
         "same for every episode",
     )  # fmt: skip
+    parser.add_argument("--no-long", action="store_true", help="no traces of many searches")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     parser.add_argument("--peak", nargs=2, metavar=("TRACE", "EPISODES"), help=argparse.SUPPRESS)
     parser.add_argument("policies", nargs="*", help="names; all that the traces serve by default")
@@ -215,7 +322,9 @@ def main() -> None:
             "tokens": long_episodes * LONG, "budget": BUDGET,
             "policies": against_decoding(path, readers, "sparse", BUDGET, options.rounds),
         }  # fmt: skip
-    figures["help_s"] = round(help_s(), 3)
+        if not options.no_long:
+            figures["long"] = long_traces(Path(folder), [1000 // scale, 10_000 // scale])
+        figures["starts"] = starts(Path(folder))
     text = json.dumps(figures, indent=2)
     print(text)
     if options.out:

@@ -260,6 +260,18 @@ def test_the_core_never_imports_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_reading_and_replaying_a_trace_does_not_load_pandas(trace: Path) -> None:
+    """Arrow's `to_numpy` does, at the price of a quarter second."""
+    code = (
+        "import sys\n"
+        "from arborsim.cli.app import main\n"
+        f"assert main(['inspect', {str(trace)!r}]) == 0\n"
+        f"assert main(['replay', {str(trace)!r}, '--policy', 'full,h2o', '--budget', '0.7']) == 0\n"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_calibrated_settings_yield_to_set(trace: Path, tmp_path: Path) -> None:
     """The shipped bands are for six layers, as the trace is."""
     page = tmp_path / "r.html"
