@@ -5,6 +5,7 @@ SciPy is imported where it is needed, for it is slow to import.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from operator import le
 
@@ -39,9 +40,17 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float,
 
 def fisher_p(good: int, other: int, n: int) -> float:
     """Two-sided p of Fisher's exact test for `good` against `other` successes, of `n` each."""
-    from scipy.stats import fisher_exact
-
-    return float(fisher_exact([[good, n - good], [other, n - other]])[1])
+    if good == other:
+        return 1.0
+    # As both have n, tables are as likely as their mirror images, and rarer towards both ends.
+    # (`scipy.stats` has this, too, but is slow to import.)
+    both, least = good + other, min(good, other)
+    tail = ratio = 1.0  # in units of how likely the table is that was seen
+    for k in range(least, max(0, both - n), -1):
+        ratio *= k * (n - both + k) / ((n - k + 1) * (both - k + 1))
+        tail += ratio
+    seen = math.comb(n, good) * math.comb(n, other) / math.comb(2 * n, both)
+    return min(1.0, 2 * tail * seen)
 
 
 def least_visible(correct: int, n: int) -> int | None:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from arborsim.core.events import Decode, Prefill, Transition
 from arborsim.core.observations import Signal
@@ -151,6 +150,8 @@ def _assigned(
             for own, group in zip(later, groups, strict=True):
                 if is_number(row[group]):
                     own[path] += row[group]
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
     times = np.full((len(groups) // each, each * tokens), NEVER_EVICTED)
     for own, lost in zip(times, np.split(loss, len(times), axis=1), strict=True):
         slots, chosen = linear_sum_assignment(lost.reshape(len(slot_time), own.size))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import fisher_exact, spearmanr
 
 from arborsim.core.statistics import (
     auc,
     bootstrap,
+    fisher_p,
     fit_logistic,
     leave_one_out_scores,
     rows_of,
@@ -84,3 +87,12 @@ def test_bootstrap_resamples_traces_and_repeats() -> None:
 
 def test_rows_of_repeats_traces() -> None:
     assert rows_of(np.array([0, 1, 0, 1, 2]), [1, 1, 0]).tolist() == [1, 3, 1, 3, 0, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), n=st.integers(1, 400))
+def test_fisher_is_that_of_scipy(data: st.DataObject, n: int) -> None:
+    good, other = data.draw(st.integers(0, n)), data.draw(st.integers(0, n))
+    theirs = fisher_exact([[good, n - good], [other, n - other]])[1]
+    assert fisher_p(good, other, n) == pytest.approx(theirs, rel=1e-12)
+    assert fisher_p(good, other, n) == fisher_p(other, good, n)
