@@ -200,3 +200,13 @@ def test_names_of_columns_that_are_no_text_are_damage(tmp_path: Path, kind: str)
     path.write_bytes(path.read_bytes().replace(b"odd name", b"odd\xf0name"))
     with pytest.raises(UsageError, match="the file is damaged"):
         load_results(path)
+
+
+def test_columns_of_types_that_no_results_have_are_damage(tmp_path: Path) -> None:
+    """Pandas' own metadata says that they are texts, and what they are cannot become that."""
+    path = _write(tmp_path)
+    table = pq.read_table(path)
+    odd = pa.nulls(table.num_rows, pa.list_(pa.float16()))
+    pq.write_table(table.set_column(1, "b", odd), path)
+    with pytest.raises(UsageError, match="the file is damaged"):
+        read_table(path)

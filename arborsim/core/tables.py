@@ -129,6 +129,8 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     UsageError
         The file cannot be read, is damaged, or is something else, such as a trace.
     """
+    import pyarrow as pa
+
     from arborsim.core.parquet import ParquetTables
 
     check_parquet(path)
@@ -137,7 +139,9 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     table = file.read(range(file.metadata.num_row_groups))
     try:
         return table.to_pandas(), metadata
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # what it says of types
+    except (  # by what it says of types
+        pa.ArrowException, ValueError, LookupError, TypeError, AttributeError
+    ) as error:  # fmt: skip
         why = " ".join(str(error).split())[:160]
         raise UsageError(f"{path}: the file is damaged ({why}); copy it or make it again") from None
 

@@ -93,10 +93,13 @@ def request_of(head: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for name in ("gpu", "task_options", "search_options"):
         if name in request:
             convert(table, request[name], f"{place} {name}", finite=False)
-    convert(float, request.get("temperature", 0.0), f"{place} temperature", finite=False)
+    for each in fields(LiveRequest):
+        if each.name in request and (kind := _PLAIN.get(str(each.type))):
+            convert(kind, request[each.name], f"{place} {each.name}", finite=False)
     return request
 
 
+_PLAIN: dict[str, type[Any]] = {"int": int, "float": float, "bool": bool, "str": str}
 _NEW_OPTIONS = ("chat", "graphs", "stop", "top_p")
 
 

@@ -147,6 +147,13 @@ def test_numbers_that_no_live_run_measures_are_refused(tmp_path: Path, name: str
         load_results(path)
 
 
+def test_requests_that_no_live_run_writes_are_refused(tmp_path: Path):
+    path = _log(tmp_path / "run.jsonl")
+    path.write_text(path.read_text().replace('"shadow":false', '"shadow":false,"batch":{"a":1}'))
+    with pytest.raises(UsageError, match="line 1: request batch must be a whole number"):
+        load_results(path)
+
+
 def test_rows_without_full_retention_have_no_difference():
     own = [Judged(i, "h2o", "0.5", i % 2 == 0, False) for i in range(4)]
     (row,) = count(PROBLEMS, own, {}, "x")
