@@ -145,7 +145,9 @@ def run_arm(
     facts["predicted_hbm_bytes"] = memory.device_bytes(simulated.weight_bytes)
     facts["predicted_peak_at"] = memory.peak.name
     replayed, copied = search.replayed_steps, _copied(movers[0].link)
-    facts |= {"replayed_steps": replayed, "step": "graph" if replayed else "eager"}
+    # Other arms replay only the few steps that read nothing of DDR.
+    captured = arm.graphs and replayed
+    facts |= {"replayed_steps": replayed, "step": "graph" if captured else "eager"}
     return {
         "search_s": search_s, **steady.facts(), **facts, **copied, **peaks(loaded.model.device),
     }  # fmt: skip
