@@ -277,6 +277,8 @@ def _explain(console: Console, facts: Mapping[str, Any], name: str) -> None:
 
     from arborsim.show.table import grid
 
+    facts = _printable(facts)
+
     def section(title: str, text: str = "") -> None:
         console.print()
         for part in (Text(title, style="bold"), Text(text)):
@@ -321,6 +323,17 @@ def _explain(console: Console, facts: Mapping[str, Any], name: str) -> None:
     for first in facts["parameters"][:1]:
         setting = f"{facts['name']}.{first['name']}={_shown(first['default'])}"
         console.print(Text(f"  ... --set {setting}"), soft_wrap=True)
+
+
+def _printable(value: Any) -> Any:
+    """Facts of a composition come from its file: nothing in them may steer a terminal."""
+    from arborsim.show.words import plain
+
+    if isinstance(value, str):
+        return "\n".join(map(plain, value.split("\n")))
+    if isinstance(value, Mapping):
+        return {key: _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _show_parameters(console: Console, parameters: Sequence[Mapping[str, Any]]) -> None:

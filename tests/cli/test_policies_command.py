@@ -93,3 +93,16 @@ def test_whether_a_budget_is_kept(name: str, says: str, capsys: pytest.CaptureFi
     (line,) = (s for s in capsys.readouterr().out.splitlines() if s.startswith("  budget "))
     assert line.split(maxsplit=1)[1].startswith(says)
     assert facts_of(name)["keeps_budget"] is (name == "h2o")
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = Path("arborsim/policies/compositions/staircase.toml").read_text()
+    said = shipped.replace("precision once lost", "\\u001b]0;title\\u0007precision once lost")
+    assert said != shipped
+    (tmp_path / "mix.toml").write_text(said)
+    assert main(["policies", str(tmp_path / "mix.toml")]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\\x1b]0;title\\x07precision" in printed
