@@ -131,8 +131,8 @@ class OutputOptions:
 
 
 def check_ending(path: Path, option: str, ending: str) -> None:
-    """Refuse a name that says another kind of file than will be written."""
-    if path.suffix != ending:
+    """Refuse a name that says another kind of file than will be written; devices have no kind."""
+    if path.suffix != ending and (path.is_file() or not path.exists()):
         raise UsageError(f"{option} {path}: the name must end in {ending}")
 
 

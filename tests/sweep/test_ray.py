@@ -100,6 +100,6 @@ def test_no_cluster_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     grid = small(tmp_path, 'traces = ["a.parquet"]\npolicies = ["h2o"]\n')
     command = ["sweep", str(grid), "--out", str(tmp_path / "out")]
     assert main([*command, "--address", "127.0.0.1:1"]) == 2
-    assert "also give on ray" in capsys.readouterr().err
+    assert "on must be ray" in capsys.readouterr().err
     assert main([*command, "--on", "rai"]) == 2
     assert "did you mean ray" in capsys.readouterr().err

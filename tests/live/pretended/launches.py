@@ -207,15 +207,16 @@ def _mean_rows(
 
 def _group_rows(
     grid: tuple[int, int], q: Tensor, k: Tensor, lse: Tensor, good: Tensor, sums: Tensor,
-    newest: Tensor, first: int, queries: int, before: int, scale: float, *strides: int, HEADS: int,
-    MEMBERS: int, DIM: int, BLOCK_KEYS: int, **_: Any,
+    newest: Tensor, first: int, recent: int, queries: int, before: int, scale: float,
+    *strides: int, HEADS: int, MEMBERS: int, DIM: int, BLOCK_KEYS: int, **_: Any,
 ) -> None:  # fmt: skip
     assert grid[0] * BLOCK_KEYS >= before + queries > (grid[0] - 1) * BLOCK_KEYS
     assert grid[1] * HEADS == len(lse)
     found = _weights(q, k, lse, queries, before, scale, strides, MEMBERS, DIM)
     found = found.unflatten(0, (grid[1], HEADS)).mean(1)
     counts = good[..., None] != 0
-    sums.copy_(torch.where(counts, found, 0.0)[:, first:].sum(1, dtype=torch.float64))
+    counted = torch.where(counts, found, 0.0).tril(before - recent)[:, first:]
+    sums.copy_(counted.sum(1, dtype=torch.float64))
     newest.copy_(torch.where(counts, found, torch.nan)[:, -1])
 
 
