@@ -148,6 +148,7 @@ def _attention(replay: dict[str, Any]) -> list[str]:
         "starts: with what pyarrow takes (1 of the ratio), *simulating* is what other rankings",
         "would cost as well. The aim is 3.",
         "",
+        *([replay["note"], ""] if "note" in replay else []),  # of figures from several runs
     ]
 
 
