@@ -185,14 +185,14 @@ def results(
     from arborsim.show.sweep import SweepReport, compared, groups, kept
     from arborsim.sweep.cells import Folder
 
-    path = Path(folder)
+    path, wanted = Path(folder), _wanted(where)
     rows, superseded = Folder(path).rows(None if cells is None else set(cells))
-    chosen = kept(compared(rows), _wanted(where))
+    chosen = kept(compared(rows), wanted)
     names = choices.names([by] if isinstance(by, str) else list(by))
     report = SweepReport(str(path), tuple(chosen), tuple(names), superseded)
     groups(report, names)  # refuses unknown ones
     if not chosen:
-        raise UsageError(f"{path}: {_no_cell(rows, _wanted(where))}")
+        raise UsageError(f"{path}: {_no_cell(rows, wanted)}")
     command = equivalent("results", results, locals() | {"cells": None})
     return SweepResults(report, made_by("sweep", command, "pandas", "pyarrow", settings={}))
 

@@ -145,11 +145,18 @@ def groups(report: SweepReport, by: Sequence[str]) -> list[Grouped]:
     """A record per combination of values of these columns, in the order of these."""
     for name in by:
         _check(name)
-    found: dict[tuple[str, ...], list[CellRow]] = {}
-    for row in report.rows:
-        found.setdefault(tuple(_text(row, name) for name in by), []).append(row)
+    found = _sharing(report.rows, by)
     ordered = sorted(found.items(), key=lambda group: [_budget(text) for text in group[0]])
     return [_grouped(shared, rows) for shared, rows in ordered]
+
+
+def _sharing(
+    rows: Iterable[CellRow], by: Sequence[str]
+) -> dict[tuple[str, ...], list[CellRow]]:  # fmt: skip
+    found: dict[tuple[str, ...], list[CellRow]] = {}
+    for row in rows:
+        found.setdefault(tuple(_text(row, name) for name in by), []).append(row)
+    return found
 
 
 def _grouped(shared: tuple[str, ...], rows: Sequence[CellRow]) -> Grouped:
@@ -380,21 +387,23 @@ def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
 def overall(report: SweepReport) -> str:
     """Which policies and budgets need little memory on all traces and machines; "" if none can.
 
-    Those are compared that have figures on as many cells as any other.  Quality is right answers if
+    Those are compared that have figures on all traces and machines.  Quality is right answers if
     all count them, else attention kept; nothing with less memory has more of it.
     """
     rows = [row for row in report.rows if not (row.is_bound or row.is_baseline)]
-    by = ("policy", "settings", "budget", "recall")
-    found = groups(replace(report, rows=tuple(rows)), by)
-    most = max((each.cells for each in found), default=0)
-    able = [each for each in found if each.cells == most and not each.without]
+    own = _sharing(rows, ("policy", "settings", "budget", "recall"))
+    grounds = {_by_recall(row).place for row in rows}
+    able = [
+        _grouped(shared, cells) for shared, cells in own.items()
+        if {_by_recall(row).place for row in cells if row.status == DONE} == grounds
+    ]  # fmt: skip
     counts = all(each.answered > 0 for each in able)
     known = [
         (each.hbm_vs_full, -(each.right / each.answered if counts else each.attention_kept), each)
         for each in able
     ]
     known = [each for each in known if not (math.isnan(each[0]) or math.isnan(each[1]))]
-    if len({row.place for row in rows}) < 2 or len(known) < 2:
+    if len(grounds) < 2 or len(known) < 2:
         return ""
     said, best = [], math.inf
     for memory, lost, each in sorted(known, key=lambda k: k[:2]):
@@ -405,7 +414,7 @@ def overall(report: SweepReport) -> str:
             said.append(f"{name} ({memory:.2f} of full retention's HBM, {-lost:.1%})")
     what = "right answers" if counts else "attention kept"
     return (
-        f"On average over {counted(most, 'cell')} each, nothing with less memory has more {what} "
+        f"On average over {counted(len(grounds), 'cell')} each, nothing with less memory has more {what} "
         f"than {listed(said)}."
     )
 
@@ -427,9 +436,7 @@ def _about_means(rows: Sequence[Grouped], report: SweepReport) -> Iterator[str]:
 
 
 def write_page(report: SweepReport, path: Path, command: str) -> None:
-    """One page: the groups or all cells in a table that sorts, and memory against what each place
-    knows.
-    """
+    """One page: a table of groups or cells that sorts, and memory against what each place knows."""
     rows = report.rows
     by_place = places(rows)
     sections = {id(row): place for place, own in by_place.items() for row in own}
@@ -449,7 +456,7 @@ def write_page(report: SweepReport, path: Path, command: str) -> None:
 def _plots(rows: Iterable[CellRow]) -> Iterator[Plot]:
     """Memory against answers, attention kept or time, of each place; ways to recall in one plot."""
     for place, own in places(map(_by_recall, rows)).items():
-        # Of full retention, which recalls nothing, once.
+        # Once of those that recall nothing.
         done = list({(row.policy, row.settings, row.budget): row for row in own
                      if row.status == DONE}.values())  # fmt: skip
         for metric in (replay_figures.RIGHT, replay_figures.KEPT, replay_figures.TIMES):
@@ -462,9 +469,8 @@ def _plots(rows: Iterable[CellRow]) -> Iterator[Plot]:
 
 
 def _by_recall(row: CellRow) -> CellRow:
-    """The cell where all are that differ in the way to recall alone, named by that."""
+    """The cell where all are that differ in the way to recall alone, named by that if it does."""
     usual = str(_PLACE["recall"])
-    if row.recall == usual:
-        return row
-    policy = row.policy if row.is_baseline else f"{row.policy}, {row.recall}"
+    recalls = row.recall != usual and COLUMNS["peak_ddr"].value(row) > 0
+    policy = f"{row.policy}, {row.recall}" if recalls else row.policy
     return replace(row, recall=usual, policy=policy)
