@@ -3,9 +3,10 @@
     python benchmarks/quality.py cliff family grid arkv game24 --episodes 200 --out reports/quality
 
 Tokens really are removed; every cell is a policy with settings and a budget, and all cells of an
-experiment search the same held-out problems.  Finished searches are kept (in JSON lines, or in the
-``results.parquet`` that the page is made with), so a run goes on where the last one
-stopped.  `benchmarks/quality_page.py` makes the tables.
+experiment search the same held-out problems.  With ``--masked`` they are masked instead, which
+answers the same and takes a part of the time (`benchmarks/quality_masked.py`).  Finished searches
+are kept (in JSON lines, or in the ``results.parquet`` that the page is made with), so a run goes on
+where the last one stopped.  `benchmarks/quality_page.py` makes the tables.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 from arborsim.core.errors import UsageError
@@ -29,13 +31,14 @@ from arborsim_torch.reference import MODELS
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.quality_arms import EXPERIMENTS, Arm
+from benchmarks.quality_masked import search as search_masked
 
 
 class Collector:
     """Stores a line per search, and knows what an earlier run has stored."""
 
-    def __init__(self, path: Path, arms: tuple[Arm, ...]) -> None:
-        self.path, self.arms = path, arms
+    def __init__(self, path: Path, arms: tuple[Arm, ...], masked: bool) -> None:
+        self.path, self.arms, self.masked = path, arms, masked
         self.done: set[tuple[int, int]] = set()
         self.lengths: dict[int, int] = {}
         self._index = {id(cell): i for i, cell in enumerate(self.cells(arms))}
@@ -77,7 +80,7 @@ class Collector:
             "quantised": m.quantised_tokens, "offloaded": m.offloaded_tokens,
             "rehydrated": m.rehydrated_tokens, "peak_hbm_bytes": m.peak_hbm_kv_bytes,
             "peak_ddr_bytes": m.peak_ddr_bytes, "staging_bytes": m.peak_staging_bytes,
-            "steps_right": result.steps_right, "steps": result.steps,
+            "steps_right": result.steps_right, "steps": result.steps, "masked": self.masked,
         }  # fmt: skip
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
@@ -109,20 +112,20 @@ def restore(name: str, arms: tuple[Arm, ...], out: Path) -> None:
 
 def run(
     name: str, episodes: int, batch: int, out: Path, only: list[str] | None = None,
-    weights: str = "",
+    weights: str = "", masked: bool = False, give_up: bool = False,
 ) -> None:  # fmt: skip
     """One experiment, cell by cell: what is finished is on the disk.
 
     `only` names arms that are run, as ``"h2o@0.5"``, in their order; None for all.  `weights` is a
-    folder with other weights of the experiment's task.
+    folder with other weights of the experiment's task; `give_up` is of masked searches.
     """
     experiment = EXPERIMENTS[name]()
     search = experiment.search
     if weights:
         search = search | {"model": weights, "task": MODELS[search["model"]]}
     restore(name, experiment.arms, out)
-    collector = Collector(out / f"{name}.jsonl", experiment.arms)
-    backend = get_backend("torch")
+    collector = Collector(out / f"{name}.jsonl", experiment.arms, masked)
+    backend = _Masked(give_up) if masked else get_backend("torch")
     cells = {
         f"{arm.label}@{arm.budget}": (arm, cell)
         for arm, cell in zip(experiment.arms, collector.request_cells, strict=True)
@@ -167,6 +170,41 @@ class _Watch:
         self.right += bool(result.correct)
 
 
+class _Masked:
+    """In place of the live backend: searches a batch of problems at once, under a mask."""
+
+    def __init__(self, give_up: bool) -> None:
+        self._give_up = give_up
+
+    def live(self, request: LiveRequest, watch: _Watch) -> None:
+        """Every missing problem; those of a batch must have prompts of one length.
+
+        Raises
+        ------
+        UsageError
+            A search that is not greedy, or of which full retention is not known.
+        """
+        from arborsim_torch import reference
+
+        if request.search != "linear" or request.temperature:
+            raise UsageError("masked searches are greedy: run this experiment live")
+        model, task = reference.load(request.model, **request.task_options)
+        model.requires_grad_(False)
+        (cell,) = request.cells
+        missing = [i for i in range(request.episodes) if watch.wants(i, cell)]
+        whole = cell.policy.name == "full"  # which finds out how long searches are
+        if unknown := [i for i in missing if not (whole or watch.full_tokens(i))]:
+            raise UsageError(
+                f"problem {unknown[0]} was not searched with everything kept: run full"
+            )
+        left = iter(missing)
+        while together := list(islice(left, request.batch)):
+            problems = [task.problem(request.split, i) for i in together]
+            full = [watch.full_tokens(i) for i in together]
+            for result in search_masked(model, task, problems, cell, full, self._give_up):
+                watch.finished(result)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS)
@@ -174,6 +212,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("reports/quality"))
     parser.add_argument("--arm", action="append", help="only this arm, LABEL@BUDGET; repeatable")
+    parser.add_argument("--masked", action="store_true", help="mask tokens instead of removing")
+    parser.add_argument(
+        "--give-up", action="store_true",
+        help="masked searches end when they can no longer succeed; no steps are counted",
+    )  # fmt: skip
     parser.add_argument("--weights", default="", help="a folder with other weights of the task")
     options = parser.parse_args()
     import torch
@@ -184,7 +227,16 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.experiments:
         try:
-            run(name, options.episodes, options.batch, options.out, options.arm, options.weights)
+            run(
+                name,
+                options.episodes,
+                options.batch,
+                options.out,
+                options.arm,
+                options.weights,
+                options.masked,
+                options.give_up,
+            )
         except UsageError as error:
             raise SystemExit(f"{name}: {error}") from error
 

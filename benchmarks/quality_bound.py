@@ -38,12 +38,14 @@ def steps_right(rows: Iterable[Row]) -> tuple[float, float, float] | None:
 
 
 def steps_text(rows: Iterable[Row]) -> str:
-    """``72% (65 to 79)``; empty if not counted."""
+    """``72% (65 to 79)``, with their number if only some are counted; empty if none is."""
+    rows = list(rows)
     found = steps_right(rows)
     if found is None:
         return ""
     mean, low, high = (f"{100 * value:.0f}" for value in found)
-    return f"{mean}% ({low} to {high})"
+    counted = sum(bool(row.get("steps")) for row in rows)
+    return f"{mean}% ({low} to {high})" + (f", n = {counted}" if counted < len(rows) else "")
 
 
 class Bound:

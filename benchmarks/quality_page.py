@@ -139,7 +139,7 @@ def table(stored: Stored, bound: Bound) -> list[str]:
             continue
         could = [row for row in rows if not row["infeasible"]]
         n, right = len(could), sum(bool(row["correct"]) for row in could)
-        name = arm["label"]
+        name = arm["label"] + " \\*" * any(row.get("masked") for row in rows)
         budget = "" if arm["policy"] in ("full", "hierarchy", "kivi") else arm["budget"]
         if not n:
             lines.append(
@@ -414,7 +414,10 @@ def page(all_stored: list[Stored]) -> str:
         "retention *on the same problems*, which the next column gives. Intervals are "
         "Clopper-Pearson, p is Fisher's exact test against that. Peaks are taken before decisions, "
         "so they exceed a budget by the leaves that decode at once. The models are tiny: orders "
-        "are evidence, sizes of effects belong to these tasks.",
+        "are evidence, sizes of effects belong to these tasks. Of arms marked * some or all searches "
+        "were masked instead: the same policies decide, but what they evict is masked (`python "
+        "benchmarks/quality.py --masked`, which tests compare with live searches). Some of these "
+        "end as soon as they can no longer succeed; then their steps are not counted.",
     ]
     for stored in all_stored:
         about = ABOUT[stored.name]
@@ -440,8 +443,8 @@ def main() -> None:
             arm = stored.head["arms"][row["arm"]]
             named = {"experiment": stored.name, "label": arm["label"], "policy": arm["policy"],
                      "budget": arm["budget"], "settings": json.dumps(arm["settings"])}  # fmt: skip
-            # Runs before steps were counted have none.
-            rows.append(named | {"steps_right": None, "steps": None} | row)
+            # Runs before steps were counted have none; before searches were masked, all were live.
+            rows.append(named | {"steps_right": None, "steps": None, "masked": False} | row)
     facts = {stored.name: {k: stored.head[k] for k in ("facts", "date")} for stored in all_stored}
     made = pa.Table.from_pylist(rows).replace_schema_metadata({"arborsim": json.dumps(facts)})
     pq.write_table(made, folder / "results.parquet", compression="zstd")

@@ -67,7 +67,10 @@ class Batch:
     def __init__(self, model: Any, prompts: torch.Tensor, capacity: int, gradient: bool) -> None:
         config = model.config
         rows, self.prompt = prompts.shape
-        self.model, self.gradient, self.length = model, gradient, 0
+        self.model, self.gradient = model, gradient
+        self.length = self.held = (
+            0  # tokens, and slots in use: as many, unless a subclass frees some
+        )
         self.weights: list[torch.Tensor] = []  #: of the last token, per layer [rows, heads, tokens]
         shape = (rows, config.num_key_value_heads, capacity, config.head_dim)
         layers = range(config.num_hidden_layers)
@@ -96,16 +99,14 @@ class Batch:
         """Logits after the last token; cached keys and values become leaves in `cached`."""
         config, inner = self.model.config, self.model.model
         rows, count = ids.shape
-        start, end = self.length, self.length + count
+        start, end = self.held, self.held + count
         x = inner.embed_tokens(ids)
-        rotary = inner.rotary_emb(x, torch.arange(start, end)[None])
-        hidden = self.dead[:, None, None, :end]
-        if count > 1:
-            hidden = hidden | torch.ones(count, end, dtype=torch.bool).triu(start + 1)
+        rotary = inner.rotary_emb(x, torch.arange(self.length, self.length + count)[None])
+        later = torch.ones(count, end, dtype=torch.bool).triu(start + 1)
         received = torch.zeros(rows, end)
         self.weights = []
-        for layer, keys, values in zip(inner.layers, self.keys, self.values, strict=True):
-            part = layer.self_attn
+        for i, layer in enumerate(inner.layers):
+            keys, values, part = self.keys[i], self.values[i], layer.self_attn
             h = layer.input_layernorm(x)
             q, k, v = (
                 projection(h).view(rows, count, -1, config.head_dim).transpose(1, 2)
@@ -127,24 +128,39 @@ class Batch:
                 all_keys, all_values = keys[:, :, :end], values[:, :, :end]
             groups = k.shape[1]
             q = q.reshape(rows, groups, -1, config.head_dim)  # heads of a group, then queries
-            logits = q @ all_keys.transpose(2, 3) * config.head_dim**-0.5
-            logits = logits.view(rows, -1, count, end).masked_fill(hidden, float("-inf"))
-            weights = logits.softmax(-1)
+            logits = (q * config.head_dim**-0.5) @ all_keys.transpose(2, 3)
+            gone = self.gone(i, end)
+            spread = logits.view(rows, groups, -1, count, end)
+            spread.masked_fill_(gone | later if count > 1 else gone, float("-inf"))
+            weights = spread.view(rows, -1, count, end).softmax(-1)
             self.weights.append(weights.detach()[:, :, -1])
             received += self.weights[-1].mean(1)
             out = weights.view(rows, groups, -1, end) @ all_values
             out = out.view(rows, -1, count, config.head_dim).transpose(1, 2)
             x = x + part.o_proj(out.reshape(rows, count, -1))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
+            self.seen(q, weights, x)
         self.attended[:, :end] += received.double() / len(self.keys)
-        self.length = end
+        self.length, self.held = self.length + count, end
         logits_: torch.Tensor = self.model.lm_head(inner.norm(x[:, -1]))
         return logits_
 
+    def gone(self, layer: int, end: int) -> torch.Tensor:
+        """What a layer cannot read of `end` slots, bool ``[rows, KV heads or 1, 1, 1, end]``."""
+        return self.dead[:, None, None, None, :end]
+
+    def seen(self, queries: torch.Tensor, weights: torch.Tensor, hidden: torch.Tensor) -> None:
+        """A layer was run: its rotated queries ``[rows, KV heads, queries of a group,
+        head_dim]``, weights ``[rows, heads, queries, slots]`` and output."""
+
     def keep(self, rows: list[int]) -> None:
         """Go on with these searches only."""
-        self.keys = [each[rows] for each in self.keys]
-        self.values = [each[rows] for each in self.values]
+        for cache in (*self.keys, *self.values):  # in place: copies of all would take seconds
+            for new, old in enumerate(rows):
+                if new != old:
+                    cache[new, :, : self.held] = cache[old, :, : self.held]
+        self.keys = [each[: len(rows)] for each in self.keys]
+        self.values = [each[: len(rows)] for each in self.values]
         self.attended, self.moved = self.attended[rows], self.moved[rows]
         self.dead, self.logits = self.dead[rows], self.logits[rows]
         self.weights = [each[rows] for each in self.weights]
