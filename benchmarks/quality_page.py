@@ -415,9 +415,9 @@ def page(all_stored: list[Stored]) -> str:
         "Clopper-Pearson, p is Fisher's exact test against that. Peaks are taken before decisions, "
         "so they exceed a budget by the leaves that decode at once. The models are tiny: orders "
         "are evidence, sizes of effects belong to these tasks. Of arms marked * some or all "
-        "searches were masked instead: the same policies decide, but what they evict is masked (`python "
-        "benchmarks/quality.py --masked`, which tests compare with live searches). Some of these "
-        "end as soon as they can no longer succeed; then their steps are not counted.",
+        "searches were masked instead: the same policies decide, but what they evict is masked "
+        "(`python benchmarks/quality.py --masked`, which tests compare with live searches). Some "
+        "of these end as soon as they can no longer succeed; then their steps are not counted.",
     ]
     for stored in all_stored:
         about = ABOUT[stored.name]
