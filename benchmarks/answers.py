@@ -39,6 +39,10 @@ def quality() -> Iterator[Counted]:
     table = pq.read_table(ROOT / QUALITY)
     about = json.loads(table.schema.metadata[b"arborsim"])
     rows = table.to_pylist()
+    masked = {
+        (row["experiment"], row["policy"], row["settings"], row["budget"])
+        for row in rows if row["masked"]
+    }  # fmt: skip
     for name, known in about.items():
         facts = known["facts"]
         request = {"search": "linear", "temperature": 0.0} | EXPERIMENTS[name]().search
@@ -54,10 +58,12 @@ def quality() -> Iterator[Counted]:
                 )
         full = [replace(each, budget=ANY) for each in arms.pop(("full", "{}", "1"))]
         yield from count(searched, full, {}, f"{QUALITY}: {name}")
-        for (kind, text, budget), own in arms.items():
+        for arm, own in arms.items():
+            kind, text, budget = arm
             policy = build(kind, json.loads(text))
             cells = {(kind, budget): resolved(policy)}
-            found = count(searched, [*full, *own], cells, f"{QUALITY}: {name}")
+            made = ", masked" * ((name, *arm) in masked)
+            found = count(searched, [*full, *own], cells, f"{QUALITY}: {name}{made}")
             (row,) = (each for each in found if each.policy == kind)
             yield row if policy.uses_budget else replace(row, budget=ANY)
 
