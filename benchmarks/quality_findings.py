@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import fisher_exact
-
-from arborsim.core.statistics import SIGNIFICANT
+from arborsim.core.statistics import SIGNIFICANT, fisher_p
 from benchmarks.quality_arms import EXPERIMENTS
 from benchmarks.quality_bound import Bound, differences
 
@@ -49,7 +47,7 @@ def _beside_full(stored: Stored) -> list[str]:
             continue
         n = len(rows)
         right, theirs = sum(bool(r["correct"]) for r in rows), sum(kept[r["episode"]] for r in rows)
-        p = fisher_exact([[right, n - right], [theirs, n - theirs]]).pvalue
+        p = fisher_p(right, theirs, n)
         found.append(
             f"{arm['label']} at {arm['budget']}: {100 * right / n:.1f}% against "
             f"{100 * theirs / n:.1f}% (n = {n}, p = {p:.2g})"
@@ -73,8 +71,7 @@ def about_needed(stored: Stored, bound: Bound) -> list[str]:
     own = [row for row in alone if row["episode"] in whole]
     theirs = sum(whole[row["episode"]] for row in own)
     right = sum(bool(row["correct"]) for row in own)
-    table = [[right, len(own) - right], [theirs, len(own) - theirs]]
-    if right < theirs and fisher_exact(table).pvalue < SIGNIFICANT:
+    if right < theirs and fisher_p(right, theirs, len(own)) < SIGNIFICANT:
         goes_back = "search" in EXPERIMENTS[stored.name]().search
         found.append(
             f"Full retention answers {100 * theirs / len(own):.1f}% of these problems: the model "

@@ -18,10 +18,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from scipy.stats import beta, fisher_exact
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from arborsim.core.statistics import clopper_pearson, fisher_p
 from benchmarks.quality_arms import EXPERIMENTS
 from benchmarks.quality_bound import Bound, steps_text
 from benchmarks.quality_findings import Stored, about_needed, findings, side_by_side
@@ -90,13 +90,6 @@ def read(folder: Path) -> list[Stored]:
     return found
 
 
-def interval(right: int, n: int) -> tuple[float, float]:
-    """Clopper-Pearson, 95%."""
-    low = beta.ppf(0.025, right, n - right + 1) if right else 0.0
-    high = beta.ppf(0.975, right + 1, n - right) if right < n else 1.0
-    return float(low), float(high)
-
-
 def bound_of(stored: Stored, all_stored: list[Stored]) -> Bound:
     """The `needed` arms of all experiments that search the same as this one."""
     search = EXPERIMENTS[stored.name]().search
@@ -137,11 +130,10 @@ def table(stored: Stored, bound: Bound) -> list[str]:
                 + " - |" * len(extra)
             )
             continue
-        low, high = interval(right, n)
+        low, high = clopper_pearson(right, n)
         others = [by_arm[full][row["episode"]] for row in could if row["episode"] in by_arm[full]]
         full_right = sum(bool(row["correct"]) for row in others)
-        against = [[right, n - right], [full_right, len(others) - full_right]]
-        p = f"{fisher_exact(against).pvalue:.2g}" if i != full else ""
+        p = f"{fisher_p(right, full_right, n):.2g}" if i != full and len(others) == n else ""
         same = f"{100 * full_right / len(others):.1f}%" if i != full and others else ""
         peak = sum(row["peak_tokens"] / row["full_tokens"] for row in could) / n
         hbm = sum(row["peak_hbm_bytes"] for row in could if row["episode"] in by_arm[full])
