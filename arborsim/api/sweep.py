@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from arborsim.run.results import Row
-    from arborsim.show.sweep import SweepReport
     from arborsim.show.table import Table
     from arborsim.sweep.cells import Made
+    from arborsim.sweep.compare import SweepReport
     from arborsim.sweep.jobs import Job
     from arborsim.sweep.run import Pool, Tally
 
@@ -182,8 +182,8 @@ def results(
     ArborsimError
         There are no cells, one is damaged, or there is no such parameter.
     """
-    from arborsim.show.sweep import SweepReport, compared, groups, kept
     from arborsim.sweep.cells import Folder
+    from arborsim.sweep.compare import SweepReport, compared, groups, kept
 
     path, wanted = Path(folder), _wanted(where)
     rows, superseded = Folder(path).rows(None if cells is None else set(cells))
@@ -199,8 +199,8 @@ def results(
 
 def _no_cell(rows: Sequence[Any], wanted: Mapping[str, Sequence[str]]) -> str:
     """Which condition takes no cell, and what there is; or that all together take none."""
-    from arborsim.show.sweep import kept
     from arborsim.show.words import listed
+    from arborsim.sweep.compare import kept
 
     for name, values in wanted.items():
         if not kept(rows, {name: values}):
@@ -352,7 +352,7 @@ class SweepResults(Results):
         `time_vs_full`, `speed_vs_full` and `oracle_gap` compare with full retention and the oracle
         on the same trace, machine and model, where the folder has them.
         """
-        from arborsim.show.sweep import to_frame
+        from arborsim.sweep.compare import to_frame
 
         return to_frame(self.raw)
 
@@ -362,12 +362,12 @@ class SweepResults(Results):
         `right` and `answered` are sums, all others means over the cells that know them; `without`
         cells were left out or failed.
         """
-        from arborsim.show.sweep import GROUPED, group_frame
+        from arborsim.sweep.compare import GROUPED, group_frame
 
         return group_frame(self.raw, self.raw.by or GROUPED)
 
     def to_json(self) -> str:
-        from arborsim.show.sweep import to_json
+        from arborsim.sweep.compare import to_json
 
         return to_json(self.raw)
 

@@ -198,7 +198,7 @@ def _live(records: dict[str, Schema]) -> Schema:
 
 
 def _results(records: dict[str, Schema]) -> Schema:
-    from arborsim.show.sweep import COLUMNS_OF_CELLS, GROUP_FIGURES, RELATIVE
+    from arborsim.sweep.compare import COLUMNS_OF_CELLS, GROUP_FIGURES, RELATIVE
 
     kinds = {"str": {"type": ["string", "null"]}, "int": _COUNT, "float": NUMBER, "bool": _VERDICT}
     cell = {name: kinds[kind] for name, kind in COLUMNS_OF_CELLS.items()} | _numbers(*RELATIVE)
