@@ -69,7 +69,9 @@ def sweep(
     if json:
         typer.echo(sweeping.results().to_json())
     else:
-        made = ", ".join(f"{number:,} {status}" for status, number in sorted(tally.statuses.items()))
+        made = ", ".join(
+            f"{number:,} {status}" for status, number in sorted(tally.statuses.items())
+        )
         there = f"{tally.there:,} were there" if tally.there else ""
         said = "; ".join(filter(None, (made, there)))
         typer.echo(f"{counted(len(sweeping.jobs), 'cell')} of {grid} in {out}: {said}")

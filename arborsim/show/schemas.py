@@ -212,7 +212,9 @@ def _results(records: dict[str, Schema]) -> Schema:
 def _tune(records: dict[str, Schema]) -> Schema:
     from arborsim.calibrate.tune import Figures
 
-    figures = [f"{where}_{each.name}" for where in ("tuned", "held_out") for each in fields(Figures)]
+    figures = [
+        f"{where}_{each.name}" for where in ("tuned", "held_out") for each in fields(Figures)
+    ]
     texts = dict.fromkeys(("kind", "version", "command"), TEXT)
     return _object({
         "metadata": _object({

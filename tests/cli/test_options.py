@@ -117,7 +117,7 @@ def every_command() -> Iterator[tuple[str, PanelCommand]]:
         made = load(name)
         below = {**getattr(made, "others", {}), **getattr(made, "commands", {})}
         found = {"": made, **below} if isinstance(made, PanelCommand) else below
-        yield from ((f"{name} {each}".strip(), command) for each, command in found.items())
+        yield from ((f"{name} {each}".strip(), one) for each, one in found.items())
 
 
 def parsed(command: PanelCommand, *words: str) -> typer.Context:
@@ -135,16 +135,16 @@ def test_earlier_names_of_options_are_taken_and_not_shown(old: str) -> None:
     new = RENAMED[old]
     having = [each for _, each in every_command() if any(new in p.opts for p in each.params)]
     assert having
-    for command in having:
-        taken = parsed(command, new, "2").params
-        assert taken != parsed(command).params
-        assert parsed(command, old, "2").params == parsed(command, f"{old}=2").params == taken
-        assert not [each for each in shown(command) if old in each.replace(",", " ").split()]
+    for one in having:
+        taken = parsed(one, new, "2").params
+        assert taken != parsed(one).params
+        assert parsed(one, old, "2").params == parsed(one, f"{old}=2").params == taken
+        assert not [each for each in shown(one) if old in each.replace(",", " ").split()]
 
 
 def test_help_names_no_type_of_python() -> None:
-    for name, command in every_command():
-        for words in shown(command):
+    for name, one in every_command():
+        for words in shown(one):
             takes = set(re.findall(r"\w+", " ".join(words.split()[1:])))
             assert not takes & {"list", "Path", "str", "int", "float", "range"}, (name, words)
 

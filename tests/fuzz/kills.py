@@ -46,7 +46,8 @@ LOADED = [
     "arborsim_torch.episodes", "arborsim_torch.decoder", "arborsim_torch.reference.chain",
     "arborsim_torch.rewards.load", "arborsim_torch.live.validate", "arborsim.api.tune",
     "arborsim.calibrate.tune", "arborsim.cli.tune", "arborsim.cli.validate",
-    "arborsim.show.validation_page", "optuna", "sqlalchemy", "tests.plan.make", "tests.sweep.grids", "tests.bank.banks",
+    "arborsim.show.validation_page", "optuna", "sqlalchemy", "tests.plan.make",
+    "tests.sweep.grids", "tests.bank.banks",
 ]  # fmt: skip
 #: Python's audit events of changing files, apart from writing into those that are open.
 CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
@@ -113,7 +114,7 @@ def _checked(path: Path) -> list[Any]:
 
 def _validated(path: Path) -> Any:
     """Searches but for times; of the page, whether it is that of the results beside it."""
-    found, request = read_results(path.with_name("results.parquet"))
+    found, _ = read_results(path.with_name("results.parquet"))
     if path.suffix == ".html":
         with tempfile.TemporaryDirectory() as scratch:
             write_page(found, again := Path(scratch) / "again.html")
