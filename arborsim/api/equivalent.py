@@ -23,6 +23,8 @@ _OPTIONS = {
     "settings": "set",
     "algorithms": "algorithm",
     "widths": "width",
+    "gpus": "gpu",
+    "prompt": "prompt-tokens",
 }
 #: Given several times rather than by comma.
 _REPEATED = {"settings", "calibration", "accuracy", "stop", "answers", "vary"}
@@ -66,8 +68,13 @@ def equivalent(
     inputs = [_text(each) for each in inputs]
     words = ["arborsim", name, *inputs]
     for key, value in changed.items():
-        words += _words(key, value, {**_OPTIONS, **options}.get(key, key))
+        words += _words(key, value, option_of(options.get(key, key)))
     return shlex.join(words)
+
+
+def option_of(keyword: str) -> str:
+    """The option of a keyword: ``"--policy"`` of ``"policies"``."""
+    return f"--{_OPTIONS.get(keyword, keyword).replace('_', '-')}"
 
 
 def _differs(value: Any, default: Any) -> bool:
@@ -95,8 +102,7 @@ def _is_plain(value: Any) -> bool:
     return all(isinstance(each, plain) or hasattr(each, "__index__") for each in listed(value))
 
 
-def _words(key: str, value: Any, name: str) -> list[str]:
-    option = f"--{name.replace('_', '-')}"
+def _words(key: str, value: Any, option: str) -> list[str]:
     if isinstance(value, bool):
         return [option if value else option.replace("--", "--no-", 1)]
     texts = setting_texts(value) if key in ("settings", "vary") else _texts(value)

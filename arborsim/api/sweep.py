@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ def sweep(
 class Sweeping:
     """What `sweep` is asked for, checked; cells that are done survive an interruption.
 
-    Takes the arguments of `sweep`.
+    Takes the arguments of `sweep`, and what is told how many cells there will be, at most.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class Sweeping:
         workers: int = 1,
         address: str = "",
         allow_code: bool = False,
+        foretell: Callable[[int], None] = lambda cells: None,
     ) -> None:
         from arborsim.sweep.cells import Folder
         from arborsim.sweep.jobs import jobs_of, read_jobs
@@ -118,9 +119,9 @@ class Sweeping:
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path}: this is a file; give the folder for the cells")
         if isinstance(grid, Mapping):
-            self.jobs = jobs_of(grid, Path(), _check_live)
+            self.jobs = jobs_of(grid, Path(), _check_live, foretell)
         else:
-            self.jobs = read_jobs(Path(grid), _check_live, allow_code)
+            self.jobs = read_jobs(Path(grid), _check_live, allow_code, foretell)
         self.folder = Folder(path)
         self._pool = _pool(on, workers, address)
         self.tally: Tally | None = None

@@ -98,6 +98,14 @@ class Question:
             key = parameter_name(find(self.policy), name)
             if key in self.space:
                 raise UsageError(f"{key} is both set and varied: leave out one")
+        policy = build(self.policy, dict(self.fixed))
+        budgets = [self.budget] if policy.uses_budget else []
+        if all(isinstance(each, Choice) and len(each.values) == 1
+               for each in (*self.space.values(), *budgets)):  # fmt: skip
+            budget = "--budget names one" if budgets else "it knows no budget"
+            settings = ", ".join(parameters(type(policy)))
+            vary = f"--vary names no settings, of {settings}" if settings else "it has no settings"
+            raise UsageError(f"{policy.name} has nothing to tune: {budget}, and {vary}")
 
     @property
     def varied(self) -> Space:

@@ -153,8 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
     except MemoryError as error:
         why = f" ({error})" if str(error) else ""
         return _fail(
-            f"out of memory{why}: run fewer --jobs or --workers, ask for less at once, or take a "
-            "machine with more memory"
+            f"out of memory{why}: run fewer --jobs, ask for less at once, or take a machine with "
+            "more memory"
         )
     except OSError as error:  # a full disk, a file that was taken away meanwhile
         where = f"{error.filename}: " if error.filename else ""

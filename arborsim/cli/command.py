@@ -26,12 +26,13 @@ import glob
 import inspect
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import copy
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 import typer.core
@@ -54,6 +55,13 @@ NAMES = {
 }
 #: Endings of the files that complete an argument.
 FILES = {"trace": (".parquet",), "results": (".parquet", ".jsonl")}
+#: Earlier names of options, which commands that have the new name still take.
+RENAMED = {
+    "--workers": "--jobs", "--gpus": "--gpu", "--policies": "--policy", "--budgets": "--budget",
+    "--prompt": "--prompt-tokens",
+}  # fmt: skip
+#: What help says that an option takes.
+_TAKES = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 _KEY, _WRITES = "arborsim.option", "arborsim.writes"
 
 
@@ -176,10 +184,19 @@ def _option(made: Field[Any], name: str, kind: Any, group: Any = None) -> inspec
     if default is MISSING:
         factory = made.default_factory
         default = factory() if callable(factory) else inspect.Parameter.empty
-    annotation = Annotated[kind, made.metadata[_KEY]]
+    about = copy(made.metadata[_KEY])
+    if isinstance(about, typer.models.OptionInfo):
+        about.metavar = _takes(kind)
+    annotation = Annotated[kind, about]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
+
+
+def _takes(kind: Any) -> str | None:
+    """What help says of a type, of a list what each is; None for flags and choices."""
+    inner = map(_takes, get_args(kind)) if get_origin(kind) is not Literal else ()
+    return _TAKES.get(kind) or next(filter(None, inner), None)
 
 
 def group(help: str) -> typer.Typer:
@@ -210,12 +227,18 @@ class PanelCommand(typer.core.TyperCommand):
             return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name for parameter in self.params for name in parameter.opts}
+        return super().parse_args(ctx, [_current(each, known) for each in args])
+
     def panels(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
         """Arguments and options with what help says of them, by panel."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             if shown := parameter.get_help_record(ctx):
-                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                kind = "Options"
+                if parameter.param_type_name == "argument":  # its name says what it takes
+                    kind, shown = "Arguments", (shown[0].partition(" ")[0], shown[1])
                 panel = getattr(parameter, "rich_help_panel", None) or kind
                 panels.setdefault(panel, []).append(shown)
         order = sorted(panels, key=lambda name: name == "Expert")
@@ -229,3 +252,10 @@ class PanelCommand(typer.core.TyperCommand):
         for panel, shown in self.panels(ctx).items():
             with formatter.section(panel):
                 formatter.write_dl(shown)
+
+
+def _current(argument: str, known: Collection[str]) -> str:
+    """An argument, by the new name if it is an option by its earlier one (`RENAMED`)."""
+    name, equals, value = argument.partition("=")
+    now = RENAMED.get(name)
+    return f"{now}{equals}{value}" if now in known and name not in known else argument

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def models(
     name: str = argument("", "One model, in detail: a name or a config.json.", complete="model"),
     gpu: str = option("h100", "GPU to count tokens on: a name or TOML file.", complete="gpu"),
-    kv_dtype: str = option("", "Type of the cache: fp8, bf16, ... [default: the model's]."),
-    weights: str = option("", "Type of the weights: fp8, int4, ... [default: the model's]."),
+    kv_dtype: str = option("", "Type of the cache: fp8, bf16, ...", shown="the model's"),
+    weights: str = option("", "Type of the weights: fp8, int4, ...", shown="the model's"),
     prefill_tokens: int = option(8192, "Prompt tokens of the largest pass: its workspace.", min=1),
     json: bool = json_option(),
 ) -> None:

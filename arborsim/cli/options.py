@@ -66,11 +66,12 @@ class MachineOptions:
     )
     model: str = machine_option(
         "",
-        "Model to charge bytes and seconds for: a name or config.json [default: recorded].",
+        "Model to charge bytes and seconds for: a name or config.json.",
         complete="model",
+        shown="recorded",
     )
-    kv_dtype: str = machine_option("", "Type of its cache: fp8, bf16, ... [default: the model's].")
-    weights: str = machine_option("", "Type of its weights: fp8, int4, ... [default: the model's].")
+    kv_dtype: str = machine_option("", "Type of its cache: fp8, bf16, ...", shown="the model's")
+    weights: str = machine_option("", "Type of its weights: fp8, int4, ...", shown="the model's")
     recall: str = machine_option(
         "stage", "How DDR tokens are read: stage, stream, near or ondemand."
     )
@@ -91,9 +92,7 @@ class JobOptions:
     quality: bool = option(True, "Measure attention kept, where it was recorded (a large column).")
     first: int = run_option(0, "Number of the first episode.", min=0)
     episodes: int = run_option(0, "Episodes per trace.", shown="all", min=0)
-    jobs: int = run_option(
-        1, "Processes that share the episodes; same results.", "--workers", "--jobs", min=1
-    )
+    jobs: int = run_option(1, "Processes that share the episodes; same results.", min=1)
     strict: bool = run_option(
         False, "Stop where a policy or budget cannot run: no row that says why.", "--strict"
     )

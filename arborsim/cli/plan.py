@@ -38,8 +38,6 @@ class WorkloadOptions:
         [],
         "GPUs by comma, in place of the workload's: names, or TOML files with numbers of the "
         "machine; repeatable.",
-        "--gpu",
-        "--gpus",
         complete="gpu",
     )
     load: float | None = option(None, "Size a fleet for this load.", shown="the workload's")
@@ -129,7 +127,7 @@ def plan(
 ) -> int:
     """Find out how much load each GPU, policy and budget carries, and which to take.
 
-    Ask by a workload file, or by --model, --gpus, --p95 and --tree, --chain or --trace. For every
+    Ask by a workload file, or by --model, --gpu, --p95 and --tree, --chain or --trace. For every
     candidate the largest load that meets the latency target is searched for by
     simulation. Shows it with latencies, utilisation, what runs out first and cost per search, and
     recommends one. Ctrl-C keeps what is done; exit code 130.

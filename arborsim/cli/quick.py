@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from arborsim.api.choices import names
+from arborsim.api.equivalent import option_of
 from arborsim.cli.command import panel
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
@@ -40,14 +41,13 @@ class QuickOptions:
     )
     chain: str | None = _option(None, "tokens=8000: one chain of thought.")
     trace: str | None = _option(None, "Recorded searches instead.", complete="trace")
-    prompt: str | None = _option(None, "Tokens of the prompt.", shown="500")
+    prompt: str | None = _option(None, "Tokens of the prompt.", "--prompt-tokens", shown="500")
     solved: float | None = _option(None, "Share of correct answers.", shown="unknown")
     policies: list[str] = _option(
-        [], "By comma.", "--policy", "--policies", complete="policy", shown="full, kivi, "
-        "streaming-llm",
-    )  # fmt: skip
+        [], "By comma.", "--policy", complete="policy", shown="full, kivi, streaming-llm"
+    )
     budgets: list[str] = _option(
-        [], "Shares (0.5) or tokens (2048), by comma.", "--budget", "--budgets", shown="0.5"
+        [], "Shares (0.5) or tokens (2048), by comma.", "--budget", shown="0.5"
     )
     kv_dtype: str | None = _option(None, "Type of the KV cache.", shown="the model's")
     weights: str | None = _option(None, "Type of the weights.", shown="the model's")
@@ -72,8 +72,8 @@ class QuickOptions:
     def refuse(self, path: Path) -> None:
         """Refuse them next to a workload file, which answers the same questions."""
         for name in self.given:
-            flag = "--" + {"policies": "policy", "budgets": "budget"}.get(name, name)
-            raise UsageError(f"{flag.replace('_', '-')} asks without a file: {path} says it itself")
+            flag = option_of(name)
+            raise UsageError(f"{flag} asks without a file: {path} says it itself")
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -88,10 +88,10 @@ class QuickOptions:
         if not asked and not gpus:
             raise UsageError(
                 "name a workload in TOML; arborsim plan --example prints one. Or ask without one: "
-                "--model llama-3.1-8b --gpus l40s,h100 --rate 20/min --p95 60s "
+                "--model llama-3.1-8b --gpu l40s,h100 --rate 20/min --p95 60s "
                 "--tree depth=6,width=16,thought=80"
             )
-        for flag, there in (("--model", self.model), ("--gpus", gpus)):
+        for flag, there in (("--model", self.model), ("--gpu", gpus)):
             if not there:
                 raise UsageError(f"{flag} is missing: without a workload file, a plan needs it")
         return quick_tables(gpus=gpus, **asked)

@@ -7,12 +7,14 @@ from pathlib import Path
 import typer
 
 from arborsim.cli.command import argument, command, option
-from arborsim.cli.options import output_option, run_option
+from arborsim.cli.options import json_option, output_option, run_option
 from arborsim.cli.progress import interrupted
 from arborsim.core.errors import UsageError
 
 #: Failures that are printed; `arborsim results` shows all.
 _MOST = 5
+#: More cells than this are foretold.
+_MANY = 100_000
 
 
 @command
@@ -20,7 +22,7 @@ def sweep(
     grid: Path | None = argument(None, "Grid in TOML."),
     example: bool = option(False, "Print a grid with every key explained.", "--example"),
     out: Path | None = output_option(None, "Folder for the cells."),
-    jobs: int = run_option(1, "Processes; same cells.", "--workers", "--jobs", min=1),
+    jobs: int = run_option(1, "Processes; same cells.", min=1),
     on: str = run_option("local", "Where cells are computed: local or ray."),
     allow_code: bool = option(
         False,
@@ -28,6 +30,7 @@ def sweep(
         "--allow-code",
     ),
     address: str = run_option("", "--on ray: address of the cluster.", shown="one started here"),
+    json: bool = json_option(),
 ) -> int:
     """Replay a grid of traces, policies, budgets and machines, and search it live.
 
@@ -49,20 +52,38 @@ def sweep(
         raise UsageError("--out is missing: the folder for the cells")
     from arborsim.api.sweep import Sweeping
 
-    sweeping = Sweeping(grid, out, on=on, workers=jobs, address=address, allow_code=allow_code)
+    sweeping = Sweeping(
+        grid, out, on=on, workers=jobs, address=address, allow_code=allow_code,
+        foretell=lambda cells: _foretell(cells, grid, out),
+    )  # fmt: skip
     try:
         tally = sweeping.run(progress=True)
     except KeyboardInterrupt:
         done = sum(job in sweeping.folder for job in sweeping.jobs)
         whole = counted(len(sweeping.jobs), "cell")
         return interrupted(f": {out} holds {done:,} of {whole}; the same command goes on")
-    made = ", ".join(f"{number:,} {status}" for status, number in sorted(tally.statuses.items()))
-    there = f"{tally.there:,} were there" if tally.there else ""
-    said = "; ".join(filter(None, (made, there)))
-    typer.echo(f"{counted(len(sweeping.jobs), 'cell')} of {grid} in {out}: {said}")
     for name, reason in tally.failures[:_MOST]:
         typer.echo(plain(f"failed: {name}: {reason}"), err=True)
     if len(tally.failures) > _MOST:
         typer.echo(f"and {len(tally.failures) - _MOST:,} more failures", err=True)
-    typer.echo(f"arborsim results {out} shows them")
+    if json:
+        typer.echo(sweeping.results().to_json())
+    else:
+        made = ", ".join(
+            f"{number:,} {status}" for status, number in sorted(tally.statuses.items())
+        )
+        there = f"{tally.there:,} were there" if tally.there else ""
+        said = "; ".join(filter(None, (made, there)))
+        typer.echo(f"{counted(len(sweeping.jobs), 'cell')} of {grid} in {out}: {said}")
+        typer.echo(f"arborsim results {out} shows them")
     return int(bool(tally.failures))
+
+
+def _foretell(cells: int, grid: Path, out: Path) -> None:
+    """Say what a huge grid comes to, which may be a mistake, before it is begun."""
+    from arborsim.core.units import quantity
+    from arborsim.sweep.cells import FILE_BYTES
+
+    if cells > _MANY:
+        size = quantity("bytes", cells * FILE_BYTES)
+        typer.echo(f"arborsim: {grid} has {cells:,} cells: about {size} in {out}", err=True)

@@ -27,6 +27,8 @@ class TuneOutput(options.OutputOptions):
         None, "Write the page of a replay of the front on the held-out episodes.", writes=True
     )
 
+    json: bool = options.json_option()
+
     @property
     def files(self) -> dict[str, Path]:
         return {option: path for option, path in super().files.items() if option != "--front"}
@@ -91,6 +93,9 @@ def tune(
     files = found.front(output.front) if output.front is not None else []
     if output.report is not None:
         found.report(output.report)
+    if output.json:
+        typer.echo(found.to_json())
+        return
     found.print()
     for path in (*filter(None, (output.out, output.report)), *files):
         typer.echo(f"wrote {path}")

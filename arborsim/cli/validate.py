@@ -110,7 +110,7 @@ class PublishedOutput(OutputOptions):
 def published(
     file: Path | None = argument(None, "CSV file of measured runs.", shown="those shipped"),
     aiconfigurator: bool = option(True, "Also ask AIConfigurator, where it is installed."),
-    jobs: int = run_option(1, "Processes that share the runs; same results.", "--jobs", min=1),
+    jobs: int = run_option(1, "Processes that share the runs; same results.", min=1),
     output: PublishedOutput = PublishedOutput(),
 ) -> None:
     """Play serving runs that others measured on GPUs, and compare.

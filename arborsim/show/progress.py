@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -71,6 +71,25 @@ def _has_terminal(stream: TextIO) -> bool:
     return stream.isatty()
 
 
+def _bar(time_left: bool = True) -> Progress:
+    """A line that says "n of m", whatever its width: what is being worked on gives way."""
+    from rich import progress
+    from rich.console import Console
+    from rich.table import Column
+
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    return progress.Progress(
+        progress.BarColumn(bar_width=16),
+        progress.MofNCompleteColumn(separator=" of "),
+        *([progress.TimeRemainingColumn()] if time_left else []),
+        progress.TextColumn("{task.description}", markup=False, table_column=rest),
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
+        disable=not _has_terminal(sys.stderr),  # rich would still print an empty line
+    )
+
+
 class PatientProgress:
     """Shows how far the work is, and the time left, on standard error.
 
@@ -91,10 +110,7 @@ class PatientProgress:
         if self._bar is None:
             if time.monotonic() - self._start < PATIENCE_S:
                 return
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar = _bar()
             self._bar.start()
             self._bar.add_task("", total=self._total)
         self._bar.update(self._bar.task_ids[0], completed=self._done, description=what)
@@ -138,20 +154,9 @@ class LiveBar:
     """
 
     def __init__(self, what: str, *, time_left: bool = False) -> None:
-        from rich import progress
-        from rich.console import Console
-
         self._lines: ProgressLines | None = None
         self._what, self._time_left = what, time_left
-        columns: list[Any] = [progress.BarColumn(bar_width=16), progress.MofNCompleteColumn()]
-        columns += [progress.TimeRemainingColumn()] if time_left else []
-        self._progress = progress.Progress(
-            *columns,
-            progress.TextColumn("{task.description}", markup=False),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not _has_terminal(sys.stderr),  # rich would still print an empty line
-        )
+        self._progress = _bar(time_left)
         self._row = self._progress.add_task(what, total=None)
 
     def show(self, what: str | None = None, **counts: int) -> None:

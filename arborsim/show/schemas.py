@@ -209,6 +209,25 @@ def _results(records: dict[str, Schema]) -> Schema:
     })  # fmt: skip
 
 
+def _tune(records: dict[str, Schema]) -> Schema:
+    from arborsim.calibrate.tune import Figures
+
+    figures = [
+        f"{where}_{each.name}" for where in ("tuned", "held_out") for each in fields(Figures)
+    ]
+    texts = dict.fromkeys(("kind", "version", "command"), TEXT)
+    return _object({
+        "metadata": _object({
+            **texts, "format": COUNT, "versions": _SETTINGS, "settings": _SETTINGS,
+            "question": {"type": "object"}, "varied": _array(_TEXTS),
+        }),
+        # And a value for each setting that was varied.
+        "trials": _array(_object({
+            "trial": COUNT, **_numbers("budget", *figures), "front": FLAG, "reason": TEXT,
+        })),
+    })  # fmt: skip
+
+
 def _inspect(records: dict[str, Schema]) -> Schema:
     from arborsim.show.describe import Description
 
@@ -273,4 +292,6 @@ _DOCUMENTS: dict[str, Callable[[dict[str, Schema]], Schema]] = {
     "replay": _replay,
     "results": _results,
     "search": _search,
+    "sweep": _results,
+    "tune": _tune,
 }

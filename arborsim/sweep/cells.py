@@ -31,6 +31,8 @@ from arborsim.run.results import Answered, Relative, Row
 from arborsim.sweep.jobs import Job
 
 CELLS, FAILED = "cells", "failed"
+#: What a file takes on a disk: 8 to 11 kB, in blocks of 4 KiB.
+FILE_BYTES = 3 * 4096
 #: What became of a cell: it has figures; it cannot run, by its parameters; something went wrong.
 DONE, LEFT_OUT, WENT_WRONG = "done", "left out", "failed"
 #: Columns of the parameters, before the figures.

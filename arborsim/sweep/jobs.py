@@ -8,7 +8,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import inspect
+import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -80,12 +82,14 @@ def digest(value: Any) -> str:
 
 
 def read_jobs(
-    path: Path, check_live: Callable[[Mapping[str, Any]], None], allow_code: bool = False
-) -> list[Job]:
+    path: Path, check_live: Callable[[Mapping[str, Any]], None], allow_code: bool = False,
+    foretell: Callable[[int], None] = lambda cells: None,
+) -> list[Job]:  # fmt: skip
     """The cells of a grid in TOML, each once; a `UsageError` is one line that names the file.
 
     `check_live` refuses arguments of `arborsim.live` that cannot work.  With `allow_code`, policies
-    and searches may be ``package.module:Class``.
+    and searches may be ``package.module:Class``.  `foretell` is told how many cells of replays the
+    lists multiply to before any is made: millions take minutes, and gigabytes of memory.
     """
     if not path.exists():
         raise UsageError(
@@ -93,15 +97,21 @@ def read_jobs(
             "prints a grid to begin with"
         )
     with located(str(path)):
-        return jobs_of(read_toml(path, allow_code), path.parent, check_live)
+        return jobs_of(read_toml(path, allow_code), path.parent, check_live, foretell)
 
 
 def jobs_of(
-    raw: Mapping[str, Any], base: Path, check_live: Callable[[Mapping[str, Any]], None]
-) -> list[Job]:
+    raw: Mapping[str, Any], base: Path, check_live: Callable[[Mapping[str, Any]], None],
+    foretell: Callable[[int], None] = lambda cells: None,
+) -> list[Job]:  # fmt: skip
     """`read_jobs`, of what `tomllib` made of the text, with paths relative to `base`."""
     grid = grid_of(raw)
     expander = _Replays(base, [group for _, group in grid.groups])
+    cells = 0
+    for place, group in grid.groups:
+        with located(place):
+            cells += expander.cells(group)
+    foretell(cells)
     jobs: dict[str, Job] = {}
     for place, group in grid.groups:
         with located(place):
@@ -204,6 +214,18 @@ class _Replays:
         }
         self._profile = cache(self._load_profile)
         self._model = cache(self._load_model)
+
+    def cells(self, group: Group) -> int:
+        """How many combinations there are; some may be the same cell."""
+        uses = Counter(use for use, _, _ in arms_of(group.policies, self._base))
+        with located("policies"):
+            arms = sum(
+                number * (len(group.budgets) if build(use).uses_budget else 1)
+                for use, number in uses.items()
+            )
+        lists = (group.gpus, group.hosts, group.engines, group.models, group.kv_dtypes,
+                 group.weights, group.recalls, group.page_sizes, group.tree_attention)  # fmt: skip
+        return arms * len(self._traces(group)) * math.prod(map(len, lists))
 
     def jobs(self, group: Group) -> Iterator[Job]:
         """All combinations, those of a trace together."""

@@ -116,7 +116,7 @@ def _command(command: Any, name: str) -> Iterator[str]:
 
 
 def _option(record: str) -> str:
-    """``--budget <list[str]>`` with the names as code."""
+    """``--budget TEXT`` with the names as code."""
     return f"<code>{html.escape(record).replace('|', '&#124;')}</code>"
 
 

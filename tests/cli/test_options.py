@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import arborsim.cli
 from arborsim.cli.app import COMMANDS, load, main
 from arborsim.cli.command import (
     NAMES,
+    RENAMED,
     PanelCommand,
     argument,
     command,
@@ -106,6 +109,44 @@ def test_help_has_panels_and_fits(
 def test_every_command_is_listed_with_its_own_first_line() -> None:
     for name in COMMANDS:
         assert load(name).help, name
+
+
+def every_command() -> Iterator[tuple[str, PanelCommand]]:
+    """The commands and those below them."""
+    for name in COMMANDS:
+        made = load(name)
+        below = {**getattr(made, "others", {}), **getattr(made, "commands", {})}
+        found = {"": made, **below} if isinstance(made, PanelCommand) else below
+        yield from ((f"{name} {each}".strip(), one) for each, one in found.items())
+
+
+def parsed(command: PanelCommand, *words: str) -> typer.Context:
+    return command.make_context("it", list(words), resilient_parsing=True)  # type: ignore[no-any-return]
+
+
+def shown(command: PanelCommand) -> list[str]:
+    """The names that help has, with what they take."""
+    panels = command.panels(parsed(command)).values()
+    return [words for panel in panels for words, _ in panel]
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_earlier_names_of_options_are_taken_and_not_shown(old: str) -> None:
+    new = RENAMED[old]
+    having = [each for _, each in every_command() if any(new in p.opts for p in each.params)]
+    assert having
+    for one in having:
+        taken = parsed(one, new, "2").params
+        assert taken != parsed(one).params
+        assert parsed(one, old, "2").params == parsed(one, f"{old}=2").params == taken
+        assert not [each for each in shown(one) if old in each.replace(",", " ").split()]
+
+
+def test_help_names_no_type_of_python() -> None:
+    for name, one in every_command():
+        for words in shown(one):
+            takes = set(re.findall(r"\w+", " ".join(words.split()[1:])))
+            assert not takes & {"list", "Path", "str", "int", "float", "range"}, (name, words)
 
 
 @pytest.mark.parametrize("kind", NAMES)

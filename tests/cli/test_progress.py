@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from queue import SimpleQueue
 
@@ -91,3 +92,26 @@ def test_short_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         bar.advance("one", 2)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
+
+
+@pytest.mark.parametrize("columns", [80, 50])
+def test_a_terminal_says_n_of_m_whatever_is_being_worked_on(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(Log):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    long = "12.3 cells/s, 4 failed, a-policy[0] at budget 0.25 on a-trace-with-a-long-name.parquet"
+    with PatientProgress(123456) as bar:
+        bar.advance(long, 120000)
+    with LiveBar("loading the model", time_left=True) as live:
+        live.show(long, completed=120000, total=123456)
+    drawn = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()))
+    assert max(map(len, drawn)) <= columns
+    said = [line for line in drawn if "120000 of 123456" in line and "12.3 c" in line]
+    assert len(said) >= 2  # one of each

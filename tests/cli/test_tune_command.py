@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 import arborsim
 from arborsim.cli.app import main
+from arborsim.show.schemas import schema_of
 from tests.helpers.traces import make_trace
 
 pytest.importorskip("optuna")
@@ -74,6 +77,27 @@ def test_interruption_keeps_the_study(
     assert len(calls) == 3 + 2  # two had ended
 
 
+def test_json_follows_its_schema(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["tune", "t.parquet", "--policy", "h2o", "--budget", "0.001,0.5", "--trials", "4"]
+    assert main([*command, "--json", "--out", "o.json"]) == 0
+    document = json.loads(capsys.readouterr().out)  # nothing else is printed
+    schema = schema_of("tune")
+    follows = Draft202012Validator(schema).is_valid
+    assert follows(document)
+    assert document == json.loads((here / "o.json").read_text())
+    assert any(trial["front"] for trial in document["trials"])
+    assert any(trial["reason"] and trial["tuned_time"] is None for trial in document["trials"])
+    known = schema["properties"]
+    for part, about in ((document, schema), (document["metadata"], known["metadata"]),
+                        (document["trials"][0], known["trials"]["items"])):  # fmt: skip
+        for key in about["properties"]:
+            before = part.pop(key)
+            assert not follows(document), key
+            part[key] = [] if isinstance(before, dict) else {"no": []}
+            assert not follows(document), key
+            part[key] = before
+
+
 ERRORS = {
     "tune t.parquet": "--policy",
     "tune no.parquet --policy h2o": "no.parquet",
@@ -86,6 +110,10 @@ ERRORS = {
     "tune t.parquet --policy h2o --report t.parquet": "t.parquet",
     "tune t.parquet --policy h2o --gpu h900": "h900",
     "tune t.parquet --policy h2o --front t.parquet": "--front t.parquet is a file",
+    "tune t.parquet --policy full": "full has nothing to tune: it knows no budget, and it has no",
+    "tune t.parquet --policy kivi": "--vary names no settings, of bits",
+    "tune t.parquet --policy kivi --vary residual=32": "kivi has nothing to tune",
+    "tune t.parquet --policy streaming-llm --budget 0.5": "--budget names one, and --vary names no",
     "tune t.parquet --policy staircase --report page.pdf": "the name must end in .html",
 }
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from arborsim.core.tables import holds_key
+from arborsim.show.validation_page import write_page
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
+from arborsim.validate.results import read_results
 from tests.bank.banks import bank_columns, bank_info
 from tests.helpers.traces import make_trace
 from tests.plan.make import SMALL
@@ -42,7 +44,10 @@ LOADED = [
     "arborsim.plan.plan", "arborsim.plan.files", "arborsim.sweep.run", "arborsim_torch.backend",
     "arborsim_torch.live.run", "arborsim_torch.recording", "arborsim_torch.models",
     "arborsim_torch.episodes", "arborsim_torch.decoder", "arborsim_torch.reference.chain",
-    "arborsim_torch.rewards.load", "tests.plan.make", "tests.sweep.grids", "tests.bank.banks",
+    "arborsim_torch.rewards.load", "arborsim_torch.live.validate", "arborsim.api.tune",
+    "arborsim.calibrate.tune", "arborsim.cli.tune", "arborsim.cli.validate",
+    "arborsim.show.validation_page", "optuna", "sqlalchemy", "tests.plan.make",
+    "tests.sweep.grids", "tests.bank.banks",
 ]  # fmt: skip
 #: Python's audit events of changing files, apart from writing into those that are open.
 CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
@@ -57,14 +62,19 @@ budgets = [0.3, 0.7, 0.01]
 """
 
 
+def _lines(path: Path) -> list[Any]:
+    return path.read_bytes().splitlines(True)
+
+
 @dataclass(frozen=True)
 class Command:
     """A command line, and what it writes into the folder in which it runs."""
 
     line: tuple[str, ...]
     out: str = ""  #: the file that appears whole, over an older one
-    log: str = ""  #: the file that grows by lines, which stay when the command goes on
-    told: Callable[[bytes], Any] = bytes  #: of a file, without seconds that were measured
+    told: Callable[[Path], Any] = Path.read_bytes  #: of a file, without seconds that were measured
+    log: str = ""  #: the file that grows by records, which stay when the command goes on
+    records: Callable[[Path], list[Any]] = _lines
     partial: str = ""  #: the file whose presence asks for --resume
     workers: bool = False
 
@@ -81,13 +91,13 @@ def _without_clock(value: Any) -> Any:
     return list(map(_without_clock, value)) if isinstance(value, list) else value
 
 
-def _logged(content: bytes) -> list[Any]:
-    return [_without_clock(json.loads(line)) for line in content.splitlines()]
+def _logged(path: Path) -> list[Any]:
+    return [_without_clock(json.loads(line)) for line in _lines(path)]
 
 
-def _recorded(content: bytes) -> Any:
+def _recorded(path: Path) -> Any:
     """Searches, and what is said of them, but for times."""
-    file, made = pq.ParquetFile(io.BytesIO(content)), io.BytesIO()
+    file, made = pq.ParquetFile(path), io.BytesIO()
     said = {key: json.loads(value) for key, value in (file.schema_arrow.metadata or {}).items()}
     for each in said.values():
         if isinstance(each, dict):
@@ -95,6 +105,43 @@ def _recorded(content: bytes) -> Any:
     pq.write_table(file.read().drop(["time_s"]).replace_schema_metadata(None), made)
     groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
     return said, groups, made.getvalue()
+
+
+def _checked(path: Path) -> list[Any]:
+    """Every search of a validation."""
+    return [*map(repr, read_results(path)[0].checks)]  # NaN is not equal to itself
+
+
+def _validated(path: Path) -> Any:
+    """Searches but for times; of the page, whether it is that of the results beside it."""
+    found, _ = read_results(path.with_name("results.parquet"))
+    if path.suffix == ".html":
+        with tempfile.TemporaryDirectory() as scratch:
+            write_page(found, again := Path(scratch) / "again.html")
+            return again.read_bytes() == path.read_bytes()
+    return [repr(replace(check, live_s=(), thread_s=0.0)) for check in found.checks]
+
+
+def _trials(path: Path) -> list[Any]:
+    """Trials that have ended, of the study in a database.
+
+    It is read with its journal, as the next process would, but where that changes nothing.
+    """
+    from optuna import load_study
+
+    with tempfile.TemporaryDirectory() as scratch:
+        for each in path.parent.glob(f"{path.name}*"):
+            shutil.copy(each, scratch)
+        url = f"sqlite:///{scratch}/{path.name}"
+        try:
+            trials = load_study(study_name="killed", storage=url).trials
+        except KeyError:  # killed before there was a study
+            return []
+    return [(t.params, t.values, t.user_attrs) for t in trials if t.state.is_finished()]
+
+
+def _tuned(path: Path) -> Any:
+    return _trials(path) if path.suffix == ".sqlite" else path.read_bytes()
 
 
 SHORT = ("--task", "chain", "--lines", "6", "--lines-per-thought", "2", "--max-tokens", "12")
@@ -120,6 +167,16 @@ COMMANDS = {
         ("plan", "../inputs/small.toml", "--searches", "12", "--warm-up", "2", "--runs", "1",
          "--out", "plan.json"), "plan.json", partial="plan.json.partial.jsonl",
     ),
+    "validate": Command(
+        ("validate", "--gpu", "h100", "--task", "chain", "--lines", "6", "--max-tokens", "12",
+         "--episodes", "3", "--policy", "h2o,streaming-llm", "--budget", "0.7", "--out", "checks",
+         "--resume"), told=_validated, log="checks/results.parquet", records=_checked,
+    ),
+    "tune": Command(
+        ("tune", "../inputs/trace.parquet", "--policy", "staircase", "--vary", "recent=2:16",
+         "--trials", "4", "--study", "killed", "--out", "out.parquet", "--front", "front",
+         "--report", "page.html"), "out.parquet", _tuned, "tune.sqlite", _trials,
+    ),
 }  # fmt: skip
 
 
@@ -143,19 +200,26 @@ def _run(line: tuple[str, ...], folder: str, at: int, counted: Any) -> None:
     os.dup2(null, 1)
     os.dup2(null, 2)
 
+    def change(*_: Any) -> None:
+        counted.value += 1
+        if counted.value == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def notice(event: str, given: tuple[Any, ...]) -> None:
         if event not in CHANGES or not isinstance(given[0], str | bytes | os.PathLike):
             return
         if event == "open" and not given[2] & WRITING:
             return
         if os.path.abspath(os.fsdecode(given[0])).startswith(folder + os.sep):
-            counted.value += 1
-            if counted.value == at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            change()
+
+    from sqlalchemy import Engine, event
 
     from arborsim.cli.app import main
 
     sys.addaudithook(notice)
+    for each in ("before_cursor_execute", "commit"):
+        event.listen(Engine, each, change)
     sys.exit(main(list(line)))
 
 
@@ -229,11 +293,11 @@ def check(name: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
     undisturbed = place("undisturbed")
     whole = run(command.line, undisturbed)
     assert whole.code == 0, (name, whole)
-    expected = {each: command.told(made) for each, made in files(undisturbed).items()}
+    expected = {each: command.told(undisturbed / each) for each in files(undisturbed)}
     when, done, ended = moments(whole, rng), 0, 0
     while done < kills:
         at = place("killed")
-        kept: list[bytes] = []
+        kept: list[Any] = []
         recorded = 0
         if command.out and rng.random() < 0.5:
             (at / command.out).write_bytes(OLD)
@@ -251,19 +315,20 @@ def check(name: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
             assert recorded >= before, "an episode that was there is lost"
             if command.log:
                 there = at / command.log
-                lines = there.read_bytes().splitlines(True) if there.exists() else []
-                assert lines[: len(kept)] == kept, "a record that was there is lost"
-                kept = lines
+                records = command.records(there) if there.exists() else []
+                assert records[: len(kept)] == kept, "a record that was there is lost"
+                kept = records
             if rng.random() > 1 / 3:
                 break
         again = run(command.now(at), at)
         assert again.code == 0, (name, seed, done, moment, again)
         found = files(at)
         assert found.keys() == expected.keys(), (name, seed, done, moment, sorted(found))
-        for each, made in found.items():
-            assert command.told(made) == expected[each], (name, seed, done, moment, each)
+        for each in found:
+            assert command.told(at / each) == expected[each], (name, seed, done, moment, each)
         if command.log:
-            assert found[command.log].startswith(b"".join(kept)), "records were made again"
+            records = command.records(at / command.log)
+            assert records[: len(kept)] == kept, "records were made again"
     return {"command": name, "kills": done, "too late": ended, "seconds": round(whole.seconds, 2),
             "operations": whole.operations, "changes": whole.changes}  # fmt: skip
 
@@ -285,7 +350,7 @@ def _whole_or_not(command: Command, folder: Path, expected: dict[str, Any], what
     for each, made in files(folder).items():
         if each not in expected or made == OLD:
             continue
-        told = command.told(made)
+        told = command.told(folder / each)
         if each == command.log:
             assert told == expected[each][: len(told)], (what, each)
         else:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from jsonschema import Draft202012Validator
 
 import arborsim
 from arborsim.api import sweep as api
@@ -22,12 +23,13 @@ from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Busy
 from arborsim.core.records import parse_toml
+from arborsim.show.schemas import schema_of
 from arborsim.sweep.cells import Folder, Made
-from arborsim.sweep.grid import example_grid
+from arborsim.sweep.grid import example_grid, grid_of
 from arborsim.sweep.jobs import Job, jobs_of
 from arborsim.sweep.run import fill, local
 from tests.helpers.traces import make_trace
-from tests.sweep.grids import files, small
+from tests.sweep.grids import GRID, files, small
 
 ONE = 'traces = ["a.parquet"]\npolicies = ["h2o"]\nbudgets = [0.5, 0.8]\n'
 
@@ -383,3 +385,60 @@ def test_a_grid_imports_code_only_if_that_is_allowed(
     assert main(["sweep", "grid.toml", "--out", "out", "--allow-code"]) == 2  # it holds no Mine
     assert Path("imported").exists()
     sys.modules.pop("named_in_a_grid", None)
+
+
+def test_a_huge_grid_says_what_it_comes_to_before_any_cell_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = """
+traces = ["*.parquet"]
+policies = ["h2o", "kivi", { use = "streaming-llm", set = { sinks = [%s] } }]
+budgets = [%s]
+page_sizes = [1, 16]
+"""
+    numbers = ", ".join(map(str, range(1, 201)))
+    grid = small(tmp_path, huge % (numbers, numbers))
+
+    def none(self: object, group: object) -> object:
+        raise UsageError("no cell is made here")
+
+    monkeypatch.setattr("arborsim.sweep.jobs._Replays.jobs", none)
+    assert main(["sweep", str(grid), "--out", "cells"]) == 2
+    said, error = capsys.readouterr().err.splitlines()
+    cells = 2 * 2 * (200 * (1 + 200) + 2)  # kivi and full retention know no budget
+    assert said == f"arborsim: {grid} has {cells:,} cells: about 1.98 GB in cells"
+    assert "no cell is made here" in error
+    # A grid that is not huge says nothing.
+    grid.write_text(GRID)
+    assert main(["sweep", str(grid), "--out", "cells"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("grid", [GRID, example_grid().replace('"traces/*', '"*')])
+def test_as_many_cells_are_foretold_as_there_are(tmp_path: Path, grid: str) -> None:
+    told: list[int] = []
+    raw = parse_toml(grid, "grid")
+    raw.pop("live", None)
+    small(tmp_path)
+    jobs = jobs_of(raw, tmp_path, api._check_live, told.append)
+    once = [group for _, group in grid_of(raw).groups[1:]]
+    traces = len(list(tmp_path.glob("*.parquet")))
+    # Full retention is there once, but every block has it.
+    again = sum(traces * len(group.gpus) for group in once if "stage" in group.recalls)
+    assert told == [len(jobs) + again]
+
+
+def test_json_follows_the_schema_and_is_that_of_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAILS", "1")
+    grid = small(tmp_path, ONE.replace('"h2o"', '"h2o", "tests.sweep.grids:Fails"'))
+    out = tmp_path / "out"
+    assert main(["sweep", str(grid), "--out", str(out), "--allow-code", "--json"]) == 1
+    said = capsys.readouterr()
+    assert "a mistake in two lines" in said.err
+    document = json.loads(said.out)
+    assert list(Draft202012Validator(schema_of("sweep")).iter_errors(document)) == []
+    assert {"done", "failed"} == {row["status"] for row in document["rows"]}
+    assert main(["results", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == document
