@@ -20,7 +20,7 @@ test: .venv/.full
 fuzz: .venv/.full  ## 10,000 damaged inputs of every kind through the commands, 30 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run
 
-kills: .venv/.full  ## 50 kills of every command that writes, at any moment, 15 minutes
+kills: .venv/.full  ## 50 kills of every command that writes, at any moment
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.kills
 
 docs: .venv/.docs
