@@ -219,7 +219,10 @@ class RowState(ScoreState):
         elif self._updater:
             self._updater.take_many(first, last)
         else:
-            super().observe_all(first, last)
+            leaves = range(len(self._paths))
+            for _ in range(first, last):
+                for leaf in leaves:
+                    self._take_leaf(leaf, next(self._next))
 
     def _take_leaf(self, leaf: int, rows: Row) -> None:
         """Take in what a leaf pays, by group."""
