@@ -414,8 +414,8 @@ def overall(report: SweepReport) -> str:
             said.append(f"{name} ({memory:.2f} of full retention's HBM, {-lost:.1%})")
     what = "right answers" if counts else "attention kept"
     return (
-        f"On average over {counted(len(grounds), 'cell')} each, nothing with less memory has more {what} "
-        f"than {listed(said)}."
+        f"On average over {counted(len(grounds), 'cell')} each, nothing with less memory has more "
+        f"{what} than {listed(said)}."
     )
 
 
