@@ -317,7 +317,7 @@ class SimulatedExecutor:
         self._program.settle()
         self._transfers.carry_out(changes)
         self._look()
-        self._recompute(changes.of(_RECOMPUTED).token)
+        self._recompute(np.unique(changes.of(_RECOMPUTED).token))
         self._transfers.wait_for_returning()
         if not self._machine.overlap:
             self._program.wait()
@@ -348,9 +348,8 @@ class SimulatedExecutor:
         self._bounds_bytes += grown
 
     def _recompute(self, recovered: np.ndarray) -> None:
-        """One prefill over these tokens, each once, with the rest of the active paths present."""
+        """One prefill over these tokens, with the rest of the active paths present."""
         if len(recovered):
-            recovered = np.unique(recovered)
             present = self._paths.readable_without(recovered)
             self._program.put(Op.RECOMPUTE, len(recovered), present)
             m = self._measured

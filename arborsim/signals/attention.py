@@ -307,6 +307,3 @@ class _PromptState(RowState):
     def observe(self, step: int) -> None:
         if step >= self._first or self._reduced is not None:
             super().observe(step)
-
-    def observe_all(self, first: int, last: int) -> None:
-        super().observe_all(first if self._reduced is not None else max(first, self._first), last)

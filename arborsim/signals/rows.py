@@ -219,10 +219,7 @@ class RowState(ScoreState):
         elif self._updater:
             self._updater.take_many(first, last)
         else:
-            leaves = range(len(self._paths))
-            for _ in range(first, last):
-                for leaf in leaves:
-                    self._take_leaf(leaf, next(self._next))
+            super().observe_all(first, last)
 
     def _take_leaf(self, leaf: int, rows: Row) -> None:
         """Take in what a leaf pays, by group."""

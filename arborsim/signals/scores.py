@@ -168,8 +168,6 @@ class OfPrompt(AtBirth):
 
 def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:
     """Sum over an axis, added strictly one after the other (`numpy.sum` may add in pairs)."""
-    if values.shape[axis] == 1:
-        return values.take(0, axis)
     if values.size < _MANY_SUMS * values.shape[axis] or not values.size:
         return np.asarray(np.add.accumulate(values, axis=axis).take(-1, axis))
     parts = np.moveaxis(values, axis, 0)
