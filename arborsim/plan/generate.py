@@ -301,8 +301,7 @@ class _Tree:
             nodes = self._level(frontier, level, last)
             ended = nodes
             if not last:
-                count = self._number(len(nodes), self._spec.finished, level)
-                ended = np.sort(self._rng.choice(nodes, count, replace=False))
+                ended = self._some(nodes, self._number(len(nodes), self._spec.finished, level))
             self._finished += ended.tolist()
             frontier = _without(nodes, ended)
             if len(frontier) == 0:
@@ -338,6 +337,12 @@ class _Tree:
         count = min(self._number(len(nodes), self._spec.pruned, level), len(nodes) - 1)
         if self._spec.rewards:
             return np.sort(nodes[np.argsort(rewards, kind="stable")[:count]])
+        return self._some(nodes, count)
+
+    def _some(self, nodes: np.ndarray, count: int) -> np.ndarray:
+        """So many of the nodes, drawn, in order."""
+        if not count:  # as on most levels; nothing is drawn for it either way
+            return nodes[:0]
         return np.sort(self._rng.choice(nodes, count, replace=False))
 
     def _number(self, blocks: int, shares: tuple[float, ...], level: int) -> int:
@@ -360,6 +365,8 @@ class _Tree:
 
 def _without(nodes: np.ndarray, left: np.ndarray) -> np.ndarray:
     """Sorted, distinct `nodes` that are not among `left`, which are some of them."""
+    if not len(left):
+        return nodes
     stay = np.ones(len(nodes), dtype=bool)
     stay[np.searchsorted(nodes, left)] = False
     return nodes[stay]

@@ -57,7 +57,8 @@ def encode(
     missing = [name for name in REQUIRED if name not in columns]
     if missing:
         raise UsageError(f"episode {index}: the recorder gave no column {', '.join(missing)}")
-    unknown = [name for name in columns if name not in schema.names]
+    known = schema.names  # made anew whenever it is asked for
+    unknown = [name for name in columns if name not in known]
     if unknown:
         raise UsageError(
             f"episode {index}: column {', '.join(unknown)} is not part of a trace with capture "

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
+import numpy as np
+
+from arborsim.core.events import TokenRun
 from arborsim.core.settings import setting
+from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect, ProtectSome
-from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.attention import ValueWeightedAttention
-from arborsim.signals.scores import GROUPINGS, Score
+from arborsim.policies.stream import ChangingPool, MakeCandidates, StreamPolicy
+from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
+from arborsim.signals.scores import GROUPINGS, Score, ValueSize
 
 
 @dataclass(frozen=True)
@@ -48,3 +53,24 @@ class Vatp(StreamPolicy):
     @cached_property
     def protect(self) -> Protect:
         return ProtectSome(self.pin_prompt, self.sinks, ANY, self.recent_share, sinks_share=0.25)
+
+    def scores(self) -> Mapping[str, Score]:
+        """The factors: their product for every token would be made anew by every iteration."""
+        return {"score": CumulativeAttention(grouping=self.per), "size": ValueSize(self.per)}
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        return np.asarray(view.scores["score"] * view.scores["size"])
+
+    def candidates(self, view: CacheView, run: TokenRun) -> MakeCandidates:
+        return partial(ProductPool, view.scores["score"][0], view.scores["size"][0])
+
+
+class ProductPool(ChangingPool):
+    """Candidates that rank by the product of two scores."""
+
+    def __init__(self, scores: np.ndarray, others: np.ndarray, *candidates: Any) -> None:
+        super().__init__(scores, *candidates)
+        self._others = others
+
+    def values_of(self, known: np.ndarray) -> np.ndarray:
+        return np.asarray(self._scores.take(known) * self._others.take(known))
