@@ -169,8 +169,8 @@ def page(all_stored: list[Stored]) -> str:
         "are evidence, sizes of effects belong to these tasks. Of arms marked * some or all "
         "searches were masked instead: the same policies decide, but what they evict is masked "
         "(`python benchmarks/quality.py --masked`, which tests compare with live searches). Some "
-        "of these end as soon as they can no longer succeed: their steps are not counted, and their "
-        "peaks are those until then.",
+        "of these end as soon as they can no longer succeed: their steps are not counted, and "
+        "their peaks are those until then.",
     ]
     for stored in all_stored:
         about = ABOUT[stored.name]
