@@ -340,7 +340,7 @@ class _Tree:
         return self._some(nodes, count)
 
     def _some(self, nodes: np.ndarray, count: int) -> np.ndarray:
-        """So many of the nodes, drawn, in order."""
+        """That number of the nodes, drawn, in order."""
         if not count:  # as on most levels; nothing is drawn for it either way
             return nodes[:0]
         return np.sort(self._rng.choice(nodes, count, replace=False))

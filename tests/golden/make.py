@@ -120,7 +120,7 @@ def compare(case: Case, old: Result, new: Result) -> list[Difference]:
     found = []
     for (row, column), value in old.values.items():
         there = new.values.get((row, column), "(missing)")
-        if not same(value, there):
+        if not same(value, there, column):
             found.append(Difference(case.name, row, column, value, there))
     for name, text in old.texts.items():
         here = new.texts.get(name, "")

@@ -50,6 +50,9 @@ def test_differences_are_seen() -> None:
     assert [each.column for each in found] == ["bytes", "seconds", "name", "number"]
     assert "4 values differ" in make.described(found)
     assert same(2, 2.0)
+    assert same(0.5, 0.5 + 1e-7, "output_error")
+    assert not same(0.5, 0.5 + 1e-7, "seconds")
+    assert not same(0.5, 0.5 + 1e-5, "output_error")
     assert not same(0, None)
     assert not same(True, 1)
 

@@ -62,10 +62,11 @@ def with_and_without_padding(monkeypatch: pytest.MonkeyPatch, run: Callable[[], 
 @pytest.mark.parametrize(
     ("family", "grouping"), [("llama", "shared"), ("gemma3", "layer"), ("qwen2", "head")]
 )
-def test_padded_sequences_change_no_bit(
+def test_padded_sequences_change_nothing(
     family: str, grouping: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, rows = tiny_model(family), []
+    """In float64: matrix products may round otherwise with more rows, by 1e-16 of their size."""
+    model, rows = tiny_model(family).double(), []
 
     def noted(step: StaticStep, states: list[Any], hidden: list[Any]) -> Any:
         rows.append(len(step._input[0]))
@@ -90,7 +91,7 @@ def test_padded_sequences_change_no_bit(
     found, wanted = with_and_without_padding(monkeypatch, run)
     assert rows == [1] * 3 + [4] * 3 + [8] * 3 + [4] * 3 + [1] * 3 + [3] * 3 + [5] * 3 + [3] * 3
     for one, other in zip(found, wanted, strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(("name", "budget"), [("h2o", 50), ("arkv", 50), ("epikv", 50)])
@@ -106,12 +107,13 @@ def test_padded_sequences_leave_no_signal(
 
     def run() -> Any:
         return search(name, {"recent": "8"} if name == "epikv" else {}, "best-of-n", monkeypatch,
-                      noted, n=3, budget=budget)  # fmt: skip
+                      noted, n=3, budget=budget, model=tiny_model().double())  # fmt: skip
 
     found, wanted = with_and_without_padding(monkeypatch, run)
     assert {(4, 3), (3, 3)} <= set(widths)
     assert found["token"].tolist() == wanted["token"].tolist()
-    np.testing.assert_array_equal(found["logprob"], wanted["logprob"])
+    # Stored in float32, of numbers that rounding moves by 1e-15.
+    np.testing.assert_allclose(found["logprob"], wanted["logprob"], rtol=2e-7)
 
 
 @pytest.mark.parametrize("family", ["phi3-longrope", "mixtral", "qwen3_moe"])
@@ -145,7 +147,7 @@ Steps = Callable[[StaticStep, list[Any], list[Any]], Any]
 
 def search(
     name: str, settings: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch, steps: Steps,
-    n: int = 4, budget: int = 50,
+    n: int = 4, budget: int = 50, model: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Columns of the first search on static steps, which `steps` computes; no step is another."""
     attach = LiveExecutor.attach
@@ -158,7 +160,8 @@ def search(
     monkeypatch.setattr(StaticStep, "compute", steps)
     options = {"n": str(n)} if kind == "best-of-n" else {}
     source = FakeSource(thoughts=6)
-    setup = SearchSetup(tiny_model(), source, lambda: make_search(kind, **options), 0.0, 0, 40)
+    model = tiny_model() if model is None else model
+    setup = SearchSetup(model, source, lambda: make_search(kind, **options), 0.0, 0, 40)
     searches = [
         PolicySearch(setup, source.problem(0), build(each, settings), budget, CacheOptions())
         for each in name.split(",")
