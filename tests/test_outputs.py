@@ -226,7 +226,8 @@ WORKERS = """
 import sys, time
 from arborsim.core.workers import in_order
 def work(i):
-    print(i, flush=True)
+    sys.stdout.write(f"{i}\\n")  # in one piece: two workers write into this pipe
+    sys.stdout.flush()
     time.sleep(600)
 if __name__ == "__main__":
     list(in_order(work, [1, 2], 2))
