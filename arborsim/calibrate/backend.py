@@ -262,6 +262,11 @@ class PolicyTime:
         """Seconds per decision beyond what full retention handles."""
         return max(0.0, self.policy_s - self.full_policy_s) / self.decisions
 
+    @property
+    def layer_s(self) -> float:
+        """By how much each layer of an iteration took longer."""
+        return (self.decode_s - self.full_decode_s) / (self.iterations * self.layers)
+
 
 @dataclass(frozen=True)
 class HardwareMeasurements:

@@ -39,12 +39,14 @@ from arborsim.machine.profile import HardwareProfile
 
 OVERLAPS = tuple(i / 10 for i in range(11))
 _ROUNDS = 30
-#: Unknowns: seconds per FLOP, per byte of keys and values, per layer, step and sequence.
-_COMPUTE, _MEMORY, _OVERHEAD = 0, 1, slice(2, 5)
-_UNKNOWNS = 5
+#: Unknowns: seconds per FLOP, per byte of keys and values, per layer, step and sequence, and per
+#: layer of a pass over several tokens.
+_COMPUTE, _MEMORY, _OVERHEAD = 0, 1, slice(2, 6)
+_UNKNOWNS = 6
 #: Fields of a `HardwareProfile` that follow from timed passes.
 _FITTED = (
     "mfu", "kv_read_efficiency", "overlap", "per_layer_s", "per_step_s", "per_sequence_s",
+    "wide_per_layer_s",
 )  # fmt: skip
 RESERVE_SHARE = 0.1  # what fragmentation takes cannot be measured on a machine that is idle
 GOOD_ERROR = 0.1  #: median error on passes held out, above which the fit is to be doubted
@@ -87,7 +89,7 @@ def fit_passes(
     weights_bytes = np.array([_shape(each, geometry).weight_bytes for each in used])
     weights_s = weights_bytes / weights_bytes_per_s
     seconds = np.array([each.seconds for each in used])
-    least = np.array([1 / flops_per_s, 1 / bytes_per_s, 0.0, 0.0, 0.0])
+    least = np.array([1 / flops_per_s, 1 / bytes_per_s, *[0.0] * (_UNKNOWNS - 2)])
     tried = [
         (*_alternate(work, weights_s, seconds, least, overlap, start), overlap)
         for overlap in OVERLAPS
@@ -183,6 +185,7 @@ def _work(one: Pass, geometry: Geometry) -> list[float]:
         float(one.layers),
         1.0,
         float(one.lanes),
+        float(one.layers * (one.lanes * one.tokens > 1)),
     ]
 
 

@@ -231,11 +231,7 @@ def fit_policies(times: Sequence[PolicyTime]) -> dict[str, float]:
         return {}
     base_s, per_token_s = _line(blind)
     rows_s = _median(one.decision_s - base_s - per_token_s * one.tokens for one in seeing)
-    slower_s = _median(
-        (one.decode_s - one.full_decode_s) / (one.iterations * one.layers)
-        for one in times
-        if one.rows and not one.quantises
-    )
+    slower_s = _median(one.layer_s for one in times if one.rows and not one.quantises)
     return {
         "decision_base_s": base_s,
         "decision_per_token_s": per_token_s,
@@ -267,7 +263,8 @@ def _grouped(records: Iterable[Any], name: str) -> dict[Any, list[Any]]:
 
 
 def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float]) -> PolicySeconds:
-    quiet = _quiet_seconds(times[0].quiet)
+    layer_s = max(0.0, _median(one.layer_s for one in times))
+    quiet = replace(_quiet_seconds(times[0].quiet), layer_s=layer_s)
 
     def decision_s(one: PolicyTime) -> float:
         without_s = one.iterations * quiet.observing_s(1) + one.turns * quiet.turning_s(1)

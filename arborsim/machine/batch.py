@@ -10,7 +10,7 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from arborsim.machine.price import Price
@@ -58,7 +58,7 @@ class Sums:
     down_bytes: int = 0
     up_bytes: int = 0
     sequences: int = 0
-    eager: int = 0
+    longer_s: dict[float, int] = field(default_factory=dict)  #: searches by that of their policy
     launch: float = 0.0
 
     def add(self, piece: Piece, i: int, sign: int) -> None:
@@ -89,7 +89,11 @@ class Sums:
         self.hbm += sign * (held + i * grows)
         self.hbm_g += sign * grows
         self.sequences += sign * piece.sequences
-        self.eager += sign * piece.eager
+        if piece.longer_s:
+            searches = self.longer_s.get(piece.longer_s, 0) + sign
+            self.longer_s[piece.longer_s] = searches
+            if not searches:
+                del self.longer_s[piece.longer_s]
         if piece.launch_s:
             self.launch += sign * piece.launch_s
         if piece.streamed_bytes or piece.near_s:
@@ -150,7 +154,8 @@ class IterationTime:
         memory = self._memory_s(s, i, extra)
         longer, shorter = (compute, memory) if compute > memory else (memory, compute)
         decode = longer + (1.0 - self._overlap) * shorter + s.dequantise + i * s.dequantise_g
-        decode += self._pass_s(s.sequences, extra.tokens, extra.prompts, s.eager > 0)
+        longer_s = max(s.longer_s) if s.longer_s else 0.0
+        decode += self._pass_s(s.sequences, extra.tokens, extra.prompts, longer_s)
         decode += s.serial + i * s.serial_g + extra.serial_s
         return max(decode, self._launch_s + s.launch)
 

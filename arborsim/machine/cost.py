@@ -89,7 +89,8 @@ class CostModel:
         memory_s = self.weights_read_s(sequences) + self.kv_read_s(read_bytes)
         bound_s = self._bound_s(compute_s, memory_s) + self.dequantise_s(quantised_bytes)
         step_s = self.profile.per_step_s + self.profile.per_sequence_s * sequences
-        return np.asarray(bound_s + self.layers_s(fused) + step_s)
+        longer_s = 0.0 if fused else self.profile.eager_per_layer_s
+        return np.asarray(bound_s + self.layers_s(sequences, longer_s) + step_s)
 
     def flops_s(self, sequences: Array, attended_tokens: Array) -> Array:
         """Matrix products of a token per sequence, and attention to tokens."""
@@ -116,10 +117,21 @@ class CostModel:
     def dequantise_s(self, quantised_bytes: Array) -> Array:
         return quantised_bytes / self.profile.dequantise_bytes_per_s
 
-    def layers_s(self, fused: bool = True) -> float:
-        """Overhead of the layers of a pass; without a fused kernel they launch more."""
-        p = self.profile
-        return self.geometry.layers * (p.per_layer_s + (0.0 if fused else p.eager_per_layer_s))
+    def layers_s(self, tokens: int, longer_s: float = 0.0) -> float:
+        """Overhead of the layers of a pass over as many tokens.
+
+        For a single one they take `longer_s` each under the policy (`PolicySeconds.layer_s`).
+        """
+        each_s = self.profile.per_layer_s + self.longer_layer_s(tokens, longer_s)
+        return self.geometry.layers * each_s
+
+    def longer_layer_s(self, tokens: int, longer_s: float) -> float:
+        """By how much a layer takes longer than for one token under full retention.
+
+        The larger of what the policy and what several tokens cost: both read entries under a mask
+        rather than in order, which is paid once.
+        """
+        return max(longer_s, self.profile.wide_per_layer_s if tokens > 1 else 0.0)
 
     def eager_rows_s(self, attended_tokens: Array) -> Array:
         """Writing out and reading back the probability rows of decode iterations."""
@@ -162,7 +174,7 @@ class CostModel:
     def prefill_s(self, new_tokens: int, present_tokens: float = 0.0) -> float:
         """As `prefill`, in all and with the overheads of a pass."""
         cost, p = self.prefill(new_tokens, present_tokens), self.profile
-        overhead_s = self.layers_s() + p.per_step_s + p.per_sequence_s
+        overhead_s = self.layers_s(new_tokens) + p.per_step_s + p.per_sequence_s
         return float(self._bound_s(cost.matrices_s + cost.attention_s, cost.memory_s)) + overhead_s
 
     @property

@@ -55,9 +55,10 @@ class SimulatedExecutor:
     are the cache groups that plans distinguish: 1, layers, or layers x KV heads; `formats` are
     those of the policy's quantised tiers.  The profile may know what `policy` takes; it is not
     `fused` if it reads attention rows, which then must be written out; attention reads the cache in
-    `parts`, and rows of the prompt's last `row_queries` tokens count.  `bounds_page` is its
-    `Policy.bounds_page`.  `compact` merges half-empty pages after every decision outside runs.
-    `record` keeps what `demand` needs; other searches may share the first `prefix_tokens`.
+    `parts`, and rows of the prompt's last `row_queries` tokens count, and with `decode_rows` those
+    of generated ones.  `bounds_page` is its `Policy.bounds_page`.  `compact` merges half-empty
+    pages after every decision outside runs.  `record` keeps what `demand` needs; other searches may
+    share the first `prefix_tokens`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class SimulatedExecutor:
         fused: bool = True,
         parts: int = 1,
         row_queries: int = ALL_QUERIES,
+        decode_rows: bool = True,
         bounds_page: int = 0,
         compact: bool = False,
         record: bool = False,
@@ -93,11 +95,13 @@ class SimulatedExecutor:
         )
         self._too_wide = geometry.kv_bytes_per_element == 1 and formats[0].bits == 8
         size = self._ledger.bytes_by_tier
-        self._recall = Recall(self._cost, size, groups, recall, fused, machine.tree_attention)
         info = DemandInfo(
             "", 0, policy, "", recall, geometry.name, geometry.kv_bytes_per_token, groups, fused,
-            parts=parts, row_queries=row_queries,
+            parts=parts, row_queries=row_queries, decode_rows=decode_rows,
         )  # fmt: skip
+        self._recall = Recall(
+            self._cost, size, groups, recall, not info.eager, machine.tree_attention
+        )
         self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
         self._measured = Measurements()
         self._decided = False  # something was moved or destroyed
@@ -126,7 +130,7 @@ class SimulatedExecutor:
         self._look()
         cost, info = self._cost, self._program.info
         workspace = cost.workspace_bytes(cost.prompt_block(tokens))
-        if not self._recall.fused:
+        if not info.fused:
             kept = self._machine.keep_matrices and not cost.tiles_rows
             rows = cost.prompt_rows_bytes(tokens, 0, info.row_queries, info.groups)
             workspace += (cost.geometry.layers if kept else 1) * rows
@@ -252,9 +256,9 @@ class SimulatedExecutor:
         self._program.play()
         return self._program.terms()
 
-    def demand(self, info: DemandInfo) -> SearchDemand:
-        """What the search asked for, once it has finished, as it was written down."""
-        return self._program.kept(info)
+    def demand(self, **known: Any) -> SearchDemand:
+        """What the search asked for, once it has finished, with what is `known` of it."""
+        return self._program.kept(replace(self._program.info, **known))
 
     # Writing.
 

@@ -76,6 +76,7 @@ class Machine:
             fused=policy.fused,
             parts=parts_read(policy),
             row_queries=row_queries(policy),
+            decode_rows=decode_rows(policy),
             bounds_page=policy.bounds_page,
             record=record,
             prefix_tokens=prefix_tokens,
@@ -114,6 +115,12 @@ def row_queries(policy: Policy) -> int:
     uses = policy.row_uses()
     wanted = (use.prompt for use in uses if use.keeps != "queries")
     return max(wanted, default=0 if uses else ALL_QUERIES)
+
+
+def decode_rows(policy: Policy) -> bool:
+    """Whether a policy that is not fused reads attention rows of generated tokens."""
+    uses = policy.row_uses()
+    return not uses or any(use.generated and use.keeps != "queries" for use in uses)
 
 
 def num_groups(policy: Policy, recorded: TraceInfo) -> int:

@@ -58,9 +58,9 @@ class Price:
         self._nvme_bytes_per_s = options.nvme_bytes_per_s
         self._weights_s: dict[int, float] = {}
         self._busy_s: dict[int, tuple[float, float]] = {}
-        self._pass_s: dict[tuple[int, int, int, bool], float] = {}
+        self._pass_s: dict[tuple[int, int, int, float], float] = {}
         self._transfers_s: dict[tuple[int, bool], float] = {}
-        self._policies: dict[tuple[str, bool], PolicySeconds] = {}
+        self._policies: dict[tuple[str, bool, bool], PolicySeconds] = {}
         profile, geometry = cost.profile, cost.geometry
         self.overlap = float(profile.overlap)
         self._forward: Forward | None = None
@@ -129,13 +129,14 @@ class Price:
         return found
 
     def pass_s(
-        self, sequences: int, tokens: int = 0, prompts: int = 0, eager: bool = False
+        self, sequences: int, tokens: int = 0, prompts: int = 0, longer_s: float = 0.0
     ) -> float:
         """What nothing hides of a pass, but what each sequence adds.
 
-        `sequences` decode; `tokens` of prompts are computed with them, `prompts` of which end.
+        `sequences` decode, under a policy whose layers take `longer_s` more; `tokens` of prompts
+        are computed with them, `prompts` of which end.
         """
-        key = sequences, tokens, prompts, eager
+        key = sequences, tokens, prompts, longer_s
         found = self._pass_s.get(key)
         if found is None:
             found = self._pass_s[key] = self._shared_s("serial", *key)
@@ -149,12 +150,12 @@ class Price:
         """Tokens between which that is linear."""
         return self._forward.attention(sequences)[0] if self._forward and sequences else ()
 
-    def layers_s(self, fused: bool, tokens: int = 0, sequences: int = 0) -> float:
+    def layers_s(self, tokens: int, sequences: int = 0, longer_s: float = 0.0) -> float:
         """Overhead of all layers of a pass over `tokens`, of which `sequences` decode."""
         if self._forward is None:
-            return self.cost.layers_s(fused)
-        eager_s = 0.0 if fused else self.cost.profile.eager_per_layer_s
-        each_s = max(0.0, self._layer_s(tokens > sequences)) + eager_s
+            return self.cost.layers_s(tokens, longer_s)
+        each_s = max(0.0, self._layer_s(tokens > sequences))
+        each_s += self.cost.longer_layer_s(tokens, longer_s)
         return self.cost.geometry.layers * each_s
 
     def products_s(self, tokens: int, decoding: int, prompts: int = 0) -> float:
@@ -177,14 +178,20 @@ class Price:
         if not self.launch_s or self.engine is None:
             return 0.0
         layers = self.cost.geometry.layers
-        return self.engine.launch_s * self.engine.added_launches(layers, info.parts, not info.fused)
+        return self.engine.launch_s * self.engine.added_launches(layers, info.parts, info.eager)
 
     def _shared_s(
-        self, part: str, sequences: int, tokens: int = 0, prompts: int = 0, eager: bool = False
+        self, part: str, sequences: int, tokens: int = 0, prompts: int = 0, longer_s: float = 0.0
     ) -> float:
         counts, none = np.full(1, sequences), np.zeros(1)
         asked = Asked(
-            PolicySeconds(), not eager, counts, *(none,) * 10, counts + tokens, none, prompts
+            PolicySeconds(layer_s=longer_s),
+            True,
+            counts,
+            *(none,) * 10,
+            counts + tokens,
+            none,
+            prompts,
         )
         return float(self._part_s(part, asked, shared=True)[0])
 
@@ -249,7 +256,7 @@ class Price:
         return []
 
     def policy(self, info: DemandInfo) -> PolicySeconds:
-        key = info.policy, info.fused
+        key = info.policy, info.fused, info.eager
         if key not in self._policies:
             self._policies[key] = self.cost.profile.policy_seconds(*key)
         return self._policies[key]
@@ -266,7 +273,7 @@ class Price:
             forward = self._forward
             seconds[0] = self.products_s(tokens, 0, 1) + forward.experts_s(tokens)
             seconds[1] = forward.prefill_attention_s(tokens, present)
-            seconds[3] = self.layers_s(True, tokens) + self.step_s + self.sequence_s
+            seconds[3] = self.layers_s(tokens) + self.step_s + self.sequence_s
             seconds[4] = forward.elementwise_s(tokens) + forward.all_reduce_s(tokens, True)
         else:
             cost = self.cost.prefill(tokens, present)
@@ -279,7 +286,7 @@ class Price:
                     share * cost[i] / self.gpus,
                     (1 - share) * cost[i] / self.gpus,
                 )
-            seconds[3] = self.pass_s(1) + self.sequence_s + self._reduced_s(tokens)
+            seconds[3] = self.pass_s(0, tokens) + self.sequence_s + self._reduced_s(tokens)
         seconds[3] += max(0.0, self.prompt_launch_s - sum(seconds))
         terms = list(map(Term, PREFILL_TERMS, seconds, hidden))
         terms.append(Term(MATRICES, 0.0 if info is None else self.rows_s(tokens, present, info)))
@@ -377,12 +384,12 @@ class Price:
             held, grows = table[:, at], table[:, at + len(LINEAR)]
             pairs.append(list(zip(held.tolist(), grows.tolist(), strict=True)))
         side = [column[: len(table)].tolist() for column in self._side(info, asked)]
-        eager = int(not info.fused)
+        longer_s = self.policy(info).layer_s
         rows: Iterator[tuple[Any, ...]] = zip(
             count.tolist(), fixed[:, 0].tolist(), *pairs, *side, strict=True
         )
         launch_s = self.added_launch_s(info)
-        return [Piece(*(*row, eager, launch_s)) for row in rows]
+        return [Piece(*(*row, longer_s, launch_s)) for row in rows]
 
     def iteration_terms(self, info: DemandInfo, table: np.ndarray) -> list[tuple[str, Term]]:
         """Terms of all iterations of pieces, of a search by itself, each with its plan's name."""
@@ -439,7 +446,7 @@ class Price:
         token_bytes = self.cost.geometry.full_bytes_per_token
         kv_tokens = (read - window) / token_bytes if token_bytes else 0.0 * read
         return Asked(
-            self.policy(info), info.fused, sequences, decided, streamed, remote, window, read,
+            self.policy(info), not info.eager, sequences, decided, streamed, remote, window, read,
             quantised, attended / scale, rows / scale, examined, kv_tokens, sequences,
             chooses * remote,
         )  # fmt: skip

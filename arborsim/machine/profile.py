@@ -58,6 +58,9 @@ class PolicySeconds:
     #: A decision: once, and per token it looks at
     decision_base_s: Seconds = 0.0
     decision_per_token_s: Seconds = 0.0
+    #: Not on the host: by how much each layer of an iteration takes longer than under full
+    #: retention, for its attention rows, its formats, and entries that are not in order
+    layer_s: Seconds = field(default=0.0, repr=False)  # a later field: see `digest`
 
     def decision_s(self, examined_tokens: Any) -> Any:
         """One decision over `examined_tokens`; a number or an array."""
@@ -75,7 +78,7 @@ class PolicySeconds:
 #: Fields that records of earlier versions do not know: see `HardwareProfile.digest`.
 _LATER_FIELDS = (
     "fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine", "launch_s", "graph_launch_s",
-    "host_step_s", "move_s", "move_group_s", "move_byte_s",
+    "host_step_s", "move_s", "move_group_s", "move_byte_s", "wide_per_layer_s",
 )  # fmt: skip
 
 
@@ -128,6 +131,9 @@ class HardwareProfile(Sourced):
     eager_per_layer_s: Annotated[
         Seconds, _is("each layer longer where attention rows are read", "us", 1e-6)
     ] = 0.0
+    wide_per_layer_s: Annotated[
+        Seconds, _is("each layer longer in a pass over several tokens", "us", 1e-6)
+    ] = 0.0
     #: What this project's own backend takes on the host, in the place of its engine's numbers;
     #: 0 where it was not measured
     launch_s: Annotated[
@@ -177,6 +183,7 @@ class HardwareProfile(Sourced):
         if self.kernels.endswith(".parquet"):
             own["kernels"] = file_digest(Path(self.kernels))
         known = [value for name, value in own.items() if value or name not in _LATER_FIELDS]
+        known += [each.layer_s for each in self.policies.values() if each.layer_s]
         return hashlib.sha256(str(known).encode()).hexdigest()
 
     def tables(self, engine: str) -> Path:
@@ -207,15 +214,16 @@ class HardwareProfile(Sourced):
         """HBM less the reserve."""
         return int(self.hbm_bytes * (1 - self.reserve_share))
 
-    def policy_seconds(self, name: str, fused: bool) -> PolicySeconds:
+    def policy_seconds(self, name: str, fused: bool, eager: bool) -> PolicySeconds:
         """What the policy takes; if it was not measured, a decision of a usual one.
 
-        `fused` policies read no attention rows.
+        `fused` policies read no attention rows; `eager` ones read them of generated tokens.
         """
         rows_s = 0.0 if fused else self.decision_rows_s
         usual = PolicySeconds(
             decision_base_s=self.decision_base_s + rows_s,
             decision_per_token_s=self.decision_per_token_s,
+            layer_s=self.eager_per_layer_s if eager else 0.0,
         )
         return self.policies.get(name, usual)
 
@@ -343,7 +351,8 @@ class Number:
 _AFTER = {
     "fp8_flops_per_s": "flops_per_s", "fp4_flops_per_s": "flops_per_s",
     "reserve_share": "ddr_bytes_per_s", "overlap": "dequantise_bytes_per_s",
-    "eager_per_layer_s": "per_sequence_s", "decision_rows_s": "decision_per_token_s",
+    **dict.fromkeys(("eager_per_layer_s", "wide_per_layer_s"), "per_sequence_s"),
+    "decision_rows_s": "decision_per_token_s",
     **dict.fromkeys(("launch_s", "graph_launch_s", "host_step_s"), "per_sequence_s"),
     **dict.fromkeys(("move_s", "move_group_s", "move_byte_s"), "pcie_latency_s"),
 }  # fmt: skip

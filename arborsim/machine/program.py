@@ -108,8 +108,15 @@ class DemandInfo:
     prefix_blocks: tuple[int, ...] = ()
     prefix_block_tokens: int = 0
     parts: int = 1  # in which attention reads the cache: by format, and tokens in DDR apart
-    #: Of unless it is fused: how many of the prompt's last tokens it reads the attention rows of.
+    #: Unless it is fused: of how many of the prompt's last tokens it reads the attention rows, and
+    #: whether it reads those of generated tokens
     row_queries: int = ALL_QUERIES
+    decode_rows: bool = True
+
+    @property
+    def eager(self) -> bool:
+        """Whether decode iterations write attention rows out."""
+        return self.decode_rows and not self.fused
 
 
 @dataclass(frozen=True)
@@ -296,7 +303,7 @@ class Piece:
     down_bytes: int  # messages to the host ...
     up_bytes: int  # ... and from it, streamed tokens aside
     buffer_bytes: int  # of `hbm_bytes`: buffers of what is streamed
-    eager: int  # 1 if it needs attention rows written out
+    longer_s: float  # that each layer takes under its policy (`PolicySeconds.layer_s`)
     launch_s: float = 0.0  # by how much launching takes longer with it
 
     def split(self, iterations: int) -> tuple[Piece, Piece]:

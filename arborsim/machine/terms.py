@@ -160,9 +160,11 @@ ITERATION_TERMS: list[IterationTerm] = [
     IterationTerm(
         "decode: per layer", "decode: overhead of layers", "serial",
         lambda price, q: _each(
-            lambda n, decoding: price.layers_s(q.fused, n, decoding), q.pass_tokens, q.sequences
+            lambda n, decoding: price.layers_s(n, decoding, q.policy.layer_s),
+            q.pass_tokens, q.sequences,
         ),
-        ("per_layer_s", "eager_per_layer_s"), shared=True, constants=("layer_s",),
+        ("per_layer_s", "eager_per_layer_s", "wide_per_layer_s"), shared=True,
+        constants=("layer_s",),
     ),
     IterationTerm(
         "decode: per step and sequence", "decode: overhead of iterations", "serial",
@@ -242,7 +244,7 @@ _COPY, _LINK = ("hbm_bytes_per_s", "mbu"), ("block_efficiency", "pcie_latency_s"
 _ROOFLINE = ("flops_per_s", "mfu", "hbm_bytes_per_s", "mbu", "kv_read_efficiency")
 OTHER_NUMBERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*PREFILL_TERMS[:3], REHYDRATION), _ROOFLINE),
-    PREFILL_TERMS[3]: ("per_layer_s", "per_step_s", "per_sequence_s"),
+    PREFILL_TERMS[3]: ("per_layer_s", "wide_per_layer_s", "per_step_s", "per_sequence_s"),
     PREFILL_TERMS[4]: _COPY,
     "policy: turns": ("decision_base_s",),
     **dict.fromkeys(COPY_TERMS, _COPY),

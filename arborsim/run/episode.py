@@ -18,7 +18,7 @@ from arborsim.core.events import Event
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
-from arborsim.machine.machine import Machine, num_groups, parts_read, row_queries
+from arborsim.machine.machine import Machine
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.run.meters import UNMEASURED, AttentionKept, OutputError, Quality
@@ -128,16 +128,11 @@ def record_demand(
     meters: Sequence[Meter] = (),
 ) -> tuple[SearchDemand, Measurements]:
     """The demand of one episode, and what its replay measured on an idle machine."""
-    from arborsim.machine.program import DemandInfo  # loads SimPy, which live runs do without
-
     executor = machine.executor(policy, episode.info, record=True, prefix_tokens=prefix_tokens)
     played = play_episode(episode, Cell(policy, budget), executor, meters=meters)
-    geometry, groups = machine.charged(episode.info), num_groups(policy, episode.info)
     verdicts = episode.correct[episode.kind == Kind.ANSWER]
-    info = DemandInfo(
-        trace, episode.index, policy.name, budget.text, machine.recall, geometry.name,
-        geometry.kv_bytes_per_token, groups, policy.fused, prefix, prefix_tokens,
-        int(verdicts[-1]) if len(verdicts) else -1, parts=parts_read(policy),
-        row_queries=row_queries(policy),
+    demand = executor.demand(
+        trace=trace, episode=episode.index, budget=budget.text, prefix=prefix,
+        prefix_tokens=prefix_tokens, solved=int(verdicts[-1]) if len(verdicts) else -1,
     )  # fmt: skip
-    return executor.demand(info), played.measured
+    return demand, played.measured

@@ -53,6 +53,7 @@ FLOPS, BYTES, WEIGHTS = 1e11, 1e11, 4e10
 OVERHEAD = {
     "mfu": 0.5, "kv_read_efficiency": 0.2, "overlap": 0.0,
     "per_layer_s": 2e-4, "per_step_s": 4e-4, "per_sequence_s": 1e-5,
+    "wide_per_layer_s": 1.5e-4,
 }  # fmt: skip
 
 
@@ -93,11 +94,12 @@ def machine(**changes: Any) -> HardwareProfile:
     layer=st.floats(0, 3e-4),
     step=st.floats(1e-5, 1e-3),
     sequence=st.floats(0, 3e-5),
+    wide=st.floats(0, 3e-4),
 )
 def test_the_fit_predicts_what_it_has_not_seen(
-    mfu: float, kv: float, overlap: float, layer: float, step: float, sequence: float,
+    mfu: float, kv: float, overlap: float, layer: float, step: float, sequence: float, wide: float,
 ) -> None:  # fmt: skip
-    truth = dict(zip(OVERHEAD, (mfu, kv, overlap, layer, step, sequence), strict=True))
+    truth = dict(zip(OVERHEAD, (mfu, kv, overlap, layer, step, sequence, wide), strict=True))
     timed = passes(machine(**truth))
     found = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
     held_out = [one for one in timed if one.held_out]
@@ -226,8 +228,8 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
     timed = replace(measurements(), policies=tuple(times))
     profile, _ = make_profile("m", timed, DECISIONS, "2026-01-02", "")
     cost = CostModel(profile, CHAIN)
-    assert profile.policy_seconds("unknown", True).decision_s(1000) == pytest.approx(7e-4)
-    assert profile.policy_seconds("unknown", False).decision_s(1000) == pytest.approx(1e-3)
+    assert profile.policy_seconds("unknown", True, False).decision_s(1000) == pytest.approx(7e-4)
+    assert profile.policy_seconds("unknown", False, True).decision_s(1000) == pytest.approx(1e-3)
     reads = (1, 100, 1e5)
     slower = cost.decode_s(*reads, fused=False) - cost.decode_s(*reads)
     assert float(slower) == pytest.approx(CHAIN.layers * 5e-5)
@@ -247,7 +249,7 @@ def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() ->
     )
     alone_s = 100 * 3e-5 + 12 * 5e-4
     times = [
-        replace(searched("a", False, tokens, 0, 0.0), quiet=quiet, turns=12, policy_s=policy_s)
+        replace(searched("a", False, tokens, 0, 4e-5), quiet=quiet, turns=12, policy_s=policy_s)
         for tokens, policy_s in ((100, alone_s + 50 * 6e-4), (500, alone_s + 50 * 7e-4))
     ]
     same = (Quiet(1, 8, 5e-6), Quiet(8, 8, 5e-6))
@@ -261,14 +263,15 @@ def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() ->
     assert found["seldom"] == only_decides
     assert vars(found["a"]) == pytest.approx(
         {"iteration_s": 2e-5, "lane_s": 1e-5, "turn_s": 3e-4, "turn_lane_s": 2e-4,
-         "decision_base_s": 5.75e-4, "decision_per_token_s": 2.5e-7}
+         "decision_base_s": 5.75e-4, "decision_per_token_s": 2.5e-7, "layer_s": 4e-5}
     )  # fmt: skip
     assert found["never"] == PolicySeconds(iteration_s=5e-6)
     timed = replace(measurements(), policies=(*times, never, untimed))
     profile, _ = make_profile("m", timed, DECISIONS, "", "")
-    assert profile.policy_seconds("a", True).decision_s(1000) == pytest.approx(8.25e-4)
-    assert profile.policy_seconds("a", True).observing_s(4) == pytest.approx(6e-5)
-    assert profile.policy_seconds("a", True).turning_s(4) == pytest.approx(1.1e-3)
+    assert profile.policy_seconds("a", True, False).decision_s(1000) == pytest.approx(8.25e-4)
+    assert profile.policy_seconds("a", True, False).observing_s(4) == pytest.approx(6e-5)
+    assert profile.policy_seconds("a", True, False).turning_s(4) == pytest.approx(1.1e-3)
+    assert profile.policy_seconds("a", True, False).layer_s == pytest.approx(4e-5)
     assert profile_of(profile_toml(profile)) == profile
     text = profile_toml(profile)
     with pytest.raises(UsageError, match=r"did you mean .*lane_s"):

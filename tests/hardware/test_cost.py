@@ -13,7 +13,7 @@ from arborsim.core.formats import FP8
 from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
-from arborsim.machine.machine import row_queries
+from arborsim.machine.machine import decode_rows, row_queries
 from arborsim.machine.price import Price
 from arborsim.machine.program import DemandInfo
 from arborsim.policies.registry import build
@@ -28,13 +28,13 @@ def test_decode_of_one_sequence_is_bound_by_the_weights() -> None:
     lower_bound_s = 8.03e9 * 2 / 3.35e12  # 4.8 ms
     assert lower_bound_s < float(cost.decode_s(1, 1000, 1000 * 131_072)) < 1.5 * lower_bound_s
     assert cost.flops_s(1, 1000) < 0.01 * cost.weights_read_s(1)
-    assert cost.layers_s() == pytest.approx(32 * 32e-6)
+    assert cost.layers_s(1) == pytest.approx(32 * 32e-6)
 
 
 def test_terms_add_up() -> None:
     cost = model()
     memory_s = cost.weights_read_s(4) + cost.kv_read_s(1e9)
-    expected = max(cost.flops_s(4, 5000), memory_s) + cost.dequantise_s(1e8) + cost.layers_s()
+    expected = max(cost.flops_s(4, 5000), memory_s) + cost.dequantise_s(1e8) + cost.layers_s(4)
     expected += cost.profile.per_step_s + 4 * cost.profile.per_sequence_s
     assert float(cost.decode_s(4, 5000, 1e9, 1e8)) == pytest.approx(expected)
 
@@ -170,6 +170,25 @@ def test_parts_of_a_prompt_make_the_rows_of_the_whole(queries: int) -> None:
 )
 def test_policies_say_whose_rows_they_read(policy: str, queries: int) -> None:
     assert row_queries(build(policy)) == queries
+
+
+@pytest.mark.parametrize(
+    ("policy", "reads"),
+    [("h2o", True), ("arkv", True), ("snapkv", False), ("duoattention", False), ("rkv", False)],
+)
+def test_policies_say_whether_they_read_rows_while_decoding(policy: str, reads: bool) -> None:
+    assert decode_rows(build(policy)) == reads
+
+
+def test_layers_take_longer_for_rows_or_for_several_tokens_but_not_for_both() -> None:
+    profile = replace(load_profile("h100"), wide_per_layer_s=2e-6)
+    cost = CostModel(profile, model().geometry)
+    least = cost.layers_s(1)
+    longer = [
+        (cost.layers_s(tokens, longer_s) - least) / cost.geometry.layers * 1e6
+        for longer_s in (0.0, 3e-6) for tokens in (1, 2)
+    ]  # fmt: skip
+    assert longer == pytest.approx([0, 2, 3, 3])
 
 
 def test_quantised_tokens_take_a_byte_per_element_and_scales() -> None:

@@ -19,7 +19,6 @@ from arborsim.machine.machine import Machine, ServingOptions
 from arborsim.machine.program import (
     FIXED,
     LINEAR,
-    DemandInfo,
     Op,
     SearchDemand,
     cut,
@@ -155,11 +154,7 @@ def test_random_searches_alone_are_their_replay(
     bench = RecordingBench(MACHINE, **options)
     measured = random_search(bench, seed, lambda bench: None, selects)
     assert isinstance(bench.executor, PeakAtTheEnd)
-    info = DemandInfo(
-        "", 0, "", "1", options["recall"], GEOMETRY.name, GEOMETRY.kv_bytes_per_token,
-        options["groups"], options["fused"],
-    )  # fmt: skip
-    demand = bench.executor.demand(info)
+    demand = bench.executor.demand()
     alone = ServingEngine([demand], MACHINE, GEOMETRY).alone[0]
     assert alone.seconds == pytest.approx(measured.time.total_s, rel=1e-9)
     assert alone.peak_hbm_bytes == bench.executor.peak_bytes

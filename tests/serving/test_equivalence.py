@@ -30,10 +30,11 @@ SPEEDS: dict[str, Any] = {
     "h2d_bytes_per_s": 0.717e6, "d2h_bytes_per_s": 0.523e6, "ddr_bytes_per_s": 0.391e6,
     "pcie_latency_s": 13.7e-6, "decision_base_s": 3.1e-6, "decision_per_token_s": 0.17e-6,
     "per_layer_s": 1.3e-6, "per_step_s": 2.3e-6, "per_sequence_s": 0.71e-6, "flops_per_s": 1.37e9,
-    "eager_per_layer_s": 0.37e-6, "block_bytes": (64.0, 1024.0), "block_efficiency": (0.3, 1.0),
+    "eager_per_layer_s": 0.37e-6, "wide_per_layer_s": 0.23e-6,
+    "block_bytes": (64.0, 1024.0), "block_efficiency": (0.3, 1.0),
 }  # fmt: skip
 #: What the policy "p" of the demands takes where somebody has measured it.
-POLICY = PolicySeconds(0.53e-6, 0.29e-6, 1.9e-6, 0.83e-6, 3.1e-6, 0.17e-6)
+POLICY = PolicySeconds(0.53e-6, 0.29e-6, 1.9e-6, 0.83e-6, 3.1e-6, 0.17e-6, 0.31e-6)
 LARGE = 1 << 40
 
 

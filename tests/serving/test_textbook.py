@@ -16,7 +16,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.machine.machine import KvPool, ServingOptions
 from arborsim.machine.places import ClosedLoop, Timed
 from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.program import DemandInfo, Op, SearchDemand
+from arborsim.machine.program import Op, SearchDemand
 from arborsim.machine.report import ServingReport
 from arborsim.machine.server import ServingEngine
 from tests.serving.make import chain, demand, piece, with_prefix
@@ -107,8 +107,7 @@ def test_a_tree_holds_and_reads_its_unique_tokens() -> None:
     bench.turn(1, 2)
     bench.decode(5)
     bench.executor.finish()
-    info = DemandInfo("", 0, "", "1", "stage", GEOMETRY.name, KV)
-    report = play([bench.executor.demand(info)], Timed(((0.0, 0),)))
+    report = play([bench.executor.demand()], Timed(((0.0, 0),)))
     assert report.peak_hbm_bytes == 20 * KV
     assert report.tokens == 10
     reads = sum(WEIGHTS + KV * (10 + 2 * i) for i in range(1, 6))

@@ -63,7 +63,7 @@ class LiteralExecutor:
         )  # fmt: skip
         size = self.ledger.bytes_by_tier
         self.recall = Recall(self.cost, size, groups, recall, fused, tree_attention)
-        self.policy = profile.policy_seconds(policy, fused)
+        self.policy = profile.policy_seconds(policy, fused, not fused)
         self.overlap, self.compact, self.bounds_page = overlap, compact, bounds_page
         self.env = simpy.Environment()
         self.links = {up: simpy.Resource(self.env) for up in (False, True)}

@@ -73,17 +73,34 @@ class Fanned:
 def fanned(
     timer: Timer, model: Any, prompt: int, lanes: Sequence[int], thought: int, limit_s: float
 ) -> Fanned:
-    """Time one; after `limit_s` no other number of lanes is begun, once there is one."""
+    """Time one; after `limit_s` no other number of lanes is begun, once there is one.
+
+    A single lane is a chain, which may be read by faster means than what shares slots with others.
+    """
     began, ends = time.perf_counter(), list[float]()
-    fans = [lanes[0], *lanes]  # the first thought of all is not like the others
+    several = [count for count in lanes if count > 1]
+    fans = [*several[:1], *several]  # the first thought of all is not like the others
     late = lambda: len(ends) >= 2 * thought and time.perf_counter() - began > limit_s  # noqa: E731
-    source = RandomSource(model.config.vocab_size, prompt, _NO_LIMIT, thought)
-    setup = _setup(timer, model, source, lambda: Fans(fans, late))
-    _, ended = _run(setup, build("full"), _NO_LIMIT, lambda _: ends.append(timer.clock()))
-    assert isinstance(ended, EpisodeResult)
-    # A thought's first iteration also holds the turn to it, whose cost is the search's own.
-    taken = np.median(np.diff(np.array(ends).reshape(-1, thought), axis=1), axis=1)[1:].tolist()
-    return Fanned(ended.prefill_s, dict(zip(lanes, taken, strict=False)))
+
+    def timed(source: RandomSource, search: Callable[[], Any]) -> tuple[float, list[float]]:
+        """Seconds of the prefill, and of a median iteration of every thought but the first."""
+        ends.clear()
+        setup = _setup(timer, model, source, search)
+        _, ended = _run(setup, build("full"), _NO_LIMIT, lambda _: ends.append(timer.clock()))
+        assert isinstance(ended, EpisodeResult)
+        # A thought's first iteration also holds the turn to it, whose cost is the search's own.
+        taken = np.median(np.diff(np.array(ends).reshape(-1, thought), axis=1), axis=1)[1:]
+        return ended.prefill_s, taken.tolist()
+
+    words, found = model.config.vocab_size, dict[int, float]()
+    if 1 in lanes:  # its second thought is over a context as long as that of the others
+        source = RandomSource(words, prompt - thought, 2 * thought, thought)
+        prefill_s, (found[1],) = timed(source, lambda: make_search("linear"))
+    if several:
+        source = RandomSource(words, prompt, _NO_LIMIT, thought)
+        prefill_s, taken = timed(source, lambda: Fans(fans, late))
+        found |= zip(several, taken, strict=False)
+    return Fanned(prefill_s, found)
 
 
 def time_policies(

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from arborsim.machine.lookup import load_engine
-from arborsim.machine.machine import parts_read
+from arborsim.machine.machine import decode_rows, parts_read
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.decoder import run_together
@@ -90,7 +90,7 @@ def test_a_layer_launches_what_the_engine_profile_says(case: Searched) -> None:
     (one, after), (other, _) = (launches_of(case, layers) for layers in DEPTHS)
     counted = (other - one) / (DEPTHS[1] - DEPTHS[0])
     engine, policy = load_engine("live"), build(case.policy, case.settings)
-    added = engine.added_launches(1, parts_read(policy), not policy.fused)
+    added = engine.added_launches(1, parts_read(policy), not policy.fused and decode_rows(policy))
     assert engine.layer_launches + added == counted
     if case.policy == "full":
         assert one - DEPTHS[0] * counted + after == engine.step_launches
