@@ -30,7 +30,7 @@ from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Observed
-from arborsim_torch.row_reducer import RowReducer, first_of
+from arborsim_torch.row_reducer import RowReducer, WindowRows, first_of
 from arborsim_torch.token_signals import (
     ChunkExtremes,
     TokenBuffer,
@@ -68,7 +68,8 @@ class Capture:
     top : int
         Positions kept per attention row; 0 stores rows whole.
     vector_layers : tuple of int
-        Layers whose queries, keys and values are kept (`qkv` level).
+        Layers whose queries, keys and values are kept (`qkv` level); all where `uses` name rows of
+        single query heads.
     row_layers : tuple of int
         Layers whose own attention rows are kept, whole: mean and variance over query heads.
     hidden_layers : tuple of int
@@ -104,7 +105,9 @@ class Capture:
         wants_queries = bool(vector_layers) and Signal.HEAD_ATTENTION in vectors
         self._queries_of = _Span.of(uses, "head") if wants_queries else _Span(0, False)
         self.reduces = tuple(use for use in uses if use.reduced)
-        self._reducer = RowReducer(self.reduces)
+        self._reducer = RowReducer(use for use in self.reduces if not use.of_heads)
+        self._window = WindowRows(use for use in self.reduces if use.of_heads)
+        self._of_window: dict[RowUse, Tensor] = {}
         self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
         self._hidden_layers = tuple(hidden_layers)
         self.wants_hidden = Signal.HIDDEN_CHANGE in signals or bool(hidden_layers)
@@ -131,11 +134,6 @@ class Capture:
         self._last: list[Tensor] = []
         self._tokens = 0
 
-    @property
-    def queries_of_prompt_alone(self) -> bool:
-        """Whether no queries are taken once the prompt is over."""
-        return self._queries_of.prompt > 0 and not self._queries_of.generated
-
     def expect(self, prompt_tokens: int) -> None:
         """The prompt that comes next has `prompt_tokens` tokens."""
         self._prompt = prompt_tokens
@@ -147,7 +145,8 @@ class Capture:
         if self._rows_of.first(metadata, prompt) < queries:
             first_row = 0
         first_of_groups = self._reducer.first_of_groups(metadata, prompt)
-        vectors = self._queries_of.first(metadata, prompt) < queries
+        firsts = (self._queries_of.first(metadata, prompt), self._window.first(metadata, prompt))
+        vectors = min(firsts) < queries
         return PassContext(
             metadata,
             first_row if first_row < queries else None,
@@ -161,7 +160,8 @@ class Capture:
     @torch.inference_mode()
     def take(self) -> Captured:
         """What has been finished since the last call, in one copy to the host."""
-        self._cross(self._reducer.finish())
+        reduced, self._of_window = self._of_window, {}
+        self._cross({**self._reducer.finish(), **reduced})
         fresh, self._fresh = self._fresh, Captured()
         if self.keeps:
             self._kept.extend(fresh)
@@ -190,13 +190,19 @@ class Capture:
         if self.embeddings:
             self._last.append(last.clone())
         if state.query_layers:
-            first_query = self._queries_of.first(state.metadata, self._prompt)
-            queries = torch.stack(
-                [state.query_vectors[layer][:, :, first_query:] for layer in self._vector_layers]
-            )
-            self._add("queries", queries.permute(3, 1, 0, 2, 4).flatten(2))
+            self._take_queries(state)
         if state.queries > 1 or self._pending_bytes > MAX_PENDING_BYTES:
             self.drain(decoder)
+
+    def _take_queries(self, state: PassContext) -> None:
+        vectors = [state.query_vectors[layer] for layer in self._vector_layers]
+        first = self._window.first(state.metadata, self._prompt)
+        if first < state.queries:
+            self._window.add(vectors, first)
+        first = self._queries_of.first(state.metadata, self._prompt)
+        if first < state.queries:
+            queries = torch.stack([each[:, :, first:] for each in vectors])
+            self._add("queries", queries.permute(3, 1, 0, 2, 4).flatten(2))
 
     @torch.inference_mode()
     def drain(self, decoder: Observed) -> None:
@@ -220,6 +226,8 @@ class Capture:
                     self._sums[node] = (total + before, count + stop - first)
         if self._signals & _OF_KEYS.keys() or self._takes_keys:
             self._take_vectors(decoder, starts, tokens)
+        if self._window.waits and cache.length(0) == self._prompt:
+            self._of_window = self._window.finish(cache.keys)
         if self.keeps or self._pending_bytes > MAX_PENDING_BYTES:
             self._cross({})
 

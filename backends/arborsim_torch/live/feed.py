@@ -110,13 +110,10 @@ class Feed:
 
     def began(self, decoder: TreeDecoder) -> None:
         self._decoder = decoder
-        self._heads = self._new_heads()
+        rope = rope_of(decoder.model)
+        self._heads = LiveHeadRows(decoder.cache.tree, rope, self._readable)
         if self._on_begin is not None:
             self._on_begin(decoder)
-
-    def _new_heads(self) -> LiveHeadRows:
-        model = self._decoder.model
-        return LiveHeadRows(self._decoder.cache.tree, rope_of(model), self._readable)
 
     @property
     def wants_readers(self) -> bool:
@@ -200,8 +197,6 @@ class Feed:
             values = self._vectors(fresh.values("values"))
         if "queries" in fresh.columns and Signal.HEAD_ATTENTION in self._needs:
             heads = self._heads.append(self._vectors(fresh.values("queries")), keys, count)
-            if self._capture.queries_of_prompt_alone:
-                self._heads = self._new_heads()  # no row is made of these again
         return Observations(
             count,
             fresh.attention(lengths) if Signal.ATTENTION in self._needs else None,
