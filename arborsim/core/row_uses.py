@@ -24,10 +24,11 @@ class RowUse:
     "sum": their sum over the queries of each path; "newest": the row of its last query; "last": by
     position the last query that uses it; "reach": one number per group, what queries pay to all
     but the first `sinks` positions and their own `recent` newest ones; "rows": every row (with
-    "head", those of query heads); "queries": no row, but the query itself.  Of rows of single query
-    heads, of the prompt alone: "spread", by position the mean over its queries plus `weight` times
-    the variance, mean over the heads of a group; "moments", three numbers for each group, entropy,
-    variance and kurtosis of its layer (`arborsim.signals.spread` has both).
+    "head", those of query heads); "queries": no row, but the query itself, of the `newest` last
+    iterations before a decision.  Of rows of single query heads, of the prompt alone: "spread", by
+    position the mean over its queries plus `weight` times the variance, mean over the heads of a
+    group; "moments", three numbers for each group, entropy, variance and kurtosis of its layer
+    (`arborsim.signals.spread` has both).
 
     A position is used by a query that pays it at least the median of what it pays all positions (of
     an even number the lower of the two in the middle).  With `page` a page of as many positions is
@@ -44,6 +45,7 @@ class RowUse:
     sinks: int = 0  # of "reach", at most an eighth of the prompt
     recent: int = 0  # of "reach", at most a quarter of the prompt, and at least one
     weight: float = 0.0  # of "spread"
+    newest: int = ALL_QUERIES  # of "queries"
 
     @property
     def reduced(self) -> bool:

@@ -15,6 +15,7 @@ bytes for each value of a signal, 2 n for a row that is wanted whole), and what
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +109,9 @@ class Capture:
         self._reducer = RowReducer(use for use in self.reduces if not use.of_heads)
         self._window = WindowRows(use for use in self.reduces if use.of_heads)
         self._of_window: dict[RowUse, Tensor] = {}
+        # Queries of a run's last iterations, float16 [seqs, n] each, if others do not count.
+        newest = self._queries_of.newest
+        self._newest = None if newest == ALL_QUERIES else deque[Tensor](maxlen=newest)
         self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
         self._hidden_layers = tuple(hidden_layers)
         self.wants_hidden = Signal.HIDDEN_CHANGE in signals or bool(hidden_layers)
@@ -161,6 +165,9 @@ class Capture:
     def take(self) -> Captured:
         """What has been finished since the last call, in one copy to the host."""
         reduced, self._of_window = self._of_window, {}
+        if self._newest:
+            self._add("queries", torch.stack(tuple(self._newest)))
+            self._newest.clear()
         self._cross({**self._reducer.finish(), **reduced})
         fresh, self._fresh = self._fresh, Captured()
         if self.keeps:
@@ -202,7 +209,11 @@ class Capture:
         first = self._queries_of.first(state.metadata, self._prompt)
         if first < state.queries:
             queries = torch.stack([each[:, :, first:] for each in vectors])
-            self._add("queries", queries.permute(3, 1, 0, 2, 4).flatten(2))
+            by_token = queries.permute(3, 1, 0, 2, 4).flatten(2)
+            if self._newest is None:
+                self._add("queries", by_token)
+            else:
+                self._newest.extend(float16(by_token))
 
     @torch.inference_mode()
     def drain(self, decoder: Observed) -> None:
@@ -363,10 +374,14 @@ class Capture:
 
 @dataclass(frozen=True)
 class _Span:
-    """How many of the prompt's last rows or queries are taken, and whether generated ones are."""
+    """How many of the prompt's last rows or queries are taken, and whether generated ones are.
+
+    Of those of a run, the queries of the `newest` iterations are enough.
+    """
 
     prompt: int = ALL_QUERIES
     generated: bool = True
+    newest: int = ALL_QUERIES
 
     @classmethod
     def of(cls, uses: frozenset[RowUse], grouping: str) -> _Span:
@@ -375,7 +390,8 @@ class _Span:
         if not uses:
             return cls()
         prompt = max((use.prompt for use in kept), default=0)
-        return cls(prompt, any(use.generated for use in kept))
+        newest = max((use.newest for use in kept), default=ALL_QUERIES)
+        return cls(prompt, any(use.generated for use in kept), newest)
 
     def first(self, metadata: AttentionMetadata, prompt_tokens: int) -> int:
         """First query of a pass that is taken, or their number."""

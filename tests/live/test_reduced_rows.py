@@ -324,6 +324,35 @@ def test_of_a_prompt_the_queries_that_count_cross(
     assert all(queries == count for queries, count in seen[1:])
 
 
+@pytest.mark.parametrize("settings", [{}, {"pin_prompt": "false"}, {"adaptation": "flat"}])
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_of_a_run_the_queries_of_the_window_cross(
+    kind: str, settings: dict[str, str], request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """R-KV rates keys by its window alone: the same moves as with the queries of all tokens."""
+    setup: SearchSetup = request.getfixturevalue(kind)
+    append, seen = LiveHeadRows.append, list[tuple[int, int]]()
+
+    def watched(self: LiveHeadRows, queries: Any, keys: Any, count: int) -> Any:
+        seen.append((len(queries), count))
+        return append(self, queries, keys, count)
+
+    monkeypatch.setattr(LiveHeadRows, "append", watched)
+    policy = build("rkv", {"interval": "8", "window": "3", **settings})
+    reduced = search(setup, policy, 50, [])
+    taken, seen[:] = list(seen), []
+    with_rows(monkeypatch)
+    expected = search(setup, policy, 50, [])
+    np.testing.assert_array_equal(reduced.rows, expected.rows)
+    assert len(expected.rows)
+    assert taken[0] == (3, len(setup.source.problem(3).prompt))
+    widths = 1 if kind == "chain" else setup.make_search().slots
+    assert all(queries <= 3 * widths for queries, _ in taken)
+    assert sum(queries for queries, _ in taken) < sum(queries for queries, _ in seen)
+    assert all(queries == count for queries, count in seen)
+
+
 @given(st.data())
 def test_the_reach_of_groups_is_that_of_their_rows(data: st.DataObject) -> None:
     """What queries pay between sinks and newest positions, block by block of a prompt."""
