@@ -254,6 +254,22 @@ def test_sensitivities_are_those_of_queries_and_keys(
     assert one.all()
 
 
+@pytest.mark.parametrize("per", ["layer", "head"])
+@pytest.mark.parametrize("name", ["arkv", "arkv-origin", "arkv-quant"])
+def test_prompts_are_cut_as_from_queries_and_keys(
+    name: str, per: str, chain: SearchSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision after a prompt larger than the budget rests on its window alone."""
+    policy = build(name, {"window": "4", "pin_prompt": "false", "per": per})
+    runs: list[np.ndarray] = []
+    for prepare in (lambda _: None, with_rows):
+        prepare(monkeypatch)
+        rows = search(chain, policy, 16, []).rows
+        runs.append(rows[rows[:, 0] == rows[0, 0]])
+    np.testing.assert_array_equal(*runs)
+    assert (runs[0][:, 2] < len(chain.source.problem(3).prompt)).all()
+
+
 @given(st.data())
 def test_windows_spread_as_rows_of_single_heads(data: st.DataObject) -> None:
     """Block by block of a prompt, with rows that are no numbers, against the host's rows."""
