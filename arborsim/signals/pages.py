@@ -20,7 +20,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
-from arborsim.core.row_uses import RowUse
+from arborsim.core.row_uses import ALL_QUERIES, RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.rows import head_rows
@@ -33,14 +33,16 @@ class Queries(FixedScore):
 
     The product with a post-RoPE key is the logit.  Heads are in order, so the query heads that read
     KV head ``g`` (layer by layer) are the ``g``-th of as many equal parts as there are KV heads.
+    If only those of the `newest` tokens of paths are read at a decision, others may be NaN.
     """
 
+    newest: int = ALL_QUERIES
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
     about: ClassVar[str] = "queries"
 
     @property
     def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({RowUse("head", "queries")})
+        return frozenset({RowUse("head", "queries", self.newest, newest=self.newest)})
 
     def compute(self, run: TokenRun) -> np.ndarray:
         rows = head_rows(run.observed)

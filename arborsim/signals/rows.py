@@ -64,7 +64,7 @@ def grouped_row(row: np.ndarray, kv_heads: int, grouping: str) -> np.ndarray:
 
 
 def num_row_groups(row: np.ndarray, kv_heads: int, grouping: str) -> int:
-    """Cache groups of a row ``[layers, heads, positions]``."""
+    """Cache groups of a row ``[layers, heads, positions]``, or of queries."""
     return len(row) * (kv_heads if grouping == "head" else 1)
 
 
@@ -102,9 +102,10 @@ class ModelRows(GroupRows):
 
 
 class _HeadRows(GroupRows):
-    def __init__(self, rows: HeadRows, grouping: str) -> None:
+    def __init__(self, rows: HeadRows, grouping: str, last: int) -> None:
         self._rows, self._grouping = rows, grouping
-        self.groups = num_row_groups(rows.row(0), rows.kv_heads, grouping)
+        # Of a prompt only the last queries may be known.
+        self.groups = num_row_groups(rows.query(last), rows.kv_heads, grouping)
 
     def row(self, token: int) -> Row:
         return tuple(grouped_row(self._rows.row(token), self._rows.kv_heads, self._grouping))
@@ -125,7 +126,7 @@ def group_rows(observed: Observations, grouping: str) -> GroupRows:
     """The rows of a run by group."""
     if grouping == "shared":
         return ModelRows(observed.attention)
-    return _HeadRows(head_rows(observed), grouping)
+    return _HeadRows(head_rows(observed), grouping, observed.num_tokens - 1)
 
 
 def is_number(row: np.ndarray) -> bool:

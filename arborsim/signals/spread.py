@@ -12,7 +12,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
-from arborsim.core.row_uses import RowUse
+from arborsim.core.row_uses import ReducedRows, RowUse
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.attention import NewestState
 from arborsim.signals.rows import head_rows, num_row_groups
@@ -37,17 +37,26 @@ class LayerSensitivity(Score):
     about: ClassVar[str] = "sensitivity of the layer"
 
     @property
+    def use(self) -> RowUse:
+        """What it needs of the rows."""
+        return RowUse(self.grouping, "moments", self.window, generated=False)
+
+    @property
     def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({RowUse("head", "rows", self.window, generated=False)})
+        return frozenset({self.use})
 
     def start(self, layers: int) -> ScoreState:
         return OfPrompt(self.of_prompt)
 
     def of_prompt(self, run: TokenRun) -> np.ndarray:
         """Float64 ``[groups]`` of the prompt's attention."""
+        keys, reduced = run.steps - self.window, run.observed.reduced.get(self.use)
+        if reduced is not None:
+            statistics = reduced.leaves[0]
+            return self.combine(statistics) if keys > 0 else np.zeros(len(statistics))
         rows = head_rows(run.observed)
-        newest = rows.query(run.steps - 1)  # those before the window may not be known
-        layers, keys = len(newest), run.steps - self.window
+        newest = rows.query(run.steps - 1)
+        layers = len(newest)
         sensitivity = np.zeros(layers)
         if keys > 0:
             queries = [rows.row(i)[..., :keys] for i in range(keys, run.steps)]
@@ -58,7 +67,7 @@ class LayerSensitivity(Score):
         return np.repeat(sensitivity, groups // layers)
 
     def combine(self, statistics: np.ndarray) -> np.ndarray:
-        """Float64 ``[layers]`` of entropy, variance and kurtosis ``[layers, 3]``.
+        """One number of each entropy, variance and kurtosis, float64 ``[layers, 3]``.
 
         A negative entropy (``-A ln(A + 1e-10)`` of a weight of 1) counts as 0, and 0 to any power
         is 0: a layer whose window looks at nothing before it has no claim to full precision.
@@ -109,14 +118,19 @@ class HeavyHitters(Score):
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows that are not taken head by head."""
+        """What it needs of the rows of generated tokens."""
         return RowUse(self.grouping, "newest", prompt=0)
+
+    @property
+    def use_of_prompt(self) -> RowUse:
+        """What it needs of those of the prompt."""
+        return RowUse(self.grouping, "spread", self.window, generated=False, weight=self.gamma)
 
     @property
     def row_uses(self) -> frozenset[RowUse]:
         if self.cumulative:
             return frozenset({RowUse("head", "rows", self.window)})
-        return frozenset({RowUse("head", "rows", self.window, generated=False), self.use})
+        return frozenset({self.use_of_prompt, self.use})
 
     def start(self, layers: int) -> ScoreState:
         return _HeavyHitterState(self)
@@ -129,12 +143,14 @@ class _HeavyHitterState(NewestState):
         self._spread = Spread()
         self._first = 0  # iteration of the run from which queries count
         self._by_spread = True
+        self._of_prompt: ReducedRows | None = None  # in place of the rows of its window
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         super().begin(run, tree, generated)
         self._first = 0 if generated else run.steps - self._spec.window
         self._by_spread = self._spec.cumulative or not generated
-        if self._by_spread:
+        self._of_prompt = None if generated else run.observed.reduced.get(self._spec.use_of_prompt)
+        if self._by_spread and self._of_prompt is None:
             self._heads = head_rows(run.observed)
             layers, heads, _ = self._heads.query(run.num_tokens - 1).shape
             self._spread.extend(layers * heads, run.num_tokens)
@@ -153,6 +169,9 @@ class _HeavyHitterState(NewestState):
 
     def _spread_out(self, first: int, last: int) -> None:
         """Take in the rows of query heads, then look at what has become of the tokens they read."""
+        if self._of_prompt is not None:
+            self.values[:] = self._of_prompt.leaves[0]
+            return
         width, read = len(self._paths), np.zeros(self.values.shape[1], dtype=bool)
         for i in range(max(first, self._first) * width, last * width):
             row = self._heads.row(i)

@@ -15,6 +15,7 @@ bytes for each value of a signal, 2 n for a row that is wanted whole), and what
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Observed
-from arborsim_torch.row_reducer import RowReducer, first_of
+from arborsim_torch.row_reducer import RowReducer, WindowRows, first_of
 from arborsim_torch.token_signals import (
     ChunkExtremes,
     TokenBuffer,
@@ -68,7 +69,8 @@ class Capture:
     top : int
         Positions kept per attention row; 0 stores rows whole.
     vector_layers : tuple of int
-        Layers whose queries, keys and values are kept (`qkv` level).
+        Layers whose queries, keys and values are kept (`qkv` level); all where `uses` name rows of
+        single query heads.
     row_layers : tuple of int
         Layers whose own attention rows are kept, whole: mean and variance over query heads.
     hidden_layers : tuple of int
@@ -104,7 +106,12 @@ class Capture:
         wants_queries = bool(vector_layers) and Signal.HEAD_ATTENTION in vectors
         self._queries_of = _Span.of(uses, "head") if wants_queries else _Span(0, False)
         self.reduces = tuple(use for use in uses if use.reduced)
-        self._reducer = RowReducer(self.reduces)
+        self._reducer = RowReducer(use for use in self.reduces if not use.of_heads)
+        self._window = WindowRows(use for use in self.reduces if use.of_heads)
+        self._of_window: dict[RowUse, Tensor] = {}
+        # Queries of a run's last iterations, float16 [seqs, n] each, if others do not count.
+        newest = self._queries_of.newest
+        self._newest = None if newest == ALL_QUERIES else deque[Tensor](maxlen=newest)
         self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
         self._hidden_layers = tuple(hidden_layers)
         self.wants_hidden = Signal.HIDDEN_CHANGE in signals or bool(hidden_layers)
@@ -131,11 +138,6 @@ class Capture:
         self._last: list[Tensor] = []
         self._tokens = 0
 
-    @property
-    def queries_of_prompt_alone(self) -> bool:
-        """Whether no queries are taken once the prompt is over."""
-        return self._queries_of.prompt > 0 and not self._queries_of.generated
-
     def expect(self, prompt_tokens: int) -> None:
         """The prompt that comes next has `prompt_tokens` tokens."""
         self._prompt = prompt_tokens
@@ -147,7 +149,8 @@ class Capture:
         if self._rows_of.first(metadata, prompt) < queries:
             first_row = 0
         first_of_groups = self._reducer.first_of_groups(metadata, prompt)
-        vectors = self._queries_of.first(metadata, prompt) < queries
+        firsts = (self._queries_of.first(metadata, prompt), self._window.first(metadata, prompt))
+        vectors = min(firsts) < queries
         return PassContext(
             metadata,
             first_row if first_row < queries else None,
@@ -161,7 +164,11 @@ class Capture:
     @torch.inference_mode()
     def take(self) -> Captured:
         """What has been finished since the last call, in one copy to the host."""
-        self._cross(self._reducer.finish())
+        reduced, self._of_window = self._of_window, {}
+        if self._newest:
+            self._add("queries", torch.stack(tuple(self._newest)))
+            self._newest.clear()
+        self._cross({**self._reducer.finish(), **reduced})
         fresh, self._fresh = self._fresh, Captured()
         if self.keeps:
             self._kept.extend(fresh)
@@ -190,13 +197,23 @@ class Capture:
         if self.embeddings:
             self._last.append(last.clone())
         if state.query_layers:
-            first_query = self._queries_of.first(state.metadata, self._prompt)
-            queries = torch.stack(
-                [state.query_vectors[layer][:, :, first_query:] for layer in self._vector_layers]
-            )
-            self._add("queries", queries.permute(3, 1, 0, 2, 4).flatten(2))
+            self._take_queries(state)
         if state.queries > 1 or self._pending_bytes > MAX_PENDING_BYTES:
             self.drain(decoder)
+
+    def _take_queries(self, state: PassContext) -> None:
+        vectors = [state.query_vectors[layer] for layer in self._vector_layers]
+        first = self._window.first(state.metadata, self._prompt)
+        if first < state.queries:
+            self._window.add(vectors, first)
+        first = self._queries_of.first(state.metadata, self._prompt)
+        if first < state.queries:
+            queries = torch.stack([each[:, :, first:] for each in vectors])
+            by_token = queries.permute(3, 1, 0, 2, 4).flatten(2)
+            if self._newest is None:
+                self._add("queries", by_token)
+            else:
+                self._newest.extend(float16(by_token))
 
     @torch.inference_mode()
     def drain(self, decoder: Observed) -> None:
@@ -220,6 +237,8 @@ class Capture:
                     self._sums[node] = (total + before, count + stop - first)
         if self._signals & _OF_KEYS.keys() or self._takes_keys:
             self._take_vectors(decoder, starts, tokens)
+        if self._window.waits and cache.length(0) == self._prompt:
+            self._of_window = self._window.finish(cache.keys)
         if self.keeps or self._pending_bytes > MAX_PENDING_BYTES:
             self._cross({})
 
@@ -355,10 +374,14 @@ class Capture:
 
 @dataclass(frozen=True)
 class _Span:
-    """How many of the prompt's last rows or queries are taken, and whether generated ones are."""
+    """How many of the prompt's last rows or queries are taken, and whether generated ones are.
+
+    Of those of a run, the queries of the `newest` iterations are enough.
+    """
 
     prompt: int = ALL_QUERIES
     generated: bool = True
+    newest: int = ALL_QUERIES
 
     @classmethod
     def of(cls, uses: frozenset[RowUse], grouping: str) -> _Span:
@@ -367,7 +390,8 @@ class _Span:
         if not uses:
             return cls()
         prompt = max((use.prompt for use in kept), default=0)
-        return cls(prompt, any(use.generated for use in kept))
+        newest = max((use.newest for use in kept), default=ALL_QUERIES)
+        return cls(prompt, any(use.generated for use in kept), newest)
 
     def first(self, metadata: AttentionMetadata, prompt_tokens: int) -> int:
         """First query of a pass that is taken, or their number."""

@@ -44,6 +44,8 @@ class ObservedCache(Protocol):
 
     def newest(self, count: int) -> Tensor: ...
 
+    def keys(self, layer: int) -> Tensor: ...
+
 
 class Observed(Protocol):
     """A decoder as its observer sees it."""

@@ -104,6 +104,10 @@ class PrefixDecoder:
         """Refused: a prefix's keys and values are stored for many leaves, not per leaf."""
         raise ValueError(_PLAIN_ONLY)
 
+    def keys(self, layer: int) -> Tensor:
+        """Refused, like `newest`."""
+        raise ValueError(_PLAIN_ONLY)
+
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Append one token to each active leaf; logits ``[leaves, vocabulary]``."""

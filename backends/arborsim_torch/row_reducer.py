@@ -11,7 +11,7 @@ stays, and 4 for the newest rows of groups and the last uses (2 for newest rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from arborsim.core.row_uses import RowUse
 from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.context import PassContext
+from arborsim_torch.token_signals import float16
 
 _POSITIONS = 1024  # buffers grow by this
 
@@ -30,7 +31,7 @@ class RowReducer:
     Parameters
     ----------
     uses : iterable of RowUse
-        Those that are reduced.
+        Those that are reduced as rows come.
 
     Attributes
     ----------
@@ -246,3 +247,119 @@ class _Last:
             if count <= torch.iinfo(kind).max
         )  # fmt: skip
         return found[:, None].to(kind)
+
+
+class WindowRows:
+    """What some uses need of rows of single query heads: those of the prompt's last queries.
+
+    Attention has no such rows to give.  Queries wait until the prompt is over; then rows are made
+    of them, a KV head at a time, as the host makes those of a trace: from queries and keys in
+    float16, in float32, with statistics in float64.
+
+    Device memory: the queries that wait; of a KV head, its query heads x queries x positions, a few
+    times 8 bytes.
+
+    Parameters
+    ----------
+    uses : iterable of RowUse
+    """
+
+    def __init__(self, uses: Iterable[RowUse]) -> None:
+        self._uses = tuple(uses)
+        self._window = max((use.prompt for use in self._uses), default=0)
+        self._queries: list[Tensor] = []  # float16 [layers, heads, queries, head_dim]
+
+    def __bool__(self) -> bool:
+        return bool(self._uses)
+
+    def first(self, metadata: AttentionMetadata, prompt: int) -> int:
+        """First query of a pass that counts, or their number."""
+        return first_of(RowUse("head", "rows", self._window, False), metadata, prompt)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are queries to be reduced."""
+        return bool(self._queries)
+
+    def add(self, vectors: Sequence[Tensor], first: int) -> None:
+        """Take a pass's queries from `first` on; by layer ``[1, heads, queries, head_dim]``."""
+        self._queries.append(float16(torch.stack([each[0, :, first:] for each in vectors])))
+
+    def finish(self, keys: Callable[[int], Tensor]) -> dict[RowUse, Tensor]:
+        """End the prompt, of whose layers `keys` gives ``[kv_heads, positions, head_dim]``.
+
+        Returns
+        -------
+        dict of RowUse to Tensor ``[1, groups, positions]``, of moments ``[1, groups, 3]``
+            Float32, and float64.
+        """
+        queries = torch.cat(self._queries, dim=2).float()
+        queries *= queries.shape[-1] ** -0.5
+        self._queries.clear()
+        found: dict[RowUse, list[Tensor]] = {use: [] for use in self._uses}
+        for layer, own in enumerate(queries):
+            held = float16(keys(layer)).float()
+            by_head: dict[RowUse, list[Tensor]] = {use: [] for use in self._uses}
+            for some, head in zip(own.view(len(held), -1, *own.shape[1:]), held, strict=True):
+                rows = _rows_of(some, head)
+                for use, parts in by_head.items():
+                    newest = rows[:, -use.prompt :]
+                    parts.append(
+                        _moments(newest) if use.keeps == "moments" else _spread(newest, use.weight)
+                    )
+            for use, parts in by_head.items():
+                found[use].append(_of_groups(use, torch.stack(parts)))
+        return {use: torch.cat(parts)[None] for use, parts in found.items()}
+
+
+def _rows_of(queries: Tensor, keys: Tensor) -> Tensor:
+    """Rows of the last queries of a prompt, float64 ``[heads, queries, positions]``.
+
+    Of scaled queries ``[heads, queries, head_dim]`` and keys ``[positions, head_dim]``, float32.
+    """
+    count, positions = queries.shape[1], len(keys)
+    later = torch.ones((count, positions), dtype=torch.bool, device=keys.device)
+    logits = queries @ keys.T
+    logits.masked_fill_(later.triu_(positions - count + 1), float("-inf"))
+    return torch.softmax(logits, dim=-1).double()
+
+
+def _spread(rows: Tensor, weight: float) -> Tensor:
+    """Mean plus `weight` times variance of what positions are paid, then whether any query counts.
+
+    Over the queries that see a position and whose row is a number, summed over heads;
+    ``[2, positions]``, the second of them how many heads have such a query.
+    """
+    _, queries, positions = rows.shape
+    good = ~rows[..., :1].isnan()
+    at = torch.arange(positions, device=rows.device) - (positions - queries)
+    counts = good & (at <= torch.arange(queries, device=rows.device)[:, None])
+    number = counts.sum(1)
+    paid = torch.where(counts, rows, 0.0)
+    mean = paid.sum(1) / number.clamp(min=1)
+    squares = torch.where(counts, (paid - mean[:, None]) ** 2, 0.0).sum(1)
+    heavy = mean + weight * squares / (number - 1).clamp(min=1)
+    return torch.stack((heavy.sum(0), (number > 0).sum(0)))
+
+
+def _moments(rows: Tensor) -> Tensor:
+    """``[3]``: `arborsim.signals.spread.layer_statistics` of heads, for keys before the queries."""
+    queries = rows.shape[1]
+    a = rows[..., : max(0, rows.shape[2] - queries)]
+    good = ~rows[..., 0].isnan().any(1)
+    a = torch.where(good[:, None, None], a, 0.0)
+    deviation = a - a.mean(1, keepdim=True)
+    second, fourth = (deviation**2).mean(1), (deviation**4).mean(1)
+    return torch.stack((
+        -(a * (a + 1e-10).log()).sum(),
+        second.sum() * queries / max(1, queries - 1),
+        (fourth / second.clamp(min=1e-8) ** 2).sum(),
+    ))  # fmt: skip
+
+
+def _of_groups(use: RowUse, parts: Tensor) -> Tensor:
+    """What the groups of a layer have, from ``[kv_heads, ...]``: a row for each of them."""
+    if use.keeps == "moments":
+        return parts.sum(0).expand(len(parts) if use.grouping == "head" else 1, -1)
+    total = parts if use.grouping == "head" else parts.sum(0, keepdim=True)
+    return (total[:, 0] / total[:, 1].clamp(min=1)).float()

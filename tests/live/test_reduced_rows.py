@@ -13,13 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.core.row_uses import ALL_QUERIES, RowUse
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Observations, VectorRows
+from arborsim.core.row_uses import ALL_QUERIES, ReducedRows, RowUse
+from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
 from arborsim.run.controller import Controller
 from arborsim.run.move_log import MoveLog
 from arborsim.search import make_search
 from arborsim.signals.last_attended import fresh_pages, median
+from arborsim.signals.spread import HeavyHitters, LayerSensitivity
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.forward import LayerView
 from arborsim_torch.context import PassContext
@@ -28,7 +32,7 @@ from arborsim_torch.live.feed import LiveHeadRows
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.recording import EpisodeResult
-from arborsim_torch.row_reducer import RowReducer
+from arborsim_torch.row_reducer import RowReducer, WindowRows
 from arborsim_torch.sources import TaskSource
 
 POLICIES = {name: build(name) for name in sorted(set(available()) - {"oracle"})}
@@ -235,10 +239,94 @@ def test_groups_score_as_from_queries_and_keys(
     assert controllers[0].view().scores["score"].any()
 
 
-@pytest.mark.parametrize(("name", "crossed"), [("arkv", [8]), ("duoattention", [])])
-def test_of_a_prompt_the_queries_that_count_cross(
-    name: str, crossed: list[int], chain: SearchSetup, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_sensitivities_are_those_of_queries_and_keys(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The same queries and keys in float16, and rows in float32, on either side."""
+    setup: SearchSetup = request.getfixturevalue(kind)
+    controllers: list[Controller] = []
+    for prepare in (lambda _: None, with_rows):
+        prepare(monkeypatch)
+        search(setup, small("arkv"), 60, controllers)
+    one, other = (each.view().scores["sensitivity"][:, 0] for each in controllers)
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert one.all()
+
+
+@pytest.mark.parametrize("per", ["layer", "head"])
+@pytest.mark.parametrize("name", ["arkv", "arkv-origin", "arkv-quant"])
+def test_prompts_are_cut_as_from_queries_and_keys(
+    name: str, per: str, chain: SearchSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision after a prompt larger than the budget rests on its window alone."""
+    policy = build(name, {"window": "4", "pin_prompt": "false", "per": per})
+    runs: list[np.ndarray] = []
+    for prepare in (lambda _: None, with_rows):
+        prepare(monkeypatch)
+        rows = search(chain, policy, 16, []).rows
+        runs.append(rows[rows[:, 0] == rows[0, 0]])
+    np.testing.assert_array_equal(*runs)
+    assert (runs[0][:, 2] < len(chain.source.problem(3).prompt)).all()
+
+
+@given(st.data())
+def test_windows_spread_as_rows_of_single_heads(data: st.DataObject) -> None:
+    """Block by block of a prompt, with rows that are no numbers, against the host's rows."""
+    kv_heads, members, layers = (data.draw(st.integers(1, 3)) for _ in range(3))
+    window, prompt = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 20))
+    grouping, dim = data.draw(st.sampled_from(["layer", "head"])), 8
+    heavy, sensitive = HeavyHitters(grouping, window, 2.0), LayerSensitivity(grouping, window)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    queries, keys = (
+        rng.normal(size=(prompt, layers, heads, dim)).astype(np.float16) * np.float16(2)
+        for heads in (kv_heads * members, kv_heads)
+    )
+    if data.draw(st.booleans()):  # of one head
+        queries[rng.integers(prompt), 0, 0] = np.nan
+    found = WindowRows([heavy.use_of_prompt, sensitive.use])
+    at = 0
+    while at < prompt:
+        stop = min(prompt, at + data.draw(st.integers(1, prompt)))
+        metadata: Any = SimpleNamespace(first=[at], queries=stop - at)
+        if (first := found.first(metadata, prompt)) < stop - at:
+            block = torch.from_numpy(queries[at:stop]).permute(1, 2, 0, 3)[:, None].float()
+            found.add(list(block), first)
+        at = stop
+    decoding: Any = SimpleNamespace(first=[prompt], queries=1)
+    assert found.first(decoding, prompt) == 1
+    by_layer = torch.from_numpy(keys).permute(1, 2, 0, 3).float()
+    reduced = found.finish(by_layer.__getitem__)
+    assert not found.waits
+    tree = ThoughtTree()
+    tree.open(0, -1)
+    tree.append([0], prompt)
+    node = np.zeros(prompt, dtype=np.int32)
+    rows = VectorRows(queries, keys, np.arange(prompt), np.arange(prompt), node, node[:1] - 1)
+    leaves = {use: ReducedRows((each[0].numpy(),)) for use, each in reduced.items()}
+    leaves[heavy.use] = ReducedRows((np.empty((len(reduced[sensitive.use][0]), 0)),))
+    values = []
+    for observed in (
+        Observations(prompt, reduced=leaves), Observations(prompt, head_attention=rows)
+    ):  # fmt: skip
+        run = TokenRun((0,), prompt, np.zeros(prompt, np.int32), observed)
+        for score in (heavy, sensitive):
+            state = score.start(layers)
+            state.begin(run, tree, generated=False)
+            state.observe_all(0, prompt)
+            values.append(state.values)
+    np.testing.assert_allclose(values[0], values[2], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values[1], values[3], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "crossed"),
+    [("arkv", {}, 0), ("arkv", {"cumulative": "true"}, 8), ("duoattention", {}, 0)],
+)
+def test_of_a_prompt_the_queries_that_count_cross(
+    name: str, settings: dict[str, str], crossed: int, chain: SearchSetup,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     append, seen = LiveHeadRows.append, list[tuple[int, int]]()
 
     def watched(self: LiveHeadRows, queries: Any, keys: Any, count: int) -> Any:
@@ -246,9 +334,39 @@ def test_of_a_prompt_the_queries_that_count_cross(
         return append(self, queries, keys, count)
 
     monkeypatch.setattr(LiveHeadRows, "append", watched)
-    search(chain, small(name), 60, [])
-    prompt = len(chain.source.problem(3).prompt)
-    assert seen == [(queries, prompt) for queries in crossed]
+    search(chain, build(name, {**SMALL.get(name, {}), **settings}), 60, [])
+    assert seen[:1] == [(crossed, len(chain.source.problem(3).prompt))][: len(seen)]
+    assert bool(seen) == bool(crossed)
+    assert all(queries == count for queries, count in seen[1:])
+
+
+@pytest.mark.parametrize("settings", [{}, {"pin_prompt": "false"}, {"adaptation": "flat"}])
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_of_a_run_the_queries_of_the_window_cross(
+    kind: str, settings: dict[str, str], request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """R-KV rates keys by its window alone: the same moves as with the queries of all tokens."""
+    setup: SearchSetup = request.getfixturevalue(kind)
+    append, seen = LiveHeadRows.append, list[tuple[int, int]]()
+
+    def watched(self: LiveHeadRows, queries: Any, keys: Any, count: int) -> Any:
+        seen.append((len(queries), count))
+        return append(self, queries, keys, count)
+
+    monkeypatch.setattr(LiveHeadRows, "append", watched)
+    policy = build("rkv", {"interval": "8", "window": "3", **settings})
+    reduced = search(setup, policy, 50, [])
+    taken, seen[:] = list(seen), []
+    with_rows(monkeypatch)
+    expected = search(setup, policy, 50, [])
+    np.testing.assert_array_equal(reduced.rows, expected.rows)
+    assert len(expected.rows)
+    assert taken[0] == (3, len(setup.source.problem(3).prompt))
+    widths = 1 if kind == "chain" else setup.make_search().slots
+    assert all(queries <= 3 * widths for queries, _ in taken)
+    assert sum(queries for queries, _ in taken) < sum(queries for queries, _ in seen)
+    assert all(queries == count for queries, count in seen)
 
 
 @given(st.data())

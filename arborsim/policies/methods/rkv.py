@@ -95,7 +95,6 @@ class RKV(StreamPolicy):
         "from one problem to the next is not reproduced)",
         "with several leaves W is shared, and a query rates only keys on its own path",
     )
-    score: ClassVar[Score] = Queries()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +104,10 @@ class RKV(StreamPolicy):
             raise UsageError(
                 f"{self.name}: the public code cuts the prompt: as_published needs pin_prompt=false"
             )
+
+    @cached_property
+    def score(self) -> Score:
+        return Queries(self.window)
 
     def scores(self) -> Mapping[str, Score]:
         return {"queries": self.score, "keys": Vectors(Signal.KEYS)}

@@ -361,6 +361,20 @@ class Pool:
             parts = [torch.cat(parts[first : first + heads], dim=2) for first in firsts]
         return torch.cat(parts)
 
+    def read_keys(self, layer: int, token: np.ndarray) -> Tensor:
+        """Copy a layer's keys of tokens that all its groups hold, ``[kv_heads, tokens, head_dim]``.
+
+        Of a pool at full precision.
+        """
+        slots = self.slots.of[self.layout.groups_of_layer(layer)][:, token].astype(np.int64)
+        assert (slots >= 0).all(), "a token was asked for after it had moved"
+        of_head = [slice(head, head + 1) for head in range(len(slots))]
+        heads = of_head if self.layout.grouping == "head" else [slice(None)]
+        at = to_device(slots, self.device)
+        return torch.cat([
+            self.gather(layer, own, row)[0][0] for own, row in zip(heads, at, strict=True)
+        ])  # fmt: skip
+
     def write(self, group: int, slot: np.ndarray, block: StoredTokens) -> None:
         """Put tokens, as they are stored, into slots of one group."""
         index = to_device(slot.astype(np.int64), self.device)

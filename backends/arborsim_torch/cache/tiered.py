@@ -369,6 +369,13 @@ class TieredCache:
         found = self.tokens_kv(token.reshape(-1))
         return found.view(*found.shape[:3], *token.shape, -1).movedim(3, 2)
 
+    def keys(self, layer: int) -> Tensor:
+        """A layer's keys of the path of the first sequence, ``[kv_heads, tokens, head_dim]``.
+
+        None of them may have been moved yet.
+        """
+        return self.pools[Place.HBM].read_keys(layer, self.tree.path(self.leaves[0]))
+
     def tokens_kv(self, token: np.ndarray) -> Tensor:
         """Keys and values of tokens in HBM, ``[layers, 2, kv_heads, tokens, head_dim]``."""
         return self.pools[Place.HBM].read_tokens(token)

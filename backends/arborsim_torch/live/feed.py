@@ -110,13 +110,10 @@ class Feed:
 
     def began(self, decoder: TreeDecoder) -> None:
         self._decoder = decoder
-        self._heads = self._new_heads()
+        rope = rope_of(decoder.model)
+        self._heads = LiveHeadRows(decoder.cache.tree, rope, self._readable)
         if self._on_begin is not None:
             self._on_begin(decoder)
-
-    def _new_heads(self) -> LiveHeadRows:
-        model = self._decoder.model
-        return LiveHeadRows(self._decoder.cache.tree, rope_of(model), self._readable)
 
     @property
     def wants_readers(self) -> bool:
@@ -200,8 +197,6 @@ class Feed:
             values = self._vectors(fresh.values("values"))
         if "queries" in fresh.columns and Signal.HEAD_ATTENTION in self._needs:
             heads = self._heads.append(self._vectors(fresh.values("queries")), keys, count)
-            if self._capture.queries_of_prompt_alone:
-                self._heads = self._new_heads()  # no row is made of these again
         return Observations(
             count,
             fresh.attention(lengths) if Signal.ATTENTION in self._needs else None,
@@ -259,7 +254,7 @@ class LiveHeadRows:
         self._readable = readable
         self._queries: GrowingArray | None = None  # float16 [tokens, layers, heads, head_dim]
         self._keys = np.empty((0, 0, 0, 0), dtype=np.float32)  # [layers, KV heads, dim, tokens]
-        self._count = self._without = 0  # tokens; the first ones, whose queries are not known
+        self._known = GrowingArray(np.bool_)  # by token, whether its query was taken
 
     @property
     def kv_heads(self) -> int:
@@ -270,34 +265,39 @@ class LiveHeadRows:
     ) -> ShiftedRows:
         """Take in tokens; both float16 ``[tokens, layers, heads or KV heads, head_dim]``.
 
-        Without keys there are queries, but no rows.  Of the prompt's `count` tokens there may be
-        the last queries only.
+        Without keys there are queries, but no rows.  Of `count` tokens there may be the last
+        queries only.
         """
         count = len(queries) if count is None else count
         if self._queries is None:
             self._queries = GrowingArray(np.float16, row=queries.shape[1:])
-            self._without = count - len(queries)
-        start, self._count = self._count, self._count + count
+        start, end = len(self._known), len(self._known) + count
+        self._known.extend(np.arange(count) >= count - len(queries))
+        missing = (count - len(queries), *queries.shape[1:])
+        self._queries.extend(np.full(missing, np.nan, dtype=np.float16))
         self._queries.extend(queries)
         if keys is None:
             return ShiftedRows(self, start)
         new = keys.transpose(1, 2, 3, 0)
-        if self._count > self._keys.shape[3]:
-            grown = np.zeros((*new.shape[:3], max(self._count, 2 * start, 256)), dtype=np.float32)
+        if end > self._keys.shape[3]:
+            grown = np.zeros((*new.shape[:3], max(end, 2 * start, 256)), dtype=np.float32)
             if start:
                 grown[..., :start] = self._keys[..., :start]
             self._keys = grown
-        self._keys[..., start : self._count] = new
+        self._keys[..., start:end] = new
         return ShiftedRows(self, start)
 
     def query(self, i: int) -> np.ndarray:
-        """Float32 ``[layers, heads, head_dim]``: the query of token `i`, scaled."""
+        """Float32 ``[layers, heads, head_dim]``: the query of token `i`, scaled.
+
+        NaN if it was not taken.
+        """
         assert self._queries is not None
-        assert i >= self._without, "the query was not taken"
-        return scaled(self._queries.values[i - self._without])
+        return scaled(self._queries.values[i])
 
     def row(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, position + 1]`` of token `i`."""
+        assert self._known.values[i], "the query was not taken"
         path = self._tree.path(int(self._tree.node_of_token.values[i]))
         path = path[: int(np.searchsorted(path, i)) + 1]
         readable = None if self._readable is None else self._readable(path)

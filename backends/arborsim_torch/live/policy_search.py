@@ -200,11 +200,12 @@ def capture_of_signals(
     elif Signal.HEAD_ATTENTION in vectors:
         vectors |= {Signal.KEYS}  # rows are made from queries and keys
     rows = layers if Signal.LAYER_ATTENTION in needs else ()
+    of_heads = any(use.of_heads for use in uses or ())
     embeddings = keep or search.uses_embeddings
     if needs <= {Signal.READERS} and not (embeddings or uses):
         return None
     return Capture(
-        top, layers if vectors else (), rows, layers if Signal.HIDDEN in needs else (),
+        top, layers if vectors or of_heads else (), rows, layers if Signal.HIDDEN in needs else (),
         signals=needs & ALL_SIGNALS, vectors=frozenset(VECTORS) if keep else vectors,
         embeddings=embeddings, keep=keep, uses=uses or frozenset(),
     )  # fmt: skip
@@ -347,7 +348,7 @@ class PolicySearch:
         most = max(0, held) // max(1, geometry.full_bytes_per_token)
         prompt = len(self._problem.prompt)
         uses = self._policy.row_uses()
-        reduced = [use for use in uses if use.reduced and use.prompt]
+        reduced = [use for use in uses if use.reduced and use.prompt and not use.of_heads]
         return LiveSearch(
             geometry,
             prompt,
@@ -388,7 +389,7 @@ class PolicySearch:
         prompt, reads = len(self._problem.prompt), self._policy.reads()
         queries = [
             min(prompt, use.prompt) for use in self._policy.row_uses()
-            if use.grouping == "head" and use.keeps in ("rows", "queries")
+            if use.of_heads or (use.grouping == "head" and use.keeps in ("rows", "queries"))
         ]  # fmt: skip
         vector = 2 * geometry.layers * geometry.head_dim
         sizes = [(max(queries, default=0), geometry.heads * vector)]
