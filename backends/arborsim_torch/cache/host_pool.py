@@ -367,14 +367,24 @@ class HostPool(Pool):
             for row in rows
         ]
 
-    def fill(self, buffers: Sequence[Tensor], at: np.ndarray, block: StoredTokens) -> None:
-        """Put tokens of one group into buffers for what goes down."""
+    @staticmethod
+    def rows(buffers: Sequence[Tensor], at: np.ndarray) -> list[Tensor]:
+        """Where tokens of one group lie in buffers for what goes down: views.
+
+        Returns
+        -------
+        list of Tensor ``[tokens, layers, records, heads, ...]``
+        """
         lanes, count = at.shape
-        for buffer, part in zip(buffers, block.parts(), strict=False):
-            new = part.view(buffer.dtype)
-            new = new.view(lanes, -1, *new.shape[1:]).permute(0, 4, 1, 2, 3, 5)
-            whole = buffer.view(lanes, -1, *buffer.shape[1:])
-            whole.narrow(1, int(at[0, 0]), count).copy_(new)
+        whole = (buffer.view(lanes, -1, *buffer.shape[1:]) for buffer in buffers)
+        own = (each.narrow(1, int(at[0, 0]), count).transpose(0, 1) for each in whole)
+        return [each.flatten(1, 2) for each in own]  # lanes and layers: one of them is 1
+
+    @staticmethod
+    def fill(rows: Sequence[Tensor], block: StoredTokens) -> None:
+        """Put tokens into their `rows`."""
+        for row, part in zip(rows, block.parts(), strict=True):
+            row.copy_(part.view(row.dtype).movedim(3, 0))
 
     # -- reads by the host -------------------------------------------------------------------------
 

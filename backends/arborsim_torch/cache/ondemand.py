@@ -8,7 +8,7 @@ approximation, unless all are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from arborsim_torch.tiers.copies import to_device
 from arborsim_torch.tiers.link import HostLink
 
 if TYPE_CHECKING:
-    from arborsim_torch.cache.mover import GroupContent, GroupTokenPairs
+    from arborsim_torch.cache.pairs import GroupContent, GroupTokenPairs
     from arborsim_torch.cache.tiered import TieredCache
 
 PAGES_TOP = 16  #: pages that each KV head chooses in a step; their union is fetched
@@ -103,7 +103,7 @@ class PageAttention(HostAttention):
 
     # -- bounds --------------------------------------------------------------------------------
 
-    def enter(self, place: Place, pairs: GroupTokenPairs, contents: list[GroupContent]) -> None:
+    def enter(self, place: Place, pairs: GroupTokenPairs, contents: Iterator[GroupContent]) -> None:
         """Take keys that leave the device into the bounds of the pages where they will lie."""
         g, pool = self._cache.layout, self._pool(place)
         if place not in self._bounds:
@@ -116,7 +116,8 @@ class PageAttention(HostAttention):
         for layer, page in pool.opened_pages(pairs.group, pool.slots.of[pairs.group, pairs.token]):
             heads = slice(None) if g.grouping == "shared" else self._heads(layer)
             bounds.heads(heads).clear(to_device(page, g.device))
-        for group, token, block in contents:
+        for group, token, read in contents:
+            block = read()
             keys = pool.codec.decode(block.data, block.scale, g.dtype)[:, 0]
             page = pool.slots.of[group, token].astype(np.int64) // PAGE_TOKENS
             size = g.layers * g.kv_heads // g.groups

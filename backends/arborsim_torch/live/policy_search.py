@@ -19,7 +19,8 @@ from arborsim.core.observations import Signal
 from arborsim.core.row_uses import RowUse
 from arborsim.core.shape import CacheShape
 from arborsim.core.tiers import Tier
-from arborsim.machine.live_memory import LiveSearch
+from arborsim.machine.live_memory import LiveSearch, moving_bytes
+from arborsim.memory.moves import MostMoved
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
@@ -338,8 +339,18 @@ class PolicySearch:
         time.policy_s = max(0.0, spent_s - time.rehydration_s - host_s)
         return measured
 
-    def memory(self, simulated: Measurements, geometry: Geometry) -> LiveSearch:
-        """Its memory on the device, as far as a simulation of the search can say."""
+    def memory(
+        self, simulated: Measurements, geometry: Geometry, moved: MostMoved | None = None
+    ) -> LiveSearch:
+        """Its memory on the device, as far as a simulation of the search can say.
+
+        Parameters
+        ----------
+        simulated : Measurements
+        geometry : Geometry
+        moved : MostMoved, optional
+            Of the same simulation; without it, moves take nothing.
+        """
         apart = simulated.peak_staging_bytes
         if any(place.in_hbm and place.quantised for place in self._places):
             apart += simulated.peak_quantised_bytes
@@ -360,6 +371,9 @@ class PolicySearch:
             signals=not self._policy.reads() <= {Signal.READERS},
             waiting_bytes=self._waiting_bytes(geometry),
             apart_bytes=self._apart_bytes(simulated),
+            moving_bytes=moving_bytes(
+                moved or MostMoved(), geometry, self._policy.formats, self.cache.layout.groups
+            ),
             block=self._block,
             page=self.cache.pools[Place.HBM].page_tokens,
         )
