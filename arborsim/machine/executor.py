@@ -336,6 +336,8 @@ class SimulatedExecutor:
         """Tell the machine when something has moved for the first time."""
         if moved and not self._decided:
             self._decided = True
+            ledger = self._ledger
+            self._moved.kept_tokens = -(-ledger.held[Tier.HBM] // ledger.groups)
             self._program.play()
             self._program.tally.first_decision(held)
 

@@ -20,6 +20,7 @@ from arborsim.core.tiers import RUNGS
 from arborsim.memory.moves import MostMoved
 
 GROWTH, SHRINK_BELOW = 1.25, 0.5  # of a pool, as a share of its slots
+GROWTH_OF_GROUPS, SHRINK_GROUPS_BELOW = 1.125, 0.85  # the same with several cache groups
 SHRINK_KEPT_BELOW = 0.95  # the same, if it is known what it needs soon
 PREFILL_BLOCK = 1024  # tokens of a prompt that a pass on a GPU computes
 _PORTION_BYTES = 32 << 20  # at full precision, of tokens that change their format together
@@ -72,28 +73,30 @@ class LiveSearch:
     def moments(self) -> tuple[Moment, ...]:
         """Those that can be the largest, in the order in which they come."""
         size = self.geometry.full_bytes_per_token
+        # With several groups every layer has a tensor of its own; they are made anew in turn.
+        slabs = self.geometry.layers if self.groups > 1 else 1
         capacity, found = self._pages(self.reserved), list[Moment]()
         for first in range(0, self.prompt, self.block):
             read = min(first + self.block, self.prompt)
             if read > capacity:
                 before, capacity = capacity, self._grown(capacity, read)
-                found.append(Moment("growing", size * (before + capacity), 0))
+                found.append(Moment("growing", size * (before // slabs + capacity), 0))
             found.append(Moment("prompt", size * capacity, self.pass_bytes(read - first, read)))
         kept = self.prompt if self.kept is None else self.kept
-        if self.moving_bytes:
-            found.append(Moment("moving", size * capacity + self.apart_bytes, self.moving_bytes))
+        found.append(Moment("moving", size * capacity + self.apart_bytes, self.moving_bytes))
         left = self._pages(max(kept, self.keeps))
-        below = SHRINK_KEPT_BELOW if self.keeps else SHRINK_BELOW
+        below = SHRINK_BELOW if self.groups == 1 else SHRINK_GROUPS_BELOW
+        below = SHRINK_KEPT_BELOW if self.keeps else below
         if left + self.page < below * capacity:
-            # The tokens that stay are gathered before they are written to the new tensor.
+            # The tokens of a group that stay are gathered before they are written.
             before, capacity = capacity, left
-            moved = size * (before + capacity + self._pages(kept))
+            moved = size * (before + capacity // slabs + self._pages(kept) // self.groups)
             found.append(Moment("shrinking", moved + self.apart_bytes, 0))
         while self.most > capacity:
             before, capacity = capacity, self._grown(capacity, capacity + 1)
-            found.append(Moment("growing", size * (before + capacity) + self.apart_bytes, 0))
-        if self.moving_bytes:
-            found.append(Moment("moving", size * capacity + self.apart_bytes, self.moving_bytes))
+            grown = size * (before // slabs + capacity)
+            found.append(Moment("growing", grown + self.apart_bytes, 0))
+        found.append(Moment("moving", size * capacity + self.apart_bytes, self.moving_bytes))
         step_bytes = self.pass_bytes(1, 0) + 4 * _FLOAT32 * self.geometry.vocab
         found.append(Moment("decoding", size * capacity + self.apart_bytes, step_bytes))
         return tuple(found)
@@ -127,7 +130,8 @@ class LiveSearch:
 
     def _grown(self, capacity: int, needed: int) -> int:
         """What a full tensor grows to."""
-        return self._pages(max(needed, int(GROWTH * capacity)))
+        growth = GROWTH if self.groups == 1 else GROWTH_OF_GROUPS
+        return self._pages(max(needed, int(growth * capacity)))
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page) * self.page
@@ -156,20 +160,20 @@ def portion_tokens(token_bytes: int, together: int = 1) -> int:
 
 
 def moving_bytes(
-    moved: MostMoved, geometry: Geometry, formats: tuple[Format, ...], groups: int
+    moved: MostMoved, geometry: Geometry, formats: tuple[Format, ...], groups: int, staged: bool
 ) -> int:
     """Workspace of the moves of a search: see `MostMoved`.
 
-    Tokens that cross the link lie in buffers in the format that they have in DDR.  What stays on
-    the device as it is is copied in portions; so is what is converted.
+    Tokens that cross the link lie in buffers in the format that they have in DDR.  What is
+    converted, or comes back to HBM from a `staged` copy, is copied in portions.
     """
     token_bytes = -(-geometry.full_bytes_per_token // groups)
     rungs, most = (None, formats[0], formats[-1]), 0
-    for source, target in ((a, b) for a in range(RUNGS) for b in range(RUNGS) if a != b):
+    for source, target in ((a, b) for a in range(RUNGS) for b in range(RUNGS)):
         to = rungs[target]
         portion = portion_tokens(token_bytes, 1 if to is None else to.together)
         tokens = min(int(moved.tokens[source, target]), portion)
-        if tokens:
+        if tokens and (staged or source != target):
             most = max(most, _converting_bytes(geometry, tokens / groups, rungs[source], to))
     return moved.link_bytes + most
 
@@ -186,6 +190,8 @@ def _converting_bytes(
     exact = numbers * g.kv_bytes_per_element
     wide = _FLOAT32 * numbers
     read = exact if source is None else tokens * source.token_bytes(g)
+    if source == target:
+        return int(read)
     decoded = 0.0 if source is None else wide + exact
     if target is None:
         return int(read + decoded)

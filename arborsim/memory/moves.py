@@ -186,12 +186,17 @@ class MostMoved:
     Attributes
     ----------
     tokens : int64 array ``[rungs, rungs]``
-        Tokens of one group that a decision turned from one rung to another (`Tier.rung`).
+        Tokens of one group that a decision turned from one rung to another (`Tier.rung`), or
+        brought back from DDR as they are.
+    kept_tokens : int or None
+        Tokens at full precision in HBM after the first decision, mean of the groups, rounded up;
+        None before.
     link_bytes : int
         Of tokens on their way to DDR or back, as they are stored there.
     """
 
     tokens: np.ndarray = field(default_factory=lambda: np.zeros((RUNGS, RUNGS), dtype=np.int64))
+    kept_tokens: int | None = None
     link_bytes: int = 0
 
     def note(self, changes: Changes) -> None:
@@ -206,9 +211,10 @@ class MostMoved:
 
 
 _RUNG = np.array([tier.rung for tier in Tier])
-#: Changes of the rung of what stays, bool ``[tiers, tiers]``.
+#: Changes that are noted, bool ``[tiers, tiers]``.
 _TURNED = kinds(
-    lambda source, target: source.rung != target.rung and Tier.EVICTED not in (source, target)
+    lambda source, target: Tier.EVICTED not in (source, target)
+    and (source.rung != target.rung or (source.in_ddr and target.in_hbm))
 ).reshape(NUM_TIERS, NUM_TIERS) > 0  # fmt: skip
 _NONE = np.empty(0, dtype=np.int64)
 _NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NONE.astype(np.int8), _NONE.astype(np.int8))

@@ -164,6 +164,7 @@ class HostPool(Pool):
     ----------
     slots : RowTable
         Rows of tokens.
+    row_bytes : int
     arriving : int
         Copies into rows that have not ended.  What lies between two runs may then be written, so
         no runs are joined.
@@ -191,9 +192,9 @@ class HostPool(Pool):
         if by_layer and not shared:
             lane = np.arange(layout.groups) // (layout.groups // layout.layers)
         self._lane_of_group = lane
-        self._row_bytes = self.bytes_per_slot // (layout.layers if self._every_lane else 1)
-        self.slots = RowTable(lane, -(-LEAST_BLOCK_BYTES // self._row_bytes))
-        self._join = JOIN_BYTES // self._row_bytes if pinned else 0
+        self.row_bytes = self.bytes_per_slot // (layout.layers if self._every_lane else 1)
+        self.slots = RowTable(lane, -(-LEAST_BLOCK_BYTES // self.row_bytes))
+        self._join = JOIN_BYTES // self.row_bytes if pinned else 0
         self.arriving = 0
         self._chunks: list[list[Tensor]] = []  # parts [lanes, rows, layers, records, heads, ...]
         self._first = np.zeros(1, dtype=np.int64)  # row of each chunk, and the end
@@ -233,11 +234,7 @@ class HostPool(Pool):
         held = int(self._first[-1])
         if rows <= held:
             return
-        per_row = self._lanes * self._row_bytes
-        doubled = min(held * per_row, _LARGEST_CHUNK_BYTES)
-        wanted = max((rows - held) * per_row, doubled, _FIRST_CHUNK_BYTES)
-        room = (1 << (wanted - 1).bit_length()) // per_row  # PyTorch locks powers of two
-        more = max(-(-(rows - held) // PAGE_TOKENS), room // PAGE_TOKENS) * PAGE_TOKENS
+        more = self._chunk_rows(held, rows)
         # Zeros: a row that is masked still meets the values' product, as 0 x row.
         self._chunks.append(
             [
@@ -246,6 +243,22 @@ class HostPool(Pool):
             ]
         )
         self._first = np.append(self._first, held + more)
+
+    def _chunk_rows(self, held: int, rows: int) -> int:
+        """Rows of the chunk that is added to `held` ones where `rows` are needed."""
+        per_row = self._lanes * self.row_bytes
+        doubled = min(held * per_row, _LARGEST_CHUNK_BYTES)
+        wanted = max((rows - held) * per_row, doubled, _FIRST_CHUNK_BYTES)
+        room = (1 << (wanted - 1).bit_length()) // per_row  # PyTorch locks powers of two
+        return max(-(-(rows - held) // PAGE_TOKENS), room // PAGE_TOKENS) * PAGE_TOKENS
+
+    def pages_of(self, tokens: int) -> int:
+        """`pages` once `tokens` tokens of every group have come, some at a time."""
+        rows = tokens * self.layout.groups // (int(self._lane_of_group.max()) + 1)
+        held = 0
+        while held < rows:
+            held += self._chunk_rows(held, held + 1)
+        return held // PAGE_TOKENS
 
     def _row_parts(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes ``(layers, records, heads, ...)`` and types of the parts of a row."""

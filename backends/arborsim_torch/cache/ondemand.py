@@ -101,6 +101,19 @@ class PageAttention(HostAttention):
         buffers = sum(part.nbytes for parts in self._buffers.values() for part in parts)
         return buffers + sum(bounds.nbytes for bounds in self._bounds.values())
 
+    def bytes_of(self, place: Place, tokens: int) -> int:
+        """`buffer_bytes` of a place once it has held `tokens` tokens of every group."""
+        g, pool = self._cache.layout, self._pool(place)
+        if not tokens:
+            return 0
+        of_page = g.layers * g.kv_heads * (2 * g.head_dim * g.dtype.itemsize + 1)
+        return self._most_rows * pool.row_bytes + pool.pages_of(tokens) * of_page
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows that are fetched at most of a place: the KV heads' pages differ."""
+        return self._cache.layout.kv_heads * self._pages_top * PAGE_TOKENS
+
     # -- bounds --------------------------------------------------------------------------------
 
     def enter(self, place: Place, pairs: GroupTokenPairs, contents: Iterator[GroupContent]) -> None:
@@ -212,8 +225,7 @@ class PageAttention(HostAttention):
             row = (page[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(-1)
             blocks = pool.blocks_of_layer(layer, row, join=False)
             if place not in self._buffers:
-                most = self._cache.layout.kv_heads * self._pages_top * PAGE_TOKENS
-                self._buffers[place] = pool.buffers(most, self._cache.layout.device)
+                self._buffers[place] = pool.buffers(self._most_rows, self._cache.layout.device)
             buffers = [part.narrow(0, 0, blocks.rows) for part in self._buffers[place]]
             copies += pool.pairs(blocks, buffers)
             found.append((pool, buffers, blocks))
