@@ -381,7 +381,7 @@ class HostPool(Pool):
         ]
 
     @staticmethod
-    def rows(buffers: Sequence[Tensor], at: np.ndarray) -> list[Tensor]:
+    def rows_in(buffers: Sequence[Tensor], at: np.ndarray) -> list[Tensor]:
         """Where tokens of one group lie in buffers for what goes down: views.
 
         Returns
@@ -395,7 +395,7 @@ class HostPool(Pool):
 
     @staticmethod
     def fill(rows: Sequence[Tensor], block: StoredTokens) -> None:
-        """Put tokens into their `rows`."""
+        """Put tokens into their `rows_in` buffers."""
         for row, part in zip(rows, block.parts(), strict=True):
             row.copy_(part.view(row.dtype).movedim(3, 0))
 

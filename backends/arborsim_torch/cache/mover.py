@@ -325,12 +325,12 @@ class Mover:
             if place.rung == target.rung:  # as it is: straight into the buffers
                 own = cache.pools[place]
                 for group, at in some.portions(len(some)):
-                    rows = pool.rows(buffers, blocks.at[:, first + at.start : first + at.stop])
+                    rows = pool.rows_in(buffers, blocks.at[:, first + at.start : first + at.stop])
                     own.read_rows(group, own.slots.of[group, some.token[at]], rows)
                 first += len(some)
                 continue
             for _, token, read in self._contents(some, place, target):
-                pool.fill(pool.rows(buffers, blocks.at[:, first : first + len(token)]), read())
+                pool.fill(pool.rows_in(buffers, blocks.at[:, first : first + len(token)]), read())
                 first += len(token)
         down = [(buffer, host) for host, buffer in pool.pairs(blocks, buffers)]
         pool.arriving += 1
