@@ -27,7 +27,8 @@ import torch
 
 from arborsim.core.tiers import Tier
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
-from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.pool import Pool, StoredTokens
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.tiers.link import HostLink

@@ -31,7 +31,7 @@ from arborsim.machine.transfers import Transfers, stretches
 from arborsim.machine.windows import Windows
 from arborsim.machine.writing import OpenProgram
 from arborsim.memory.ledger import Ledger, RunProfile
-from arborsim.memory.moves import Changes, Moves, kinds
+from arborsim.memory.moves import Changes, MostMoved, Moves, kinds
 from arborsim.trace.schema import Geometry
 
 _COUNTED = np.stack([  # evicted, rehydrated, offloaded, quantised
@@ -104,6 +104,7 @@ class SimulatedExecutor:
         )
         self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
         self._measured = Measurements()
+        self._moved = MostMoved()
         self._decided = False  # something was moved or destroyed
         self._compact = compact
         self._bounds_page, self._bounds_bytes = bounds_page, 0
@@ -216,6 +217,11 @@ class SimulatedExecutor:
         """HBM buffers that hold recalled tokens now."""
         self._program.settle()
         return self._transfers.staging_bytes + self._buffer_bytes
+
+    @property
+    def most_moved(self) -> MostMoved:
+        """What moves have asked for at most so far."""
+        return replace(self._moved, link_bytes=self._transfers.peak_link_bytes)
 
     def clock(self) -> float:
         """Simulated seconds since the search began."""
@@ -334,6 +340,8 @@ class SimulatedExecutor:
         """Tell the machine when something has moved for the first time."""
         if moved and not self._decided:
             self._decided = True
+            ledger = self._ledger
+            self._moved.kept_tokens = -(-ledger.held[Tier.HBM] // ledger.groups)
             self._program.play()
             self._program.tally.first_decision(held)
 
@@ -369,6 +377,7 @@ class SimulatedExecutor:
                 f"the policy moves tokens to 8 bits, and the cache of {self._cost.geometry.name} "
                 "is in 8 bits already: set it not to, or use a cache in bf16"
             )
+        self._moved.note(changes)
         m, groups = self._measured, self._ledger.groups
         evicted, rehydrated, offloaded, quantised = (_COUNTED @ changes.flow).tolist()
         m.evicted_tokens += evicted / groups

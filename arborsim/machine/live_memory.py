@@ -4,7 +4,9 @@ The live backend holds weights, pools of slots and the tensors of the pass that 
 are reserved for a number of tokens or grow by a quarter, with the old tensor and the new one there
 at once, and shrink once half of their slots are free.  What a pass needs most is one of three
 things: its feed-forward part, the attention rows of a block of the prompt, or the logits of that
-block, whose entropies are signals.  The formulas are of a Llama layer as transformers computes it;
+block, whose entropies are signals.  Moves hold what is on its way to DDR or back, and convert
+tokens from one format to another in portions.  The formulas are of a Llama layer as transformers
+computes it;
 `tests/live/pretended/test_memory.py` holds them against the tensors that are allocated.
 """
 
@@ -12,11 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from arborsim.core.formats import Format
 from arborsim.core.geometry import Geometry
+from arborsim.core.tiers import RUNGS
+from arborsim.memory.moves import MostMoved
 
 GROWTH, SHRINK_BELOW = 1.25, 0.5  # of a pool, as a share of its slots
+GROWTH_OF_GROUPS, SHRINK_GROUPS_BELOW = 1.125, 0.85  # the same with several cache groups
 SHRINK_KEPT_BELOW = 0.95  # the same, if it is known what it needs soon
 PREFILL_BLOCK = 1024  # tokens of a prompt that a pass on a GPU computes
+_PORTION_BYTES = 32 << 20  # at full precision, of tokens that change their format together
 _FLOAT32 = 4
 _FLOAT64 = 8
 _ENTROPY_NUMBERS = 1 << 24  # logits whose entropies are computed together
@@ -45,7 +52,7 @@ class LiveSearch:
     shrink below `keeps`.  Attention rows of the prompt's queries from `rows_from` on are read
     (None: of none), by cache group if there are several `groups`; `signals` are read at all,
     and `waiting_bytes` of them wait on the device.  `apart_bytes` is what lies in pools of other
-    formats and in staging buffers.
+    formats and in staging buffers; `moving_bytes` is what moves need at most, see `moving_bytes`.
     """
 
     geometry: Geometry
@@ -59,30 +66,37 @@ class LiveSearch:
     signals: bool = False
     waiting_bytes: int = 0
     apart_bytes: int = 0
+    moving_bytes: int = 0
     block: int = PREFILL_BLOCK
     page: int = 16
 
     def moments(self) -> tuple[Moment, ...]:
         """Those that can be the largest, in the order in which they come."""
         size = self.geometry.full_bytes_per_token
+        # With several groups every layer has a tensor of its own; they are made anew in turn.
+        slabs = self.geometry.layers if self.groups > 1 else 1
         capacity, found = self._pages(self.reserved), list[Moment]()
         for first in range(0, self.prompt, self.block):
             read = min(first + self.block, self.prompt)
             if read > capacity:
                 before, capacity = capacity, self._grown(capacity, read)
-                found.append(Moment("growing", size * (before + capacity), 0))
+                found.append(Moment("growing", size * (before // slabs + capacity), 0))
             found.append(Moment("prompt", size * capacity, self.pass_bytes(read - first, read)))
         kept = self.prompt if self.kept is None else self.kept
+        found.append(Moment("moving", size * capacity + self.apart_bytes, self.moving_bytes))
         left = self._pages(max(kept, self.keeps))
-        below = SHRINK_KEPT_BELOW if self.keeps else SHRINK_BELOW
+        below = SHRINK_BELOW if self.groups == 1 else SHRINK_GROUPS_BELOW
+        below = SHRINK_KEPT_BELOW if self.keeps else below
         if left + self.page < below * capacity:
-            # The tokens that stay are gathered before they are written to the new tensor.
+            # The tokens of a group that stay are gathered before they are written.
             before, capacity = capacity, left
-            moved = size * (before + capacity + self._pages(kept))
+            moved = size * (before + capacity // slabs + self._pages(kept) // self.groups)
             found.append(Moment("shrinking", moved + self.apart_bytes, 0))
         while self.most > capacity:
             before, capacity = capacity, self._grown(capacity, capacity + 1)
-            found.append(Moment("growing", size * (before + capacity) + self.apart_bytes, 0))
+            grown = size * (before // slabs + capacity)
+            found.append(Moment("growing", grown + self.apart_bytes, 0))
+        found.append(Moment("moving", size * capacity + self.apart_bytes, self.moving_bytes))
         step_bytes = self.pass_bytes(1, 0) + 4 * _FLOAT32 * self.geometry.vocab
         found.append(Moment("decoding", size * capacity + self.apart_bytes, step_bytes))
         return tuple(found)
@@ -116,7 +130,8 @@ class LiveSearch:
 
     def _grown(self, capacity: int, needed: int) -> int:
         """What a full tensor grows to."""
-        return self._pages(max(needed, int(GROWTH * capacity)))
+        growth = GROWTH if self.groups == 1 else GROWTH_OF_GROUPS
+        return self._pages(max(needed, int(growth * capacity)))
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page) * self.page
@@ -134,3 +149,59 @@ def row_sums_bytes(queries: int, groups: int) -> tuple[int, int]:
         return added, added + groups * (_FLOAT64 + _FLOAT32)
     # Mean rows, added up over layers; then divided by the number of layers, and in float16.
     return queries * _FLOAT32, queries * (2 * _FLOAT32 + 2)
+
+
+def portion_tokens(token_bytes: int, together: int = 1) -> int:
+    """Tokens of a group, `token_bytes` each at full precision, that are converted at a time.
+
+    They are whole groups of the tokens whose scales are made `together`.
+    """
+    return max(_PORTION_BYTES // max(1, token_bytes) // together, 1) * together
+
+
+def moving_bytes(
+    moved: MostMoved, geometry: Geometry, formats: tuple[Format, ...], groups: int, staged: bool
+) -> int:
+    """Workspace of the moves of a search: see `MostMoved`.
+
+    Tokens that cross the link lie in buffers in the format that they have in DDR.  What is
+    converted, or comes back to HBM from a `staged` copy, is copied in portions.
+    """
+    token_bytes = -(-geometry.full_bytes_per_token // groups)
+    rungs, most = (None, formats[0], formats[-1]), 0
+    for source, target in ((a, b) for a in range(RUNGS) for b in range(RUNGS)):
+        to = rungs[target]
+        portion = portion_tokens(token_bytes, 1 if to is None else to.together)
+        tokens = min(int(moved.tokens[source, target]), portion)
+        if tokens and (staged or source != target):
+            most = max(most, _converting_bytes(geometry, tokens / groups, rungs[source], to))
+    return moved.link_bytes + most
+
+
+def _converting_bytes(
+    g: Geometry, tokens: float, source: Format | None, target: Format | None
+) -> int:
+    """Bytes while a portion of tokens of the whole cache changes its format.
+
+    The codecs of the live backend (`arborsim_torch.tiers.codec`), step by step: what is read, the
+    numbers in float32 once or twice, and the codes before they are packed.
+    """
+    numbers = tokens * g.full_bytes_per_token / g.kv_bytes_per_element
+    exact = numbers * g.kv_bytes_per_element
+    wide = _FLOAT32 * numbers
+    read = exact if source is None else tokens * source.token_bytes(g)
+    if source == target:
+        return int(read)
+    decoded = 0.0 if source is None else wide + exact
+    if target is None:
+        return int(read + decoded)
+    held = read + (0.0 if source is None else exact)
+    if target.floating:
+        scales = 2 * _FLOAT32 * numbers / g.head_dim
+        return int(max(read + decoded, held + wide + numbers + scales))
+    of = 0.5 if target.together > 1 else 1.0  # keys and values are encoded one after the other
+    scales = 10 * of * numbers / (target.group or g.head_dim)
+    copy = wide if g.kv_bytes_per_element < _FLOAT32 else 0.0
+    codes = of * (wide + numbers) + (1 - of) * numbers  # of the values, with those of the keys
+    outliers = 4 * of * wide if target.outliers else 0.0
+    return int(max(read + decoded, held + copy + codes + scales + outliers))

@@ -58,6 +58,8 @@ class Transfers:
         self, program: OpenProgram, ledger: Ledger, paths: ActivePaths, recall: str
     ) -> None:
         self.staging_bytes = 0
+        self.peak_link_bytes = 0  # of buffers that tokens cross the link from and to
+        self._leaving_bytes = 0
         self._program = program
         self._ledger = ledger
         self._paths = paths
@@ -87,13 +89,17 @@ class Transfers:
             self._flying.values[leaving.group, leaving.token] = True
             self._program.hold(freed_bytes, staging=False)
             size = int(self._ledger.bytes_by_tier[leaving.target].sum())
+            self._leaving_bytes += size
             self._order(leaving.group, size, 1 + self._follows(leaving.token))
-            self._program.send(Leg(False, size, 0, 0), partial(self._left, leaving, freed_bytes))
+            then = partial(self._left, leaving, size, freed_bytes)
+            self._program.send(Leg(False, size, 0, 0), then)
         if len(returning):
             size = int(self._ledger.bytes_by_tier[returning.source].sum())
             self._order(returning.group, size)
             chain = self._program.send(Leg(True, size, 0, 0))
             self._promotions.append((chain, returning.token))
+            self._note_link(size)
+        self._note_link()
 
     def wait_for_returning(self) -> None:
         """Wait for tokens on their way back to an active path."""
@@ -116,7 +122,11 @@ class Transfers:
             missing = self._missing()
             if len(missing[0]):
                 self._order(missing[0], self._bytes(missing))
+                self._note_link(self._bytes(missing))
                 self._program.wait(self._program.send(self._stage(missing)))
+
+    def _note_link(self, arriving_bytes: int = 0) -> None:
+        self.peak_link_bytes = max(self.peak_link_bytes, self._leaving_bytes + arriving_bytes)
 
     def _order(self, group: np.ndarray, size_bytes: int, transfers: int = 1) -> None:
         """The host gathers tokens of these groups, orders their transfer and enters what came."""
@@ -139,6 +149,7 @@ class Transfers:
         if self._paths.selected is None:
             return None
         leg = self._stage(missing)
+        self._note_link(leg.bytes)
         self._program.hold(leg.bytes, staging=True)
         fetched = np.zeros(steps, dtype=np.int64)
         fetched[0] = leg.bytes
@@ -189,12 +200,13 @@ class Transfers:
         self._ledger.record(changes)
         self._paths.change(changes)
 
-    def _left(self, leaving: Changes, freed_bytes: int) -> Next:
+    def _left(self, leaving: Changes, size: int, freed_bytes: int) -> Next:
         """A copy to DDR has ended: give the pages up, if need be once what is needed is back.
 
         What is not needed gives up its place at once.
         """
         cells = leaving.group, leaving.token
+        self._leaving_bytes -= size  # a buffer of the same size may take them back
         self._flying.values[cells] = False
         if not self._stages:
             return -freed_bytes, None

@@ -9,13 +9,13 @@ where a token is: `resolve` makes `Changes` of them, checked against what there 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from arborsim.core.errors import PlanError
-from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.core.tiers import NUM_TIERS, RUNGS, Tier
 from arborsim.core.tree import ThoughtTree
 
 ALL_GROUPS = -1
@@ -179,6 +179,43 @@ class Changes:
         )  # fmt: skip
 
 
+@dataclass
+class MostMoved:
+    """The most that moves have asked for at once, of what a device must have room for meanwhile.
+
+    Attributes
+    ----------
+    tokens : int64 array ``[rungs, rungs]``
+        Tokens of one group that a decision turned from one rung to another (`Tier.rung`), or
+        brought back from DDR as they are.
+    kept_tokens : int or None
+        Tokens at full precision in HBM after the first decision, mean of the groups, rounded up;
+        None before.
+    link_bytes : int
+        Of tokens on their way to DDR or back, as they are stored there.
+    """
+
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros((RUNGS, RUNGS), dtype=np.int64))
+    kept_tokens: int | None = None
+    link_bytes: int = 0
+
+    def note(self, changes: Changes) -> None:
+        """Changes of one decision, or of several with a step each."""
+        flow = changes.flow.reshape(NUM_TIERS, NUM_TIERS)
+        for source, target in np.argwhere(_TURNED & (flow > self.tokens[_RUNG][:, _RUNG])):
+            own = changes.kind == source * NUM_TIERS + target
+            cell = changes.step[own] * (1 + int(changes.group.max())) + changes.group[own]
+            _, count = np.unique(cell, return_counts=True)
+            at = _RUNG[source], _RUNG[target]
+            self.tokens[at] = max(self.tokens[at], int(count.max()))
+
+
+_RUNG = np.array([tier.rung for tier in Tier])
+#: Changes that are noted, bool ``[tiers, tiers]``.
+_TURNED = kinds(
+    lambda source, target: Tier.EVICTED not in (source, target)
+    and (source.rung != target.rung or (source.in_ddr and target.in_hbm))
+).reshape(NUM_TIERS, NUM_TIERS) > 0  # fmt: skip
 _NONE = np.empty(0, dtype=np.int64)
 _NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NONE.astype(np.int8), _NONE.astype(np.int8))
 

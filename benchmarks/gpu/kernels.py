@@ -16,7 +16,8 @@ from torch import Tensor
 
 from arborsim.core.tiers import Tier
 from arborsim_torch.cache.layout import Layout, Place
-from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder

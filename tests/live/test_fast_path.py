@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from arborsim.core.tiers import Tier
 from arborsim_torch.cache import state
 from arborsim_torch.cache.layout import Layout, Place
-from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.state import CacheState
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder

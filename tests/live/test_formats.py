@@ -24,7 +24,8 @@ from arborsim.search import make_search
 from arborsim.validate.compare import DualExecutor
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
-from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.pool import StoredTokens
 from arborsim_torch.cache.spans import make_pool
 from arborsim_torch.cache.tiered import TieredCache

@@ -19,7 +19,8 @@ from arborsim.policies.registry import available, build
 from arborsim.search import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
-from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup

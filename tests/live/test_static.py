@@ -16,7 +16,8 @@ from arborsim.search import make_search
 from arborsim_torch import static as static_steps
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.executor import LiveExecutor

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from arborsim.core.tiers import RECALLS, Tier
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
-from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.pool import Pool, StoredTokens
 from arborsim_torch.cache.slots import SlotTable
 from arborsim_torch.cache.tiered import TieredCache

@@ -13,7 +13,8 @@ from arborsim.core.tiers import RECALLS, Tier
 from arborsim_torch.cache import host_pool, ondemand
 from arborsim_torch.cache.host_pool import PAGE_TOKENS, HostPool, RowTable
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
-from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.kernels.ondemand import PageBounds

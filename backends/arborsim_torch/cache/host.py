@@ -28,7 +28,7 @@ from arborsim_torch.tiers.link import HostLink
 from arborsim_torch.tiers.stream import LayerStream
 
 if TYPE_CHECKING:
-    from arborsim_torch.cache.mover import GroupContent, GroupTokenPairs
+    from arborsim_torch.cache.pairs import GroupContent, GroupTokenPairs
     from arborsim_torch.cache.tiered import TieredCache
 
 
@@ -118,8 +118,8 @@ class HostAttention:
         """Bytes on the device."""
         return 0
 
-    def enter(self, place: Place, pairs: GroupTokenPairs, contents: list[GroupContent]) -> None:
-        """Tokens have got rows on the host, and their copies there are about to begin."""
+    def enter(self, place: Place, pairs: GroupTokenPairs, contents: Iterator[GroupContent]) -> None:
+        """Tokens have got rows on the host, and their copies there are under way."""
 
     def begin(self, tokens: list[HostTokens], fresh: bool) -> None:
         """The host's tokens of each layer for the next pass; `fresh` if they have changed."""

@@ -164,6 +164,7 @@ class HostPool(Pool):
     ----------
     slots : RowTable
         Rows of tokens.
+    row_bytes : int
     arriving : int
         Copies into rows that have not ended.  What lies between two runs may then be written, so
         no runs are joined.
@@ -191,9 +192,9 @@ class HostPool(Pool):
         if by_layer and not shared:
             lane = np.arange(layout.groups) // (layout.groups // layout.layers)
         self._lane_of_group = lane
-        self._row_bytes = self.bytes_per_slot // (layout.layers if self._every_lane else 1)
-        self.slots = RowTable(lane, -(-LEAST_BLOCK_BYTES // self._row_bytes))
-        self._join = JOIN_BYTES // self._row_bytes if pinned else 0
+        self.row_bytes = self.bytes_per_slot // (layout.layers if self._every_lane else 1)
+        self.slots = RowTable(lane, -(-LEAST_BLOCK_BYTES // self.row_bytes))
+        self._join = JOIN_BYTES // self.row_bytes if pinned else 0
         self.arriving = 0
         self._chunks: list[list[Tensor]] = []  # parts [lanes, rows, layers, records, heads, ...]
         self._first = np.zeros(1, dtype=np.int64)  # row of each chunk, and the end
@@ -233,11 +234,7 @@ class HostPool(Pool):
         held = int(self._first[-1])
         if rows <= held:
             return
-        per_row = self._lanes * self._row_bytes
-        doubled = min(held * per_row, _LARGEST_CHUNK_BYTES)
-        wanted = max((rows - held) * per_row, doubled, _FIRST_CHUNK_BYTES)
-        room = (1 << (wanted - 1).bit_length()) // per_row  # PyTorch locks powers of two
-        more = max(-(-(rows - held) // PAGE_TOKENS), room // PAGE_TOKENS) * PAGE_TOKENS
+        more = self._chunk_rows(held, rows)
         # Zeros: a row that is masked still meets the values' product, as 0 x row.
         self._chunks.append(
             [
@@ -246,6 +243,22 @@ class HostPool(Pool):
             ]
         )
         self._first = np.append(self._first, held + more)
+
+    def _chunk_rows(self, held: int, rows: int) -> int:
+        """Rows of the chunk that is added to `held` ones where `rows` are needed."""
+        per_row = self._lanes * self.row_bytes
+        doubled = min(held * per_row, _LARGEST_CHUNK_BYTES)
+        wanted = max((rows - held) * per_row, doubled, _FIRST_CHUNK_BYTES)
+        room = (1 << (wanted - 1).bit_length()) // per_row  # PyTorch locks powers of two
+        return max(-(-(rows - held) // PAGE_TOKENS), room // PAGE_TOKENS) * PAGE_TOKENS
+
+    def pages_of(self, tokens: int) -> int:
+        """`pages` once `tokens` tokens of every group have come, some at a time."""
+        rows = tokens * self.layout.groups // (int(self._lane_of_group.max()) + 1)
+        held = 0
+        while held < rows:
+            held += self._chunk_rows(held, held + 1)
+        return held // PAGE_TOKENS
 
     def _row_parts(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes ``(layers, records, heads, ...)`` and types of the parts of a row."""
@@ -367,14 +380,24 @@ class HostPool(Pool):
             for row in rows
         ]
 
-    def fill(self, buffers: Sequence[Tensor], at: np.ndarray, block: StoredTokens) -> None:
-        """Put tokens of one group into buffers for what goes down."""
+    @staticmethod
+    def rows_in(buffers: Sequence[Tensor], at: np.ndarray) -> list[Tensor]:
+        """Where tokens of one group lie in buffers for what goes down: views.
+
+        Returns
+        -------
+        list of Tensor ``[tokens, layers, records, heads, ...]``
+        """
         lanes, count = at.shape
-        for buffer, part in zip(buffers, block.parts(), strict=False):
-            new = part.view(buffer.dtype)
-            new = new.view(lanes, -1, *new.shape[1:]).permute(0, 4, 1, 2, 3, 5)
-            whole = buffer.view(lanes, -1, *buffer.shape[1:])
-            whole.narrow(1, int(at[0, 0]), count).copy_(new)
+        whole = (buffer.view(lanes, -1, *buffer.shape[1:]) for buffer in buffers)
+        own = (each.narrow(1, int(at[0, 0]), count).transpose(0, 1) for each in whole)
+        return [each.flatten(1, 2) for each in own]  # lanes and layers: one of them is 1
+
+    @staticmethod
+    def fill(rows: Sequence[Tensor], block: StoredTokens) -> None:
+        """Put tokens into their `rows_in` buffers."""
+        for row, part in zip(rows, block.parts(), strict=True):
+            row.copy_(part.view(row.dtype).movedim(3, 0))
 
     # -- reads by the host -------------------------------------------------------------------------
 

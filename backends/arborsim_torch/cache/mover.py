@@ -14,19 +14,21 @@ staged: reading tokens in DDR is up to the forward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from arborsim_torch.cache.host_pool import BlockList, HostPool
+from arborsim.machine.live_memory import portion_tokens
+from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import HOME, STAGED, Place
+from arborsim_torch.cache.pairs import GroupContent, GroupTokenPairs, PendingCopy
 from arborsim_torch.cache.pool import StoredTokens
 from arborsim_torch.cache.tiered import TieredCache
-from arborsim_torch.tiers.copies import HeldUp, Ticket
+from arborsim_torch.tiers.codec import Packed
+from arborsim_torch.tiers.copies import HeldUp
 from arborsim_torch.tiers.link import HostLink
 
-GroupContent = tuple[int, np.ndarray, StoredTokens]  #: a group, tokens, and what they hold
 _ON_DEVICE = tuple(place for place in Place if place.in_hbm)
 _MOST_UNDER_WAY = 8  #: copies to DDR at a time; the oldest is waited for
 
@@ -103,6 +105,7 @@ class Mover:
             copy.ticket.order(self.held_up)
         else:
             self._arrived(copy)
+            copy.buffers.clear()  # before others are allocated to fetch tokens back
         self._land(copy)
 
     def _arrived(self, copy: PendingCopy) -> None:
@@ -224,17 +227,18 @@ class Mover:
 
     def _offload(self, pairs: GroupTokenPairs, source: Place, target: Place) -> None:
         """Start to copy tokens to DDR; they are read where they are until it has ended."""
-        self._pending.append(self._send(pairs, self._read(pairs, source, target), target))
+        self._pending.append(self._send(pairs, source, target))
 
     def _copy(self, pairs: GroupTokenPairs, source: Place, target: Place) -> None:
         """At once: on the device, up from DDR, or from one format to the other in DDR."""
         cache = self.cache
-        blocks = self._read(pairs, source, target)
         if target.on_host:
-            self._arrived(self._send(pairs, blocks, target))
+            self._arrived(self._send(pairs, source, target))
         else:
-            for group, token, block in blocks:
-                self._put(target, group, token, block)
+            parts = self._parts(pairs, source)
+            self._take(target, GroupTokenPairs.joined([some for _, some in parts]))
+            for place, some in parts:
+                self._put(target, self._contents(some, place, target))
         self._drop(source, pairs)
         if not source.on_host:
             cache.place.values[pairs.group, pairs.token] = target
@@ -249,34 +253,52 @@ class Mover:
             self._stage(pairs.where(self._needed()[pairs.group, pairs.token]), target)
             self._settle_for(GroupTokenPairs.none())
 
-    def _read(self, pairs: GroupTokenPairs, source: Place, target: Place) -> list[GroupContent]:
-        """Tokens by group in the format of `target`, on the device."""
-        cache = self.cache
-        parts = [(source, pairs)]
-        if source.on_host:  # what is staged need not cross the link
-            staged = cache.pools[STAGED[source]].slots.of[pairs.group, pairs.token] >= 0
-            parts = [(STAGED[source], pairs.where(staged)), (source, pairs.where(~staged))]
-        found = []
-        for place, some in parts:
-            blocks = self._fetched(some, place) if place.on_host else self._held(some, place)
-            for group, token, block in blocks:
-                found.append((group, token, self._converted(block, source, target)))
-        return found
+    def _parts(self, pairs: GroupTokenPairs, source: Place) -> list[tuple[Place, GroupTokenPairs]]:
+        """Where tokens are read, group by group; what is staged need not cross the link."""
+        if not source.on_host:
+            return [(source, pairs.grouped())]
+        stage = STAGED[source]
+        staged = self.cache.pools[stage].slots.of[pairs.group, pairs.token] >= 0
+        away = self._by_row(pairs.where(~staged), source)
+        return [(stage, pairs.where(staged).grouped()), (source, away)]
 
-    def _held(self, pairs: GroupTokenPairs, place: Place) -> Iterator[GroupContent]:
+    def _contents(
+        self, pairs: GroupTokenPairs, place: Place, target: Place
+    ) -> Iterator[GroupContent]:
+        """What tokens of one of the `_parts` hold, in the format of `target`, in portions."""
+        most = self._portion(target)
+        if place.on_host:
+            found = self._fetched(pairs, place, most)
+        else:
+            found = self._held(pairs, place, most)
+        for group, token, read in found:
+            yield group, token, partial(self._converted, read, place, target)
+
+    def _portion(self, target: Place) -> int:
+        """Tokens of a group that are read at a time, so that a move of many needs no more room."""
+        pools = self.cache.pools
+        codec, together = pools[target].codec, 1
+        if isinstance(codec, Packed):
+            together = codec.together
+        return portion_tokens(pools[Place.HBM].bytes_per_slot, together)
+
+    def _held(self, pairs: GroupTokenPairs, place: Place, most: int) -> Iterator[GroupContent]:
         pool = self.cache.pools[place]
-        for group, token in pairs.by_group():
-            yield group, token, pool.read(group, pool.slots.of[group, token])
+        for group, at in pairs.portions(most):
+            token = pairs.token[at]
+            yield group, token, partial(pool.read, group, pool.slots.of[group, token])
 
-    def _fetched(self, pairs: GroupTokenPairs, home: Place) -> Iterator[GroupContent]:
+    def _fetched(self, pairs: GroupTokenPairs, home: Place, most: int) -> Iterator[GroupContent]:
         """Tokens that come up from DDR; the device waits for them."""
-        if not len(pairs):
-            return
-        copy = self._order_up(pairs, home)
-        copy.ticket.order(self.held_up)
-        yield from copy.contents(self._host_pool(home))
+        if len(pairs):
+            copy = self._order_up(pairs, home)
+            copy.ticket.order(self.held_up)
+            yield from copy.contents(self._host_pool(home), most)
 
-    def _converted(self, block: StoredTokens, source: Place, target: Place) -> StoredTokens:
+    def _converted(
+        self, read: Callable[[], StoredTokens], source: Place, target: Place
+    ) -> StoredTokens:
+        block = read()
         if source.rung == target.rung:
             return block
         pools, dtype = self.cache.pools, self.cache.layout.dtype
@@ -290,36 +312,43 @@ class Mover:
         assert isinstance(pool, HostPool)
         return pool
 
-    def _send(
-        self,
-        pairs: GroupTokenPairs,
-        contents: list[GroupContent],
-        target: Place,
-    ) -> PendingCopy:
+    def _send(self, pairs: GroupTokenPairs, source: Place, target: Place) -> PendingCopy:
         """Give tokens rows in DDR, gather them on the device and order the copy."""
-        pool = self._host_pool(target)
-        pairs = GroupTokenPairs(
-            np.concatenate([np.full(len(t), g, dtype=np.int64) for g, t, _ in contents]),
-            np.concatenate([t for _, t, _ in contents]),
-        )
-        pool.take(pairs.group, pairs.token)
+        cache, pool = self.cache, self._host_pool(target)
+        parts = self._parts(pairs, source)
+        pairs = GroupTokenPairs.joined([some for _, some in parts])
+        self._take(target, pairs)
         blocks = pool.blocks(pairs.group, pairs.token)
-        buffers = pool.buffers(blocks.rows, self.cache.layout.device)
+        buffers = pool.buffers(blocks.rows, cache.layout.device)
         first = 0
-        for _, token, block in contents:
-            pool.fill(buffers, blocks.at[:, first : first + len(token)], block)
-            first += len(token)
-        if self.cache.host_attention is not None:
-            self.cache.host_attention.enter(target, pairs, contents)
+        for place, some in parts:
+            if place.rung == target.rung:  # as it is: straight into the buffers
+                own = cache.pools[place]
+                for group, at in some.portions(len(some)):
+                    rows = pool.rows_in(buffers, blocks.at[:, first + at.start : first + at.stop])
+                    own.read_rows(group, own.slots.of[group, some.token[at]], rows)
+                first += len(some)
+                continue
+            for _, token, read in self._contents(some, place, target):
+                pool.fill(pool.rows_in(buffers, blocks.at[:, first : first + len(token)]), read())
+                first += len(token)
         down = [(buffer, host) for host, buffer in pool.pairs(blocks, buffers)]
         pool.arriving += 1
-        return PendingCopy(target, pairs, blocks, buffers, self.link.down_blocks(down))
+        copy = PendingCopy(target, pairs, blocks, buffers, self.link.down_blocks(down))
+        if cache.host_attention is not None:
+            contents = copy.contents(pool, self._portion(target))
+            cache.host_attention.enter(target, pairs, contents)
+        return copy
+
+    def _by_row(self, pairs: GroupTokenPairs, home: Place) -> GroupTokenPairs:
+        """Group by group, in the order in which their rows lie in DDR."""
+        row = self.cache.pools[home].slots.of[pairs.group, pairs.token]
+        return pairs.where(np.lexsort((row, pairs.group)))
 
     def _order_up(self, pairs: GroupTokenPairs, home: Place) -> PendingCopy:
         """Order the copy of tokens in DDR to buffers on the device."""
         pool = self._host_pool(home)
-        order = np.lexsort((pool.slots.of[pairs.group, pairs.token], pairs.group))
-        pairs = GroupTokenPairs(pairs.group[order], pairs.token[order])
+        pairs = self._by_row(pairs, home)
         blocks = pool.blocks(pairs.group, pairs.token, join=True)
         buffers = pool.buffers(blocks.rows, self.cache.layout.device)
         ticket = self.link.up_blocks(pool.pairs(blocks, buffers))
@@ -341,9 +370,10 @@ class Mover:
     def _land(self, copy: PendingCopy) -> None:
         cache, home = self.cache, copy.target
         if copy.to_stage:
-            for group, token, block in copy.contents(self._host_pool(home)):
-                self._put(STAGED[home], group, token, block)
-            self._leave_device(copy.pairs, STAGED[home])
+            stage = STAGED[home]
+            self._take(stage, copy.pairs)
+            self._put(stage, copy.contents(self._host_pool(home), self._portion(stage)))
+            self._leave_device(copy.pairs, stage)
             cache.changed()
             return
         there = cache.pools[home].slots.of[copy.pairs.group, copy.pairs.token] >= 0
@@ -359,10 +389,15 @@ class Mover:
             self._drop(other, pairs)
         self.cache.place.values[pairs.group, pairs.token] = place
 
-    def _put(self, place: Place, group: int, token: np.ndarray, block: StoredTokens) -> None:
+    def _take(self, place: Place, pairs: GroupTokenPairs) -> None:
+        """Give tokens, group by group, slots or rows of their own."""
+        self.cache.pools[place].take(pairs.group, pairs.token)
+
+    def _put(self, place: Place, contents: Iterator[GroupContent]) -> None:
+        """Write what tokens hold into the slots that they have been given."""
         pool = self.cache.pools[place]
-        slot = pool.take(np.full(len(token), group, dtype=np.int64), token)
-        pool.write(group, slot, block)
+        for group, token, read in contents:
+            pool.write(group, pool.slots.of[group, token], read())
 
     def _drop(self, place: Place, pairs: GroupTokenPairs) -> None:
         pool = self.cache.pools.get(place)
@@ -371,78 +406,3 @@ class Mover:
         held = pairs.where(pool.slots.of[pairs.group, pairs.token] >= 0)
         if len(held):
             pool.give_back(held.group, held.token)
-
-
-@dataclass
-class GroupTokenPairs:
-    """(group, token) pairs, each of which takes a slot of its own; int64 arrays ``[m]``."""
-
-    group: np.ndarray
-    token: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.token)
-
-    @classmethod
-    def none(cls) -> GroupTokenPairs:
-        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-
-    def where(self, mask: np.ndarray) -> GroupTokenPairs:
-        return GroupTokenPairs(self.group[mask], self.token[mask])
-
-    def by_group(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Each group that occurs, and its tokens."""
-        for group in np.unique(self.group).tolist():
-            yield group, self.token[self.group == group]
-
-
-@dataclass(eq=False)
-class PendingCopy:
-    """Tokens that are being copied.
-
-    Attributes
-    ----------
-    target : Place
-        In DDR: where they will be stored, or come from.
-    pairs : GroupTokenPairs
-        Group by group.
-    blocks : BlockList
-        Their rows on the host.
-    buffers : list of Tensor
-        What the rows are copied from, or to, on the device.
-    ticket : Ticket
-    to_stage : bool
-        They come up.
-    """
-
-    target: Place
-    pairs: GroupTokenPairs
-    blocks: BlockList
-    buffers: list[torch.Tensor]
-    ticket: Ticket
-    to_stage: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Of the buffers."""
-        return sum(part.nbytes for part in self.buffers)
-
-    def done(self) -> bool:
-        return self.ticket.done()
-
-    def any(self, moving: np.ndarray) -> bool:
-        """Whether it has some of the tokens in bool ``[groups, tokens]``."""
-        return bool(moving[self.pairs.group, self.pairs.token].any())
-
-    def places(self, cache: TieredCache) -> np.ndarray:
-        """Where each token is read."""
-        places: np.ndarray = cache.place.values[self.pairs.group, self.pairs.token]
-        return places
-
-    def contents(self, pool: HostPool) -> Iterator[GroupContent]:
-        """What has come up, by group, as other pools store it."""
-        first = 0
-        for group, token in self.pairs.by_group():
-            parts = pool.content(self.buffers, self.blocks.at[:, first : first + len(token)])
-            first += len(token)
-            yield group, token, StoredTokens(parts[0].view(pool.codec.storage), *parts[1:])

@@ -8,7 +8,7 @@ approximation, unless all are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from arborsim_torch.tiers.copies import to_device
 from arborsim_torch.tiers.link import HostLink
 
 if TYPE_CHECKING:
-    from arborsim_torch.cache.mover import GroupContent, GroupTokenPairs
+    from arborsim_torch.cache.pairs import GroupContent, GroupTokenPairs
     from arborsim_torch.cache.tiered import TieredCache
 
 PAGES_TOP = 16  #: pages that each KV head chooses in a step; their union is fetched
@@ -101,9 +101,22 @@ class PageAttention(HostAttention):
         buffers = sum(part.nbytes for parts in self._buffers.values() for part in parts)
         return buffers + sum(bounds.nbytes for bounds in self._bounds.values())
 
+    def bytes_of(self, place: Place, tokens: int) -> int:
+        """`buffer_bytes` of a place once it has held `tokens` tokens of every group."""
+        g, pool = self._cache.layout, self._pool(place)
+        if not tokens:
+            return 0
+        of_page = g.layers * g.kv_heads * (2 * g.head_dim * g.dtype.itemsize + 1)
+        return self._most_rows * pool.row_bytes + pool.pages_of(tokens) * of_page
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows that are fetched at most of a place: the KV heads' pages differ."""
+        return self._cache.layout.kv_heads * self._pages_top * PAGE_TOKENS
+
     # -- bounds --------------------------------------------------------------------------------
 
-    def enter(self, place: Place, pairs: GroupTokenPairs, contents: list[GroupContent]) -> None:
+    def enter(self, place: Place, pairs: GroupTokenPairs, contents: Iterator[GroupContent]) -> None:
         """Take keys that leave the device into the bounds of the pages where they will lie."""
         g, pool = self._cache.layout, self._pool(place)
         if place not in self._bounds:
@@ -116,7 +129,8 @@ class PageAttention(HostAttention):
         for layer, page in pool.opened_pages(pairs.group, pool.slots.of[pairs.group, pairs.token]):
             heads = slice(None) if g.grouping == "shared" else self._heads(layer)
             bounds.heads(heads).clear(to_device(page, g.device))
-        for group, token, block in contents:
+        for group, token, read in contents:
+            block = read()
             keys = pool.codec.decode(block.data, block.scale, g.dtype)[:, 0]
             page = pool.slots.of[group, token].astype(np.int64) // PAGE_TOKENS
             size = g.layers * g.kv_heads // g.groups
@@ -211,8 +225,7 @@ class PageAttention(HostAttention):
             row = (page[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(-1)
             blocks = pool.blocks_of_layer(layer, row, join=False)
             if place not in self._buffers:
-                most = self._cache.layout.kv_heads * self._pages_top * PAGE_TOKENS
-                self._buffers[place] = pool.buffers(most, self._cache.layout.device)
+                self._buffers[place] = pool.buffers(self._most_rows, self._cache.layout.device)
             buffers = [part.narrow(0, 0, blocks.rows) for part in self._buffers[place]]
             copies += pool.pairs(blocks, buffers)
             found.append((pool, buffers, blocks))

@@ -350,6 +350,15 @@ class Pool:
             parts.append(self._spans.read(group, index))
         return StoredTokens(parts[0].view(self.codec.storage), *parts[1:])
 
+    def read_rows(self, group: int, slot: np.ndarray, rows: list[Tensor]) -> None:
+        """Copy the tokens in `slot` of one group to `rows`; no scales that tokens share.
+
+        `rows` are the parts, ``[tokens, layers, records, heads, ...]``.
+        """
+        index = to_device(slot.astype(np.int64), self.device)
+        for part, row in zip(self._strip(group), rows, strict=True):
+            torch.index_select(part.movedim(3, 0), 0, index, out=row)
+
     def read_tokens(self, token: np.ndarray) -> Tensor:
         """Copy tokens that every group holds, ``[layers, 2, kv_heads, tokens, head_dim]``."""
         slots = self.slots.of[:, token]

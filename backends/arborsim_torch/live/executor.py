@@ -15,7 +15,8 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.decoder import TreeDecoder
 
 

@@ -19,13 +19,15 @@ from arborsim.core.observations import Signal
 from arborsim.core.row_uses import RowUse
 from arborsim.core.shape import CacheShape
 from arborsim.core.tiers import Tier
-from arborsim.machine.live_memory import LiveSearch
+from arborsim.machine.live_memory import LiveSearch, moving_bytes
+from arborsim.memory.moves import MostMoved
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
 from arborsim.trace.schema import VECTORS
 from arborsim_torch.cache.layout import STAGED, Layout, Place
 from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.ondemand import PageAttention
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, MAX_PENDING_BYTES, Capture
 from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder
@@ -278,7 +280,7 @@ class PolicySearch:
         self._on_tokens, self._iterations = on_tokens, 0
         self._recorder = setup.recorder(problem, capture, self._feed, self.cache, self._went_on)
         self._problem, self._clock = problem, setup.clock
-        self._policy, self._block = policy, setup.prefill_block
+        self._policy, self._block, self._recall = policy, setup.prefill_block, machine.recall
 
     def _reserve(self, policy: Policy, budget: int, prompt: int, slots: int, recall: str) -> None:
         """Give pools the slots that are known to be needed: then none grows while decoding.
@@ -339,13 +341,25 @@ class PolicySearch:
         time.policy_s = max(0.0, spent_s - time.rehydration_s - host_s)
         return measured
 
-    def memory(self, simulated: Measurements, geometry: Geometry) -> LiveSearch:
-        """Its memory on the device, as far as a simulation of the search can say."""
+    def memory(
+        self, simulated: Measurements, geometry: Geometry, moved: MostMoved | None = None
+    ) -> LiveSearch:
+        """Its memory on the device, as far as a simulation of the search can say.
+
+        Parameters
+        ----------
+        simulated : Measurements
+        geometry : Geometry
+        moved : MostMoved, optional
+            Of the same simulation; without it, moves take nothing.
+        """
         apart = simulated.peak_staging_bytes
         if any(place.in_hbm and place.quantised for place in self._places):
             apart += simulated.peak_quantised_bytes
         held = simulated.peak_after_first_decision_bytes - apart
         most = max(0, held) // max(1, geometry.full_bytes_per_token)
+        moved = moved or MostMoved()
+        kept = most if moved.kept_tokens is None else moved.kept_tokens
         prompt = len(self._problem.prompt)
         uses = self._policy.row_uses()
         reduced = [use for use in uses if use.reduced and use.prompt and not use.of_heads]
@@ -353,7 +367,7 @@ class PolicySearch:
             geometry,
             prompt,
             most,
-            kept=most if most < prompt else None,
+            kept=kept if kept < prompt else None,
             reserved=self._reserved_tokens,
             keeps=self._kept_tokens,
             rows_from=min((use.first(prompt) for use in reduced), default=None),
@@ -361,6 +375,13 @@ class PolicySearch:
             signals=not self._policy.reads() <= {Signal.READERS},
             waiting_bytes=self._waiting_bytes(geometry),
             apart_bytes=self._apart_bytes(simulated),
+            moving_bytes=moving_bytes(
+                moved,
+                geometry,
+                self._policy.formats,
+                self.cache.layout.groups,
+                staged=self._recall == "stage",
+            ),
             block=self._block,
             page=self.cache.pools[Place.HBM].page_tokens,
         )
@@ -374,7 +395,13 @@ class PolicySearch:
         quantised, staged = simulated.peak_quantised_bytes, simulated.peak_staging_bytes
         if quantised and (own := [at for at in self._places if at.in_hbm and at.quantised]):
             found += max(quantised, sum(pools[at].kept_bytes for at in own))
-        if staged:
+        attention = self.cache.host_attention
+        if isinstance(attention, PageAttention):
+            ddr = simulated.peak_ddr_bytes
+            for at in (each for each in self._places if each.on_host):
+                size = pools[at].bytes_per_slot * pools[at].layout.groups
+                found += attention.bytes_of(at, -(-ddr // size)) if quantised or not at.rung else 0
+        elif staged:
             away = [at for at in self._places if at.on_host and (quantised or not at.quantised)]
             found += max(staged, sum(pools[STAGED[at]].kept_bytes for at in away))
         return found

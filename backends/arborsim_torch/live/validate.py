@@ -173,7 +173,10 @@ class ValidationRun:
         )
         check = _compared(check, outcome, made[0], number == request.first, self.alone)
         if self.loaded.model.device.type == "cuda":
-            memory = search.memory(made[0].simulated.measurements(), self.info.geometry)
+            simulated = made[0].simulated
+            memory = search.memory(
+                simulated.measurements(), self.info.geometry, simulated.most_moved
+            )
             predicted_bytes = memory.device_bytes(check.weight_bytes)
             check = replace(check, simulated_device_bytes=predicted_bytes)
         return replace(

@@ -106,13 +106,13 @@ class _EightBit(ABC):
         scale = amax / torch.full_like(amax, self.largest)
         scale = scale.masked_fill_(scale == 0, 1.0)
         # The quotient passes `largest` where the scale itself was rounded down (subnormals).
-        quotient = (x.float() / scale).clamp_(-self.largest, self.largest)
+        quotient = x.to(torch.float32, copy=True).div_(scale).clamp_(-self.largest, self.largest)
         return self._round(quotient), scale
 
     def decode(self, data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         if scale is None:
             raise TypeError(f"{self.name} data needs its scales")
-        return (data.float() * scale).to(dtype)
+        return data.float().mul_(scale).to(dtype)
 
     def bytes_per_token(self, head_dim: int) -> int:
         return 2 * (head_dim + SCALE_BYTES)
@@ -255,7 +255,7 @@ class Packed:
             low, scale = _half(low), _half(scale)
             step = scale.float()
             step = step.masked_fill(step == 0, 1.0)
-            codes = ((grouped - low.float()) / step).round_().clamp_(0, steps)
+            codes = (grouped - low.float()).div_(step).round_().clamp_(0, steps)
             scales = [_bytes(step.half().squeeze(-1)), _bytes(low.squeeze(-1))]
         else:
             amax = grouped.abs().amax(dim=-1, keepdim=True)
@@ -267,7 +267,7 @@ class Packed:
                 step = _half(step).float()
                 step = step.masked_fill(step == 0, 1.0)
                 scales = [_bytes(step.half().squeeze(-1))]
-            codes = (grouped / step).round_().clamp_(-steps, steps) + steps
+            codes = (grouped / step).round_().clamp_(-steps, steps).add_(steps)
         codes = codes.flatten(-2)[..., :size].to(torch.uint8)
         return codes, torch.cat([*scales, *rest], dim=-1)
 

@@ -276,6 +276,7 @@ class Ticket:
         else:
             held_up.add(held)
             self._seq.ordered(held)
+            self._tensors = None  # the device keeps their memory until the copy has ended
 
     def _waited(self, held_up_s: float) -> float:
         self._seq.settle(held_up_s)

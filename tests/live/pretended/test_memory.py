@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -11,15 +12,27 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from arborsim.core.measurements import Measurements
+from arborsim.core.tiers import RECALLS
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
 from arborsim.search import make_search
+from arborsim.validate.compare import DualExecutor
+from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.ondemand import PageAttention
 from arborsim_torch.decoder import run_together
+from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
+from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sources import RandomSource
 
 from .arming import pretend
+from .clocks import Gpu
 
 VOCABULARY, WITHIN = 500, 0.03
 
@@ -113,6 +126,94 @@ def test_what_lies_in_other_pools_is_predicted_to_the_byte(case: Searched) -> No
         measured, shape = search.measurements(), geometry(LoadedModel("tiny", model))
     assert allocated > 0
     assert search.memory(measured, shape).apart_bytes == allocated
+
+
+#: Searches whose moves are watched: with tokens in DDR, quantised ones, and a tree.
+MOVED = (
+    *(Searched("hierarchy", "", 64, 300, 240, 16, {"interval": "64", "recent": "16"}, recall=recall)
+      for recall in RECALLS),
+    Searched("hierarchy", "", 64, 200, 200, 16,
+             {"interval": "64", "recent": "16", "hbm_ratio": "0.2", "quantised_ratio": "0.5"}),
+    Searched("arkv", "", prompt=256, budget=200, new=40),
+    Searched("arkv-quant", "", prompt=256, budget=200, new=40),
+    Searched("kivi", "", prompt=256, budget=400, new=40, settings={"residual": "32"}),
+    Searched("kivi", "", prompt=256, budget=400, new=40,
+             settings={"residual": "32", "outliers": "0.02"}),
+    Searched("arborkv", "", prompt=64, budget=260, new=64, block=16),
+)  # fmt: skip
+#: Slots of the tokens that move, int64, on the device: of a portion, as it is read and written.
+INDEX_BYTES = 4096
+
+
+@contextmanager
+def moves_watched(gpu: Gpu, most: list[int]) -> Iterator[None]:
+    """Note what pools and moves take at most, beside what else there is when a move begins."""
+
+    def watched(original: Any) -> Any:
+        def call(mover: Mover, *args: Any, **kwargs: Any) -> Any:
+            if most[0] > 0:  # within another
+                return original(mover, *args, **kwargs)
+            cache, before = mover.cache, gpu.peak
+            if isinstance(cache.host_attention, PageAttention):
+                cache.host_attention._rows.clear()  # tables that moves give up, whatever they do
+            pools = sum(p.capacity_bytes for at, p in cache.pools.items() if not at.on_host)
+            streamed = 0 if cache.stream is None else cache.stream.buffer_bytes
+            beside = gpu.allocated - pools - cache.buffer_bytes + streamed
+            gpu.peak, most[0] = gpu.allocated, 1
+            try:
+                return original(mover, *args, **kwargs)
+            finally:
+                most[0] = 0
+                most.append(gpu.peak - beside)
+                gpu.peak = max(before, gpu.peak)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("move", "settle", "turn"):
+            patch.setattr(Mover, name, watched(getattr(Mover, name)))
+        yield
+
+
+@pytest.mark.parametrize(
+    "case", MOVED, ids=lambda c: " ".join((c.policy, c.recall, *c.settings.values()))
+)
+def test_what_moves_take_is_what_the_simulator_predicts(case: Searched) -> None:
+    tree = case.policy == "arborkv"
+    made: list[DualExecutor] = []
+    with pretend() as gpu:
+        model = make_model()
+        shape = geometry(LoadedModel("tiny", model))
+        policy = build(case.policy, case.settings)
+
+        def wrap(live: LiveExecutor, mover: Mover) -> DualExecutor:
+            machine = Machine(
+                load_profile("h100"), page_tokens=1, recall=case.recall, overlap=False
+            )
+            simulated = SimulatedExecutor(
+                machine, shape, groups=mover.cache.layout.groups, formats=policy.formats
+            )
+            made.append(DualExecutor(live, simulated, lambda: held(mover)))
+            return made[0]
+
+        source = RandomSource(VOCABULARY, case.prompt, case.new, 16 if tree else case.new)
+        setup = SearchSetup(
+            model, source,
+            lambda: make_search("beam-4", width=4) if tree else make_search("linear"),
+            0.7 if tree else 0.0, 0, case.new, prefill_block=case.block,
+        )  # fmt: skip
+        options = CacheOptions(recall=case.recall, overlap=False)
+        search = PolicySearch(setup, source.problem(0), policy, case.budget, options, wrap=wrap)
+        most, ends = [0], list[Ended]()
+        with moves_watched(gpu, most):
+            run_batched([search], 1, lambda _, ended: ends.append(ended))
+        assert isinstance(ends[0], EpisodeResult), ends[0]
+        simulated = made[0].simulated
+        predicted = search.memory(simulated.measurements(), shape, simulated.most_moved)
+        if case.recall == "stream":  # its buffers grow by a quarter, and after moves
+            predicted = replace(predicted, apart_bytes=0)
+    moments = [each.bytes for each in predicted.moments() if each.name in ("moving", "shrinking")]
+    assert max(moments) == pytest.approx(max(most), rel=WITHIN, abs=INDEX_BYTES)
 
 
 @pytest.mark.parametrize(
