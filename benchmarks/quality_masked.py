@@ -250,8 +250,11 @@ class _Search:
 
 
 def _apart(use: RowUse) -> bool:
-    """Whether a use is of reduced rows of groups; those of the model are handed over whole."""
-    return use.reduced and use.grouping != "shared"
+    """Whether a use is of reduced rows of groups.
+
+    Those of the model are handed over whole; those of query heads are made again of their queries.
+    """
+    return use.reduced and use.grouping != "shared" and not use.of_heads
 
 
 def check(policy: Policy) -> None:
