@@ -120,8 +120,6 @@ class Graph:
         assert capture is not None
         with torch.inference_mode():
             capture.end()
-        for name in capture.unjoined:
-            self._gpu.fault(f"{name} is not joined when the capture ends")
 
     def replay(self) -> None:
         assert self._capture is not None, "nothing was captured"
@@ -150,7 +148,11 @@ def captured(gpu: Gpu, graph: Graph, turned: Any) -> Iterator[None]:
     gpu.wait({}, "torch.cuda.graph")
     with turned:
         graph.capture_begin()
+        capture = gpu.capture
         try:
             yield
         finally:
             graph.capture_end()
+        assert capture is not None
+        for name in capture.unjoined:
+            gpu.fault(f"{name} is not joined when the capture ends")
