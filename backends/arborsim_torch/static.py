@@ -1,7 +1,9 @@
 """One decode iteration on tensors that stay where they are, so that a CUDA graph can replay it.
 
 What a step reads and writes has the same address at every step: its inputs (ids, positions, slots
-to write), the pools, and the tables that say which slots are on which path.  Numbers of entries and
+to write), the pools, and the tables that say which slots are on which path.  Tokens in DDR that are
+streamed come from page-locked rows to two buffers: copies of all layers but the first are branches
+of the graph, and the first layer's set out when the step before is over.  Numbers of entries and
 of sequences are rounded up to a *bucket*: entries beyond are masked, sequences beyond read nothing
 and write to a slot that no token has.  The first step of a bucket runs eagerly, on the
 stream that captures the second; from then on, one launch replays it.  Without graphs every step
@@ -361,7 +363,7 @@ def block_outputs(layers: Any, into: list[Tensor]) -> Iterator[None]:
 
 
 def kind_of_steps(model: Any, graphs: bool) -> str:
-    """How decode steps that read tokens on the device alone are computed, in words."""
+    """How decode steps whose reads stay where they are are computed, in words."""
     if model.device.type != "cuda" or not graphs:
         return "eager"
     why = refusal(model)

@@ -71,10 +71,12 @@ class HostPieces:
             self._rows = [self._rows_of(table) for table in self.tables]
         elif other:
             self._slots = [table.listed() for table in self.tables]
-        if self._stream is not None and fixed and self.tables:
+        if self._stream is None:
+            return anew
+        if fixed and self.tables:
             places = tuple(table.place for table in self.tables)
             self._stream.begin_fixed(self._rows_on_host, (places, *self._rows))
-        elif self._stream is not None and (self.tables or anew):
+        elif not fixed and (self.tables or anew):
             self._stream.begin(self._streamed, other)
         return anew
 
@@ -117,7 +119,8 @@ class HostPieces:
     def keys(self) -> list[Hashable]:
         """Of each table: changes if pieces of a fixed pass have other shapes, or other memory."""
         pairs = zip(self.tables, self._rows, strict=True)
-        return [(table.key(table.room(rounded)), rows) for table, rows in pairs]
+        made = 0 if self._stream is None else self._stream.allocations
+        return [(table.key(table.room(rounded)), rows, made) for table, rows in pairs]
 
     def await_first(self) -> None:
         """Before a fixed pass: let the device wait for the first layer."""

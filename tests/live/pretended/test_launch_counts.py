@@ -53,7 +53,9 @@ def make_model(layers: int) -> Any:
     return LlamaForCausalLM(config).eval().to(torch.bfloat16).to("cuda")
 
 
-def launches_of(case: Searched, layers: int, graphs: bool = False) -> tuple[int, int]:
+def launches_of(
+    case: Searched, layers: int, graphs: bool = False, recall: str = "stage"
+) -> tuple[int, int]:
     """Kernels of the last forward pass of a search, and of what follows it until the next."""
     with pretend() as gpu:
         source = RandomSource(VOCABULARY, case.prompt, case.new, case.new)
@@ -67,7 +69,8 @@ def launches_of(case: Searched, layers: int, graphs: bool = False) -> tuple[int,
             graphs=graphs,
         )
         policy = build(case.policy, case.settings)
-        search = PolicySearch(setup, source.problem(0), policy, case.budget, CacheOptions())
+        options = CacheOptions(recall=recall)
+        search = PolicySearch(setup, source.problem(0), policy, case.budget, options)
         steps = search.steps()
         tokens = next(steps)
         for _ in range(case.new - 2):
@@ -99,3 +102,12 @@ def test_a_layer_launches_what_the_engine_profile_says(case: Searched) -> None:
 def test_a_graph_is_one_launch_whatever_the_depth() -> None:
     steps = {layers: sum(launches_of(CASES[0], layers, graphs=True)) for layers in DEPTHS}
     assert set(steps.values()) == {load_engine("live-graphs").step_launches}
+
+
+def test_a_graph_that_streams_ddr_leaves_the_first_layers_copy_to_the_host() -> None:
+    """Whatever the depth: copies of all other layers are in the graph."""
+    case = Searched("hierarchy", {"pin_prompt": "false", "recent": "8", "interval": "64"})
+    steps = {
+        layers: sum(launches_of(case, layers, graphs=True, recall="stream")) for layers in DEPTHS
+    }
+    assert set(steps.values()) == {load_engine("live-graphs").step_launches + 1}

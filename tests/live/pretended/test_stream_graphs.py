@@ -95,6 +95,12 @@ def wander(each: Search) -> None:
     each.step(8)
     each.decoder.activate([1, 2])
     each.step(8)
+    each.move(Tier.HBM, 0, 200)
+    each.move(Tier.HBM, 0, 200)
+    each.move(Tier.HBM, 0, 200)
+    each.step(2)
+    each.move(Tier.DDR, 0, 100)
+    each.step(4)
 
 
 def results(device: str, grouping: str = "shared", graphs: bool = True) -> Search:
@@ -109,7 +115,7 @@ def test_a_captured_step_gives_the_eager_steps_bits_wherever_tokens_move(groupin
     with pretend() as gpu:
         found = results("cuda", grouping)
         # What is read changes with every move, and mostly no graph has to be captured anew.
-        assert found.replayed.count(True) >= 28, found.replayed
+        assert found.replayed.count(True) >= 30, found.replayed
         assert all(any(found.replayed[first : first + 8]) for first in range(0, 40, 8))
         assert gpu.launches["graph replay"] == found.replayed.count(True)
     with pretend():
