@@ -170,7 +170,6 @@ class HostPieces:
             found.append(table.brought(layer, parts))
         return found
 
-
     def _in_rows(self, layer: int) -> list[PlacedPiece]:
         assert self._stream is not None
         parts, found = iter(self._stream.places[layer]), []
