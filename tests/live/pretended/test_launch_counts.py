@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from arborsim.machine.lookup import load_engine
-from arborsim.machine.machine import parts_read
+from arborsim.machine.lookup import load_engine, load_profile
+from arborsim.machine.machine import Machine, parts_read
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.decoder import run_together
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.validate import ValidationRun
 from arborsim_torch.sources import RandomSource
 
 from .arming import pretend
@@ -114,3 +116,25 @@ def test_a_graph_that_streams_ddr_leaves_the_first_layers_copy_to_the_host() -> 
     )
     (launches,) = staged
     assert streamed == {launches + 1}
+
+
+@pytest.mark.parametrize(
+    ("policy", "recall", "graphs", "engine"),
+    [
+        ("hierarchy", "stage", True, "live-graphs"), ("hierarchy", "stream", True, "live-graphs"),
+        ("hierarchy", "near", True, "live"), ("hierarchy", "ondemand", True, "live"),
+        ("h2o", "near", True, "live-graphs"),  # which puts nothing into DDR
+        ("hierarchy", "stream", False, "live"),
+    ],
+)  # fmt: skip
+def test_a_validation_prices_graphs_where_steps_are_captured(
+    policy: str, recall: str, graphs: bool, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "executor", lambda machine, *_: machine)
+    device = SimpleNamespace(device=torch.device("cuda"))
+    run: Any = SimpleNamespace(
+        loaded=SimpleNamespace(model=device), machine=Machine(load_profile("h100")), info=None,
+        request=SimpleNamespace(recall=recall, overlap=True), setup=SimpleNamespace(graphs=graphs),
+    )  # fmt: skip
+    machine: Any = ValidationRun._simulated(run, build(policy))
+    assert machine.profile.engine.name == engine
