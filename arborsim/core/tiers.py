@@ -51,6 +51,9 @@ _DDR = int(Tier.DDR)  # NumPy compares int8 with a member of an enum ten times s
 
 #: How tokens in DDR take part in attention: `arborsim.machine.reading` says what each means.
 RECALLS = ("stage", "stream", "near", "ondemand")
+#: Those under which CUDA graphs compute live decode steps; under the others a step that reads DDR
+#: waits for the host in every layer.
+CAPTURED_RECALLS = ("stage", "stream")
 
 
 def hbm_mask(tiers: np.ndarray) -> np.ndarray:

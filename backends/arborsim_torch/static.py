@@ -1,7 +1,9 @@
 """One decode iteration on tensors that stay where they are, so that a CUDA graph can replay it.
 
 What a step reads and writes has the same address at every step: its inputs (ids, positions, slots
-to write), the pools, and the tables that say which slots are on which path.  Numbers of entries and
+to write), the pools, and the tables that say which slots are on which path.  Tokens in DDR that are
+streamed come from page-locked rows to two buffers: copies of all layers but the first are branches
+of the graph, and the first layer's set out when the step before is over.  Numbers of entries and
 of sequences are rounded up to a *bucket*: entries beyond are masked, sequences beyond read nothing
 and write to a slot that no token has.  The first step of a bucket runs eagerly, on the
 stream that captures the second; from then on, one launch replays it.  Without graphs every step
@@ -22,24 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.forward import AttentionMetadata
+from arborsim_torch.cache.forward import AttentionMetadata, PlacedPiece
 from arborsim_torch.cache.hf import BatchedCaches, hf_cache
 from arborsim_torch.cache.layout import Place
-from arborsim_torch.cache.pieces import padded
+from arborsim_torch.cache.pieces import padded, rounded
 from arborsim_torch.cache.reader import PiecePlan
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import ForwardContext, PassContext
 
 _MOST_GRAPHS = 32  #: kept per search; the one that was used longest ago goes first
-_SMALLEST_ROOM = 64
-
-
-def rounded(entries: int) -> int:
-    """The bucket of a number of entries: eight to a doubling, so at most an eighth is padding."""
-    if entries <= _SMALLEST_ROOM:
-        return _SMALLEST_ROOM
-    step = 1 << max(3, (entries - 1).bit_length() - 4)
-    return -(-entries // step) * step
 
 
 @dataclass(frozen=True)
@@ -172,6 +165,7 @@ class StaticStep:
         self._plan: PiecePlan
         self._versions: dict[Place, int] = {}  # of the tables, when their pools were up to date
         self._addresses: dict[Place, tuple[int, ...]] = {}
+        self._buffers = 0  # allocations of those that tokens in DDR are streamed through
         self._longest = 0
         self.bucket: Hashable = None
 
@@ -201,8 +195,8 @@ class StaticStep:
 
     @property
     def possible(self) -> bool:
-        """Whether the next step reads nothing but pools on the device, in place."""
-        return self._cache.on_device
+        """Whether all that the next step reads has an address that stays."""
+        return self._cache.in_place
 
     def begin(self, ids: np.ndarray) -> AttentionMetadata:
         """Announce the next token of each leaf, int ``[seqs, 1]``."""
@@ -234,7 +228,7 @@ class StaticStep:
     def _bring_up_to_date(self, collects: bool) -> None:
         """Let tables have all tensors that the step reads: a capture must not make any."""
         moved = False
-        for table in self._plan.tables:
+        for table in (*self._plan.tables, *self._plan.on_host.tables):
             if collects or self._slides:
                 table.tensor("position")
             if self._versions.get(table.place) != table.version:
@@ -243,6 +237,10 @@ class StaticStep:
             now = table.pool.addresses
             moved |= self._addresses.get(table.place, now) != now
             self._addresses[table.place] = now
+        if self._cache.stream is not None:
+            buffers = self._cache.stream.allocations
+            moved |= self._buffers != buffers
+            self._buffers = buffers
         if moved and self.graphs is not None:
             self.graphs.forget()
         self.bucket = self.rows, rounded(self._longest), self._plan.key
@@ -250,11 +248,17 @@ class StaticStep:
     def _fresh(self, state: PassContext) -> PassContext:
         """What is to collect the same of all sequences and positions of the bucket."""
         layers = range(self._cache.layout.layers)
+        listed = [self._plan.pieces(layer) for layer in layers]
+
+        def pieces(layer: int) -> list[PlacedPiece]:
+            self._plan.on_host.arrive(layer)
+            return listed[layer]
+
         metadata = replace(
             state.metadata,
             at=self._input[1][:, None],
             positions=rounded(self._longest),
-            pieces=[self._plan.pieces(layer) for layer in layers].__getitem__,
+            pieces=pieces if self._plan.on_host.tables else listed.__getitem__,
         )
         return state.again(metadata)
 
@@ -278,6 +282,7 @@ class StaticStep:
         together = (self, *others)
         for step, state in zip(together, states, strict=True):
             step._bring_up_to_date(state.collect)
+            step._plan.on_host.await_first()
         if others or self._together != together:
             rows = [step.rows for step in together]
             passes = BatchedCaches(together, rows) if others else self
@@ -292,6 +297,7 @@ class StaticStep:
                 own.metadata = state.metadata
             return outputs
 
+        replayed = False
         if self.graphs is None:
             outputs = compute()
         else:
@@ -301,9 +307,12 @@ class StaticStep:
             ]
             before = self.graphs.replays
             outputs = self.graphs.run((tuple(asked), wants_hidden), compute)
+            replayed = self.graphs.replays > before
             for step in others:
                 if step.graphs is not None:
-                    step.graphs.replays += self.graphs.replays - before
+                    step.graphs.replays += replayed
+        for step in together:
+            step._plan.on_host.passed(replayed)
         found, first = [], 0
         for number, (step, state) in enumerate(zip(together, states, strict=True)):
             found.append(outputs.of(number, first, state.metadata))
@@ -354,7 +363,7 @@ def block_outputs(layers: Any, into: list[Tensor]) -> Iterator[None]:
 
 
 def kind_of_steps(model: Any, graphs: bool) -> str:
-    """How decode steps that read tokens on the device alone are computed, in words."""
+    """How decode steps whose reads stay where they are are computed, in words."""
     if model.device.type != "cuda" or not graphs:
         return "eager"
     why = refusal(model)

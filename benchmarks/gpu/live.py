@@ -243,7 +243,8 @@ def _copied(link: HostLink) -> Facts:
     facts: Facts = {}
     for way, totals in (("down", link.downward), ("up", link.upward)):
         if totals.busy_s:
-            facts[f"{way}_bytes_per_s"] = totals.carried_bytes / totals.busy_s
+            timed_bytes = totals.carried_bytes - totals.untimed_bytes
+            facts[f"{way}_bytes_per_s"] = timed_bytes / totals.busy_s
             facts[f"{way}_bytes"] = totals.carried_bytes
     return facts
 

@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from arborsim.core.tiers import CAPTURED_RECALLS
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
 
@@ -92,8 +93,8 @@ class Arm:
 
     @property
     def graphs(self) -> bool:
-        """Whether its steps can be captured: if they read the host's memory they run eagerly."""
-        return self.policy != _OFFLOAD or self.recall == "stage"
+        """Whether its steps can be captured: where the host attends, or chooses, it waits."""
+        return self.policy != _OFFLOAD or self.recall in CAPTURED_RECALLS
 
     def budget_tokens(self, load: Load) -> int:
         return int(self.prompt_share * load.prompt_tokens + self.new_share * load.new_tokens)
@@ -231,6 +232,8 @@ class Plan:
             for arm in arms(self.new_tokens):
                 if size > arm.longest or (graphs == "off" and not arm.graphs):
                     continue
+                if graphs == "off" and arm.recall == "stream" and size > COMPARED[0]:
+                    continue  # copies take so long that they hide all launches
                 seconds = self._search_s(arm, size, graphs, self.new_tokens)
                 seconds += _FIRST_S * (repeat == 1 and size == self.sizes[0])
                 yield Step("search", {**facts, "arm": arm.label}, seconds, arm)

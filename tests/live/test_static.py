@@ -148,7 +148,7 @@ Steps = Callable[[StaticStep, list[Any], list[Any]], Any]
 
 def search(
     name: str, settings: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch, steps: Steps,
-    n: int = 4, budget: int = 50, model: Any = None,
+    n: int = 4, budget: int = 50, model: Any = None, recall: str = "stage",
 ) -> dict[str, Any]:  # fmt: skip
     """Columns of the first search on static steps, which `steps` computes; no step is another."""
     attach = LiveExecutor.attach
@@ -164,7 +164,9 @@ def search(
     model = tiny_model() if model is None else model
     setup = SearchSetup(model, source, lambda: make_search(kind, **options), 0.0, 0, 40)
     searches = [
-        PolicySearch(setup, source.problem(0), build(each, settings), budget, CacheOptions())
+        PolicySearch(
+            setup, source.problem(0), build(each, settings), budget, CacheOptions(recall=recall)
+        )
         for each in name.split(",")
     ]
     ended: dict[int, Any] = {}
@@ -305,9 +307,12 @@ class Addresses(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("name", "settings", "kind"), SEARCHES)
+@pytest.mark.parametrize(
+    ("name", "settings", "kind", "recall"),
+    [*((*each, "stage") for each in SEARCHES), (*SEARCHES[-1], "stream")],
+)
 def test_a_step_reads_and_writes_where_the_last_one_did(
-    name: str, settings: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
+    name: str, settings: dict[str, str], kind: str, recall: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[Any, list[Any]] = defaultdict(list)
 
@@ -317,7 +322,7 @@ def test_a_step_reads_and_writes_where_the_last_one_did(
         seen[tuple(each.bucket for each in step._together)].append(addresses.seen)
         return found
 
-    search(name, settings, kind, monkeypatch, noted)
+    search(name, settings, kind, monkeypatch, noted, recall=recall)
     steps = [len(own) for own in seen.values()]
     assert sum(steps) >= 20
     assert max(steps) >= (8 if kind == "linear" else 4)

@@ -102,6 +102,28 @@ def test_buffers_are_used_again_and_counted() -> None:
         assert stream.buffer_bytes == 2048 + 2560
 
 
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_iterations_that_restart_have_every_layer_where_it_was(layers: int) -> None:
+    """Also with an odd number of layers, and after one that something else computed."""
+    parts = [blocks_of(own) for own in host_layers([20] * layers)]
+    with HostLink("cpu") as link:
+        stream = LayerStream(link, layers)
+        places = stream.places(parts)
+        made = stream.allocations
+        for computed in (True, False, True):
+            stream.restart()
+            stream.prefetch(0, parts[0])
+            stream.await_next()
+            for layer in range(layers if computed else 0):
+                held = stream.take(layer)
+                if layer + 1 < layers:
+                    stream.prefetch(layer + 1, parts[layer + 1])
+                for found, place, part in zip(held, places[layer], parts[layer], strict=True):
+                    assert found.data_ptr() == place.data_ptr()
+                    assert same(place, torch.cat(part))
+        assert stream.allocations == made <= 2
+
+
 def test_the_layer_in_use_stays_while_the_next_arrives() -> None:
     first, second = numbers(50, seed=1), gated(numbers(50, seed=2))
     with HostLink("cpu") as link:

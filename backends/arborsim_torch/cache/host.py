@@ -8,7 +8,7 @@ which merges exactly with the device's part.  So does ``ondemand``, which fetche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -286,12 +286,20 @@ class HostStream:
     ----------
     link : HostLink
     layers : int
+
+    Attributes
+    ----------
+    places : list of lists of Tensor
+        Where each layer's parts arrive in passes that are the same.
     """
 
     def __init__(self, link: HostLink, layers: int) -> None:
         self._link, self._layers = link, layers
         self._stream = LayerStream(link, layers)
         self._pieces: list[list[_Arriving]] = []
+        self._parts: list[list[list[Tensor]]] = []  # of each layer: blocks of each part
+        self._fixed: Hashable = None  # the key of passes that are the same, if this is one of them
+        self.places: list[list[Tensor]] = []
         self._ahead: int | None = None  # the layer that is under way
         self._moved = False  # rows between those of the pieces may be written from now on
 
@@ -304,6 +312,11 @@ class HostStream:
     def buffer_bytes(self) -> int:
         return self._stream.buffer_bytes
 
+    @property
+    def allocations(self) -> int:
+        """How often buffers were made: until the next time, `places` stay."""
+        return self._stream.allocations
+
     def begin(self, pieces: Callable[[int], Pieces], anew: bool) -> None:
         """The next pass begins; `anew` if tokens have moved since the last.
 
@@ -313,15 +326,59 @@ class HostStream:
             What a layer needs: pools and slots.
         anew : bool
         """
-        if anew or self._moved:
+        if anew or self._moved or self._fixed is not None:
             self.discard()
-            self._moved = False
+            self._moved, self._fixed = False, None
             self._pieces = [
                 [self._piece(layer, pool, slots) for pool, slots in pieces(layer)]
                 for layer in range(self._layers)
             ]
+            self._parts = [[part for piece in own for part in piece.parts] for own in self._pieces]
         if self._ahead is None:
             self._prefetch(0)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no copy writes to rows on the host: any of them may be read."""
+        return self._link.down_idle
+
+    def begin_fixed(self, parts: Callable[[int], list[list[Tensor]]], key: Hashable) -> None:
+        """The next pass begins, and is the same as the last if `key` is.
+
+        Parameters
+        ----------
+        parts : callable
+            Blocks of each part of a layer.
+        key : hashable
+            Says where all blocks are.
+        """
+        if key != self._fixed:
+            self.discard()
+            self._fixed = key
+            self._parts = [parts(layer) for layer in range(self._layers)]
+            self.places = self._stream.places(self._parts)
+        self._moved = False
+        if self._ahead is None:
+            self._stream.restart()
+            self._prefetch(0)
+
+    def await_first(self) -> None:
+        """Let the device wait for the first layer of a fixed pass."""
+        self._stream.await_next()
+
+    def arrive(self, layer: int) -> None:
+        """Let the device wait for a layer of a fixed pass, while the next one sets out."""
+        self._stream.take(layer)
+        if layer + 1 < self._layers:
+            self._prefetch(layer + 1)
+
+    def passed(self, replayed: bool) -> None:
+        """A fixed pass has been computed, or a graph of it replayed; prefetch for the next."""
+        if replayed:
+            blocks = [block for own in self._parts[1:] for part in own for block in part]
+            self._link.up_replayed(len(blocks), sum(block.nbytes for block in blocks))
+        self._stream.restart()
+        self._prefetch(0)
 
     def discard(self) -> None:
         """Tokens are about to move: what is under way is not needed, and must have ended."""
@@ -346,9 +403,7 @@ class HostStream:
         return found
 
     def _prefetch(self, layer: int) -> None:
-        self._stream.prefetch(
-            layer, [part for piece in self._pieces[layer] for part in piece.parts]
-        )
+        self._stream.prefetch(layer, self._parts[layer])
         self._ahead = layer
 
     def _piece(self, layer: int, pool: Pool, slots: Tensor) -> _Arriving:

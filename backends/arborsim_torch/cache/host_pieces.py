@@ -1,8 +1,14 @@
-"""What passes read of the pools on the host: brought to the device layer by layer, or there."""
+"""What passes read of the pools on the host: brought to the device layer by layer, or there.
+
+A pass that is to be the same as the one before (*fixed*: a CUDA graph can replay it) streams each
+layer's rows whole, from the first to the last that is read, rounded up.  Then where they come from
+and where they go depend on this number alone, and a table on the device says which of them are
+read: it changes where tokens move.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +18,11 @@ from torch.nn import functional as F
 
 from arborsim_torch.cache.forward import PlacedPiece
 from arborsim_torch.cache.host import HostSlots, HostStream, HostTokens
-from arborsim_torch.cache.host_pool import HostPool
+from arborsim_torch.cache.host_pool import PAGE_TOKENS, HostPool
 from arborsim_torch.cache.layout import Place
-from arborsim_torch.cache.pieces import PieceTable
+from arborsim_torch.cache.pieces import PieceTable, rounded
 from arborsim_torch.cache.pool import Pool
+from arborsim_torch.tiers.codec import Packed
 
 if TYPE_CHECKING:
     from arborsim_torch.cache.tiered import TieredCache
@@ -46,20 +53,89 @@ class HostPieces:
         self._stay, self._stream = stay, stream
         self._version = 0
         self._slots: list[list[Tensor]] = []  # of each table, by group
+        self._fixed = False  # the pass streams rows whole
+        self._rows: list[tuple[int, ...]] = []  # of each table, by layer, that it streams
+        self._judged = -1, False  # a version, and whether it is worth that
         self.tables: list[PieceTable] = []
         self.tokens: list[HostTokens] = []
 
-    def begin(self, tables: Sequence[PieceTable]) -> bool:
+    def begin(self, tables: Sequence[PieceTable], fixed: bool = False) -> bool:
         """What the next pass reads, of tables that may be empty; whether it is something new."""
         version = sum(table.version for table in tables)
         anew, self._version = version != self._version, version
+        other, self._fixed = anew or fixed != self._fixed, fixed
         if anew:
             self.tables = [table for table in tables if table.count.any()]
-            self._slots = [table.listed() for table in self.tables]
             self.tokens = tokens_on_host(self._cache) if self._stay and self.tables else []
-        if self._stream is not None and (self.tables or anew):
-            self._stream.begin(self._streamed, anew)
+        if other and fixed:
+            self._rows = [self._rows_of(table) for table in self.tables]
+        elif other:
+            self._slots = [table.listed() for table in self.tables]
+        if self._stream is None:
+            return anew
+        if fixed and self.tables:
+            places = tuple(table.place for table in self.tables)
+            self._stream.begin_fixed(self._rows_on_host, (places, *self._rows))
+        elif not fixed and (self.tables or anew):
+            self._stream.begin(self._streamed, other)
         return anew
+
+    def whole(self, tables: Sequence[PieceTable]) -> bool:
+        """Whether a pass over these can stream rows whole.
+
+        Not while copies into rows are under way, nor from memory that could not be locked; and not
+        where much would cross that is not read: off the paths, or given back.
+        """
+        if self._stream is None or not self._stream.settled:
+            return False
+        version = sum(table.version for table in tables)
+        if self._judged[0] != version:
+            read = [table for table in tables if table.count.any()]
+            self._judged = version, all(self._worth(table) for table in read)
+        return self._judged[1]
+
+    def _worth(self, table: PieceTable) -> bool:
+        pool, layers = _host_pool(table), self._layout.layers
+        if isinstance(pool.codec, Packed) and pool.codec.scaled:
+            return False  # where its tokens stand in their groups is made out anew in each pass
+        if self._layout.device.type == "cuda" and not pool.page_locked:
+            return False
+        read = int(table.count.sum()) * (layers if self._layout.grouping == "shared" else 1)
+        return pool.worth_carrying_whole(sum(self._rows_of(table)), read, layers)
+
+    def _rows_of(self, table: PieceTable) -> tuple[int, ...]:
+        """Of each layer: rows up to the last that is read, rounded up; 0 if none is."""
+        end, most = table.rows_read(), _host_pool(table).pages * PAGE_TOKENS
+        ends = [int(end[self._layout.groups_of_layer(n)].max()) for n in range(self._layout.layers)]
+        return tuple(min(rounded(each), most) if each else 0 for each in ends)
+
+    def _rows_on_host(self, layer: int) -> list[list[Tensor]]:
+        """The parts of a layer's rows, of all tables."""
+        pairs = zip(self.tables, self._rows, strict=True)
+        found = [_host_pool(table).first_rows(layer, rows[layer]) for table, rows in pairs
+                 if rows[layer]]  # fmt: skip
+        return [part for parts in found for part in parts]
+
+    def keys(self) -> list[Hashable]:
+        """Of each table: changes if pieces of a fixed pass have other shapes, or other memory."""
+        pairs = zip(self.tables, self._rows, strict=True)
+        made = 0 if self._stream is None else self._stream.allocations
+        return [(table.key(table.room(rounded)), rows, made) for table, rows in pairs]
+
+    def await_first(self) -> None:
+        """Before a fixed pass: let the device wait for the first layer."""
+        if self._stream is not None and self.tables:
+            self._stream.await_first()
+
+    def arrive(self, layer: int) -> None:
+        """In a fixed pass, before a layer: let the device wait for it, and the next set out."""
+        assert self._stream is not None
+        self._stream.arrive(layer)
+
+    def passed(self, replayed: bool) -> None:
+        """After a fixed pass, or a graph's replay of it: the next one's first layer sets out."""
+        if self._stream is not None and self.tables:
+            self._stream.passed(replayed)
 
     def _of_layer(self, layer: int) -> list[tuple[PieceTable, list[Tensor]]]:
         """Each table that a layer reads, and the slots of its groups."""
@@ -71,9 +147,11 @@ class HostPieces:
         return [(table.pool, own) for table, slots in self._of_layer(layer) for own in slots]
 
     def brought(self, layer: int) -> list[PlacedPiece]:
-        """A layer's pieces, on the device."""
+        """A layer's pieces, on the device; of a fixed pass, where they will be on its turn."""
         if self._stay or not self.tables:
             return []
+        if self._fixed:
+            return self._in_rows(layer)
         arrived = iter([] if self._stream is None else self._stream.take(layer))
         found = []
         for table, slots in self._of_layer(layer):
@@ -91,6 +169,20 @@ class HostPieces:
                 parts = [torch.cat(own, dim=1) for own in zip(*heads, strict=True)]
             found.append(table.brought(layer, parts))
         return found
+
+    def _in_rows(self, layer: int) -> list[PlacedPiece]:
+        assert self._stream is not None
+        parts, found = iter(self._stream.places[layer]), []
+        for table, rows in zip(self.tables, self._rows, strict=True):
+            if rows[layer]:
+                own = [next(parts) for _ in range(_host_pool(table).parts)]
+                found.append(table.piece(layer, table.room(rounded), own))
+        return found
+
+
+def _host_pool(table: PieceTable) -> HostPool:
+    assert isinstance(table.pool, HostPool)
+    return table.pool
 
 
 def tokens_on_host(cache: TieredCache) -> list[HostTokens]:

@@ -31,6 +31,7 @@ PAGE_TOKENS = 16  #: rows of a page: what chunks are made of, and `ondemand` fet
 LEAST_BLOCK_BYTES = 128 << 10
 #: Copies to the device that are so close to each other are joined on CUDA.
 JOIN_BYTES = 64 << 10
+_MOST_UNREAD = 0.25  # of rows that cross as a whole; rounding alone makes an eighth
 _FIRST_CHUNK_BYTES = 1 << 20
 _LARGEST_CHUNK_BYTES = 1 << 30  # unless more is needed at once
 
@@ -292,6 +293,28 @@ class HostPool(Pool):
         """The runs of some rows of a layer; rows are of one layer each."""
         gap = self._join if join and not self.arriving else 0
         return self._runs(np.full(len(row), layer), row, gap)
+
+    def first_rows(self, layer: int, rows: int) -> list[list[Tensor]]:
+        """The first rows of a layer, of each part: a view of every chunk that they lie in.
+
+        Rows are of one layer each.  Those that nothing was written to are 0.
+        """
+        found: list[list[Tensor]] = [[] for _ in range(self.parts)]
+        for chunk, first in zip(self._chunks, self._first.tolist(), strict=False):
+            for part, views in zip(chunk, found, strict=True):
+                if rows > first:
+                    views.append(part[layer][: rows - first])
+        return found
+
+    @property
+    def page_locked(self) -> bool:
+        """Whether a CUDA graph can copy from all of it: locking memory can fail."""
+        return all(part.is_pinned() for chunk in self._chunks for part in chunk)
+
+    def worth_carrying_whole(self, rows: int, read: int, copies: int) -> bool:
+        """Whether all of `rows` may cross in so many copies where no more than `read` are read."""
+        unread = rows - read
+        return unread <= _MOST_UNREAD * rows or unread * self.row_bytes <= copies * JOIN_BYTES
 
     def opened_pages(self, group: np.ndarray, row: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """Pages in which these rows, just taken, are the only ones, by layer (0 if shared)."""

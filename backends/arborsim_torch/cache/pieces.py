@@ -30,12 +30,21 @@ if TYPE_CHECKING:
 
 _LIST_BELOW = 0.7  # of a pool's slots: if fewer are read, they are listed
 _ANEW_BELOW = 0.5  # of a table's entries: if fewer are read, it is made anew
+_SMALLEST_ROOM = 64
 NOT_READ = -1
 
 
 def padded(seqs: int) -> int:
     """The bucket of a number of sequences: the next power of two."""
     return 1 << (seqs - 1).bit_length()
+
+
+def rounded(entries: int) -> int:
+    """The bucket of a number of entries: eight to a doubling, so at most an eighth is padding."""
+    if entries <= _SMALLEST_ROOM:
+        return _SMALLEST_ROOM
+    step = 1 << max(3, (entries - 1).bit_length() - 4)
+    return -(-entries // step) * step
 
 
 #: Types of a table's tensors, and what stands where nothing is read.
@@ -211,7 +220,12 @@ class PieceTable:
         return name, padded(self._seqs) if name == "mask" else 0
 
     def _needed(self) -> int:
-        """Entries that tensors should have room for: as many as the pool has slots."""
+        """Entries that tensors should have room for: as many as the pool has slots.
+
+        The host's memory grows by large chunks: of its slots, those that are read, rounded up.
+        """
+        if self.place.on_host:
+            return rounded(int(self.high.max()))
         if self._roomy[0] != self.pool.allocations:
             slabs = range(self._layout.slabs)
             most = max(self.pool.capacity(slab) for slab in slabs)
@@ -270,17 +284,27 @@ class PieceTable:
         """Whether entries are slots."""
         return self._listed is None
 
-    def piece(self, layer: int, room: int | None = None) -> PlacedPiece:
+    def piece(
+        self, layer: int, room: int | None = None, rows: list[Tensor] | None = None
+    ) -> PlacedPiece:
         """What one layer reads.
 
         Parameters
         ----------
         layer : int
+        rows : list of Tensor ``[rows, 1, records, heads, ...]``, optional
+            Parts of the layer's first rows, if the pool is the host's: on the device.
         room : int or None
             Entries to look at, at least as many as there are (`room`).  The piece then always has
             a mask or an index, so that no shape tells how many entries are read.
         """
-        groups, piece = self._layout.groups_of_layer(layer), self.pool.piece(layer)
+        groups = self._layout.groups_of_layer(layer)
+        if rows is None:
+            piece = self.pool.piece(layer)
+        else:
+            heads = self._layout.kv_heads  # rows of single heads lie among each other
+            parts = [part[:, 0].permute(1, 2, 0, 3).expand(-1, heads, -1, -1) for part in rows]
+            piece = self.pool.as_piece(parts)
         fixed = room is not None
         room = int(self.high[groups].max()) if room is None else room
         index = mask = None
@@ -336,6 +360,13 @@ class PieceTable:
         even = bool((self.count[groups] == room).all())
         mask = None if self._seqs == 1 and even else self.tensor("mask")[:, groups, :room]
         return self._placed(replace(piece, room=room, mask=mask), groups)
+
+    def rows_read(self) -> np.ndarray:
+        """Int64 ``[groups]``: slots below which all lie that are read."""
+        pairs, _ = self._held()
+        end = np.zeros(self._layout.groups, dtype=np.int64)
+        np.maximum.at(end, pairs.group, self.pool.slots.of[pairs.group, pairs.token] + 1)
+        return end
 
     def listed(self) -> list[Tensor]:
         """Of each group of a table that was just reset: its slots by entry, int64 ``[n]``."""

@@ -80,8 +80,7 @@ class PieceReader:
         if any(table.moved or (table.count.any() and table.sparse) for table in self._on_device()):
             self._look_up()
         tables = [table for table in self._tables.values() if table.count.any()]
-        on_host = [table for table in self._tables.values() if table.place.on_host]
-        fresh = self._host.begin(on_host)
+        fresh = self._host.begin(self._tables_on_host(), fixed=rounded is not None)
         on_device = [table for table in tables if not table.place.on_host]
         rooms = [None if rounded is None else table.room(rounded) for table in on_device]
         return PiecePlan(on_device, self._host, self._contiguous, fresh, rooms)
@@ -99,8 +98,15 @@ class PieceReader:
         if self.stale:
             self._rows = len(self._cache.leaves)
         self._bring_up_to_date()
-        tables = self._tables.values()
-        return any(table.place.on_host and table.count.any() for table in tables)
+        return any(table.count.any() for table in self._tables_on_host())
+
+    @property
+    def streams_whole_rows(self) -> bool:
+        """Whether all of that may reach the device as whole rows; asked after `reads_host`."""
+        return self._host.whole(self._tables_on_host())
+
+    def _tables_on_host(self) -> list[PieceTable]:
+        return [table for table in self._tables.values() if table.place.on_host]
 
     def _on_device(self) -> list[PieceTable]:
         return [table for table in self._tables.values() if not table.place.on_host]
@@ -242,12 +248,13 @@ class PiecePlan:
     def key(self) -> Hashable:
         """Changes if pieces have other shapes, or are in other memory.
 
-        None if rooms are not rounded, or a layer's pieces come from the host when it is their turn.
+        None if rooms are not rounded.
         """
         rooms = [room for room in self.rooms if room is not None]
-        if len(rooms) < len(self.rooms) or self.on_host.tables:
+        if len(rooms) < len(self.rooms):
             return None
-        return tuple(table.key(room) for table, room in zip(self.tables, rooms, strict=True))
+        on_device = [table.key(room) for table, room in zip(self.tables, rooms, strict=True)]
+        return *on_device, *self.on_host.keys()
 
     def entries(self, layer: int) -> Entries:
         """Of a contiguous plan."""

@@ -270,15 +270,16 @@ class TieredCache:
         return self._metadata(writing, position, first, fresh)
 
     @property
-    def on_device(self) -> bool:
-        """Whether all that the next step reads lies on the device, and is read in place.
+    def in_place(self) -> bool:
+        """Whether all that the next step reads can be read where the last step read it.
 
-        Tokens in DDR may have staged copies, not be on a path, or not be among those chosen.
+        Tokens in DDR may have staged copies, not be on a path, not be among those chosen, or reach
+        the device as whole rows.
         """
         if self.ordered:
             return False
         held = any(pool.slots.total for place, pool in self.pools.items() if place.on_host)
-        return not held or not self._pieces.reads_host
+        return not held or not self._pieces.reads_host or self._pieces.streams_whole_rows
 
     def enter(
         self, ids: np.ndarray, rounded: Callable[[int], int], rows: int

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
-from arborsim.core.tiers import Budget
+from arborsim.core.tiers import CAPTURED_RECALLS, Budget
 from arborsim.live.backends import (
     LayerChoice,
     LiveFacts,
@@ -194,7 +194,9 @@ class ValidationRun:
         """The machine that the live one is compared with; it accounts for single tokens."""
         profile = self.machine.profile
         if self.loaded.model.device.type == "cuda":
-            profile = served_live(profile, graphs=self.setup.graphs)
+            captured = self.request.recall in CAPTURED_RECALLS
+            captured |= not any(tier.in_ddr for tier in policy.method.tiers)
+            profile = served_live(profile, graphs=self.setup.graphs and captured)
         machine = replace(
             self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1,
             profile=profile,

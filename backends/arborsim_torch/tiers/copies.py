@@ -86,6 +86,10 @@ class Copy(Protocol):
 class CopyEngine(Protocol):
     """Carries copies of one direction, in order."""
 
+    @property
+    def capturing(self) -> bool:
+        """Whether what is started becomes part of a CUDA graph, and only happens with it."""
+
     def start(self, blocks: Sequence[Block]) -> Copy:
         """Begin to copy; all tensors must stay as they are until it is done."""
 
@@ -95,6 +99,8 @@ class CopyEngine(Protocol):
 
 class ThreadEngine:
     """One background thread; PyTorch's copies leave the interpreter to others."""
+
+    capturing = False
 
     def __init__(self, name: str) -> None:
         # The pool keeps order, hands errors over, and ends with the interpreter or its owner.
@@ -144,9 +150,18 @@ class StreamEngine:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
+    @property
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
     def start(self, blocks: Sequence[Block]) -> Copy:
         # What the computation has been told to do so far may write sources or read targets.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        if self.capturing:  # the side stream has joined the capture
+            with torch.cuda.stream(self._stream), torch.inference_mode():
+                for source, out in blocks:
+                    out.copy_(source, non_blocking=True)
+                return _CapturedCopy(self._stream.record_event(), self._device)
         begun = torch.cuda.Event(enable_timing=True)
         ended = torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(self._stream), torch.inference_mode():
@@ -198,6 +213,37 @@ class _StreamCopy:
 
 
 @dataclass(frozen=True)
+class _CapturedCopy:
+    """A branch of a CUDA graph: nothing can be asked of its event, and no time is taken."""
+
+    _ended: torch.cuda.Event
+    _device: torch.device
+
+    def done(self) -> bool:
+        return False
+
+    def join(self) -> float:
+        raise RuntimeError("the host cannot wait for a copy that is captured")
+
+    def order(self) -> Held | None:
+        torch.cuda.current_stream(self._device).wait_event(self._ended)
+        return _NoTime()
+
+    def busy_s(self) -> float:
+        return 0.0
+
+
+class _NoTime:
+    """A wait within a CUDA graph: it is part of the time of what the graph computes."""
+
+    def over(self) -> bool:
+        return True
+
+    def seconds(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
 class _StreamWait:
     """Between two events around a wait of the computing stream there is nothing else."""
 
@@ -220,17 +266,21 @@ class CopyTotals:
     copies, carried_bytes : int
     busy_s : float
         Sum of the times of the copies themselves, without waiting in the queue.
+    untimed_bytes : int
+        Carried within CUDA graphs, where no copy's time is taken.
     """
 
     copies: int = 0
     carried_bytes: int = 0
     busy_s: float = 0.0
+    untimed_bytes: int = 0
 
     def __add__(self, other: CopyTotals) -> CopyTotals:
         return CopyTotals(
             self.copies + other.copies,
             self.carried_bytes + other.carried_bytes,
             self.busy_s + other.busy_s,
+            self.untimed_bytes + other.untimed_bytes,
         )
 
 
@@ -312,6 +362,8 @@ class CopyQueue:
 
     def send(self, blocks: Sequence[Block]) -> Ticket:
         with self._lock:
+            if self._engine.capturing:  # counted when it happens: `replayed`
+                return Ticket(self, self._engine.start(blocks), ())
             self.settle()
             ticket = Ticket(self, self._engine.start(blocks), blocks)
             self._pending.append(ticket)
@@ -329,10 +381,20 @@ class CopyQueue:
                 else:
                     self._failed.append(ticket)
 
+    def replayed(self, copies: int, carried_bytes: int) -> None:
+        """A CUDA graph carries these, each time that it is launched."""
+        with self._lock:
+            self._traffic += CopyTotals(copies, carried_bytes, untimed_bytes=carried_bytes)
+
     def ordered(self, held: Held) -> None:
         """The device waits for a copy."""
         with self._lock:
             self._held_up.add(held)
+
+    def idle(self) -> bool:
+        """Whether all that was ordered has ended."""
+        self.settle()
+        return not self._pending
 
     def told(self, ticket: Ticket) -> None:
         """The caller knows of this ticket's error."""

@@ -109,10 +109,23 @@ class HostLink:
         return self._down.send(blocks)
 
     def up_blocks(self, blocks: Sequence[Block]) -> Ticket:
-        """`up` of several (source, out), one after the other, with one ticket for all."""
+        """`up` of several (source, out), one after the other, with one ticket for all.
+
+        While a CUDA graph is captured they become a branch of it, which the ticket's `order` joins:
+        this must come before the capture ends.  Sources have to be page-locked then.
+        """
         for source, out in blocks:
             self._check(on_device=out, on_host=source)
         return self._up.send(blocks)
+
+    @property
+    def down_idle(self) -> bool:
+        """Whether every copy to the host has ended."""
+        return self._down.idle()
+
+    def up_replayed(self, copies: int, carried_bytes: int) -> None:
+        """A CUDA graph was launched, in whose capture these copies were ordered (`up_blocks`)."""
+        self._up.replayed(copies, carried_bytes)
 
     def wait_all(self) -> float:
         """Wait for every copy ordered so far; raise the first error that no ticket has told.

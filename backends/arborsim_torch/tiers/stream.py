@@ -11,6 +11,10 @@
 Two layers are on the device at a time: one in use, one arriving.  The last layer of an iteration
 prefetches the first of the next.  A part is a list of blocks of the host's memory, which arrive one
 after the other.  On CUDA the device waits for what arrives; the host does not.
+
+Where an iteration is to be the same each time (`places`, `restart`), a layer has the same buffer in
+all of them, so that a CUDA graph can hold the copies of all layers but the first: that one is
+under way when the graph begins (`await_next`).
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ class _Arrival:
 
     layer: int
     tensors: list[Tensor]
-    ticket: Ticket
+    ticket: Ticket | None  #: None once the device has been told to wait for it
 
 
 class LayerStream:
@@ -52,6 +56,8 @@ class LayerStream:
     ----------
     held_up : HeldUp
         Time that `take` waited.
+    allocations : int
+        How often a buffer was made anew.
     """
 
     def __init__(self, link: HostLink, layers: int) -> None:
@@ -63,6 +69,7 @@ class LayerStream:
         self._arriving: deque[_Arrival] = deque()
         self._in_use: int | None = None  # layer
         self.held_up = HeldUp()
+        self.allocations = 0
 
     @property
     def buffer_bytes(self) -> int:
@@ -91,7 +98,7 @@ class LayerStream:
             If it is not the layer's turn, or both buffers are in use.
         """
         self._check_turn(layer)
-        places = self._places(host_parts)
+        places = self._places(host_parts, self._turn)
         blocks = [
             (block, target)
             for part, place in zip(host_parts, places, strict=True)
@@ -124,8 +131,28 @@ class LayerStream:
             self._wait(self._arriving.popleft())
         self._in_use = None
 
+    def await_next(self) -> None:
+        """Let the device wait for the layer that is taken next, before a graph takes it."""
+        self._wait(self._arriving[0])
+
+    def restart(self) -> None:
+        """An iteration is over, or nothing is under way; the next begins with the first buffer."""
+        self.discard()
+        self._turn = 0
+
+    def places(self, layers: Sequence[Sequence[Sequence[Tensor]]]) -> list[list[Tensor]]:
+        """Where the parts of every layer arrive in iterations that begin with the first buffer.
+
+        Valid until `allocations` changes.
+        """
+        for layer, parts in enumerate(layers):  # so that none grows when its tensors are known
+            self._places(parts, layer % _BUFFERS)
+        return [self._places(parts, layer % _BUFFERS) for layer, parts in enumerate(layers)]
+
     def _wait(self, arrival: _Arrival) -> None:
-        arrival.ticket.order(self.held_up)
+        if arrival.ticket is not None:
+            arrival.ticket.order(self.held_up)
+            arrival.ticket = None
 
     def _check_turn(self, layer: int) -> None:
         if not 0 <= layer < self._layers:
@@ -136,18 +163,19 @@ class LayerStream:
         if len(self._arriving) + (self._in_use is not None) >= _BUFFERS:
             raise ValueError(f"no buffer for layer {layer}: take {self._arriving[0].layer} first")
 
-    def _places(self, parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """A tensor for each of `parts` in the buffer whose turn it is, which grows if it must."""
+    def _places(self, parts: Sequence[Sequence[Tensor]], turn: int) -> list[Tensor]:
+        """A tensor for each of `parts` in a buffer, which grows if it must."""
         sizes = [sum(block.nbytes for block in part) for part in parts]
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-        buffer = self._buffers[self._turn]
+        buffer = self._buffers[turn]
         if starts[-1] > buffer.numel():
             room = max(starts[-1], int(_GROWTH * buffer.numel()))
             # What was computed from the old one comes first on the stream that gets its memory.
             buffer = torch.empty(room, dtype=torch.uint8, device=self._link.device)
-            self._buffers[self._turn] = buffer
+            self._buffers[turn] = buffer
+            self.allocations += 1
         return [
             buffer[start : start + size].view(part[0].dtype).view(_shape(part))
             for part, start, size in zip(parts, starts, sizes, strict=False)

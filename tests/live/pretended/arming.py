@@ -120,6 +120,9 @@ def _apis(gpu: Gpu) -> dict[str, Any]:
         aside = PretendedStream() if stream is None else stream
         return graphs.captured(gpu, captured, turned(aside))
 
+    def capturing() -> bool:
+        return gpu.capture is not None and gpu.stream() in gpu.capture.branches
+
     def synchronize(device: Any = None) -> None:
         _index(device)
         with gpu.lock:
@@ -144,6 +147,7 @@ def _apis(gpu: Gpu) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "Stream": PretendedStream, "Event": PretendedEvent, "stream": turned,
+        "is_current_stream_capturing": capturing,
         "CUDAGraph": lambda: graphs.Graph(gpu), "graph": graph, "graph_pool_handle": object,
         "current_stream": checked(gpu.stream), "default_stream": checked(lambda: gpu.default),
         "synchronize": synchronize, "is_available": lambda: True, "device_count": lambda: 1,

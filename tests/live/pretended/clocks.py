@@ -80,9 +80,15 @@ class Memory:
 
     def touch(self, by: Timeline, span: tuple[int, int], write: bool, what: str) -> None:
         """Note an access, which must come after all that it conflicts with."""
+        self.accesses = self.ordered(self.accesses, by, span, write, what)
+
+    def ordered(
+        self, accesses: list[Access], by: Timeline, span: tuple[int, int], write: bool, what: str
+    ) -> list[Access]:
+        """Accesses and a new one, which must come after all of them that it conflicts with."""
         first, last = span
         known, kept = by.known, []
-        for other in self.accesses:
+        for other in accesses:
             over = other.timeline is by or known.get(other.timeline.id, -1) >= other.moment
             if not over and (write or other.write) and first < other.last and other.first < last:
                 self.gpu.fault(
@@ -94,8 +100,7 @@ class Memory:
             superseded = over and (write or not other.write)
             if not (superseded and first <= other.first and other.last <= last):
                 kept.append(other)
-        kept.append(Access(by, by.now, first, last, write, what))
-        self.accesses = kept
+        return [*kept, Access(by, by.now, first, last, write, what)]
 
     def __del__(self) -> None:
         if self.pinned:  # the caching host allocator waits for the copies that use a block
@@ -174,12 +179,17 @@ class Gpu:
         self.waits[why if self.where is None else f"{why} {self.where()}"] += 1
         self.host().learn(for_)
 
+    def branch(self, stream: Stream) -> Timeline:
+        """A capture's operations on a stream."""
+        return Timeline(f"{stream.name} in a capture")
+
     def launch(self, what: str) -> Stream:
         """An operation enters the current stream."""
         stream, capture = self.stream(), self.capture
         if capture is not None:
-            if stream is not capture.stream:
+            if stream not in capture.branches:
                 self.fault(f"{what} on {stream.name} inside of a capture on another stream")
+            capture.branches[stream].tick()
             capture.notes.append(Note(what))
             return stream
         stream.learn(self.host().known)
@@ -199,12 +209,24 @@ class Stream(Timeline):
 
     def wait_stream(self, other: Stream) -> None:
         with self.gpu.lock:
+            if self.gpu.capture is not None:
+                return self.wait_event(other.record_event())
             other.flush()
             self.learn(self.gpu.host().known)
             self.learn(other.known)
 
     def wait_event(self, event: Event) -> None:
         with self.gpu.lock:
+            capture = self.gpu.capture
+            if event.capture is not None:
+                if event.capture is not capture:
+                    raise RuntimeError("an event of a capture is waited for outside of it")
+                if self not in capture.branches:
+                    capture.branches[self] = self.gpu.branch(self)
+                capture.branches[self].learn(event.known)
+                return
+            if capture is not None and self in capture.branches:
+                self.gpu.fault(f"{self.name} waits inside of a capture for what is outside")
             event.happen()
             self.learn(self.gpu.host().known)
             self.learn(event.known)
@@ -235,10 +257,16 @@ class Event:
         self._stream: Stream | None = None
         self._recorded_s = 0.0
         self._patience = gpu.patience
+        self.capture: Capture | None = None  # that it was recorded in
 
     def record(self, stream: Stream | None = None) -> None:
         with self.gpu.lock:
             self._stream = stream or self.gpu.stream()
+            capture = self.gpu.capture
+            self.capture = capture if capture and self._stream in capture.branches else None
+            if self.capture is not None:
+                self.known = dict(self.capture.branches[self._stream].known)
+                return
             self._stream.learn(self.gpu.host().known)
             self.known = dict(self._stream.known)
             self._recorded_s = time.perf_counter()
@@ -257,6 +285,8 @@ class Event:
     def query(self) -> bool:
         """True says that it has happened, so the host knows then."""
         with self.gpu.lock:
+            if self.gpu.capture is not None or self.capture is not None:
+                self.gpu.fault("an event is asked inside of a capture, or is one of a capture")
             if not self._over() and self._patience > 0:
                 self._patience -= 1
                 return False
@@ -266,6 +296,8 @@ class Event:
 
     def synchronize(self) -> None:
         with self.gpu.lock:
+            if self.capture is not None:
+                self.gpu.fault("the host waits for an event of a capture")
             self.happen()
             self.gpu.wait(self.known, "Event.synchronize")
 

@@ -159,8 +159,8 @@ def touch(by: Timeline, x: Any, write: bool, what: str, part: Tensor | None = No
     if isinstance(x, PretendedTensor):
         span = span_of(x.inner if part is None else part)
         capture = x.memory.gpu.capture
-        if span is not None and capture is not None and not x.memory.pinned:
-            capture.access(x.memory, span, write)
+        if span is not None and capture is not None and by in capture.branches:
+            capture.access(by, x.memory, span, write)
         elif span is not None:
             with x.memory.gpu.lock:
                 x.memory.touch(by, span, write, what)

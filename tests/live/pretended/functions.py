@@ -69,14 +69,21 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 def _enqueue(stream: Stream, what: str, behind: bool, target: Tensor, source: Tensor) -> None:
     gpu = own.gpu[-1]
-    if gpu.capture is not None:
-        gpu.fault(f"{what} inside of a capture")
+    if gpu.capture is not None and not behind:
+        gpu.fault(f"{what} inside of a capture, of memory that is not page-locked or at once")
     to, fro = inner(target), inner(source)
 
     def carry_out() -> None:
         with torch.inference_mode():
             to.copy_(fro)
 
+    if gpu.capture is not None:
+        gpu.launch(what)
+        touch(stream, source, False, what)
+        touch(stream, target, True, what)
+        keep(target)
+        again(carry_out)
+        return carry_out()
     stream.learn(gpu.host().known)
     stream.tick()
     gpu.launches[what] += 1

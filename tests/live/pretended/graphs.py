@@ -2,6 +2,9 @@
 
 Operations are carried out while they are captured, because the shapes of their results are needed,
 and what they wrote is put back afterwards.  A replay computes into the tensors of the capture.
+
+A stream joins a capture by waiting for an event of it.  Its operations are a branch of the graph,
+which has to be joined again; accesses of two branches must be in order like those of streams.
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, WeakSet, ref
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .clocks import Gpu, Memory, Stream
+    from .clocks import Access, Gpu, Memory, Stream, Timeline
 
 
 def _nothing() -> None: ...
@@ -42,20 +45,34 @@ class Capture:
 
     Attributes
     ----------
+    branches : dict of Stream to Timeline
+        The stream that began, and those that have joined.
     fresh : set of Memory
         Allocated meanwhile.
     """
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
+    def __init__(self, stream: Stream, branch: Timeline) -> None:
+        self.branches = {stream: branch}
+        self._first = branch
+        self._accesses: WeakKeyDictionary[Memory, list[Access]] = WeakKeyDictionary()
         self.notes: list[Note] = []
         self.fresh: WeakSet[Memory] = WeakSet()
         self.results: list[Tensor] = []
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # a memory, and what was in it
 
-    def access(self, memory: Memory, span: tuple[int, int], write: bool) -> None:
-        """The last operation accesses a part of a memory."""
-        self.notes[-1].accesses.append((ref(memory), span, write, memory in self.fresh))
+    def access(self, stream: Stream, memory: Memory, span: tuple[int, int], write: bool) -> None:
+        """The last operation, on a stream, accesses a part of a memory."""
+        note = self.notes[-1]
+        note.accesses.append((ref(memory), span, write, memory in self.fresh))
+        known = self._accesses.get(memory, [])
+        by = self.branches[stream]
+        self._accesses[memory] = memory.ordered(known, by, span, write, note.what)
+
+    @property
+    def unjoined(self) -> list[str]:
+        """Branches with operations that what began does not come after."""
+        known = self._first.known
+        return [x.name for x in self.branches.values() if known.get(x.id, 0) < x.now]
 
     def keep(self, memory: Memory, x: Tensor) -> None:
         """A tensor of the CPU is about to be written: remember what is in its memory."""
@@ -96,7 +113,7 @@ class Graph:
         if stream is self._gpu.default:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         assert self._gpu.capture is None, "a capture inside of a capture"
-        self._capture = self._gpu.capture = Capture(stream)
+        self._capture = self._gpu.capture = Capture(stream, self._gpu.branch(stream))
 
     def capture_end(self) -> None:
         capture, self._gpu.capture = self._gpu.capture, None
@@ -131,7 +148,11 @@ def captured(gpu: Gpu, graph: Graph, turned: Any) -> Iterator[None]:
     gpu.wait({}, "torch.cuda.graph")
     with turned:
         graph.capture_begin()
+        capture = gpu.capture
         try:
             yield
         finally:
             graph.capture_end()
+        assert capture is not None
+        for name in capture.unjoined:
+            gpu.fault(f"{name} is not joined when the capture ends")

@@ -86,6 +86,61 @@ def test_what_no_graph_can_hold_is_found(fault: Any, why: str) -> None:
         captured()
 
 
+def branched(fault: str = "") -> tuple[list[Any], int]:
+    """What replays of a graph with a branch found: page-locked memory that is copied up."""
+    with pretend() as gpu, torch.inference_mode():
+        run, side, seen = graphs(), torch.cuda.Stream(), []
+        host, there = torch.zeros(4, pin_memory=True), torch.ones(4, device="cuda")
+        outside = torch.cuda.Event()
+        outside.record(torch.cuda.current_stream())
+
+        def compute() -> StepOutputs:
+            here, captures = torch.cuda.current_stream(), torch.cuda.is_current_stream_capturing()
+            before = there * 1  # reads what the branch will write
+            if fault != "not forked" or not captures:
+                side.wait_stream(here)
+            with torch.cuda.stream(side):
+                there.copy_(host, non_blocking=fault != "at once")
+                event = side.record_event()
+            if captures and fault == "asked":
+                event.query()
+            if captures and fault == "waits for what is outside":
+                here.wait_event(outside)
+            if captures and fault == "not joined":
+                return outputs(before)
+            if captures and fault == "read early":
+                before = before + there
+            here.wait_event(event)
+            return outputs(before + there)
+
+        for value in (1.0, 2.0, 3.0):
+            host.fill_(value)
+            seen.append(run.run(0, compute).logits.cpu().tolist())
+        return seen, gpu.launches["graph replay"]
+
+
+def test_a_branch_of_a_capture_is_replayed() -> None:
+    seen, replays = branched()
+    assert seen == [[2.0] * 4, [3.0] * 4, [5.0] * 4]
+    assert replays == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("not forked", "inside of a capture on another stream"),
+        ("read early", "nothing puts them in order"),
+        ("not joined", "not joined when the capture ends"),
+        ("at once", "not page-locked or at once"),
+        ("asked", "an event is asked inside of a capture"),
+        ("waits for what is outside", "for what is outside"),
+    ],
+)
+def test_a_branch_out_of_order_is_found(fault: str, why: str) -> None:
+    with pytest.raises((AssertionError, Race), match=why):
+        branched(fault)
+
+
 def test_memory_that_a_graph_reads_must_stay() -> None:
     def moved() -> None:
         with pretend():
@@ -217,21 +272,22 @@ def test_nothing_is_allocated_after_the_first_steps(case: Searched) -> None:
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "recall"),
     [
-        *(["full"], ["streaming-llm"], ["h2o"], ["epikv"], ["arkv"], ["adakv"], ["kivi"]),
-        *(["hierarchy"], ["h2o", "full", "hierarchy"]),
+        *(([name], "stage") for name in ("full", "streaming-llm", "h2o", "epikv", "arkv", "adakv")),
+        (["kivi"], "stage"),
+        *((["hierarchy"], recall) for recall in ("stage", "stream")),
+        *((["h2o", "full", "hierarchy"], recall) for recall in ("stage", "stream")),
     ],
-    ids="-".join,
 )
-def test_searches_are_the_same_with_graphs_and_without(names: list[str]) -> None:
+def test_searches_are_the_same_with_graphs_and_without(names: list[str], recall: str) -> None:
     """Policies for all layers alike, per layer and per head; formats, rows and hidden states.
 
-    Tokens in DDR are staged; several searches run together.
+    Tokens in DDR are staged, or streamed; several searches run together.
     """
-    wanted = run(names, "cpu", 40, most=20)
+    wanted = run(names, "cpu", 40, recall=recall, most=20)
     with pretend() as gpu:
-        found = run(names, "cuda", 40, most=20)
+        found = run(names, "cuda", 40, recall=recall, most=20)
         assert gpu.launches["graph replay"] >= 4
     compare(found, wanted)
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from arborsim.machine.lookup import load_engine
-from arborsim.machine.machine import decode_rows, parts_read
+from arborsim.machine.lookup import load_engine, load_profile
+from arborsim.machine.machine import Machine, decode_rows, parts_read
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.decoder import run_together
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.validate import ValidationRun
 from arborsim_torch.sources import RandomSource
 
 from .arming import pretend
@@ -53,7 +55,9 @@ def make_model(layers: int) -> Any:
     return LlamaForCausalLM(config).eval().to(torch.bfloat16).to("cuda")
 
 
-def launches_of(case: Searched, layers: int, graphs: bool = False) -> tuple[int, int]:
+def launches_of(
+    case: Searched, layers: int, graphs: bool = False, recall: str = "stage"
+) -> tuple[int, int]:
     """Kernels of the last forward pass of a search, and of what follows it until the next."""
     with pretend() as gpu:
         source = RandomSource(VOCABULARY, case.prompt, case.new, case.new)
@@ -67,7 +71,8 @@ def launches_of(case: Searched, layers: int, graphs: bool = False) -> tuple[int,
             graphs=graphs,
         )
         policy = build(case.policy, case.settings)
-        search = PolicySearch(setup, source.problem(0), policy, case.budget, CacheOptions())
+        options = CacheOptions(recall=recall)
+        search = PolicySearch(setup, source.problem(0), policy, case.budget, options)
         steps = search.steps()
         tokens = next(steps)
         for _ in range(case.new - 2):
@@ -99,3 +104,37 @@ def test_a_layer_launches_what_the_engine_profile_says(case: Searched) -> None:
 def test_a_graph_is_one_launch_whatever_the_depth() -> None:
     steps = {layers: sum(launches_of(CASES[0], layers, graphs=True)) for layers in DEPTHS}
     assert set(steps.values()) == {load_engine("live-graphs").step_launches}
+
+
+def test_a_graph_that_streams_ddr_leaves_the_first_layers_copy_to_the_host() -> None:
+    """Whatever the depth: copies of all other layers are in the graph."""
+    settings = {"pin_prompt": "false", "recent": "8", "interval": "8"}
+    case = Searched("hierarchy", settings, budget=40)  # whose last step reads DDR
+    streamed, staged = (
+        {sum(launches_of(case, layers, graphs=True, recall=recall)) for layers in DEPTHS}
+        for recall in ("stream", "stage")
+    )
+    (launches,) = staged
+    assert streamed == {launches + 1}
+
+
+@pytest.mark.parametrize(
+    ("policy", "recall", "graphs", "engine"),
+    [
+        ("hierarchy", "stage", True, "live-graphs"), ("hierarchy", "stream", True, "live-graphs"),
+        ("hierarchy", "near", True, "live"), ("hierarchy", "ondemand", True, "live"),
+        ("h2o", "near", True, "live-graphs"),  # which puts nothing into DDR
+        ("hierarchy", "stream", False, "live"),
+    ],
+)  # fmt: skip
+def test_a_validation_prices_graphs_where_steps_are_captured(
+    policy: str, recall: str, graphs: bool, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "executor", lambda machine, *_: machine)
+    device = SimpleNamespace(device=torch.device("cuda"))
+    run: Any = SimpleNamespace(
+        loaded=SimpleNamespace(model=device), machine=Machine(load_profile("h100")), info=None,
+        request=SimpleNamespace(recall=recall, overlap=True), setup=SimpleNamespace(graphs=graphs),
+    )  # fmt: skip
+    machine: Any = ValidationRun._simulated(run, build(policy))
+    assert machine.profile.engine.name == engine
