@@ -5,7 +5,8 @@ Run on one core: ``python benchmarks/replay.py [--quick] [--out reports/benchmar
 - every policy that reads no attention: 1,000,000 tokens in episodes of 32k;
 - every policy that reads attention: 200,000 tokens in episodes of 2k with dense rows, and 1,000,000
   in episodes of 32k with sparse rows, against the time pyarrow alone needs to decode the columns
-  that are read, measured right before (a share of these tokens by default);
+  that are read, measured right before, and the policy's rule by hand (`benchmarks/by_hand.py`; a
+  share of these tokens by default);
 - peak memory with few and with many episodes;
 - traces of 1,000 and 10,000 generated searches: making and replaying them (`--no-long` leaves out);
 - what every command takes of the processor: its ``--help``, and the smallest call that works.
@@ -34,6 +35,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 import pyarrow.parquet as pq
+from by_hand import RULES, hand_s
 from generate import columns_read, generate
 
 from arborsim.core.errors import ArborsimError
@@ -152,10 +154,14 @@ def signals_of(policy: Policy) -> tuple[str, ...]:
 
 
 def against_decoding(
-    path: Path, policies: dict[str, Policy], attention: str, budget: str, rounds: int
+    path: Path, policies: dict[str, Policy], attention: str, budget: str, rounds: int, length: int
 ) -> dict[str, object]:
-    """Replay time of each policy over pyarrow's decoding time, without and with the meter."""
+    """Replay time of each policy over pyarrow's decoding time, without and with the meter.
+
+    Also, without it, what its rule takes by hand, over the same.
+    """
     figures: dict[str, object] = {}
+    tokens = Budget.parse(budget).in_tokens(length)
     for name, policy in policies.items():
         columns = columns_read(signals_of(policy), attention)
         for quality in (False, True):
@@ -167,15 +173,20 @@ def against_decoding(
                 except ArborsimError as error:  # a floor above this budget
                     print(f"{attention:7} {name}: {error}", file=sys.stderr)
                     break
-                taken.append((mine / alone, mine, alone, machine))
+                by_hand = 0.0
+                if name in RULES and not quality:
+                    by_hand = hand_s(path, attention, name, tokens)
+                taken.append((mine / alone, mine, alone, machine, by_hand))
             if not taken:
                 continue
-            ratio, mine, alone, machine = sorted(taken)[rounds // 2]
+            ratio, mine, alone, machine, by_hand = sorted(taken)[rounds // 2]
             label = name + ("+attention-kept" if quality else "")
-            figures[label] = {
+            figures[label] = row = {
                 "seconds": round(mine, 2), "pyarrow_decode_s": round(alone, 2),
                 "ratio": round(ratio, 2), "machine_share": round(machine, 2),
             }  # fmt: skip
+            if by_hand:
+                row["by_hand"] = round(by_hand / alone, 2)
             print(f"{attention:7} {label:32} {figures[label]}", file=sys.stderr)
     return figures
 
@@ -304,23 +315,24 @@ def main() -> None:
         path = generate(Path(folder) / "long.parquet", long_episodes, LONG, "none", signals)
         replay_s(path, build("full"), count=1)  # imports and caches are warm from here on
         figures["attention_free"] = attention_free(path, free, long_episodes * LONG)
-        figures["peak_mib"] = {
-            str(n): round(peak_mib(path, n))
-            for n in sorted({1, long_episodes // 4, long_episodes}) if n
-        }  # fmt: skip
+        if "epikv" in chosen:
+            figures["peak_mib"] = {
+                str(n): round(peak_mib(path, n))
+                for n in sorted({1, long_episodes // 4, long_episodes}) if n
+            }  # fmt: skip
         path.unlink()
         short_episodes = max(1, round(options.attention_share * short_episodes))
         long_episodes = max(1, round(options.attention_share * long_episodes))
         path = generate(Path(folder) / "short.parquet", short_episodes, SHORT, "dense", signals)
         figures["dense"] = {
             "tokens": short_episodes * SHORT, "budget": "0.25",
-            "policies": against_decoding(path, readers, "dense", "0.25", options.rounds),
+            "policies": against_decoding(path, readers, "dense", "0.25", options.rounds, SHORT),
         }  # fmt: skip
         path.unlink()
         path = generate(Path(folder) / "sparse.parquet", long_episodes, LONG, "sparse", signals)
         figures["sparse"] = {
             "tokens": long_episodes * LONG, "budget": BUDGET,
-            "policies": against_decoding(path, readers, "sparse", BUDGET, options.rounds),
+            "policies": against_decoding(path, readers, "sparse", BUDGET, options.rounds, LONG),
         }  # fmt: skip
         if not options.no_long:
             figures["long"] = long_traces(Path(folder), [1000 // scale, 10_000 // scale])
