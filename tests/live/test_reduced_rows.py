@@ -426,6 +426,26 @@ def test_heads_that_are_not_numbers_are_left_out_of_the_sparsity() -> None:
     assert state.within(SimpleNamespace(num_seqs=1, positions=4)).sparsity().tolist() == [[0.5]]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("prompt_counts", [0, ALL_QUERIES])
+def test_sparsity_of_a_run_is_that_of_its_passes(prompt_counts: int) -> None:
+    """A block of the prompt and two steps, whose numbers the next pass overwrites."""
+    reducer = RowReducer([RowUse("shared", "sparsity", prompt_counts, part=0.5)])
+    memory = torch.zeros((2, 1), dtype=torch.float64)
+    for first, queries, numbers in ((0, 3, None), (3, 1, [1.0, 2.0]), (4, 1, [3.0, 4.0])):
+        metadata: Any = SimpleNamespace(first=[first] * 2, queries=queries)
+        wanted = 0 if prompt_counts or first else queries
+        assert reducer.first_counted(metadata, prompt=3) == wanted
+        assert reducer.first_row(metadata, prompt=3) == queries  # nothing but counts
+        fresh = torch.full((2, queries), 9.0, dtype=torch.float64)
+        if numbers is not None:
+            fresh = memory.copy_(torch.tensor(numbers)[:, None])
+        reducer.take(PassContext(metadata, part=0.5, _sparsity=fresh), None, prompt=3)
+    (found,) = reducer.finish().values()
+    before = [9.0] * 3 if prompt_counts else []
+    assert found.tolist() == [[[*before, 1.0, 3.0]], [[*before, 2.0, 4.0]]]
+    assert reducer.finish() == {}
+
+
 def test_sparsity_has_one_meaning_in_a_search() -> None:
     with pytest.raises(ValueError, match="different parts"):
         RowReducer(RowUse("shared", "sparsity", part=part) for part in (0.01, 0.02))
