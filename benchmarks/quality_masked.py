@@ -169,7 +169,7 @@ class _Search:
         self._task, self._problem = task, problem
         self._heads = LiveHeadRows(self.controller.tree, rope_of(model), self.executor.readable)
         self._asks_generated = any(
-            use.generated for use in self._uses if use.keeps in ("rows", "queries")
+            use.generated for use in self._uses if use.keeps in ("rows", "queries", "sparsity")
         )
         self._tokens: list[int] = []
         self._found: list[dict[str, np.ndarray]] = []

@@ -25,7 +25,9 @@ class RowUse:
     position the last query that uses it; "reach": one number per group, what queries pay to all
     but the first `sinks` positions and their own `recent` newest ones; "rows": every row (with
     "head", those of query heads); "queries": no row, but the query itself, of the `newest` last
-    iterations before a decision.  Of rows of single query heads, of the prompt alone: "spread", by
+    iterations before a decision.  Of rows of all query heads, those that are numbers: "sparsity",
+    one number per query, the share of entries under `part` of their row's largest.  Of rows of
+    single query heads, of the prompt alone: "spread", by
     position the mean over its queries plus `weight` times the variance, mean over the heads of a
     group; "moments", three numbers for each group, entropy, variance and kurtosis of its layer
     (`arborsim.signals.spread` has both).
@@ -37,20 +39,23 @@ class RowUse:
     """
 
     grouping: str
-    keeps: Literal["sum", "newest", "last", "reach", "spread", "moments", "rows", "queries"]
+    keeps: Literal[
+        "sum", "newest", "last", "reach", "sparsity", "spread", "moments", "rows", "queries"
+    ]
     prompt: int = ALL_QUERIES  # how many of the prompt's queries count, the last ones
     generated: bool = True  # whether queries of generated tokens count
     page: int | None = None  # of "last"
     threshold: float = 0.0  # of "last", with pages
     sinks: int = 0  # of "reach", at most an eighth of the prompt
     recent: int = 0  # of "reach", at most a quarter of the prompt, and at least one
+    part: float = 0.0  # of "sparsity", more than 0
     weight: float = 0.0  # of "spread"
     newest: int = ALL_QUERIES  # of "queries"
 
     @property
     def reduced(self) -> bool:
         """Whether one vector per path and group is enough."""
-        return self.keeps in ("sum", "newest", "last", "reach") or self.of_heads
+        return self.keeps not in ("rows", "queries")
 
     @property
     def of_heads(self) -> bool:
@@ -74,8 +79,8 @@ class ReducedRows:
 
     Per leaf ``[groups, positions]``, of a type that float64 holds exactly: the sum, or the newest
     row, NaN where no row was a number; or which of the run's iterations was the last to use a
-    position, from 1 on, 0 if none did; of "reach" ``[groups, 1]``, of "moments" ``[groups, 3]``.
-    No positions where no query counts.
+    position, from 1 on, 0 if none did; of "reach" ``[groups, 1]``, of "moments" ``[groups, 3]``,
+    of "sparsity" ``[1, iterations]``.  No positions, or iterations, where no query counts.
     """
 
     leaves: tuple[np.ndarray, ...]

@@ -29,7 +29,7 @@ from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.kernels.merge import finite, merge
 from arborsim_torch.kernels.pieces import attend_pieces
-from arborsim_torch.kernels.rows import adds_rows, attend_rows
+from arborsim_torch.kernels.rows import adds_rows, attend_rows, count_paid
 
 NAME = "arborsim_tree"
 
@@ -79,7 +79,7 @@ def _attend(
         return _attend_plain(
             query, metadata.plain[2 * layer], metadata.plain[2 * layer + 1], scaling
         )
-    whole = state.collect and (
+    whole = state.wants_rows and (
         layer in state.row_layers or not adds_rows(query.device, query.dtype)
     )
     block = None if whole or host_attention else metadata.block(layer, window)
@@ -134,7 +134,10 @@ def _attend_block(
 
     Where rows count, attention that adds them up as it goes.
     """
-    if state.collect:
+    if state.part is not None:
+        last = query[0, :, state.first_counted :]
+        state.count(count_paid(last, keys, scaling, state.part)[:, None])
+    if state.wants_rows:
         kept = state.block_rows(query.device)
         out = attend_rows(query[0], keys, values, scaling, kept)[None]
         state.add_block(kept)
@@ -155,7 +158,8 @@ def _attend_pieces(
     seqs, heads, _, dim = query.shape
     kv_heads = len(parts[0].piece.keys)
     # Masses are means over the heads of a group, unless each head of it is taken for a sequence.
-    apart = state.collect and (far is not None or layer in state.row_layers)
+    single = layer in state.row_layers or state.part is not None
+    apart = state.collect and (far is not None or single)
     members = heads // kv_heads if apart else 1
     rows = query.view(seqs, kv_heads, members, -1, dim).transpose(1, 2)
     pieces = [part.of_each(members) if apart else part.piece for part in parts]

@@ -149,14 +149,17 @@ class Capture:
         if self._rows_of.first(metadata, prompt) < queries:
             first_row = 0
         first_of_groups = self._reducer.first_of_groups(metadata, prompt)
-        firsts = (self._queries_of.first(metadata, prompt), self._window.first(metadata, prompt))
-        vectors = min(firsts) < queries
+        first_counted = self._reducer.first_counted(metadata, prompt)
+        takers = (self._queries_of, self._window)
+        vectors = any(taker.first(metadata, prompt) < queries for taker in takers)
         return PassContext(
             metadata,
             first_row if first_row < queries else None,
             self._reducer.groups if first_of_groups < queries else None,
             first_of_groups,
             self._reducer.recent(prompt),
+            self._reducer.part if first_counted < queries else None,
+            first_counted,
             frozenset(self._vector_layers if vectors else ()),
             frozenset(self._row_layers),
         )
@@ -180,18 +183,16 @@ class Capture:
         """Take one forward pass (`arborsim_torch.decoder.Observer`)."""
         self._tokens += state.queries
         first = state.metadata.first
+        rows = None
         if state.first_row is not None:
-            rows = state.attention()
+            whole = state.attention()
+            rows = whole.half()
             if self._rows_of.first(state.metadata, self._prompt) < state.queries:
-                self._rows.append((first, rows if self._top else rows.half()))
-            self._reducer.take(state, rows.half(), self._prompt)
-        elif state.groups is not None:
-            self._reducer.take(state, None, self._prompt)
+                self._rows.append((first, whole if self._top else rows))
+        self._reducer.take(state, rows, self._prompt)
         if self._row_layers:
             apart = torch.stack([state.layer_rows[layer] for layer in self._row_layers])
-            self._rows_apart.append(
-                (first, float16(apart))
-            )  # [layers, 2, seqs, queries, positions]
+            self._rows_apart.append((first, float16(apart)))
         if self.wants_hidden:
             self._take_hidden(decoder, hidden)
         if self.embeddings:

@@ -4,12 +4,14 @@ A decoder makes one `PassContext` per pass; the attention function (`arborsim_to
 each layer's probabilities and query vectors to it; what records or decides reads them afterwards.
 Rows are averaged over heads as they come, and over layers in the end; for the layers that are
 asked for, their own mean and variance over heads are kept too, and where groups are asked for,
-their sums and newest rows.  Nothing grows with the number of queries but what `rows` asks for.
+their sums and newest rows; of single heads, how many entries are large.  Nothing grows with the
+number of queries but what `rows` asks for, and these counts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -36,6 +38,10 @@ class PassContext:
         First query of the pass that counts there.
     recent : int
         How many of its newest positions a query pays nothing to in sums of groups.
+    part : float or None
+        Entries of at least this part of their row's largest are counted, head by head.
+    first_counted : int
+        First query of the pass whose rows are.
     query_layers : frozenset of int
         Layers whose query vectors to collect.
     row_layers : frozenset of int
@@ -49,6 +55,8 @@ class PassContext:
     groups: Literal["layer", "head"] | None = None
     first_of_groups: int = 0
     recent: int = 0
+    part: float | None = None
+    first_counted: int = 0
     query_layers: frozenset[int] = frozenset()
     row_layers: frozenset[int] = frozenset()
     query_vectors: dict[int, Tensor] = field(default_factory=dict)
@@ -58,6 +66,8 @@ class PassContext:
     _layers: Tensor | None = None
     _group_sums: list[Tensor] = field(default_factory=list)
     _group_newest: list[Tensor] = field(default_factory=list)
+    _counts: list[Tensor] = field(default_factory=list)
+    _sparsity: Tensor | None = None
 
     @property
     def queries(self) -> int:
@@ -67,18 +77,24 @@ class PassContext:
     def asked(self) -> tuple[object, ...]:
         """All that says what is collected."""
         of_groups = (self.groups, self.first_of_groups, self.recent)
-        return (self.first_row, *of_groups, self.query_layers, self.row_layers)
+        of_heads = (self.part, self.first_counted)
+        return (self.first_row, *of_groups, *of_heads, self.query_layers, self.row_layers)
 
     def again(self, metadata: AttentionMetadata) -> PassContext:
         """What is to collect the same, and has nothing yet."""
         return PassContext(
             metadata, self.first_row, self.groups, self.first_of_groups, self.recent,
-            self.query_layers, self.row_layers,
+            self.part, self.first_counted, self.query_layers, self.row_layers,
         )  # fmt: skip
 
     @property
     def collect(self) -> bool:
         """Whether attention has to give probabilities."""
+        return self.wants_rows or self.part is not None
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether rows themselves are taken, or added up."""
         return self.first_row is not None or self.groups is not None or bool(self.row_layers)
 
     def add(self, layer: int, *parts: tuple[LayerView, Tensor]) -> None:
@@ -90,6 +106,13 @@ class PassContext:
             rows = torch.stack([_by_position(by_head, view) for view, by_head in parts]).sum(0)
             variance, mean = torch.var_mean(rows, 1, correction=0)
             self.layer_rows[layer] = torch.stack((mean, variance))
+        if self.part is not None:
+            counted = [
+                by_head[:, :, :, self.first_counted :] for _, by_head in parts if by_head.shape[-1]
+            ]
+            most = [rows.amax(-1, keepdim=True) for rows in counted]
+            least = reduce(torch.maximum, most) * self.part
+            self.count(reduce(torch.add, [(rows >= least).sum(-1) for rows in counted]))
         if self.groups is not None:
             self._add_groups(parts)
         if self.first_row is None:
@@ -106,6 +129,13 @@ class PassContext:
         self._rows.append(means[0] if len(means) == 1 else torch.stack(means).sum(0))
         if self.queries > 1:  # a block of the prompt: do not hold one array per layer
             self._fold()
+
+    def count(self, large: Tensor) -> None:
+        """Take one layer's numbers of large entries, int64 ``[kv_heads, seqs, group, queries]``.
+
+        0 if a row is not a number.
+        """
+        self._counts.append(large)
 
     def block_rows(self, device: torch.device) -> BlockRows:
         """What a layer is to keep of the rows of a block of a prompt; then goes to `add_block`."""
@@ -155,8 +185,17 @@ class PassContext:
         self._sum = total if self._sum is None else self._sum.add_(total)
         self._layers = count if self._layers is None else self._layers + count
 
+    def _compare(self) -> None:
+        large, of_model = torch.stack(self._counts), (0, 1, 3)
+        self._counts.clear()
+        lengths = self.metadata.at[:, self.first_counted :] + 1
+        entries = (large > 0).sum(of_model) * lengths
+        self._sparsity = (entries - large.sum(of_model)).double() / entries.clamp(min=1)
+
     def settle(self) -> None:
         """Put what the layers have left together: afterwards nothing is as long as the model."""
+        if self._counts:
+            self._compare()
         if self._rows:
             self._fold()
         if self._group_newest:
@@ -173,13 +212,16 @@ class PassContext:
             _sum=None if self._sum is None else self._sum[:own, :, :end],
             _layers=None if self._layers is None else self._layers[:own],
             _group_newest=[rows[:own, :, :end] for rows in self._group_newest],
+            _sparsity=None if self._sparsity is None else self._sparsity[:own],
         )
 
     def tensors(self) -> list[Tensor]:
         """What has been left behind."""
-        sums = [x for x in (self._sum, self._layers) if x is not None]
+        sums = [x for x in (self._sum, self._layers, self._sparsity) if x is not None]
         vectors = (*self.query_vectors.values(), *self.layer_rows.values())
-        return [*vectors, *sums, *self._rows, *self._group_sums, *self._group_newest]
+        return [
+            *vectors, *sums, *self._rows, *self._group_sums, *self._group_newest, *self._counts
+        ]  # fmt: skip
 
     def attention(self) -> Tensor:
         """Mean over heads and the layers without NaN, float32 ``[seqs, queries, positions]``.
@@ -191,6 +233,17 @@ class PassContext:
         assert self._sum is not None
         assert self._layers is not None
         return self._sum / self._layers.clamp(min=1)
+
+    def sparsity(self) -> Tensor:
+        """Share of small entries, of heads whose rows are numbers; 0 if there are none.
+
+        Float64 ``[seqs, queries]``, of the queries from `first_counted` on; a path's positions
+        that are not held count as small ones.
+        """
+        if self._counts:
+            self._compare()
+        assert self._sparsity is not None
+        return self._sparsity
 
     def group_newest(self) -> Tensor:
         """Rows of the last query, float32 ``[seqs, groups, positions]``; NaN: not a number."""

@@ -37,21 +37,26 @@ class RowReducer:
     ----------
     groups : {"layer", "head"} or None
         Whose rows are reduced apart from the model's.
+    part : float or None
+        Of "sparsity" (`RowUse.part`).
 
     Raises
     ------
     ValueError
-        If rows of layers and of KV heads are wanted at once, or of different queries or keys.
+        If rows of layers and of KV heads are wanted at once, or of different queries or keys, or
+        the sparsity of different queries or parts.
     """
 
     def __init__(self, uses: Iterable[RowUse]) -> None:
-        self._held: dict[RowUse, _Sum | _Newest | _Last | _Reach] = {
-            use: _kept(use) for use in uses
-        }
+        self._held = {use: _kept(use) for use in uses}
         apart = {use for use in self._held if use.grouping != "shared"}
         asked = {(u.grouping, u.prompt, u.generated, u.sinks, u.recent) for u in apart}
         if len(asked) > 1:
             raise ValueError("rows of layers and of heads at once, or of different queries or keys")
+        counted = [use for use in self._held if use.keeps == "sparsity"]
+        if len(counted) > 1:
+            raise ValueError("sparsity of different queries, or by different parts")
+        self.part = counted[0].part if counted else None
         self.groups: Literal["layer", "head"] | None = None
         if apart:
             self.groups = "layer" if apart.pop().grouping == "layer" else "head"
@@ -61,13 +66,18 @@ class RowReducer:
 
     def first_row(self, metadata: AttentionMetadata, prompt: int) -> int:
         """First query of a pass whose row, averaged over the model, counts; else their number."""
-        shared = (use for use in self._held if use.grouping == "shared")
+        shared = (use for use in self._held if use.grouping == "shared" and use.keeps != "sparsity")
         return min((first_of(use, metadata, prompt) for use in shared), default=metadata.queries)
 
     def first_of_groups(self, metadata: AttentionMetadata, prompt: int) -> int:
         """The same of rows of groups."""
         apart = (use for use in self._held if use.grouping != "shared")
         return min((first_of(use, metadata, prompt) for use in apart), default=metadata.queries)
+
+    def first_counted(self, metadata: AttentionMetadata, prompt: int) -> int:
+        """The same of rows of single query heads."""
+        counted = (use for use in self._held if use.keeps == "sparsity")
+        return min((first_of(use, metadata, prompt) for use in counted), default=metadata.queries)
 
     def recent(self, prompt: int) -> int:
         """How many of its newest positions a query pays nothing to in sums of groups."""
@@ -78,6 +88,9 @@ class RowReducer:
         for use, held in self._held.items():
             first = first_of(use, state.metadata, prompt)
             if first >= state.queries:
+                continue
+            if isinstance(held, _Joined):
+                held.add(state.sparsity())
                 continue
             if use.grouping != "shared":
                 assert not isinstance(held, _Last)
@@ -118,7 +131,9 @@ def first_of(use: RowUse, metadata: AttentionMetadata, prompt: int) -> int:
     return min(queries, max(0, use.first(prompt) - at))
 
 
-def _kept(use: RowUse) -> _Sum | _Newest | _Last | _Reach:
+def _kept(use: RowUse) -> _Sum | _Newest | _Last | _Reach | _Joined:
+    if use.keeps == "sparsity":
+        return _Joined()
     if use.keeps == "reach":
         return _Reach()
     if use.keeps == "last":
@@ -181,6 +196,21 @@ class _Reach:
     def finish(self) -> Tensor | None:
         found, self._total = self._total, None
         return found
+
+
+class _Joined:
+    """A number for each query, one after the other: ``[seqs, 1, queries]``."""
+
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = []
+
+    def add(self, numbers: Tensor) -> None:
+        """Take in a pass's ``[seqs, queries]``, which the next one may overwrite."""
+        self._parts.append(numbers.clone())
+
+    def finish(self) -> Tensor | None:
+        parts, self._parts = self._parts, []
+        return torch.cat(parts, dim=1)[:, None] if parts else None
 
 
 class _Newest:

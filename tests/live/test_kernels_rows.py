@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 
 from arborsim_torch.kernels import rows as kernel
-from arborsim_torch.kernels.rows import BlockRows, attend_rows
+from arborsim_torch.kernels.rows import BlockRows, attend_rows, count_paid
 
 from .oracle_attention import assert_near, by_group, literal, numbers
 from .test_kernels_pieces import ROOT, interpreter_works, needs_triton
@@ -84,6 +84,30 @@ def test_rows_are_added_up_as_if_they_were_written_out(case, groups, tile_bytes)
     else:
         assert kept.sums.dtype == torch.float64
         assert_near(kept.sums, summed(rows, of_groups, recent))
+
+
+@few
+@given(blocks(), st.sampled_from([1e-3, 0.2, 0.5]), st.integers(1, 400))
+def test_large_entries_are_those_of_rows_written_out(case, part, tile_bytes):
+    """But for entries that lie within rounding of the limit."""
+    q, k, v, *_ = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "_TILE_BYTES", tile_bytes)
+        found = count_paid(q, k, SCALE, part)
+    assert found.shape == (len(k), len(q) // len(k), q.shape[1])
+    found = found.flatten(0, 1).numpy()
+    _, weights = expected(q, k, v)
+    limit = part * weights.max(-1, keepdims=True)
+    assert ((weights >= limit * 1.0001).sum(-1) <= found).all()
+    assert (found <= (weights >= limit * 0.9999).sum(-1)).all()
+
+
+@pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan])
+def test_a_row_that_is_not_a_number_has_no_large_entries(broken):
+    q, k = numbers(0, 4, 5, 8), numbers(1, 2, 7, 8)
+    q[3, 1, 0], k[..., 0] = broken, k[..., 0].abs()  # all of its logits are infinite, or all NaN
+    found = count_paid(q, k, SCALE, 0.01).flatten(0, 1)
+    assert (found == 0).nonzero().tolist() == [[3, 1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -13,15 +13,17 @@ from arborsim.core.errors import UsageError
 from arborsim.core.events import Boundary, Event, Pressure, Prune, TokenRun
 from arborsim.core.formats import Format
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import ALL_QUERIES, RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, hbm_mask
+from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import FixedScore, Score, Vectors, sum_in_order
+from arborsim.signals.scores import AtBirth, FixedScore, Score, ScoreState, Vectors, sum_in_order
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
 # Distances and means are rounded, so that ties do not depend on the order of summation.
@@ -33,16 +35,42 @@ class AttentionSparsity(FixedScore):
     """Share of a row's entries under a part of its maximum, mean over captured layers and heads.
 
     ThinKV (Ramachandran et al. 2025, arXiv:2510.01290), where the part is 1 %.  Heads whose softmax
-    overflowed are left out.
+    overflowed are left out.  Prompt tokens have 0, unless `prompt` is set.
     """
 
     part: float = 0.01
+    prompt: bool = False
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
     about: ClassVar[str] = "sparsity of the attention"
 
+    @property
+    def use(self) -> RowUse:
+        """What it needs of the rows."""
+        return RowUse("shared", "sparsity", ALL_QUERIES if self.prompt else 0, part=self.part)
+
+    @property
+    def row_uses(self) -> frozenset[RowUse]:
+        return frozenset({self.use})
+
+    def start(self, layers: int) -> ScoreState:
+        return AtBirth(self.compute) if self.prompt else _OfGenerated(self.compute)
+
     def compute(self, run: TokenRun) -> np.ndarray:
+        reduced = run.observed.reduced.get(self.use)
+        if reduced is not None:
+            return np.stack(reduced.leaves, axis=-1).reshape(1, run.num_tokens)
         rows = head_rows(run.observed)
         return np.array([[row_sparsity(rows.row(i), self.part) for i in range(run.num_tokens)]])
+
+
+class _OfGenerated(AtBirth):
+    """Values of generated tokens alone; those of the prompt are 0."""
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        if generated:
+            super().begin(run, tree, generated)
+        else:
+            self._grow(1, run.num_tokens)
 
 
 def row_sparsity(row: np.ndarray, part: float) -> float:
@@ -120,7 +148,8 @@ class ThinKVPaper(RecentPolicy):
                 )
 
     def scores(self) -> Mapping[str, Score]:
-        return {"sparsity": AttentionSparsity(), "keys": self.score}
+        sparsity = AttentionSparsity(prompt=not self.pin_prompt)
+        return {"sparsity": sparsity, "keys": self.score}
 
     @cached_property
     def protect(self) -> Protect:
@@ -137,9 +166,7 @@ class ThinKVPaper(RecentPolicy):
         thoughts = stream[view.prompt_tokens :] if self.pin_prompt else stream
         whole = len(thoughts) - len(thoughts) % self.segment
         segments = thoughts[:whole].reshape(-1, self.segment)
-        sparsity = sum_in_order(view.scores["sparsity"][0, segments])
-        mean = np.round(sparsity / self.segment, _DECIMALS)
-        kind = np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))
+        kind = self.kinds(view.scores["sparsity"][0, segments])
         rungs = self.rungs()
         reached = reached_rungs(kind == TRANSITION, len(rungs))
         settled = ~safe[segments].any(axis=1)
@@ -167,6 +194,11 @@ class ThinKVPaper(RecentPolicy):
                     raise self.infeasible(view, len(rest), over)
                 tier[rest[:over]] = Tier.EVICTED
         return Plan(tiers) if (tiers != view.tier).any() else None
+
+    def kinds(self, sparsity: np.ndarray) -> np.ndarray:
+        """Classes of segments, int64 ``[segments]``, by their tokens', ``[segments, tokens]``."""
+        mean = np.round(sum_in_order(sparsity) / self.segment, _DECIMALS)
+        return np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))
 
     def rungs(self) -> list[int]:
         """Tokens that a segment keeps, from rung to rung: halves of `most` down to `least`."""

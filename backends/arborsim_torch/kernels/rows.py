@@ -8,12 +8,14 @@ Triton make the weights again from that (`arborsim_torch.kernels.rows_triton`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from arborsim_torch.kernels.dense import wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.merge import accumulator
 from arborsim_torch.kernels.pieces import in_triton
@@ -93,6 +95,43 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) 
     return out[0]
 
 
+def count_paid(q: Tensor, k: Tensor, scale: float, part: float) -> Tensor:
+    """How many keys queries pay at least a `part` of the most that they pay any.
+
+    Logits tell, a tile of queries at a time: weights are their exponentials.
+
+    Parameters
+    ----------
+    q : Tensor ``[heads, queries, head_dim]``
+        The last queries of a sequence; query i reads all keys but the last ``queries - 1 - i``.
+    k : Tensor ``[kv_heads, n, head_dim]``
+    scale : float
+        Factor of the inner products.
+    part : float
+        More than 0.
+
+    Returns
+    -------
+    int64 Tensor ``[kv_heads, heads // kv_heads, queries]``
+        0 for a query whose weights are not numbers; others pay their largest at least.
+    """
+    heads, queries, dim = q.shape
+    kv_heads, n, _ = k.shape
+    grouped, found = q.view(kv_heads, -1, queries, dim), list[Tensor]()
+    size = max(1, min(queries, _TILE_BYTES // (4 * heads * n)))
+    for start in range(0, queries, size):
+        some = grouped[:, :, start : start + size]
+        rows, end = some.shape[2], n - queries + start + some.shape[2]
+        packed = some.reshape(kv_heads, -1, dim)
+        logits = wide_product(packed, k[:, :end].transpose(1, 2)).mul_(scale)
+        logits = logits.view(kv_heads, -1, rows, end)
+        logits[..., end - rows :] += _later(rows, logits.dtype, logits.device)
+        most = logits.amax(-1, keepdim=True)
+        # Infinity less itself is no number: neither is a softmax with such a logit.
+        found.append((logits >= most + (most - most) + math.log(part)).sum(-1))
+    return torch.cat(found, -1)
+
+
 def _in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) -> Tensor:
     """`attend_rows` on the CPU."""
     heads, queries, dim = q.shape
@@ -102,7 +141,7 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) ->
     scaled = (q.to(kind) * scale).view(kv_heads, members, queries, dim)
     out = q.new_empty((kv_heads, members, queries, dim))
     size = max(1, min(queries, _TILE_BYTES // (kind.itemsize * members * n)))
-    room, later = q.new_empty(members * size * n, dtype=kind), _later(size, kind)
+    room, later = q.new_empty(members * size * n, dtype=kind), _later(size, kind, q.device)
     taken = _Taken(kept, kv_heads, heads, queries, q.new_empty(size * n, dtype=kind))
     for start in range(0, queries, size):
         stop = min(start + size, queries)
@@ -122,9 +161,9 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) ->
     return out.view(heads, queries, dim)
 
 
-def _later(size: int, kind: torch.dtype) -> Tensor:
+def _later(size: int, kind: torch.dtype, device: torch.device) -> Tensor:
     """-inf for what comes after a query, ``[size, size]``."""
-    return torch.full((size, size), float("-inf"), dtype=kind).triu_(1)
+    return torch.full((size, size), float("-inf"), dtype=kind, device=device).triu_(1)
 
 
 class _Taken:

@@ -362,7 +362,10 @@ class PolicySearch:
         kept = most if moved.kept_tokens is None else moved.kept_tokens
         prompt = len(self._problem.prompt)
         uses = self._policy.row_uses()
-        reduced = [use for use in uses if use.reduced and use.prompt and not use.of_heads]
+        reduced = [
+            use for use in uses
+            if use.reduced and use.prompt and not use.of_heads and use.keeps != "sparsity"
+        ]  # fmt: skip
         return LiveSearch(
             geometry,
             prompt,

@@ -101,6 +101,17 @@ def test_a_layer_launches_what_the_engine_profile_says(case: Searched) -> None:
         assert one - DEPTHS[0] * counted + after == engine.step_launches
 
 
+def test_counting_large_entries_adds_few_launches_to_a_layer() -> None:
+    """ThinKV reads rows of single heads, which it counts where they are."""
+    case = Searched("thinkv-paper", {"segment": "1000"}, budget=100)
+    plain, counted = (
+        (launches_of(each, DEPTHS[1])[0] - launches_of(each, DEPTHS[0])[0])
+        / (DEPTHS[1] - DEPTHS[0])
+        for each in (CASES[0], case)
+    )
+    assert 0 < counted - plain <= 12
+
+
 def test_a_graph_is_one_launch_whatever_the_depth() -> None:
     steps = {layers: sum(launches_of(CASES[0], layers, graphs=True)) for layers in DEPTHS}
     assert set(steps.values()) == {load_engine("live-graphs").step_launches}

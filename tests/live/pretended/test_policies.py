@@ -29,7 +29,9 @@ NAMES = sorted(set(available()) - {"oracle"})
 #: Settings for searches of 40 tokens, by policy.
 SMALL = {"rkv": {"interval": "8", "window": "4"}, "snapkv": {"window": "4"},
          "lag-kv-official": {"lag": "8", "sinks": "4"},
-         "freekv": {"page": "4", "sinks": "4", "recent": "8"}, "quest": {"page": "4"}}  # fmt: skip
+         "freekv": {"page": "4", "sinks": "4", "recent": "8"}, "quest": {"page": "4"},
+         "thinkv-paper": {"segment": "4", "recent": "4", "low": "0.65", "high": "1", "most": "3",
+                          "least": "1", "pin_prompt": "false"}}  # fmt: skip
 
 
 @dataclass
