@@ -312,7 +312,7 @@ class HostPool(Pool):
         return all(part.is_pinned() for chunk in self._chunks for part in chunk)
 
     def worth_carrying_whole(self, rows: int, read: int, copies: int) -> bool:
-        """Whether all of `rows` may cross in so many copies where no more than `read` are read."""
+        """Whether all of `rows` may cross in `copies` copies where no more than `read` are read."""
         unread = rows - read
         return unread <= _MOST_UNREAD * rows or unread * self.row_bytes <= copies * JOIN_BYTES
 
