@@ -27,7 +27,7 @@ _OPTIONS = {
     "prompt": "prompt-tokens",
 }
 #: Given several times rather than by comma.
-_REPEATED = {"settings", "calibration", "accuracy", "stop", "answers", "vary"}
+_REPEATED = {"settings", "calibration", "stop", "answers", "vary"}
 #: What changes nothing in the results; of the URL of a database also because of its password.
 _SILENT = {
     "workers", "progress", "pictures", "out", "resume", "overwrite", "storage", "study",

@@ -65,7 +65,7 @@ def plan(
     searches: int | None = None,
     warm_up: int | None = None,
     runs: int | None = None,
-    accuracy: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    answers: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     min_attention_kept: float | None = None,
     min_accuracy: float | None = None,
     workers: int = 1,
@@ -93,7 +93,7 @@ weights, quick
         Let the workload file name policies by ``package.module:Class``, which imports them.
     searches, warm_up, runs : int, optional
         Length and number of runs, in place of the workload's.
-    accuracy : path or sequence of paths
+    answers : path or sequence of paths
         Logs of `arborsim live`: how many answers are right under each policy and budget.
     min_attention_kept, min_accuracy : float, optional
         Recommend policies that keep this share of attention, that get this share of answers right.
@@ -141,7 +141,7 @@ class Planning:
         searches: int | None = None,
         warm_up: int | None = None,
         runs: int | None = None,
-        accuracy: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+        answers: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
         min_attention_kept: float | None = None,
         min_accuracy: float | None = None,
         workers: int = 1,
@@ -159,12 +159,12 @@ class Planning:
         for name, share in (("attention_kept", min_attention_kept), ("accuracy", min_accuracy)):
             if share is not None and not 0 <= share <= 1:
                 raise UsageError(f"min_{name} must be a share in [0, 1], not {share!r}")
-        logs = [Path(each) for each in choices.listed(accuracy)]
+        logs = [Path(each) for each in choices.listed(answers)]
         found = workload_for(
             workload, gpus=gpus, calibration=calibration, allow_code=allow_code, **asked
         )
         if min_accuracy is not None and not logs and found.answers is None:
-            raise UsageError("--min-accuracy needs --accuracy: a log of arborsim live")
+            raise UsageError("--min-accuracy needs --answers: a log of arborsim live")
         found = resized(found, load=load, searches=searches, warm_up=warm_up, runs=runs)
         demanded = Demanded(min_attention_kept, min_accuracy)
         self.planner = Planner(found, demanded, read_accuracies(logs), problems_of(logs), workers)

@@ -58,7 +58,7 @@ FILES = {"trace": (".parquet",), "results": (".parquet", ".jsonl")}
 #: Earlier names of options, which commands that have the new name still take.
 RENAMED = {
     "--workers": "--jobs", "--gpus": "--gpu", "--policies": "--policy", "--budgets": "--budget",
-    "--prompt": "--prompt-tokens",
+    "--prompt": "--prompt-tokens", "--accuracy": "--answers",
 }  # fmt: skip
 #: What help says that an option takes.
 _TAKES = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}

@@ -113,7 +113,7 @@ def plan(
     min_attention_kept: float | None = option(
         None, "Recommend policies that keep at least this share of attention.", min=0.0, max=1.0
     ),
-    accuracy: list[Path] = option(
+    answers: list[Path] = option(
         [], "Log of arborsim live: how many answers are right; repeatable."
     ),
     min_accuracy: float | None = option(
@@ -148,7 +148,7 @@ def plan(
 
     output.check()
     planning = Planning(
-        source, **given.fields(), **quick.asked, accuracy=accuracy, min_accuracy=min_accuracy,
+        source, **given.fields(), **quick.asked, answers=answers, min_accuracy=min_accuracy,
         min_attention_kept=min_attention_kept,
         workers=jobs or (len(os.sched_getaffinity(0)) if example else 1),
     )  # fmt: skip

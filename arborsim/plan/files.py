@@ -129,7 +129,7 @@ class PlanLog(RecordLog[CandidateResult]):
 
 def problems_of(paths: Iterable[Path]) -> str:
     """What the logs' answers are of: ``"game24 by arborsim-game24"``; "" where they do not say."""
-    searched = (each.searched for path in paths for each in counted_in(path, "--accuracy"))
+    searched = (each.searched for path in paths for each in counted_in(path))
     names = dict.fromkeys(f"{s.task} by {s.model}" for s in searched if s.task and s.model)
     return " and ".join(names)
 
@@ -143,7 +143,7 @@ def read_accuracies(paths: Iterable[Path]) -> dict[tuple[str, str], Estimate]:
     """
     verdicts: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for path in paths:
-        _, results = read_log(path, "--accuracy")
+        _, results = read_log(path, "--answers")
         for result in results:
             if result.correct is not None or result.infeasible:
                 budget = "-" if result.budget == ANY else result.budget

@@ -318,7 +318,7 @@ def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
     if quality is not None and not quality.exact and quality.accuracy is None:
         found.append(
             "How many answers this policy gets right is not known from replay: measure it with "
-            "arborsim live, and give its log with --accuracy."
+            "arborsim live, and give its log with --answers."
         )
     elif lossy and any(each.quality and each.quality.accuracy is None for each in lossy):
         found.append(

@@ -170,7 +170,7 @@ def _results(folder: Path) -> list[Target]:
         Target("answers compared", answers, "parquet", ("compare", str(answers), str(log))),
         Target("cell", cell, "parquet", ("results", str(folder / "cells"), "--json")),
         Target("live log", log, "jsonl", ("plot", str(log))),
-        Target("accuracy", log, "jsonl", ("plan", workload, "--accuracy", str(log), "--json")),
+        Target("accuracy", log, "jsonl", ("plan", workload, "--answers", str(log), "--json")),
     ]  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def test_accuracies_come_from_live_runs(tmp_path: Path) -> None:
 def test_other_files_are_no_live_runs(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("nothing")
     for path in (tmp_path / "x", tmp_path / "missing"):
-        with pytest.raises(UsageError, match="--accuracy"):
+        with pytest.raises(UsageError, match="--answers"):
             read_accuracies([path])
     with pytest.raises(UsageError, match="shadow"):
         read_accuracies([_live_log(tmp_path / "s", shadow=True)])
