@@ -146,6 +146,19 @@ def test_a_direction_keeps_order_and_leaves_the_other_alone() -> None:
     assert same(out, second)  # the later copy came later
 
 
+def test_a_copy_up_can_follow_what_is_on_its_way_down() -> None:
+    """Its source may be what the others write."""
+    first, host = gated(numbers(64, seed=1)), torch.zeros(64)
+    returned = torch.zeros(64)
+    with HostLink("cpu") as link:
+        link.down(first, host)
+        ticket = link.up_blocks([(host, returned)], after_down=True)
+        assert not ticket.done()
+        first.gate.set()
+        ticket.wait()
+    assert same(returned, first.as_subclass(torch.Tensor))
+
+
 def test_tensors_live_until_their_copy_is_done() -> None:
     x = gated(numbers(1000))
     gate, expected = x.gate, numbers(1000)

@@ -36,7 +36,7 @@ _FIRST_CHUNK_BYTES = 1 << 20
 _LARGEST_CHUNK_BYTES = 1 << 30  # unless more is needed at once
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockList:
     """Runs of rows, and where their tokens lie in a buffer that holds them one after the other.
 
@@ -166,9 +166,9 @@ class HostPool(Pool):
     slots : RowTable
         Rows of tokens.
     row_bytes : int
-    arriving : int
-        Copies into rows that have not ended.  What lies between two runs may then be written, so
-        no runs are joined.
+    arriving : list of BlockList
+        Rows of copies that have not ended.  What lies between two runs may then be written, so no
+        runs are joined.
     """
 
     slots: RowTable
@@ -196,7 +196,7 @@ class HostPool(Pool):
         self.row_bytes = self.bytes_per_slot // (layout.layers if self._every_lane else 1)
         self.slots = RowTable(lane, -(-LEAST_BLOCK_BYTES // self.row_bytes))
         self._join = JOIN_BYTES // self.row_bytes if pinned else 0
-        self.arriving = 0
+        self.arriving: list[BlockList] = []
         self._chunks: list[list[Tensor]] = []  # parts [lanes, rows, layers, records, heads, ...]
         self._first = np.zeros(1, dtype=np.int64)  # row of each chunk, and the end
 
@@ -315,6 +315,17 @@ class HostPool(Pool):
         """Whether all of `rows` may cross in `copies` copies where no more than `read` are read."""
         unread = rows - read
         return unread <= _MOST_UNREAD * rows or unread * self.row_bytes <= copies * JOIN_BYTES
+
+    def arriving_in(self, layer: int, page: np.ndarray) -> bool:
+        """Whether copies are under way into any of these pages; rows are of one layer each."""
+        for blocks in self.arriving:
+            own = blocks.lane == layer
+            first, last = blocks.first[own], blocks.first[own] + blocks.count[own] - 1
+            if np.any(
+                (page[:, None] >= first // PAGE_TOKENS) & (page[:, None] <= last // PAGE_TOKENS)
+            ):
+                return True
+        return False
 
     def opened_pages(self, group: np.ndarray, row: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """Pages in which these rows, just taken, are the only ones, by layer (0 if shared)."""

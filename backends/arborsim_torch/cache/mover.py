@@ -111,7 +111,7 @@ class Mover:
     def _arrived(self, copy: PendingCopy) -> None:
         """Wait on the host for a copy to DDR."""
         self.held_up.host_s += copy.ticket.wait()
-        self._host_pool(copy.target).arriving -= 1
+        self._host_pool(copy.target).arriving.remove(copy.blocks)
 
     def _settle_for(self, pairs: GroupTokenPairs) -> None:
         """Let copies take effect that have ended, or that have any of these tokens."""
@@ -333,7 +333,7 @@ class Mover:
                 pool.fill(pool.rows_in(buffers, blocks.at[:, first : first + len(token)]), read())
                 first += len(token)
         down = [(buffer, host) for host, buffer in pool.pairs(blocks, buffers)]
-        pool.arriving += 1
+        pool.arriving.append(blocks)
         copy = PendingCopy(target, pairs, blocks, buffers, self.link.down_blocks(down))
         if cache.host_attention is not None:
             contents = copy.contents(pool, self._portion(target))

@@ -163,8 +163,9 @@ class PageAttention(HostAttention):
         chosen = bounds.select(query[:, :, -1], top, shared=True, readable=rows.page)
         pages = np.unique(chosen.cpu().numpy())
         pages = pages[pages >= 0]
-        fetch, blocks = self._order(layer, pages)
-        ticket = self._link.up_blocks(blocks)
+        fetch, blocks, arriving = self._order(layer, pages)
+        # Pages cross whole: rows that are on their way to DDR are not read there yet.
+        ticket = self._link.up_blocks(blocks, after_down=arriving)
         self.fetched_bytes += sum(host.nbytes for host, _ in blocks)
         there = to_device(pages, g.device)
         # [kv_heads, n]: whether the head has chosen the row's page
@@ -215,9 +216,9 @@ class PageAttention(HostAttention):
 
     def _order(
         self, layer: int, pages: np.ndarray
-    ) -> tuple[list[tuple[HostPool, list[Tensor], BlockList]], list[tuple[Tensor, Tensor]]]:
-        """Where pages of a layer will lie on the device, and the blocks to copy."""
-        found, copies, first = [], [], 0
+    ) -> tuple[list[tuple[HostPool, list[Tensor], BlockList]], list[tuple[Tensor, Tensor]], bool]:
+        """Where pages of a layer will lie on the device, the blocks to copy, whether any arrive."""
+        found, copies, first, arriving = [], [], 0, False
         for place, bounds in self._bounds.items():
             pool, count = self._pool(place), bounds.filled.shape[1]
             page = pages[(pages >= first) & (pages < first + count)] - first
@@ -229,7 +230,8 @@ class PageAttention(HostAttention):
             buffers = [part.narrow(0, 0, blocks.rows) for part in self._buffers[place]]
             copies += pool.pairs(blocks, buffers)
             found.append((pool, buffers, blocks))
-        return found, copies
+            arriving = arriving or pool.arriving_in(layer, page)
+        return found, copies, arriving
 
     def _decoded_pages(self, fetched: tuple[HostPool, list[Tensor], BlockList]) -> Tensor | None:
         """Keys and values ``[2, kv_heads or 1, n, head_dim]``."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -93,6 +93,9 @@ class CopyEngine(Protocol):
     def start(self, blocks: Sequence[Block]) -> Copy:
         """Begin to copy; all tensors must stay as they are until it is done."""
 
+    def follow(self, other: Self) -> None:
+        """What is started from now on comes after all that the other one has started."""
+
     def close(self) -> None:
         """Finish what has been started; nothing may be started after."""
 
@@ -108,6 +111,9 @@ class ThreadEngine:
 
     def start(self, blocks: Sequence[Block]) -> Copy:
         return _ThreadCopy(self._pool.submit(_timed_copy, blocks))
+
+    def follow(self, other: ThreadEngine) -> None:
+        self._pool.submit(other._pool.submit(_nothing).result)  # both keep order
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
@@ -132,6 +138,10 @@ class _ThreadCopy:
 
     def busy_s(self) -> float:
         return self._future.result()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _timed_copy(blocks: Sequence[Block]) -> float:
@@ -173,6 +183,9 @@ class StreamEngine:
             on_device = source if source.is_cuda else out
             on_device.record_stream(self._stream)  # so that its memory outlives a dropped ticket
         return _StreamCopy(begun, ended, self._device)
+
+    def follow(self, other: StreamEngine) -> None:
+        self._stream.wait_stream(other._stream)
 
     def close(self) -> None:
         self._stream.synchronize()
@@ -368,6 +381,10 @@ class CopyQueue:
             ticket = Ticket(self, self._engine.start(blocks), blocks)
             self._pending.append(ticket)
             return ticket
+
+    def follow(self, other: CopyQueue) -> None:
+        """What is sent from now on begins once all that the other one was sent has ended."""
+        self._engine.follow(other._engine)
 
     def settle(self, held_up_s: float = 0.0) -> None:
         """Account for the copies that are done, and for time that a caller was held up."""

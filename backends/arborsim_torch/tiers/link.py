@@ -108,14 +108,18 @@ class HostLink:
             self._check(on_device=source, on_host=out)
         return self._down.send(blocks)
 
-    def up_blocks(self, blocks: Sequence[Block]) -> Ticket:
+    def up_blocks(self, blocks: Sequence[Block], *, after_down: bool = False) -> Ticket:
         """`up` of several (source, out), one after the other, with one ticket for all.
+
+        With `after_down` they begin once all copies to the host ordered so far have ended.
 
         While a CUDA graph is captured they become a branch of it, which the ticket's `order` joins:
         this must come before the capture ends.  Sources have to be page-locked then.
         """
         for source, out in blocks:
             self._check(on_device=out, on_host=source)
+        if after_down:
+            self._up.follow(self._down)
         return self._up.send(blocks)
 
     @property

@@ -321,9 +321,10 @@ def test_steps_that_read_nothing_of_the_host_are_replayed() -> None:
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("recall", ["stream", "stage"])
+@pytest.mark.parametrize("recall", ["stream", "stage", "ondemand"])
 def test_rows_that_are_being_written_are_not_copied_up_with_their_neighbours(recall: str) -> None:
-    """Runs of rows are joined into one copy over gaps, which the next offload may fill."""
+    """Runs of rows are joined into one copy over gaps, and pages cross whole, while rows of theirs
+    may be on their way to DDR."""
     settings = {"interval": "2", "recent": "8", "pin_prompt": "false"}
     with pretend():
         source = RandomSource(VOCAB, 24, 60, 60)
