@@ -20,7 +20,13 @@ from arborsim.bank.bank import open_bank, read_bank
 from arborsim.bank.results import SearchResult, Simulated, SkippedSearch
 from arborsim.bank.visited import visited
 from arborsim.bank.walk import walk
-from arborsim.core.errors import ArborsimError, BudgetInfeasible, MissingSignal, UsageError
+from arborsim.core.errors import (
+    ArborsimError,
+    BudgetInfeasible,
+    MissingSignal,
+    UsageError,
+    more_room,
+)
 from arborsim.core.events import Decode, Event, Prefill, Prune
 from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine
@@ -96,7 +102,7 @@ class SearchJob:
             raise ArborsimError(
                 f"{self.trace}, problem {first.episode}, {first.label} at width {first.width}: "
                 f"budget {first.budget} is infeasible for {first.policy}, which {first.left_out}; "
-                "give a larger --budget"
+                + more_room([first.left_out])
             )
         return self.ordered()
 

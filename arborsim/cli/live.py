@@ -12,7 +12,7 @@ from arborsim.cli import options
 from arborsim.cli.command import command, option, panel
 from arborsim.cli.problems import RewardedProblems, problem_option
 from arborsim.cli.progress import interrupted
-from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.core.errors import ArborsimError, UsageError, more_room
 
 if TYPE_CHECKING:
     from arborsim.api.live import LiveRun
@@ -125,5 +125,6 @@ def _run(running: LiveRun, output: LiveOutput) -> int:
     # Full retention, which always runs, does not count where others were asked for.
     asked = [one for one in found.results if one.policy != BASELINE] or found.results
     if all(one.infeasible for one in asked):
-        raise UsageError(f"nothing could run: {asked[0].infeasible}: give a larger --budget")
+        why = asked[0].infeasible
+        raise UsageError(f"nothing could run: {why}: {more_room([why])}")
     return 0

@@ -78,3 +78,10 @@ class BudgetInfeasible(ArborsimError):
     def __reduce__(self) -> tuple[type[BudgetInfeasible], tuple[str, int, int, str]]:
         arguments = (self.policy, self.needed_tokens, self.budget_tokens, self.made_of)
         return BudgetInfeasible, arguments  # so that workers can raise it
+
+
+def more_room(why: Iterable[str]) -> str:
+    """What a user can do where budgets are infeasible, for these reasons (`BudgetInfeasible`)."""
+    if any("prompt " in each for each in why):
+        return "give a larger --budget, or let the prompt be evicted: --set pin_prompt=false"
+    return "give a larger --budget"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
+from arborsim.core.errors import more_room
 from arborsim.core.statistics import clopper_pearson, fisher_p
 from arborsim.core.units import quantity
 from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
@@ -313,10 +314,15 @@ def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
     if any(row.label != row.policy for row in rows):
         found.append(f"{MARK} does not keep to the budget: see HBM peak.")
     found += budget_of_reading(report.reading)
+    reasons: list[str] = []
     for (policy, budget), why in left_out(report).items():
         at = "" if budget == ANY else f" at budget {budget}"
         times = counted(len(why), "search")
         found.append(f"{policy}{at} could not hold {times}, e.g. {why[0]}.")
+        reasons += why
+    if reasons:
+        todo = more_room(reasons)
+        found.append(f"{todo[0].upper()}{todo[1:]}.")
     return found
 
 

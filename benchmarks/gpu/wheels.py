@@ -1,6 +1,7 @@
 """Wheels for a machine without a package registry: collect them here, install them there.
 
-    python benchmarks/gpu/wheels.py collect wheels   # where pip works and arborsim is installed
+    python benchmarks/gpu/wheels.py collect wheels   # where pip works and arborsim is installed;
+                                                     # --python 3.11: what the other machine has
     python benchmarks/gpu/wheels.py install wheels   # there: into wheels/site, which is printed
 
 The other machine has PyTorch and what commonly comes with it (`PRESENT`).  `install` compares
@@ -22,7 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 #: What a machine with PyTorch is expected to have: large wheels that need not travel.
 PRESENT = ("numpy", "pandas", "pyarrow", "scipy", "torch", "transformers", "safetensors", "triton")
-PYTHON = "3.12"
+PYTHON = "3.12"  #: of the other machine, if `collect` is not told
+_HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 _GLIBC = (17, 24, 27, 28)  # wheels for glibc 2.x
 
 #: A distribution's version and what it requires; raises `metadata.PackageNotFoundError`.
@@ -50,8 +52,9 @@ def installed(name: str) -> tuple[str, list[str]]:
 
 
 def wanted(
-    requirements: Iterable[str], present: Iterable[str] = PRESENT, lookup: Lookup = installed
-) -> dict[str, str]:
+    requirements: Iterable[str], present: Iterable[str] = PRESENT, lookup: Lookup = installed,
+    python: str = PYTHON,
+) -> dict[str, str]:  # fmt: skip
     """Versions of all that `requirements` need on the other machine, but for what is present there.
 
     Parameters
@@ -61,6 +64,8 @@ def wanted(
         Distributions that are there; what they need is there, too.
     lookup : callable
         Says what is installed here: that is what will be collected.
+    python : str
+        Version of the other machine.
 
     Raises
     ------
@@ -71,7 +76,7 @@ def wanted(
     there = {_plain(name) for name in present}
     waiting = list(requirements)
     while waiting:
-        name = _needed(waiting.pop())
+        name = _needed(waiting.pop(), python)
         if name is None or name in found or name in there:
             continue
         found[name], needs = lookup(name)
@@ -79,16 +84,21 @@ def wanted(
     return dict(sorted(found.items()))
 
 
-def collect(folder: Path) -> list[Path]:
-    """Download wheels into `folder`; returns the files."""
+def collect(folder: Path, python: str = PYTHON) -> list[Path]:
+    """Download wheels for a version of Python into `folder`; returns the files.
+
+    Raises
+    ------
+    SystemExit
+        One line: pip could not.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    pins = [f"{name}=={version}" for name, version in wanted(core_dependencies()).items()]
+    pins = [f"{name}=={each}" for name, each in wanted(core_dependencies(), python=python).items()]
     tags = [f"--platform=manylinux_2_{minor}_x86_64" for minor in _GLIBC]
     tags += ["--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-         "--no-deps", "--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON}",
-         *tags, "--dest", str(folder), *pins], check=True,
+    _pip(
+        "download", "--no-deps", "--only-binary=:all:", "--implementation=cp",
+        f"--python-version={python}", *tags, "--dest", str(folder), *pins,
     )  # fmt: skip
     return sorted(folder.glob("*.whl"))
 
@@ -134,10 +144,9 @@ def install(folder: Path) -> Path:
             raise SystemExit(
                 f"wheels: {folder} has no wheel of {', '.join(absent)}: collect them again"
             )
-        subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-             "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(site),
-             *(str(files[name]) for name in sorted(names))], check=True,
+        _pip(
+            "install", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target",
+            str(site), *(str(files[name]) for name in sorted(names)),
         )  # fmt: skip
         before, lacking = lacking, missing(needs)  # what was installed has requirements, too
         if before == lacking:
@@ -148,10 +157,22 @@ def install(folder: Path) -> Path:
     return site
 
 
-def _needed(text: str) -> str | None:
+def _pip(command: str, *arguments: str) -> None:
+    """Run pip; what it says of an error becomes one line."""
+    words = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*words, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise SystemExit(
+            f"wheels: pip {command} failed: {said[0] if said else done.stderr.strip()[-200:]}; "
+            f"this Python is {_HERE}: wheels are of the version that `collect --python` named"
+        )
+
+
+def _needed(text: str, python: str = _HERE) -> str | None:
     """The plain name of a requirement; None if it is for an extra or another environment."""
     requirement = _packaging().requirements.Requirement(text)
-    environment = {"extra": "", "python_version": PYTHON, "python_full_version": f"{PYTHON}.0",
+    environment = {"extra": "", "python_version": python, "python_full_version": f"{python}.0",
                    "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix",
                    "platform_machine": "x86_64"}  # fmt: skip
     if requirement.marker is not None and not requirement.marker.evaluate(environment):
@@ -179,11 +200,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=("collect", "install"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--python", default=PYTHON, help="collect: version of the other machine")
     options = parser.parse_args()
     if options.what == "install":
         print(install(options.folder.resolve()))
         return 0
-    files = collect(options.folder)
+    files = collect(options.folder, options.python)
     for path in files:
         print(f"{path.stat().st_size / 1e6:6.2f} MB  {path.name}")
     print(f"{sum(path.stat().st_size for path in files) / 1e6:6.2f} MB in {len(files)} wheels")

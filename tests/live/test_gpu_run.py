@@ -330,6 +330,16 @@ def test_a_missing_wheel_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         wheels.install(tmp_path)
 
 
+def test_a_wheel_of_another_python_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheels, "core_dependencies", lambda: ["no-such-package-here>=1"])
+    (tmp_path / "no_such_package_here-1.0-cp27-cp27m-win32.whl").touch()
+    with pytest.raises(SystemExit, match=r"not a supported wheel.*collect --python") as found:
+        wheels.install(tmp_path)
+    assert "\n" not in str(found.value)
+
+
 def test_nothing_is_installed_where_nothing_is_missing(tmp_path: Path) -> None:
     assert wheels.install(tmp_path) == tmp_path / "site"
     assert not list(tmp_path.iterdir())
