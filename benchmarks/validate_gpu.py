@@ -184,7 +184,8 @@ def _tell(record: Facts) -> None:
     outcome = "NOT OK" if record.get("ok") is False else record["outcome"]
     seconds = f", {record['seconds']:.1f} s" if "seconds" in record else ""
     why = record.get("why") or record.get("error") or ""
-    print(f"{record['part']}: {of}: {outcome}{seconds}" + f" ({why})" * bool(why), flush=True)
+    what = f"{record['part']}: {of}" if of else record["part"]
+    print(f"{what}: {outcome}{seconds}" + f" ({why})" * bool(why), flush=True)
 
 
 if __name__ == "__main__":
