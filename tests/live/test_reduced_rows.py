@@ -375,13 +375,25 @@ def test_of_a_prompt_the_queries_that_count_cross(
     assert all(queries == count for queries, count in seen[1:])
 
 
-@pytest.mark.parametrize("settings", [{}, {"pin_prompt": "false"}, {"adaptation": "flat"}])
+@pytest.mark.parametrize(
+    ("name", "window", "settings"),
+    [
+        ("rkv", 3, {"interval": "8", "window": "3"}),
+        ("rkv", 3, {"interval": "8", "window": "3", "pin_prompt": "false"}),
+        ("rkv", 3, {"interval": "8", "window": "3", "adaptation": "flat"}),
+        ("quest", 1, {"page": "4"}),
+        ("freekv", 1, {"page": "4", "sinks": "4", "recent": "8"}),
+    ],
+)
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_of_a_run_the_queries_of_the_window_cross(
-    kind: str, settings: dict[str, str], request: pytest.FixtureRequest,
+    name: str, window: int, settings: dict[str, str], kind: str, request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """R-KV rates keys by its window alone: the same moves as with the queries of all tokens."""
+    """R-KV rates keys by its window alone, and pages are chosen by the newest query of each path.
+
+    The same moves as with the queries of all tokens.
+    """
     setup: SearchSetup = request.getfixturevalue(kind)
     append, seen = LiveHeadRows.append, list[tuple[int, int]]()
 
@@ -390,16 +402,16 @@ def test_of_a_run_the_queries_of_the_window_cross(
         return append(self, queries, keys, count)
 
     monkeypatch.setattr(LiveHeadRows, "append", watched)
-    policy = build("rkv", {"interval": "8", "window": "3", **settings})
+    policy = build(name, settings)
     reduced = search(setup, policy, 50, [])
     taken, seen[:] = list(seen), []
     with_rows(monkeypatch)
     expected = search(setup, policy, 50, [])
     np.testing.assert_array_equal(reduced.rows, expected.rows)
     assert len(expected.rows)
-    assert taken[0] == (3, len(setup.source.problem(3).prompt))
+    assert taken[0] == (window, len(setup.source.problem(3).prompt))
     widths = 1 if kind == "chain" else setup.make_search().slots
-    assert all(queries <= 3 * widths for queries, _ in taken)
+    assert all(queries <= window * widths for queries, _ in taken)
     assert sum(queries for queries, _ in taken) < sum(queries for queries, _ in seen)
     assert all(queries == count for queries, count in seen)
 

@@ -422,7 +422,9 @@ class PolicySearch:
             if use.of_heads or (use.grouping == "head" and use.keeps in ("rows", "queries"))
         ]  # fmt: skip
         vector = 2 * geometry.layers * geometry.head_dim
-        sizes = [(max(queries, default=0), geometry.heads * vector)]
+        # A pass leaves those of its whole block, of which the last ones are taken.
+        taken = max(min(prompt, self._block), *queries) if queries else 0
+        sizes = [(taken, geometry.heads * vector)]
         sizes += [(prompt, geometry.kv_heads * vector)] * len(reads & {Signal.KEYS, Signal.VALUES})
         total = sum(tokens * size for tokens, size in sizes)
         of_block = sum(min(self._block, tokens) * size for tokens, size in sizes)
