@@ -37,6 +37,7 @@ from arborsim_torch.token_signals import (
     ChunkExtremes,
     TokenBuffer,
     float16,
+    head_sizes,
     head_variance,
     key_norm,
     sketch_matrix,
@@ -80,6 +81,8 @@ class Capture:
         What else to take; all by default.
     vectors : set of Signal
         Which of queries, keys and values, if `vector_layers` names any.
+    sizes : set of Signal
+        Of which of keys and values to take L1 norms alone.
     embeddings : bool
         Whether complete nodes get an embedding.
     keep : bool
@@ -98,6 +101,7 @@ class Capture:
         *,
         signals: frozenset[Signal] = ALL_SIGNALS,
         vectors: frozenset[Signal] = frozenset(VECTORS),
+        sizes: frozenset[Signal] = frozenset(),
         embeddings: bool = True,
         keep: bool = True,
         uses: frozenset[RowUse] = frozenset(),
@@ -116,7 +120,7 @@ class Capture:
         self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
         self._hidden_layers = tuple(hidden_layers)
         self.wants_hidden = Signal.HIDDEN_CHANGE in signals or bool(hidden_layers)
-        self._signals, self._vectors = signals, vectors
+        self._signals, self._vectors, self._sizes = signals, vectors, sizes
         self.embeddings = embeddings
         self._vector_layers = tuple(vector_layers)
         self._row_layers = tuple(row_layers)
@@ -249,7 +253,8 @@ class Capture:
 
     @property
     def _takes_keys(self) -> bool:
-        return bool(self._vector_layers and self._vectors & {Signal.KEYS, Signal.VALUES})
+        wanted = self._vectors | self._sizes
+        return bool(self._vector_layers and wanted & {Signal.KEYS, Signal.VALUES})
 
     @property
     def _pending_bytes(self) -> int:
@@ -347,9 +352,15 @@ class Capture:
             self._add("key_sketch", keys @ self._sketch)
         if self._vector_layers:
             for part, signal in enumerate((Signal.KEYS, Signal.VALUES)):
+                if not {signal} & (self._vectors | self._sizes):
+                    continue
+                chosen = torch.stack([kv[layer, part] for layer in self._vector_layers])
+                by_token = chosen.permute(3, 1, 0, 2, 4)  # [tokens, seqs, layers, heads, head_dim]
                 if signal in self._vectors:
-                    chosen = torch.stack([kv[layer, part] for layer in self._vector_layers])
-                    self._add(signal.value, chosen.permute(3, 1, 0, 2, 4).flatten(2))
+                    self._add(signal.value, by_token.flatten(2))
+                else:
+                    found = head_sizes(by_token).flatten(0, 1).flatten(1)
+                    self._columns.setdefault(f"{signal.value} sizes", TokenBuffer()).append(found)
 
     def _take_lag(self, decoder: Observed, kv: Tensor, starts: list[int]) -> None:
         cache, lag = decoder.cache, []

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import Observations, VectorRows
+from arborsim.core.observations import Observations, Signal, VectorRows
 from arborsim.core.row_uses import ALL_QUERIES, ReducedRows, RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import Policy
@@ -238,6 +238,23 @@ def test_sums_decide_as_rows(
     whole = any(use.prompt == ALL_QUERIES for use in small(name).row_uses())
     step = 0 if whole else 4e-3 if name == "thinkv-paper" else 1e-4  # it counts entries of a row
     compare(controllers, partial(np.testing.assert_allclose, rtol=0, atol=step))
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+@pytest.mark.parametrize("per", ["head", "layer"])
+def test_sizes_of_values_are_those_of_whole_vectors(
+    per: str, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, with the same moves."""
+    setup: SearchSetup = request.getfixturevalue(kind)
+    policy, controllers = build("vatp", {"per": per}), list[Controller]()
+    assert policy.sizes() == {Signal.VALUES}
+    reduced = search(setup, policy, 60, controllers)
+    monkeypatch.setattr(type(policy), "sizes", lambda self: frozenset())
+    expected = search(setup, policy, 60, controllers)
+    np.testing.assert_array_equal(reduced.rows, expected.rows)
+    assert len(expected.rows)
+    compare(controllers, np.testing.assert_array_equal)
 
 
 @pytest.mark.parametrize("settings", [{"pin_prompt": "false"}, {"variant": "pages", "page": "4"}])

@@ -192,6 +192,12 @@ class Feed:
         n = self._controllers[0].tree.num_tokens
         lengths = self._decoder.cache.position.values[n : n + count] + 1
         heads = keys = values = None
+        sizes = {
+            signal: flat.reshape(len(flat), len(self._layers), -1)
+            for signal in (Signal.KEYS, Signal.VALUES)
+            if (name := f"{signal.value} sizes") in fresh.columns
+            for flat in (fresh.values(name),)
+        }
         if "keys" in fresh.columns:
             keys = self._vectors(fresh.values("keys"))
         if "values" in fresh.columns:
@@ -208,6 +214,7 @@ class Feed:
             values,
             fresh.hidden(self._layers) if Signal.HIDDEN in self._needs else None,
             self._reduced(fresh, lengths[len(lengths) - len(leaves) :].tolist()),
+            sizes,
         )
 
     def _reduced(self, fresh: Captured, lengths: list[int]) -> dict[RowUse, ReducedRows]:
