@@ -383,6 +383,8 @@ class Observations:
     values: np.ndarray | None = None
     hidden: HiddenRows | None = None
     reduced: Mapping[RowUse, ReducedRows] = field(default_factory=dict)  # in place of rows
+    #: L1 norms in place of keys or values, float64 [num_tokens, captured layers, KV heads]
+    sizes: Mapping[Signal, np.ndarray] = field(default_factory=dict)
 
     def slice(self, start: int, stop: int) -> Observations:
         """The same observations for the run's tokens ``start`` to ``stop``."""
@@ -399,4 +401,5 @@ class Observations:
             None if self.values is None else self.values[span],
             None if self.hidden is None else self.hidden[span],
             self.reduced,
+            {signal: values[span] for signal, values in self.sizes.items()},
         )

@@ -230,6 +230,12 @@ class Policy:
         """What its scores need of attention rows; less than rows can stay where it is computed."""
         return frozenset[RowUse]().union(*(score.row_uses for score in self.scores().values()))
 
+    def sizes(self) -> frozenset[Signal]:
+        """Of keys and values those of which its scores need no more than L1 norms."""
+        scores = self.scores().values()
+        whole = frozenset[Signal]().union(*(score.needs - score.sizes for score in scores))
+        return frozenset[Signal]().union(*(score.sizes for score in scores)) - whole
+
     @property
     def grouping(self) -> str:
         """What has rows of its own in a plan: the model ("shared"), layers, or KV heads.

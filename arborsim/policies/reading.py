@@ -119,7 +119,7 @@ class PageReader(Policy):
     @cached_property
     def _scores(self) -> Mapping[str, Score]:
         return {
-            "queries": Queries(), "page": PageOf(self.page), "bounds": PageBounds(self.page),
+            "queries": Queries(1), "page": PageOf(self.page), "bounds": PageBounds(self.page),
         }  # fmt: skip
 
     def scores(self) -> Mapping[str, Score]:

@@ -68,6 +68,11 @@ class Score(ABC):
         return frozenset(found)
 
     @property
+    def sizes(self) -> frozenset[Signal]:
+        """Of keys and values those whose L1 norm in each KV head is enough."""
+        return frozenset()
+
+    @property
     def blurred(self) -> bool:
         """Whether most tokens come out alike on sparse recordings."""
         return False
@@ -340,13 +345,19 @@ class ValueSize(FixedScore):
     def needs(self) -> frozenset[Signal]:
         return frozenset({Signal.VALUE_NORM if self.grouping == "shared" else Signal.VALUES})
 
+    @property
+    def sizes(self) -> frozenset[Signal]:
+        return self.needs & {Signal.VALUES}
+
     def compute(self, run: TokenRun) -> np.ndarray:
         if self.grouping == "shared":
             recorded = run.observed.per_layer[Signal.VALUE_NORM].astype(np.float64)
             return np.asarray(sum_in_order(recorded)[None] / recorded.shape[1])
-        assert run.observed.values is not None, "the reader was not asked for values"
-        # Sums of float16 values are exact in float64, in any order.
-        size = np.abs(run.observed.values.astype(np.float64)).sum(axis=-1)
+        size = run.observed.sizes.get(Signal.VALUES)
+        if size is None:
+            assert run.observed.values is not None, "the reader was not asked for values"
+            # Sums of float16 values are exact in float64, in any order.
+            size = np.abs(run.observed.values.astype(np.float64)).sum(axis=-1)
         return np.asarray(
             (size.mean(-1) if self.grouping == "layer" else size.reshape(len(size), -1)).T
         )

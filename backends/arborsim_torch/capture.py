@@ -31,11 +31,13 @@ from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Observed
+from arborsim_torch.held_rows import HeldRows
 from arborsim_torch.row_reducer import RowReducer, WindowRows, first_of
 from arborsim_torch.token_signals import (
     ChunkExtremes,
     TokenBuffer,
     float16,
+    head_sizes,
     head_variance,
     key_norm,
     sketch_matrix,
@@ -79,6 +81,8 @@ class Capture:
         What else to take; all by default.
     vectors : set of Signal
         Which of queries, keys and values, if `vector_layers` names any.
+    sizes : set of Signal
+        Of which of keys and values to take L1 norms alone.
     embeddings : bool
         Whether complete nodes get an embedding.
     keep : bool
@@ -97,6 +101,7 @@ class Capture:
         *,
         signals: frozenset[Signal] = ALL_SIGNALS,
         vectors: frozenset[Signal] = frozenset(VECTORS),
+        sizes: frozenset[Signal] = frozenset(),
         embeddings: bool = True,
         keep: bool = True,
         uses: frozenset[RowUse] = frozenset(),
@@ -115,7 +120,7 @@ class Capture:
         self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
         self._hidden_layers = tuple(hidden_layers)
         self.wants_hidden = Signal.HIDDEN_CHANGE in signals or bool(hidden_layers)
-        self._signals, self._vectors = signals, vectors
+        self._signals, self._vectors, self._sizes = signals, vectors, sizes
         self.embeddings = embeddings
         self._vector_layers = tuple(vector_layers)
         self._row_layers = tuple(row_layers)
@@ -165,13 +170,16 @@ class Capture:
         )
 
     @torch.inference_mode()
-    def take(self) -> Captured:
-        """What has been finished since the last call, in one copy to the host."""
+    def take(self, held: HeldRows | None = None) -> Captured:
+        """What has been finished since the last call, in one copy to the host.
+
+        Reduced rows cross without what is 0 because its position is not `held`.
+        """
         reduced, self._of_window = self._of_window, {}
         if self._newest:
             self._add("queries", torch.stack(tuple(self._newest)))
             self._newest.clear()
-        self._cross({**self._reducer.finish(), **reduced})
+        self._cross({**self._reducer.finish(), **reduced}, held)
         fresh, self._fresh = self._fresh, Captured()
         if self.keeps:
             self._kept.extend(fresh)
@@ -245,7 +253,8 @@ class Capture:
 
     @property
     def _takes_keys(self) -> bool:
-        return bool(self._vector_layers and self._vectors & {Signal.KEYS, Signal.VALUES})
+        wanted = self._vectors | self._sizes
+        return bool(self._vector_layers and wanted & {Signal.KEYS, Signal.VALUES})
 
     @property
     def _pending_bytes(self) -> int:
@@ -253,8 +262,10 @@ class Capture:
         held = sum(values.numel() * values.element_size() for _, values in rows)
         return held + sum(column.nbytes for column in self._columns.values())
 
-    def _cross(self, reduced: dict[RowUse, Tensor]) -> None:
+    def _cross(self, reduced: dict[RowUse, Tensor], held: HeldRows | None = None) -> None:
         """Take everything that is finished to the host, in one copy."""
+        if held is not None:
+            reduced = {use: held.taken(use, values) for use, values in reduced.items()}
         columns = {name: column.take() for name, column in self._columns.items() if len(column)}
         rows, self._rows = self._rows, []
         apart, self._rows_apart = self._rows_apart, []
@@ -267,7 +278,8 @@ class Capture:
         for first, _ in apart:
             self._add_rows_apart(first, next(arrived))
         for use in reduced:
-            self._fresh.reduced[use] = next(arrived)
+            found = next(arrived)
+            self._fresh.reduced[use] = found if held is None else held.whole(use, found)
 
     def _add(self, column: str, values: Tensor) -> None:
         """Append values ``[tokens, seqs, n]`` in the order of the trace."""
@@ -340,9 +352,15 @@ class Capture:
             self._add("key_sketch", keys @ self._sketch)
         if self._vector_layers:
             for part, signal in enumerate((Signal.KEYS, Signal.VALUES)):
+                if not {signal} & (self._vectors | self._sizes):
+                    continue
+                chosen = torch.stack([kv[layer, part] for layer in self._vector_layers])
+                by_token = chosen.permute(3, 1, 0, 2, 4)  # [tokens, seqs, layers, heads, head_dim]
                 if signal in self._vectors:
-                    chosen = torch.stack([kv[layer, part] for layer in self._vector_layers])
-                    self._add(signal.value, chosen.permute(3, 1, 0, 2, 4).flatten(2))
+                    self._add(signal.value, by_token.flatten(2))
+                else:
+                    found = head_sizes(by_token).flatten(0, 1).flatten(1)
+                    self._columns.setdefault(f"{signal.value} sizes", TokenBuffer()).append(found)
 
     def _take_lag(self, decoder: Observed, kv: Tensor, starts: list[int]) -> None:
         cache, lag = decoder.cache, []

@@ -36,6 +36,15 @@ def value_norm(kv: Tensor) -> Tensor:
     return kv[:, 1].float().abs().sum(-1).mean(2)
 
 
+def head_sizes(vectors: Tensor) -> Tensor:
+    """L1 norms of vectors ``[..., head_dim]``, float64.
+
+    Of their float16, as traces hold them: float64 adds these up exactly, in any order, so these are
+    the bits that `arborsim.signals.scores.ValueSize` makes of recorded ones.
+    """
+    return float16(vectors).double().abs().sum(-1)
+
+
 class ChunkExtremes:
     """Lag-KV along one path (EpiKV's variant), with nothing kept but extremes.
 
@@ -113,7 +122,7 @@ def float16(values: Tensor) -> Tensor:
 
 
 class TokenBuffer:
-    """Float16 rows ``[tokens, n]`` that wait on the device; memory stays for those that follow."""
+    """Rows ``[tokens, n]`` that wait on the device; memory stays for those that follow."""
 
     def __init__(self) -> None:
         self._data: Tensor | None = None
@@ -125,7 +134,7 @@ class TokenBuffer:
     @property
     def nbytes(self) -> int:
         """Of what waits."""
-        return 0 if self._data is None else 2 * self._count * self._data.shape[1]
+        return 0 if self._data is None else self._data[: self._count].nbytes
 
     def append(self, rows: Tensor) -> None:
         end, held = self._count + len(rows), self._data

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import Observations, VectorRows
+from arborsim.core.observations import Observations, Signal, VectorRows
 from arborsim.core.row_uses import ALL_QUERIES, ReducedRows, RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import Policy
@@ -27,7 +27,9 @@ from arborsim.signals.last_attended import fresh_pages, median
 from arborsim.signals.spread import HeavyHitters, LayerSensitivity
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.forward import LayerView
+from arborsim_torch.cache.layout import Place
 from arborsim_torch.context import PassContext
+from arborsim_torch.held_rows import HeldRows
 from arborsim_torch.live import policy_search
 from arborsim_torch.live.feed import LiveHeadRows
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
@@ -131,6 +133,34 @@ def test_a_prompt_counts_from_its_last_queries_on() -> None:
             np.testing.assert_array_equal(received, np.arange(6) >= 6 - count)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_positions_of_every_path_that_are_held_cross(groups: int) -> None:
+    """Two leaves on paths of 3 + 5 and 3 + 9 tokens; of another number of groups, if any holds."""
+    tree = ThoughtTree()
+    for node, parent, count in ((0, -1, 3), (1, 0, 5), (2, 0, 9)):
+        tree.open(node, parent)
+        tree.append([node], count)
+    rng = np.random.default_rng(groups)
+    place = np.where(rng.random((2, 17)) < 0.2, Place.HBM, Place.LOST)
+    layout = SimpleNamespace(device=torch.device("cuda"))
+    cache: Any = SimpleNamespace(place=SimpleNamespace(values=place), layout=layout, tree=tree)
+    wanted = np.zeros((2, groups, 12), dtype=np.float32)
+    for seq, leaf in enumerate((1, 2)):
+        there = place[:, tree.path(leaf)] != Place.LOST
+        there = there if groups == 2 else there.any(0, keepdims=True)
+        wanted[seq, :, : there.shape[1]] = there * rng.random(
+            wanted[seq, :, : there.shape[1]].shape
+        )
+    held, use = HeldRows(cache, (1, 2)), RowUse("shared", "sum")
+    sent = held.taken(use, torch.from_numpy(wanted))
+    assert sent.numel() < wanted.size / 2
+    np.testing.assert_array_equal(held.whole(use, sent.numpy()), wanted)
+    last = RowUse("shared", "last")  # positions that are paid nothing count as used, too
+    assert held.taken(last, torch.from_numpy(wanted)).shape == wanted.shape
+    place[:] = Place.HBM
+    assert HeldRows(cache, (1, 2)).taken(use, torch.from_numpy(wanted)).shape == wanted.shape
+
+
 @pytest.fixture(scope="module")
 def chain() -> SearchSetup:
     loaded = load_model("chain", task_options={"lines": 4})
@@ -208,6 +238,23 @@ def test_sums_decide_as_rows(
     whole = any(use.prompt == ALL_QUERIES for use in small(name).row_uses())
     step = 0 if whole else 4e-3 if name == "thinkv-paper" else 1e-4  # it counts entries of a row
     compare(controllers, partial(np.testing.assert_allclose, rtol=0, atol=step))
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+@pytest.mark.parametrize("per", ["head", "layer"])
+def test_sizes_of_values_are_those_of_whole_vectors(
+    per: str, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, with the same moves."""
+    setup: SearchSetup = request.getfixturevalue(kind)
+    policy, controllers = build("vatp", {"per": per}), list[Controller]()
+    assert policy.sizes() == {Signal.VALUES}
+    reduced = search(setup, policy, 60, controllers)
+    monkeypatch.setattr(type(policy), "sizes", lambda self: frozenset())
+    expected = search(setup, policy, 60, controllers)
+    np.testing.assert_array_equal(reduced.rows, expected.rows)
+    assert len(expected.rows)
+    compare(controllers, np.testing.assert_array_equal)
 
 
 @pytest.mark.parametrize("settings", [{"pin_prompt": "false"}, {"variant": "pages", "page": "4"}])
@@ -375,13 +422,25 @@ def test_of_a_prompt_the_queries_that_count_cross(
     assert all(queries == count for queries, count in seen[1:])
 
 
-@pytest.mark.parametrize("settings", [{}, {"pin_prompt": "false"}, {"adaptation": "flat"}])
+@pytest.mark.parametrize(
+    ("name", "window", "settings"),
+    [
+        ("rkv", 3, {"interval": "8", "window": "3"}),
+        ("rkv", 3, {"interval": "8", "window": "3", "pin_prompt": "false"}),
+        ("rkv", 3, {"interval": "8", "window": "3", "adaptation": "flat"}),
+        ("quest", 1, {"page": "4"}),
+        ("freekv", 1, {"page": "4", "sinks": "4", "recent": "8"}),
+    ],
+)
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_of_a_run_the_queries_of_the_window_cross(
-    kind: str, settings: dict[str, str], request: pytest.FixtureRequest,
+    name: str, window: int, settings: dict[str, str], kind: str, request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """R-KV rates keys by its window alone: the same moves as with the queries of all tokens."""
+    """R-KV rates keys by its window alone, and pages are chosen by the newest query of each path.
+
+    The same moves as with the queries of all tokens.
+    """
     setup: SearchSetup = request.getfixturevalue(kind)
     append, seen = LiveHeadRows.append, list[tuple[int, int]]()
 
@@ -390,16 +449,16 @@ def test_of_a_run_the_queries_of_the_window_cross(
         return append(self, queries, keys, count)
 
     monkeypatch.setattr(LiveHeadRows, "append", watched)
-    policy = build("rkv", {"interval": "8", "window": "3", **settings})
+    policy = build(name, settings)
     reduced = search(setup, policy, 50, [])
     taken, seen[:] = list(seen), []
     with_rows(monkeypatch)
     expected = search(setup, policy, 50, [])
     np.testing.assert_array_equal(reduced.rows, expected.rows)
     assert len(expected.rows)
-    assert taken[0] == (3, len(setup.source.problem(3).prompt))
+    assert taken[0] == (window, len(setup.source.problem(3).prompt))
     widths = 1 if kind == "chain" else setup.make_search().slots
-    assert all(queries <= 3 * widths for queries, _ in taken)
+    assert all(queries <= window * widths for queries, _ in taken)
     assert sum(queries for queries, _ in taken) < sum(queries for queries, _ in seen)
     assert all(queries == count for queries, count in seen)
 

@@ -347,7 +347,7 @@ class Pool:
         index = to_device(slot.astype(np.int64), self.device)
         parts = [part.index_select(3, index) for part in self._strip(group)]
         if self._spans is not None:
-            parts.append(self._spans.read(group, index))
+            parts.append(self._spans.read(group, slot))
         return StoredTokens(parts[0].view(self.codec.storage), *parts[1:])
 
     def read_rows(self, group: int, slot: np.ndarray, rows: list[Tensor]) -> None:

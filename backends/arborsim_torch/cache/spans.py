@@ -57,7 +57,9 @@ class Spans:
         assert isinstance(codec, Packed)
         self._together = codec.together
         self._slots = slots  # of the tokens
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # by cache group, until tokens move
+        # By cache group, until tokens move: see `_by_slot`, and the same on the device.
+        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._on_device: dict[int, tuple[Tensor, Tensor]] = {}
         self._members: dict[int, Tensor] = {}  # by slab
         self._current: set[int] = set()  # slabs whose members are up to date
         self._pool = Pool(layout, _Bytes(codec.span_bytes), device, page_tokens=1)
@@ -112,6 +114,7 @@ class Spans:
 
     def _moved(self) -> None:
         self._known.clear()
+        self._on_device.clear()
         self._current.clear()
 
     def piece(self, layer: int, rows: int, first_row: np.ndarray | None) -> tuple[Tensor, Tensor]:
@@ -147,23 +150,27 @@ class Spans:
 
     def gather(self, layer: int, heads: slice, group: int, slots: Tensor) -> Tensor:
         """The span of the token in each slot of a layer's group: see `Packed.decode`."""
-        at, number = (each.index_select(0, slots) for each in self._by_slot(group))
+        known = self._on_device.get(group)
+        if known is None:
+            at, number = (to_device(each, self._pool.device) for each in self._by_slot(group))
+            known = self._on_device[group] = at, number
+        at, number = (each.index_select(0, slots) for each in known)
         (found,) = self._pool.gather(layer, heads, at)
         return self._numbered(found, number)
 
-    def read(self, group: int, slots: Tensor) -> Tensor:
+    def read(self, group: int, slot: np.ndarray) -> Tensor:
         """The same, of all layers of a group."""
-        at, number = (each.index_select(0, slots) for each in self._by_slot(group))
-        return self._numbered(self._pool.read(group, at.cpu().numpy()).data, number)
+        at, number = (each[slot] for each in self._by_slot(group))
+        spans = self._pool.read(group, at).data
+        return self._numbered(spans, to_device(number, self._pool.device))
 
     def write(self, group: int, slot: np.ndarray, spans: Tensor) -> None:
         """The spans of groups whose tokens, one group after the other, are in these slots."""
-        first = to_device(slot[:: self._together], self._pool.device)
-        at = self._by_slot(group)[0].index_select(0, first)
-        self._pool.write(group, at.cpu().numpy(), StoredTokens(spans))
+        at = self._by_slot(group)[0][slot[:: self._together]]
+        self._pool.write(group, at, StoredTokens(spans))
 
-    def _by_slot(self, group: int) -> tuple[Tensor, Tensor]:
-        """By slot of a token: that of its span, and its number in its group of tokens."""
+    def _by_slot(self, group: int) -> tuple[np.ndarray, np.ndarray]:
+        """By slot of a token: that of its span, int64, and its number in its group, int16."""
         known = self._known.get(group)
         if known is None:
             slot_of = self._slots.of[group]
@@ -171,11 +178,7 @@ class Spans:
             token = np.zeros(int(self._slots.high[group]), dtype=np.int64)
             token[slot_of[held]] = held
             at = self._pool.slots.of[group, self._first.values[group, token]]
-            device = self._pool.device
-            known = self._known[group] = (
-                to_device(at.astype(np.int64), device),
-                to_device(self._number.values[group, token], device),
-            )
+            known = self._known[group] = at.astype(np.int64), self._number.values[group, token]
         return known
 
     @staticmethod

@@ -183,11 +183,13 @@ def capture_of_signals(
     search: Search,
     keep: bool = False,
     uses: frozenset[RowUse] | None = None,
+    sizes: frozenset[Signal] = frozenset(),
 ) -> Capture | None:
     """What takes the signals that policies read; None if they read none.
 
     With `uses`, attention is reduced on the device to what policies need of it
-    (`Policy.row_uses`); without, all rows are taken.
+    (`Policy.row_uses`), and of keys and values in `sizes` L1 norms are taken (`Policy.sizes`);
+    without, all rows and vectors are taken.
 
     Raises
     ------
@@ -198,18 +200,20 @@ def capture_of_signals(
         raise UsageError("the offline optimum needs the future: replay a trace instead")
     vectors = needs & frozenset(VECTORS)
     if uses is not None:
-        needs, vectors = _without_rows(needs, vectors, uses)
+        needs, vectors = _without_rows(needs, vectors - sizes, uses)
+        sizes -= vectors
     elif Signal.HEAD_ATTENTION in vectors:
         vectors |= {Signal.KEYS}  # rows are made from queries and keys
     rows = layers if Signal.LAYER_ATTENTION in needs else ()
     of_heads = any(use.of_heads for use in uses or ())
     embeddings = keep or search.uses_embeddings
-    if needs <= {Signal.READERS} and not (embeddings or uses):
+    if needs <= {Signal.READERS} and not sizes and not (embeddings or uses):
         return None
     return Capture(
-        top, layers if vectors or of_heads else (), rows, layers if Signal.HIDDEN in needs else (),
+        top, layers if vectors or sizes or of_heads else (), rows,
+        layers if Signal.HIDDEN in needs else (),
         signals=needs & ALL_SIGNALS, vectors=frozenset(VECTORS) if keep else vectors,
-        embeddings=embeddings, keep=keep, uses=uses or frozenset(),
+        embeddings=embeddings, keep=keep, uses=uses or frozenset(), sizes=sizes,
     )  # fmt: skip
 
 
@@ -257,7 +261,12 @@ class PolicySearch:
         needs = policy.reads()
         search = setup.make_search()
         capture = capture_of_signals(
-            needs, layers, setup.attention_top, search, uses=policy.row_uses()
+            needs,
+            layers,
+            setup.attention_top,
+            search,
+            uses=policy.row_uses(),
+            sizes=policy.sizes(),
         )
         self._link = HostLink(layout.device)
         self.cache = TieredCache(
@@ -422,8 +431,13 @@ class PolicySearch:
             if use.of_heads or (use.grouping == "head" and use.keeps in ("rows", "queries"))
         ]  # fmt: skip
         vector = 2 * geometry.layers * geometry.head_dim
-        sizes = [(max(queries, default=0), geometry.heads * vector)]
-        sizes += [(prompt, geometry.kv_heads * vector)] * len(reads & {Signal.KEYS, Signal.VALUES})
+        # A pass leaves those of its whole block, of which the last ones are taken.
+        taken = max(min(prompt, self._block), *queries) if queries else 0
+        sizes = [(taken, geometry.heads * vector)]
+        reduced = self._policy.sizes()
+        whole = reads & {Signal.KEYS, Signal.VALUES} - reduced
+        sizes += [(prompt, geometry.kv_heads * vector)] * len(whole)
+        sizes += [(prompt, geometry.kv_heads * 8 * geometry.layers)] * len(reduced)
         total = sum(tokens * size for tokens, size in sizes)
         of_block = sum(min(self._block, tokens) * size for tokens, size in sizes)
         return min(total, max(MAX_PENDING_BYTES, of_block))

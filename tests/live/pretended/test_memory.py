@@ -67,6 +67,9 @@ CASES = (
     Searched("epikv", "prompt", settings={"recent": "32"}),
     Searched("adakv", "prompt"),
     Searched("tova", "prompt"),
+    Searched("key-norm", "prompt", prompt=2048, budget=2100),
+    Searched("quest", "prompt", prompt=2048, budget=2100),
+    Searched("freekv", "prompt", prompt=2048, budget=2200),
 )  # fmt: skip
 
 
