@@ -121,7 +121,7 @@ class LiveSearch:
         if seen is not None and read > seen:
             added, ended = row_sums_bytes(min(tokens, read - seen), self.groups)
             needs[0] += added * read
-            needs.append(ended * read + tokens * stream * width)
+            needs.append(ended * read + tokens * g.hidden * width)
         if self.signals and read:
             together = min(tokens * g.vocab, max(g.vocab, _ENTROPY_NUMBERS))
             needs.append(tokens * g.vocab * width + 2 * _FLOAT32 * together)

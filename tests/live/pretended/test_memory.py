@@ -67,6 +67,7 @@ CASES = (
     Searched("h2o", "prompt"),
     Searched("h2o", "prompt", prompt=512, budget=600),
     Searched("h2o", "prompt", prompt=2048, budget=2100),  # its rows are more than all else
+    Searched("h2o", "prompt", prompt=2048, budget=2100, block=128),
     Searched("vatp", "prompt", prompt=2048, budget=2100),
     Searched("epikv", "prompt", settings={"recent": "32"}),
     Searched("adakv", "prompt"),
@@ -231,7 +232,7 @@ def test_what_moves_take_is_what_the_simulator_predicts(case: Searched) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", CASES, ids=lambda c: f"{c.policy} {c.prompt} {c.budget} {c.largest}"
+    "case", CASES, ids=lambda c: f"{c.policy} {c.prompt} {c.budget} {c.block} {c.largest}"
 )
 def test_the_peak_is_the_predicted_one(case: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
     if not case.reserves:
