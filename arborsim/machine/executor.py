@@ -341,7 +341,8 @@ class SimulatedExecutor:
         if moved and not self._decided:
             self._decided = True
             ledger = self._ledger
-            self._moved.kept_tokens = -(-ledger.held[Tier.HBM] // ledger.groups)
+            kept = -(-ledger.held[Tier.HBM] // ledger.groups)
+            self._moved.kept_tokens = self._moved.most_tokens = kept
             self._program.play()
             self._program.tally.first_decision(held)
 
@@ -394,14 +395,16 @@ class SimulatedExecutor:
         """Take in what the ledger holds now, or held in each iteration of a run."""
         m, ledger = self._measured, self._ledger
         tokens, ddr_bytes = ledger.hbm_tokens, ledger.ddr_bytes
-        quantised_bytes = ledger.quantised_bytes
+        quantised_bytes, exact = ledger.quantised_bytes, ledger.held[Tier.HBM]
         if run is not None:
+            exact = int(run.counts_before[Tier.HBM].max())
             tokens = int(max(run.hbm_tokens_before.max(), run.hbm_tokens_after.max()))
             ddr_bytes = int(run.ddr_bytes_after.max())
             quantised_bytes = int(run.quantised_bytes_after.max())
         m.peak_hbm_kv_tokens = max(m.peak_hbm_kv_tokens, tokens)
         m.peak_ddr_bytes = max(m.peak_ddr_bytes, ddr_bytes)
         m.peak_quantised_bytes = max(m.peak_quantised_bytes, quantised_bytes)
+        self._moved.most_tokens = max(self._moved.most_tokens, -(-exact // ledger.groups))
 
     def _levels(self) -> tuple[int, int, int]:
         """Pages and streaming buffers, what of them is the shared prefix, and DDR; bytes."""

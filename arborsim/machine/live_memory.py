@@ -88,9 +88,8 @@ class LiveSearch:
         below = SHRINK_BELOW if self.groups == 1 else SHRINK_GROUPS_BELOW
         below = SHRINK_KEPT_BELOW if self.keeps else below
         if left + self.page < below * capacity:
-            # The tokens of a group that stay are gathered before they are written.
             before, capacity = capacity, left
-            moved = size * (before + capacity // slabs + self._pages(kept) // self.groups)
+            moved = size * (before + capacity // slabs)
             found.append(Moment("shrinking", moved + self.apart_bytes, 0))
         while self.most > capacity:
             before, capacity = capacity, self._grown(capacity, capacity + 1)
@@ -122,7 +121,7 @@ class LiveSearch:
         if seen is not None and read > seen:
             added, ended = row_sums_bytes(min(tokens, read - seen), self.groups)
             needs[0] += added * read
-            needs.append(ended * read + tokens * stream * width)
+            needs.append(ended * read + tokens * g.hidden * width)
         if self.signals and read:
             together = min(tokens * g.vocab, max(g.vocab, _ENTROPY_NUMBERS))
             needs.append(tokens * g.vocab * width + 2 * _FLOAT32 * together)

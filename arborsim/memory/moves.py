@@ -191,12 +191,15 @@ class MostMoved:
     kept_tokens : int or None
         Tokens at full precision in HBM after the first decision, mean of the groups, rounded up;
         None before.
+    most_tokens : int
+        The most there are from then on, or without a decision; those on their way to DDR have left.
     link_bytes : int
         Of tokens on their way to DDR or back, as they are stored there.
     """
 
     tokens: np.ndarray = field(default_factory=lambda: np.zeros((RUNGS, RUNGS), dtype=np.int64))
     kept_tokens: int | None = None
+    most_tokens: int = 0
     link_bytes: int = 0
 
     def note(self, changes: Changes) -> None:

@@ -11,7 +11,7 @@ stays, and 4 for the newest rows of groups and the last uses (2 for newest rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from arborsim_torch.context import PassContext
 from arborsim_torch.token_signals import float16
 
 _POSITIONS = 1024  # buffers grow by this
+_TILE_BYTES = 1 << 23  # of float64 rows whose statistics are made together
 
 
 class RowReducer:
@@ -286,8 +287,8 @@ class WindowRows:
     of them, a KV head at a time, as the host makes those of a trace: from queries and keys in
     float16, in float32, with statistics in float64.
 
-    Device memory: the queries that wait; of a KV head, its query heads x queries x positions, a few
-    times 8 bytes.
+    Device memory: the queries that wait; of a KV head, its query heads x queries x positions, twice
+    4 bytes, and of statistics a few times `_TILE_BYTES` at most.
 
     Parameters
     ----------
@@ -343,7 +344,7 @@ class WindowRows:
 
 
 def _rows_of(queries: Tensor, keys: Tensor) -> Tensor:
-    """Rows of the last queries of a prompt, float64 ``[heads, queries, positions]``.
+    """Rows of the last queries of a prompt, float32 ``[heads, queries, positions]``.
 
     Of scaled queries ``[heads, queries, head_dim]`` and keys ``[positions, head_dim]``, float32.
     """
@@ -351,7 +352,15 @@ def _rows_of(queries: Tensor, keys: Tensor) -> Tensor:
     later = torch.ones((count, positions), dtype=torch.bool, device=keys.device)
     logits = queries @ keys.T
     logits.masked_fill_(later.triu_(positions - count + 1), float("-inf"))
-    return torch.softmax(logits, dim=-1).double()
+    return torch.softmax(logits, dim=-1)
+
+
+def _tiles(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The rows in float64, some positions at a time, and the first of these."""
+    heads, queries, positions = rows.shape
+    size = max(1, _TILE_BYTES // (8 * heads * queries))
+    for first in range(0, positions, size):
+        yield first, rows[..., first : first + size].double()
 
 
 def _spread(rows: Tensor, weight: float) -> Tensor:
@@ -361,30 +370,36 @@ def _spread(rows: Tensor, weight: float) -> Tensor:
     ``[2, positions]``, the second of them how many heads have such a query.
     """
     _, queries, positions = rows.shape
-    good = ~rows[..., :1].isnan()
-    at = torch.arange(positions, device=rows.device) - (positions - queries)
-    counts = good & (at <= torch.arange(queries, device=rows.device)[:, None])
-    number = counts.sum(1)
-    paid = torch.where(counts, rows, 0.0)
-    mean = paid.sum(1) / number.clamp(min=1)
-    squares = torch.where(counts, (paid - mean[:, None]) ** 2, 0.0).sum(1)
-    heavy = mean + weight * squares / (number - 1).clamp(min=1)
-    return torch.stack((heavy.sum(0), (number > 0).sum(0)))
+    good, found = ~rows[..., :1].isnan(), list[Tensor]()
+    for first, paid in _tiles(rows):
+        at = torch.arange(first, first + paid.shape[2], device=rows.device) - (positions - queries)
+        counts = good & (at <= torch.arange(queries, device=rows.device)[:, None])
+        number = counts.sum(1)
+        paid.masked_fill_(~counts, 0.0)
+        mean = paid.sum(1) / number.clamp(min=1)
+        squares = paid.sub_(mean[:, None]).square_().masked_fill_(~counts, 0.0).sum(1)
+        heavy = mean + weight * squares / (number - 1).clamp(min=1)
+        found.append(torch.stack((heavy.sum(0), (number > 0).sum(0))))
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
 def _moments(rows: Tensor) -> Tensor:
     """``[3]``: `arborsim.signals.spread.layer_statistics` of heads, for keys before the queries."""
     queries = rows.shape[1]
-    a = rows[..., : max(0, rows.shape[2] - queries)]
     good = ~rows[..., 0].isnan().any(1)
-    a = torch.where(good[:, None, None], a, 0.0)
-    deviation = a - a.mean(1, keepdim=True)
-    second, fourth = (deviation**2).mean(1), (deviation**4).mean(1)
-    return torch.stack((
-        -(a * (a + 1e-10).log()).sum(),
-        second.sum() * queries / max(1, queries - 1),
-        (fourth / second.clamp(min=1e-8) ** 2).sum(),
-    ))  # fmt: skip
+    total = rows.new_zeros(3, dtype=torch.float64)
+    for _, a in _tiles(rows[..., : max(0, rows.shape[2] - queries)]):
+        a.masked_fill_(~good[:, None, None], 0.0)
+        entropy = -(a + 1e-10).log_().mul_(a).sum()
+        deviation = a.sub_(a.mean(1, keepdim=True)).square_()
+        second = deviation.mean(1)
+        fourth = deviation.square_().mean(1)
+        total += torch.stack((
+            entropy,
+            second.sum() * queries / max(1, queries - 1),
+            (fourth / second.clamp(min=1e-8) ** 2).sum(),
+        ))  # fmt: skip
+    return total
 
 
 def _of_groups(use: RowUse, parts: Tensor) -> Tensor:

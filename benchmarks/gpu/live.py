@@ -140,9 +140,10 @@ def run_arm(
     episode = _run(search)
     search_s = time.perf_counter() - began
     facts = _facts(search.outcome(episode), made[0])
-    simulated = made[0].simulated.measurements()
-    memory = search.memory(simulated, geometry(loaded))
-    facts["predicted_hbm_bytes"] = memory.device_bytes(simulated.weight_bytes)
+    simulated = made[0].simulated
+    measured = simulated.measurements()
+    memory = search.memory(measured, geometry(loaded), simulated.most_moved)
+    facts["predicted_hbm_bytes"] = memory.device_bytes(measured.weight_bytes)
     facts["predicted_peak_at"] = memory.peak.name
     replayed, copied = search.replayed_steps, _copied(movers[0].link)
     # Other arms replay only the few steps that read nothing of DDR.

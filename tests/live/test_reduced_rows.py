@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from arborsim.run.move_log import MoveLog
 from arborsim.search import make_search
 from arborsim.signals.last_attended import fresh_pages, median
 from arborsim.signals.spread import HeavyHitters, LayerSensitivity
+from arborsim_torch import row_reducer
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.forward import LayerView
 from arborsim_torch.cache.layout import Place
@@ -373,7 +375,10 @@ def test_windows_spread_as_rows_of_single_heads(data: st.DataObject) -> None:
     decoding: Any = SimpleNamespace(first=[prompt], queries=1)
     assert found.first(decoding, prompt) == 1
     by_layer = torch.from_numpy(keys).permute(1, 2, 0, 3).float()
-    reduced = found.finish(by_layer.__getitem__)
+    with mock.patch.object(
+        row_reducer, "_TILE_BYTES", data.draw(st.sampled_from([1, 512, 1 << 23]))
+    ):
+        reduced = found.finish(by_layer.__getitem__)
     assert not found.waits
     tree = ThoughtTree()
     tree.open(0, -1)

@@ -396,6 +396,8 @@ class Pool:
 
     def shrink(self) -> bool:
         """Give memory back if much of it is unused; True if tokens have new slots."""
+        if self._kept.any() and (self.slots.used > self._kept).any():
+            return False  # tokens are on their way to DDR: once they have left, it is worth it
         slabs = range(self.layout.slabs)
         needed = self._pages(np.maximum(self.slots.used, self._kept))
         wanted = [self._shared_out(needed[self._groups_of(slab)]) for slab in slabs]
@@ -457,4 +459,5 @@ class Pool:
                     new[:, :, :, :count] = source[:, :, :, :count]
                 else:
                     index = to_device(order[group], self.device)
-                    new[:, :, :, : len(index)] = source.index_select(3, index)
+                    # Straight to where they stay: the device holds nothing a third time.
+                    torch.index_select(source, 3, index, out=new[:, :, :, : len(index)])

@@ -44,6 +44,7 @@ from arborsim_torch.tiers.codec import codec_of
 from arborsim_torch.tiers.link import HostLink
 
 _GAUGED_EVERY = 256  # iterations
+_WHILE_LEAVING = 64  # steps decoded, at most as a rule, while tokens are on their way to DDR
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ class PolicySearch:
         shape = cache_shape(model)
         controller = make_controller(policy, driven, budget_tokens, model, shape, meters)
         self._reserved_tokens = self._kept_tokens = 0
-        self._reserve(policy, budget_tokens, len(problem.prompt), search.slots, machine.recall)
+        self._reserve(policy, budget_tokens, len(problem.prompt), search.slots, machine)
         self._feed = Feed(
             [controller], capture, needs, layers, _Readable(self.cache), self._executor.attach,
             setup.clock,
@@ -291,32 +292,37 @@ class PolicySearch:
         self._problem, self._clock = problem, setup.clock
         self._policy, self._block, self._recall = policy, setup.prefill_block, machine.recall
 
-    def _reserve(self, policy: Policy, budget: int, prompt: int, slots: int, recall: str) -> None:
+    def _reserve(
+        self, policy: Policy, budget: int, prompt: int, slots: int, machine: CacheOptions
+    ) -> None:
         """Give pools the slots that are known to be needed: then none grows while decoding.
 
         HBM at full precision gets them at once, the others with their first tokens: quantised
         tokens are no more than the budget allows, staged ones no more than the path has.  A prompt
-        that is larger than the budget has its slots until the first decision.  How large a tree
-        becomes without a budget is not known, nor a path that has no limit.
+        that is larger than the budget has its slots until the first decision, and next to those of
+        tokens on their way to DDR there is room for new ones.  How large a tree becomes without a
+        budget is not known, nor a path that has no limit.
         """
-        expected = prompt + self._setup.max_tokens
+        expected = prompt + slots * self._setup.max_tokens
         if policy.bounded:
             room = min(budget, expected) + slots + (slots > 1)  # what pads a batch takes one
         elif slots == 1 and expected <= self._setup.model.config.max_position_embeddings:
             room = expected
         else:  # the search's own end is not in sight
             return
+        offloads = machine.overlap and any(tier.in_ddr for tier in policy.method.tiers)
+        spare = slots * _WHILE_LEAVING if offloads else 0
         pools = self.cache.pools
-        self._reserved_tokens = max(room, prompt)
+        self._reserved_tokens = max(room, prompt) + spare
         pools[Place.HBM].reserve(self._reserved_tokens)
         if self.cache.layout.groups == 1:  # otherwise groups share the budget as they see fit
-            self._kept_tokens = room
-            pools[Place.HBM].keep(room)
+            self._kept_tokens = room + spare
+            pools[Place.HBM].keep(self._kept_tokens)
         for place, pool in pools.items():
             if place.in_hbm and place.quantised:
                 pool.keep(room)
             # Of a tree, it is not known what active paths hold; other recall modes have buffers.
-            elif place.staged and slots == 1 and recall == "stage":
+            elif place.staged and slots == 1 and machine.recall == "stage":
                 pool.keep(room if policy.bounds_page else expected)  # it reads some pages alone
 
     def steps(self) -> Iterations[EpisodeResult]:
@@ -350,24 +356,17 @@ class PolicySearch:
         time.policy_s = max(0.0, spent_s - time.rehydration_s - host_s)
         return measured
 
-    def memory(
-        self, simulated: Measurements, geometry: Geometry, moved: MostMoved | None = None
-    ) -> LiveSearch:
+    def memory(self, simulated: Measurements, geometry: Geometry, moved: MostMoved) -> LiveSearch:
         """Its memory on the device, as far as a simulation of the search can say.
 
         Parameters
         ----------
         simulated : Measurements
         geometry : Geometry
-        moved : MostMoved, optional
-            Of the same simulation; without it, moves take nothing.
+        moved : MostMoved
+            Of the same simulation.
         """
-        apart = simulated.peak_staging_bytes
-        if any(place.in_hbm and place.quantised for place in self._places):
-            apart += simulated.peak_quantised_bytes
-        held = simulated.peak_after_first_decision_bytes - apart
-        most = max(0, held) // max(1, geometry.full_bytes_per_token)
-        moved = moved or MostMoved()
+        most = moved.most_tokens
         kept = most if moved.kept_tokens is None else moved.kept_tokens
         prompt = len(self._problem.prompt)
         uses = self._policy.row_uses()
