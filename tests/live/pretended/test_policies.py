@@ -196,7 +196,7 @@ def test_decoding_makes_the_host_wait_for_tokens_and_signals_alone(name: str, mo
 
 
 @pytest.mark.parametrize(
-    ("recall", "fetched"), [("near", "near.py:work"), ("ondemand", "ondemand.py:start")]
+    ("recall", "fetched"), [("near", "near.py:work"), ("ondemand", "ondemand.py:_order")]
 )
 def test_layers_wait_for_queries_alone(recall: str, fetched: str) -> None:
     """Where the host attends, or chooses pages, it needs the queries of every layer, no more."""
