@@ -71,6 +71,7 @@ class SimulatedExecutor:
         policy: str = "",
         fused: bool = True,
         parts: int = 1,
+        ddr_parts: int = 0,
         row_queries: int = ALL_QUERIES,
         decode_rows: bool = True,
         bounds_page: int = 0,
@@ -97,7 +98,7 @@ class SimulatedExecutor:
         size = self._ledger.bytes_by_tier
         info = DemandInfo(
             "", 0, policy, "", recall, geometry.name, geometry.kv_bytes_per_token, groups, fused,
-            parts=parts, row_queries=row_queries, decode_rows=decode_rows,
+            parts=parts, row_queries=row_queries, decode_rows=decode_rows, ddr_parts=ddr_parts,
         )  # fmt: skip
         self._recall = Recall(
             self._cost, size, groups, recall, not info.eager, machine.tree_attention

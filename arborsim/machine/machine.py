@@ -75,6 +75,7 @@ class Machine:
             policy=policy.name,
             fused=policy.fused,
             parts=parts_read(policy),
+            ddr_parts=parts_in_ddr(policy),
             row_queries=row_queries(policy),
             decode_rows=decode_rows(policy),
             bounds_page=policy.bounds_page,
@@ -108,6 +109,11 @@ def unsuited(policy: Policy, geometry: Geometry) -> str:
 def parts_read(policy: Policy) -> int:
     """In how many parts attention reads the cache: one per tier that the policy keeps tokens in."""
     return len({Tier.HBM, *policy.method.tiers} - {Tier.EVICTED})
+
+
+def parts_in_ddr(policy: Policy) -> int:
+    """How many of them lie in DDR."""
+    return sum(tier.in_ddr for tier in policy.method.tiers)
 
 
 def row_queries(policy: Policy) -> int:

@@ -178,7 +178,9 @@ class Price:
         if not self.launch_s or self.engine is None:
             return 0.0
         layers = self.cost.geometry.layers
-        return self.engine.launch_s * self.engine.added_launches(layers, info.parts, info.eager)
+        return self.engine.launch_s * self.engine.added_launches(
+            layers, info.parts, info.eager, info.recall, info.ddr_parts
+        )
 
     def _shared_s(
         self, part: str, sequences: int, tokens: int = 0, prompts: int = 0, longer_s: float = 0.0

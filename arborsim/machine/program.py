@@ -112,6 +112,7 @@ class DemandInfo:
     #: whether it reads those of generated tokens
     row_queries: int = ALL_QUERIES
     decode_rows: bool = True
+    ddr_parts: int = 0  # of `parts`, those in DDR
 
     @property
     def eager(self) -> bool:

@@ -27,7 +27,7 @@ from arborsim_torch.context import ForwardContext, PassContext
 from arborsim_torch.kernels.dense import attend, pack, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
-from arborsim_torch.kernels.merge import finite, merge
+from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.kernels.rows import adds_rows, attend_rows, count_paid
 
@@ -153,40 +153,30 @@ def _attend_pieces(
 ) -> Tensor:
     """One query per sequence over slots that are read in place, and over what the host reads."""
     metadata, host_attention = state.metadata, state.metadata.host_attention
-    far = None if host_attention is None else host_attention.start(layer, query, scaling, window)
-    parts = metadata.parts(layer, window)
+    beside = None
+    if host_attention is not None:
+        beside = host_attention.beside(layer, query, scaling, window, state.collect)
+    parts = metadata.parts(layer, window, beside)
+    far = None if beside is None else beside.elsewhere
     seqs, heads, _, dim = query.shape
     kv_heads = len(parts[0].piece.keys)
     # Masses are means over the heads of a group, unless each head of it is taken for a sequence.
-    single = layer in state.row_layers or state.part is not None
-    apart = state.collect and (far is not None or single)
+    apart = state.collect and (layer in state.row_layers or state.part is not None)
     members = heads // kv_heads if apart else 1
     rows = query.view(seqs, kv_heads, members, -1, dim).transpose(1, 2)
     pieces = [part.of_each(members) if apart else part.piece for part in parts]
-    out, lse, masses = attend_pieces(
-        rows.reshape(seqs * members, -1, dim), pieces, scaling, mass=state.collect
-    )
+    out, _, mass = attend_pieces(
+        rows.reshape(seqs * members, -1, dim), pieces, scaling, mass=state.collect,
+        elsewhere=None if far is None else far.elsewhere,
+    )  # fmt: skip
     out = out.view(seqs, members, kv_heads, -1, dim).transpose(1, 2)
-    out = out.reshape(seqs, heads, dim)
-    share = None
-    elsewhere: tuple[tuple[LayerView, Tensor], ...] = ()
-    if far is not None:
-        assert host_attention is not None
-        lse = lse.view(seqs, members, kv_heads, -1).transpose(1, 2).reshape(seqs, heads)
-        other, other_lse = far()
-        out, total = merge([out, other[:, :, 0].to(out.dtype)], [lse, other_lse[:, :, 0]])
-        if state.collect:
-            share = (lse - finite(total)).exp_().view(seqs, kv_heads, members).transpose(1, 2)
-            mass, there = host_attention.rows(layer, query, scaling, window, total[..., None])
-            elsewhere = ((there, mass),)
-    if masses is not None:
-        mass = masses[0] if len(masses) == 1 else torch.cat(masses, dim=-1)
+    if mass is not None:
         by_head = mass.view(seqs, members, kv_heads, -1)
-        by_head = by_head if share is None else by_head * share[..., None]
-        piece, position = parts[0].piece, metadata.placed(parts)
+        piece = parts[0].piece
+        position = metadata.placed([*parts, far] if far is not None else parts)
         view = LayerView(piece.keys, piece.values, None, position, metadata.positions)
-        state.add(layer, (view, by_head.permute(2, 0, 1, 3)[:, :, :, None]), *elsewhere)
-    return out[:, None]
+        state.add(layer, (view, by_head.permute(2, 0, 1, 3)[:, :, :, None]))
+    return out.reshape(seqs, 1, heads, dim)
 
 
 def _attend_both(

@@ -33,8 +33,10 @@ def step_s(engine: str, *infos: DemandInfo, tokens: int = CONTEXT) -> float:
     return IterationTime(price).terms(batch.sums, 0)[0]
 
 
-def search(fused: bool = True, parts: int = 1) -> DemandInfo:
-    return DemandInfo("", 0, "", "", "stage", "", 1, fused=fused, parts=parts)
+def search(
+    fused: bool = True, parts: int = 1, recall: str = "stage", ddr_parts: int = 0
+) -> DemandInfo:
+    return DemandInfo("", 0, "", "", recall, "", 1, fused=fused, parts=parts, ddr_parts=ddr_parts)
 
 
 def test_a_step_takes_at_least_what_launching_takes() -> None:
@@ -53,6 +55,12 @@ def test_rows_parts_and_searches_add_launches() -> None:
         (engine.rows_launches, (search(fused=False),)),
         (2 * engine.part_launches, (search(parts=3),)),
         (engine.search_launches, (search(), search())),
+        (engine.part_launches, (search(parts=2, ddr_parts=1),)),
+        (
+            engine.part_launches + engine.recall_launches["ondemand"],
+            (search(parts=2, recall="ondemand", ddr_parts=1),),
+        ),
+        (0, (search(recall="ondemand"),)),  # it keeps nothing in DDR
     ]
     for launches, infos in more:
         assert step_s("live", *infos) - alone == pytest.approx(layer_s * launches, rel=1e-9)

@@ -21,7 +21,7 @@ from .pieces_cases import PACKED, codec_named
 
 _POINTERS = {
     "index": "*i32", "mask": "*u8", "member": "*i32", "out": "*bf16", "lse": "*fp32",
-    "mass": "*fp32", "part_out": "*fp32", "part_lse": "*fp32", "logits": "*fp32",
+    "mass": "*fp32", "part_out": "*fp32", "part_lse": "*fp32", "logits": "*fp32", "far": "*fp32",
 }  # fmt: skip
 _ALIGNED = (
     "per_split", "q_seq", "q_head", "k_head", "k_slot", "v_head", "v_slot",
@@ -58,13 +58,14 @@ def compile_attend(stored: str, rows: int, capability: int = 90, dim: int = 128)
 
 def compile_merge(capability: int = 90):
     """`merge_splits` of many splits."""
-    constants = {"HEADS": 4, "DIM": 128, "BLOCK_DIM": 128, "BLOCK": pieces_triton._MERGED_AT_ONCE}
+    constants = {"HEADS": 4, "DIM": 128, "BLOCK_DIM": 128, "BLOCK": pieces_triton._MERGED_AT_ONCE,
+                 "FAR": True}  # fmt: skip
     return _compile(pieces_kernels.merge_splits, {}, constants, capability, num_warps=4)
 
 
 def compile_mass(capability: int = 90):
     """`mean_mass` as it is called."""
-    constants = {"HEADS": 4, "BLOCK": 1024}
+    constants = {"HEADS": 4, "DIM": 128, "BLOCK": 1024, "FAR": True}
     return _compile(pieces_kernels.mean_mass, {}, constants, capability, num_warps=4)
 
 

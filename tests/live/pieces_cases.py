@@ -12,7 +12,8 @@ from functools import partial
 import torch
 
 from arborsim.core.formats import Format
-from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.kernels.near import HostPiece, attend_packed
+from arborsim_torch.kernels.pieces import Elsewhere, Piece
 from arborsim_torch.tiers.codec import Fp8, Int8, Packed, Plain
 
 from .oracle_attention import numbers
@@ -195,6 +196,25 @@ CASES = (
 )  # fmt: skip
 
 
+def last_on_host(q: torch.Tensor, pieces: list[Piece], case: Case) -> Elsewhere:
+    """The last piece as the host attends to it."""
+    last = pieces[-1]
+    index = torch.arange(last.room) if last.index is None else last.index
+    piece = HostPiece(
+        last.keys, last.values, index, None if last.mask is None else last.mask[:, :, None],
+        last.key_scale, last.value_scale,
+    )  # fmt: skip
+    packed = attend_packed(q[:, :, None], [piece], case.scale, logits=True)
+    return Elsewhere(lambda: packed, last.room)
+
+
+#: Whose last piece the host can read.
+WITH_HOST = [
+    case for case in CASES
+    if len(case.parts) > 1 and case.parts[-1].stored not in PACKED and case.parts[-1].capacity
+]  # fmt: skip
+
+
 def main(path: str) -> None:
     """Solve all cases and write what came out, with and without the mass."""
     from arborsim_torch.kernels import pieces_triton
@@ -209,6 +229,11 @@ def main(path: str) -> None:
         bare = pieces_triton.attend_pieces_triton(q, pieces, case.scale)
         assert bare[2] is None
         assert all(torch.equal(a, b) for a, b in zip(bare[:2], found[case.name][:2], strict=True))
+    for case in WITH_HOST:
+        q, pieces = case.build()
+        found[f"{case.name} host"] = pieces_triton.attend_pieces_triton(
+            q, pieces[:-1], case.scale, mass=True, elsewhere=last_on_host(q, pieces, case)
+        )
     pieces_triton._e4m3_in_hardware = lambda _: False  # as an A100 has to
     for case in CASES:
         if "fp8-20" in case.name or "fp8-40" in case.name:

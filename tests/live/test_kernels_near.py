@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from arborsim_torch.kernels import near
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.merge import merge
-from arborsim_torch.kernels.near import NearAttention, attend_host
+from arborsim_torch.kernels.near import HostPiece, NearAttention, attend_host
 
 from .oracle_attention import assert_near, literal, numbers
 
@@ -66,7 +66,7 @@ def test_host_attention_in_tiles_is_the_definition(case, tile, background):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(near, "_TILE_TOKENS", tile)
         with NearAttention(torch.device("cpu"), background=background) as attention:
-            out, lse = attention.start(q, k, v, index, SCALE, mask).result()
+            out, lse = attention.start(q, [HostPiece(k, v, index, mask)], SCALE).result()
     expected = wanted(*case)
     assert_near(out, expected[0])
     assert_near(lse, expected[1])
@@ -105,7 +105,7 @@ def test_near_and_device_parts_merge_into_the_whole(case, cut):
     slots = index.expand(len(k), -1).clamp(min=0)
     head = torch.arange(len(k))[:, None]
     keys, values = k[head, slots], v[head, slots]
-    pending = NearAttention(torch.device("cpu")).start(q, k, v, slots[:, cut:], SCALE)
+    pending = NearAttention(torch.device("cpu")).start(q, [HostPiece(k, v, slots[:, cut:])], SCALE)
     here = attend(q, keys[:, :cut], values[:, :cut], SCALE)
     there = pending.result()
     out, lse = merge((here[0], there[0]), (here[1], there[1]))
@@ -126,8 +126,8 @@ def test_the_caller_goes_on_while_the_background_works(monkeypatch):
     monkeypatch.setattr(near, "attend_host", waiting)
     q, k = numbers(0, 1, 2, 1, 8), numbers(1, 2, 5, 8)
     with NearAttention(torch.device("cpu"), background=True) as attention:
-        first = attention.start(q, k, k, None, SCALE)
-        second = attention.start(2 * q, k, k, None, SCALE)
+        first = attention.start(q, [HostPiece(k, k)], SCALE)
+        second = attention.start(2 * q, [HostPiece(k, k)], SCALE)
         go.set()
         for pending, queries in ((second, 2 * q), (first, q)):
             expected = real(queries, k, k, None, SCALE)
@@ -139,7 +139,7 @@ def test_the_caller_goes_on_while_the_background_works(monkeypatch):
 def test_an_error_of_the_work_is_raised_with_its_result(background):
     q, k = numbers(0, 1, 3, 1, 8), numbers(1, 2, 5, 8)
     with NearAttention(torch.device("cpu"), background=background) as attention:
-        pending = attention.start(q, k, k, None, SCALE)
+        pending = attention.start(q, [HostPiece(k, k)], SCALE)
         with pytest.raises(ValueError, match="3 query heads do not divide into 2 groups"):
             pending.result()
 
@@ -158,7 +158,7 @@ def test_an_empty_pool_gives_nothing():
 def test_queries_on_a_gpu_get_their_part_back_there(case):
     q, k, v, index, mask = case
     with NearAttention(torch.device("cuda")) as attention:
-        out, lse = attention.start(q.cuda(), k, v, index, SCALE, mask).result()
+        out, lse = attention.start(q.cuda(), [HostPiece(k, v, index, mask)], SCALE).result()
     assert out.is_cuda
     expected = wanted(*case)
     assert_near(out.cpu(), expected[0])

@@ -127,7 +127,7 @@ def test_attention_over_the_chosen_pages_is_attention_over_their_tokens():
         slots = chosen[..., None] * page_tokens + torch.arange(page_tokens)
         index = slots.masked_fill((chosen < 0)[..., None], -1).flatten(-2).to(torch.int32)
         piece = Piece(*pool, Plain(q.dtype), None, None, index, index.shape[-1])
-        out, lse, (mass,) = attend_pieces(q, [piece], 0.25, mass=True)
+        out, lse, mass = attend_pieces(q, [piece], 0.25, mass=True)
         mask = torch.zeros(1, 2, 1, pages * page_tokens, dtype=torch.bool)
         for head, own in enumerate(chosen.tolist()):
             assert len(set(own)) == top

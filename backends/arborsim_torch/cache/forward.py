@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.pool import Pool
-from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.kernels.pieces import Elsewhere, Piece
 from arborsim_torch.tiers.copies import to_device
 
 if TYPE_CHECKING:
@@ -50,6 +50,30 @@ class PlacedPiece:
     def masked(self, mask: Tensor) -> PlacedPiece:
         """The same with another mask."""
         return replace(self, piece=replace(self.piece, mask=mask, prefix=None))
+
+
+@dataclass(frozen=True)
+class PlacedElsewhere:
+    """What the host attends to; position and key as of a `PlacedPiece`."""
+
+    elsewhere: Elsewhere
+    position: Callable[[], Tensor]
+    key: Hashable
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a layer reads of the host beside its pieces on the device.
+
+    Attributes
+    ----------
+    pieces : list of PlacedPiece
+        On their way to the device (`Piece.ready`).
+    elsewhere : PlacedElsewhere or None
+    """
+
+    pieces: list[PlacedPiece]
+    elsewhere: PlacedElsewhere | None = None
 
 
 @dataclass(frozen=True)
@@ -149,13 +173,17 @@ class AttentionMetadata:
             return None
         return self.content(layer)
 
-    def parts(self, layer: int, window: int | None) -> list[PlacedPiece]:
-        """What one query per sequence reads of a layer, in place."""
+    def parts(
+        self, layer: int, window: int | None, beside: Beside | None = None
+    ) -> list[PlacedPiece]:
+        """What one query per sequence reads of a layer, in place, and what comes from the host."""
         assert self.pieces is not None
         found, limit = self.pieces(layer), self.limits(window)
+        if beside is not None:
+            found = found + beside.pieces
         return found if limit is None else [self._inside(part, limit) for part in found]
 
-    def placed(self, parts: Sequence[PlacedPiece]) -> Tensor:
+    def placed(self, parts: Sequence[PlacedPiece | PlacedElsewhere]) -> Tensor:
         """Positions of the entries of all parts, int64 ``[kv_heads or 1, entries]``."""
         if len(parts) == 1:
             return parts[0].position()

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.forward import AttentionMetadata, LayerView
+from arborsim_torch.cache.forward import AttentionMetadata, Beside, LayerView, PlacedElsewhere
 from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import Pool
-from arborsim_torch.kernels.merge import merge
-from arborsim_torch.kernels.near import NearAttention, Pending
+from arborsim_torch.kernels.near import HostPiece, NearAttention, Pending
+from arborsim_torch.kernels.pieces import Elsewhere
 from arborsim_torch.tiers.codec import Packed
 from arborsim_torch.tiers.copies import HeldUp
 from arborsim_torch.tiers.link import HostLink
@@ -137,18 +137,44 @@ class HostAttention:
         self, layer: int, query: Tensor, scale: float, window: int | None
     ) -> Callable[[], Part] | None:
         """Begin; the function returned waits for the result.  None if the host holds nothing."""
+        pending = self._begin(layer, query, scale, window, logits=False)
+        return None if pending is None else pending.result
+
+    def beside(
+        self, layer: int, query: Tensor, scale: float, window: int | None, mass: bool
+    ) -> Beside | None:
+        """Begin what pieces on the device are attended to beside; None if the host holds nothing.
+
+        With `mass` the logits come along, 4 bytes per query head: fewer than the keys would be.
+        """
+        pending = self._begin(layer, query, scale, window, logits=mass)
+        if pending is None:
+            return None
+        tokens, metadata = self._tokens[layer], self._metadata
+        assert metadata is not None
+        last = metadata.positions - 1  # nothing is read beyond
+
+        def position() -> Tensor:
+            return sent(tokens.position.clamp(max=last), query)
+
+        there = Elsewhere(pending.packed, tokens.n if mass else 0)
+        return Beside([], PlacedElsewhere(there, position, ("host", id(tokens))))
+
+    def _begin(
+        self, layer: int, query: Tensor, scale: float, window: int | None, *, logits: bool
+    ) -> Pending | None:
         host = self._host(layer, window)
         if not host.tokens.n:
             return None
-        parts = [
-            self._near.start(
-                query, data[0], data[1], index, scale, piece.of_mask(host.mask),
-                k_scale=None if scales is None else scales[0, :, :, 0],
-                v_scale=None if scales is None else scales[1, :, :, 0],
+        pieces = [
+            HostPiece(
+                data[0], data[1], index, piece.of_mask(host.mask),
+                None if scales is None else scales[0, :, :, 0],
+                None if scales is None else scales[1, :, :, 0],
             )
             for piece, index, data, scales in self._pieces(layer, host)
         ]  # fmt: skip
-        return lambda: _merged(parts)
+        return self._near.start(query, pieces, scale, logits=logits)
 
     def rows(
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
@@ -243,11 +269,6 @@ def own_mass(query: Tensor, keys: Tensor, scale: float, lse: Tensor, mask: Tenso
     if mask is not None:
         mass.masked_fill_(~mask.transpose(0, 1)[:, :, None], 0.0)
     return mass
-
-
-def _merged(parts: list[Pending]) -> Part:
-    done = [part.result() for part in parts]
-    return done[0] if len(done) == 1 else merge(*zip(*done, strict=True))
 
 
 def sent(x: Tensor, query: Tensor) -> Tensor:

@@ -163,7 +163,9 @@ class HostPieces:
                 else:
                     parts = pool.gather(layer, _heads(slots, head), own)
                     parts = [part.to(self._layout.device) for part in parts]
-                heads.append([F.pad(part, (0, 0, 0, room - part.shape[2])) for part in parts])
+                if len(own) < room:
+                    parts = [F.pad(part, (0, 0, 0, room - len(own))) for part in parts]
+                heads.append(parts)
             parts = heads[0]
             if len(heads) > 1:
                 parts = [torch.cat(own, dim=1) for own in zip(*heads, strict=True)]

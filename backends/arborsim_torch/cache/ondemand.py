@@ -9,20 +9,21 @@ approximation, unless all are chosen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.forward import LayerView
+from arborsim_torch.cache.forward import Beside, LayerView, PlacedPiece
 from arborsim_torch.cache.host import HostAttention, HostTokens, Part, own_mass
 from arborsim_torch.cache.host_pool import PAGE_TOKENS, BlockList, HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.ondemand import PageBounds
-from arborsim_torch.tiers.copies import to_device
+from arborsim_torch.tiers.copies import Ticket, to_device
 from arborsim_torch.tiers.link import HostLink
 
 if TYPE_CHECKING:
@@ -35,22 +36,54 @@ _AFTER_ALL = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the queries of a pass may read of the rows of the layers of one kind, on the device.
+    """What the queries of a pass may read of the rows of the layers of one kind.
 
     Rows are those of all places, one place after the other.
 
     Attributes
     ----------
-    position : int64 Tensor ``[kv_heads or 1, rows]``
+    position : int64 array ``[kv_heads or 1, rows]``
         Beyond every query's, if nothing that is read is there.
-    on_path : bool Tensor ``[kv_heads or 1, seqs, rows]``
+    on_path : bool array ``[kv_heads or 1, seqs, rows]``
     page : bool Tensor ``[kv_heads or 1, pages]``
-        Pages with anything to read.
+        Pages with anything to read, on the device.
     """
 
-    position: Tensor
-    on_path: Tensor
+    position: np.ndarray
+    on_path: np.ndarray
     page: Tensor
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """The pages of a layer that were chosen, on their way.
+
+    Attributes
+    ----------
+    chosen : int64 array ``[kv_heads, pages_top]``
+        Pages of each head; -1: none.
+    pages : int64 array ``[pages]``
+        All of them, in order.
+    arriving : list of (HostPool, list of Tensor, BlockList)
+        Of each place: the pool, and where its pages will lie on the device.
+    ticket : Ticket
+    """
+
+    chosen: np.ndarray
+    pages: np.ndarray
+    arriving: list[tuple[HostPool, list[Tensor], BlockList]]
+    ticket: Ticket
+
+    @property
+    def row(self) -> np.ndarray:
+        """Int64 ``[n]``: the rows of the pages."""
+        return (self.pages[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(-1)
+
+    @property
+    def own(self) -> np.ndarray:
+        """Bool ``[kv_heads, n]``: whether the head has chosen the row's page."""
+        own: np.ndarray = (self.chosen[:, :, None] == self.pages).any(1)
+        return own.repeat(PAGE_TOKENS, 1)
 
 
 @dataclass(frozen=True)
@@ -155,36 +188,58 @@ class PageAttention(HostAttention):
         """Choose pages by the newest queries, and order them; see `HostAttention.start`."""
         if not self._tokens[layer].n:
             return None
-        g, rows = self._cache.layout, self._rows_of(layer)
-        heads = self._heads(layer)
-        first, *others = (bounds.heads(heads) for bounds in self._bounds.values())
-        bounds = first.joined(others)
-        top = min(self._pages_top, bounds.filled.shape[1])
-        chosen = bounds.select(query[:, :, -1], top, shared=True, readable=rows.page)
-        pages = np.unique(chosen.cpu().numpy())
-        pages = pages[pages >= 0]
-        fetch, blocks, arriving = self._order(layer, pages)
-        # Pages cross whole: rows that are on their way to DDR are not read there yet.
-        ticket = self._link.up_blocks(blocks, after_down=arriving)
-        self.fetched_bytes += sum(host.nbytes for host, _ in blocks)
-        there = to_device(pages, g.device)
-        # [kv_heads, n]: whether the head has chosen the row's page
-        own = (chosen[:, :, None] == there).any(1).repeat_interleave(PAGE_TOKENS, 1)
-        row = (there[:, None] * PAGE_TOKENS + self._steps(g.device)).flatten()
-        position = rows.position.index_select(1, row)
-        mask = (
-            self._readable(position, rows.on_path.index_select(2, row), window) & own[None, :, None]
-        )
+        g, rows, ordered = self._cache.layout, self._rows_of(layer), self._order(layer, query)
+        position = to_device(rows.position[:, ordered.row], g.device)
+        on_path = to_device(rows.on_path[:, :, ordered.row], g.device)
+        own = to_device(ordered.own, g.device)
+        mask = self._readable(position, on_path, window) & own[None, :, None]
 
         def result() -> Part:
-            ticket.order(self.held_up)
-            parts = [part for part in map(self._decoded_pages, fetch) if part is not None]
+            ordered.ticket.order(self.held_up)
+            parts = [
+                part for part in map(self._decoded_pages, ordered.arriving) if part is not None
+            ]
             keys, values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
             keys, values = (x.expand(g.kv_heads, -1, -1) for x in (keys, values))
             self._last = _Fetched(keys, values, mask, position)
             return attend(query, keys, values, scale, mask)
 
         return result
+
+    def beside(
+        self, layer: int, query: Tensor, scale: float, window: int | None, mass: bool
+    ) -> Beside | None:
+        """Choose pages, and order them: pieces that are read where they arrive.
+
+        Which rows a head reads the host knows with its choice: one table of them crosses.
+        """
+        if not self._tokens[layer].n:
+            return None
+        g, rows, ordered = self._cache.layout, self._rows_of(layer), self._order(layer, query)
+        position, on_path = rows.position[:, ordered.row], rows.on_path[:, :, ordered.row]
+        reads = ordered.own & on_path.any(1)  # [kv_heads, n]
+        found: list[PlacedPiece] = []
+        several, first = on_path.shape[1] > 1, 0
+        for number, (pool, buffers, blocks) in enumerate(ordered.arriving):
+            if not blocks.rows:
+                continue
+            at = slice(first, first + blocks.rows)
+            first += blocks.rows
+            index = np.where(reads[:, at], blocks.at[0], -1).astype(np.int32)
+            # What no head reads stands at the path's first position, with no weight.
+            spots = np.where(on_path[:, :, at].any(1), position[:, at], 0).astype(np.int32)
+            both = to_device(np.concatenate([index, spots]), g.device)
+            parts = [
+                part[:, 0].permute(1, 2, 0, 3).expand(-1, g.kv_heads, -1, -1) for part in buffers
+            ]
+            piece = replace(
+                pool.as_piece(parts), index=both[: g.kv_heads], room=blocks.rows,
+                mask=to_device(on_path[:, :, at].swapaxes(0, 1), g.device) if several else None,
+                ready=None if found else lambda: ordered.ticket.order(self.held_up),
+            )  # fmt: skip
+            place = ("page", layer, number)
+            found.append(PlacedPiece(piece, partial(both.narrow, 0, g.kv_heads, len(spots)), place))
+        return Beside(found)
 
     def rows(
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
@@ -199,10 +254,6 @@ class PageAttention(HostAttention):
         position = last.position.clamp(max=metadata.positions - 1)
         return mass, LayerView(empty, empty, None, position, metadata.positions)
 
-    @staticmethod
-    def _steps(device: torch.device) -> Tensor:
-        return torch.arange(PAGE_TOKENS, device=device)
-
     def _readable(self, position: Tensor, on_path: Tensor, window: int | None) -> Tensor:
         """Which rows each query may read, bool ``[seqs, kv_heads or 1, queries, n]``."""
         assert self._metadata is not None
@@ -214,15 +265,20 @@ class PageAttention(HostAttention):
             mask = mask & (spots > at - window)
         return mask & on_path.transpose(0, 1)[:, :, None]
 
-    def _order(
-        self, layer: int, pages: np.ndarray
-    ) -> tuple[list[tuple[HostPool, list[Tensor], BlockList]], list[tuple[Tensor, Tensor]], bool]:
-        """Where pages of a layer will lie on the device, the blocks to copy, whether any arrive."""
-        found, copies, first, arriving = [], [], 0, False
-        for place, bounds in self._bounds.items():
-            pool, count = self._pool(place), bounds.filled.shape[1]
-            page = pages[(pages >= first) & (pages < first + count)] - first
-            first += count
+    def _order(self, layer: int, query: Tensor) -> _Ordered:
+        """Choose pages of a layer by the newest queries, and have them copied to the device."""
+        heads, rows = self._heads(layer), self._rows_of(layer)
+        first, *others = (bounds.heads(heads) for bounds in self._bounds.values())
+        bounds = first.joined(others)
+        top = min(self._pages_top, bounds.filled.shape[1])
+        chosen = bounds.select(query[:, :, -1], top, shared=True, readable=rows.page).cpu().numpy()
+        pages = np.unique(chosen)
+        pages = pages[pages >= 0]
+        found, copies, begin, arriving = [], [], 0, False
+        for place, each in self._bounds.items():
+            pool, count = self._pool(place), each.filled.shape[1]
+            page = pages[(pages >= begin) & (pages < begin + count)] - begin
+            begin += count
             row = (page[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(-1)
             blocks = pool.blocks_of_layer(layer, row, join=False)
             if place not in self._buffers:
@@ -231,7 +287,10 @@ class PageAttention(HostAttention):
             copies += pool.pairs(blocks, buffers)
             found.append((pool, buffers, blocks))
             arriving = arriving or pool.arriving_in(layer, page)
-        return found, copies, arriving
+        # Pages cross whole: rows that are on their way to DDR are not read there yet.
+        ticket = self._link.up_blocks(copies, after_down=arriving)
+        self.fetched_bytes += sum(host.nbytes for host, _ in copies)
+        return _Ordered(chosen, pages, found, ticket)
 
     def _decoded_pages(self, fetched: tuple[HostPool, list[Tensor], BlockList]) -> Tensor | None:
         """Keys and values ``[2, kv_heads or 1, n, head_dim]``."""
@@ -267,6 +326,4 @@ class PageAttention(HostAttention):
             on_path[kind, :, row] = tokens.on_path.numpy()[kind, :, at]
         page = np.logical_or.reduce(on_path.reshape(kinds, seqs, -1, PAGE_TOKENS), axis=(1, 3))
         device = self._cache.layout.device
-        return _Rows(
-            to_device(position, device), to_device(on_path, device), to_device(page, device)
-        )
+        return _Rows(position, on_path, to_device(page, device))

@@ -62,7 +62,7 @@ def attend(
     ValueError
         If the query heads do not divide into the KV heads.
     """
-    out, lse, _ = _attend(q, k, v, scale, mask)
+    out, lse, _ = attend_weights(q, k, v, scale, mask)
     return out, lse
 
 
@@ -91,15 +91,15 @@ def attend_with_mass(
     mass : float32 Tensor ``[seqs, queries, n]`` or ``[seqs, kv_heads, queries, n]``
         Sums to 1 over n, or to 0 for a query that may read nothing; float64 if `q` is.
     """
-    out, lse, weights = _attend(q, k, v, scale, mask)
+    out, lse, weights = attend_weights(q, k, v, scale, mask)
     mass = weights.mean(2) if per_group else weights.flatten(1, 2).mean(1)
     return out, lse, mass
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+def attend_weights(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, log-sum-exp, and weights ``[seqs, kv_heads, group, queries, n]``."""
+    """`attend`, and weights ``[seqs, kv_heads, group, queries, n]``."""
     seqs, heads, queries, _ = q.shape
     kv_heads, n, _ = k.shape
     weights = wide_product(pack(q, kv_heads), k.transpose(1, 2)).mul_(scale)

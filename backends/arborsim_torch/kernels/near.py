@@ -7,14 +7,16 @@ run on streams of their own and the CPU's work in a thread, so that both parts r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import attend
+from arborsim_torch.kernels.dense import attend_weights, pack, unpack
 from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.pieces_torch import rows_at
 from arborsim_torch.tiers.codec import E4M3_UNIT, e4m3_as_half
@@ -32,6 +34,7 @@ def attend_host(
     *,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention in float32 over chosen slots of a host pool, copied a tile at a time.
 
@@ -47,6 +50,8 @@ def attend_host(
     mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries or 1, n]`` or None
         True = readable, by entry of `index`.
     k_scale, v_scale : float32 Tensor ``[kv_heads, capacity]`` or None
+    logits : float32 Tensor ``[kv_heads, seqs, group, queries, n]``, optional
+        Where to write the logits, -inf where nothing is read.
 
     Returns
     -------
@@ -62,11 +67,35 @@ def attend_host(
         last = min(first + _TILE_TOKENS, n)
         tile = slice(first, last)
         keys, values = _rows(k, k_scale, index, tile), _rows(v, v_scale, index, tile)
-        out, lse = attend(wide, keys, values, scale, _readable(index, mask, tile))
+        readable = _readable(index, mask, tile)
+        out, lse, weights = attend_weights(wide, keys, values, scale, readable)
+        if logits is not None:
+            base = lse.view(*weights.shape[:-1], 1)
+            logits[..., tile] = weights.log_().add_(base).transpose(0, 1)
         outs.append(out)
         lses.append(lse)
     out, lse = merge(outs, lses)
     return out.to(q.dtype), lse
+
+
+def attend_packed(q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logits: bool) -> Tensor:
+    """`attend_host` over all pieces, as `Pending.packed` returns it."""
+    (seqs, heads, queries, dim), kv_heads = q.shape, len(pieces[0].k)
+    entries = [piece.entries if logits else 0 for piece in pieces]
+    rows = seqs * (heads // kv_heads) * queries
+    packed = torch.full((kv_heads, rows, dim + 1 + sum(entries)), float("-inf"))
+    of_logits = packed[..., dim + 1 :].unflatten(1, (seqs, -1, queries)).split(entries, dim=-1)
+    parts = [
+        attend_host(
+            q.float(), piece.k, piece.v, piece.index, scale, piece.mask, k_scale=piece.k_scale,
+            v_scale=piece.v_scale, logits=own if logits else None,
+        )
+        for piece, own in zip(pieces, of_logits, strict=True)
+    ]  # fmt: skip
+    out, lse = parts[0] if len(parts) == 1 else merge(*zip(*parts, strict=True))
+    packed[..., :dim] = pack(out, kv_heads)
+    packed[..., dim] = pack(lse[..., None], kv_heads)[..., 0]
+    return packed
 
 
 def _rows(pool: Tensor, scales: Tensor | None, index: Tensor | None, tile: slice) -> Tensor:
@@ -92,31 +121,56 @@ def _readable(index: Tensor | None, mask: Tensor | None, tile: slice) -> Tensor 
     return held & own
 
 
+@dataclass(frozen=True)
+class HostPiece:
+    """Slots of one host pool, as arguments of `attend_host`."""
+
+    k: Tensor
+    v: Tensor
+    index: Tensor | None = None
+    mask: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    @property
+    def entries(self) -> int:
+        return self.k.shape[1] if self.index is None else self.index.shape[-1]
+
+
 class Pending:
     """Attention that is under way.
 
     Parameters
     ----------
     running : Future
-        Gives output, log-sum-exp, and the event after which the GPU may read them, or None.
+        Gives `packed`, and the event after which the GPU may read it, or None.
+    q : Tensor ``[seqs, heads, queries, head_dim]``
     """
 
-    def __init__(self, running: Future[tuple[Tensor, Tensor, Any]]) -> None:
-        self._running = running
+    def __init__(self, running: Future[tuple[Tensor, Any]], q: Tensor) -> None:
+        self._running, self._dtype = running, q.dtype
+        self._seqs, _, self._queries, self._dim = q.shape
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp as of `attend_host`, on the queries' device.
+    def packed(self) -> Tensor:
+        """What crossed, float32 ``[kv_heads, rows, head_dim + 1 + entries]``: one copy.
 
-        The host waits for the CPU's work; the GPU's current stream waits for the copies.
+        Of each row of `arborsim_torch.kernels.dense.pack`, on the queries' device: output,
+        log-sum-exp, and where they were asked for, the logits of all pieces' entries.
+
+        The host waits for the CPU's work; the GPU's current stream waits for the copy.
         Raises what the work raised.
         """
-        out, lse, sent = self._running.result()
+        packed, sent = self._running.result()
         if sent is not None:
-            current = torch.cuda.current_stream(out.device)
+            current = torch.cuda.current_stream(packed.device)
             current.wait_event(sent)
-            out.record_stream(current)
-            lse.record_stream(current)
-        return out, lse
+            packed.record_stream(current)
+        return packed
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp as of `attend_host`, on the queries' device; see `packed`."""
+        whole = unpack(self.packed(), self._seqs, self._queries)
+        return whole[..., : self._dim].to(self._dtype), whole[..., self._dim]
 
 
 class NearAttention:
@@ -142,46 +196,38 @@ class NearAttention:
             self._down, self._up = _streams(self.device)
 
     def start(
-        self,
-        q: Tensor,
-        k_host: Tensor,
-        v_host: Tensor,
-        index: Tensor | None,
-        scale: float,
-        mask: Tensor | None = None,
-        *,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
+        self, q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logits: bool = False
     ) -> Pending:
-        """Begin `attend_host`.
+        """Begin `attend_host` over all pieces together.
 
         Parameters
         ----------
         q : Tensor ``[seqs, heads, queries, head_dim]``
             On the device; may still be under computation on its current stream.
-        k_host, v_host, index, scale, mask, k_scale, v_scale
-            As for `attend_host`, on the host; must not change until the result is there, and
-            copies into them must have ended.
+        pieces : sequence of HostPiece
+            At least one, on the host; must not change until the result is there, and copies into
+            them must have ended.
+        scale : float
+        logits : bool
+            Whether logits are wanted, too.
         """
         there, ready = self._fetch(q) if self._cuda else (q, None)
 
         @torch.no_grad()
-        def work() -> tuple[Tensor, Tensor, Any]:
+        def work() -> tuple[Tensor, Any]:
             if ready is not None:
                 ready.synchronize()
-            out, lse = attend_host(
-                there, k_host, v_host, index, scale, mask, k_scale=k_scale, v_scale=v_scale
-            )
-            return self._send(out, lse) if self._cuda else (out, lse, None)
+            packed = attend_packed(there, pieces, scale, logits=logits)
+            return self._send(packed) if self._cuda else (packed, None)
 
         if self._worker is not None:
-            return Pending(self._worker.submit(work))
-        done: Future[tuple[Tensor, Tensor, Any]] = Future()
+            return Pending(self._worker.submit(work), q)
+        done: Future[tuple[Tensor, Any]] = Future()
         try:
             done.set_result(work())
         except Exception as error:  # told where a thread would tell it
             done.set_exception(error)
-        return Pending(done)
+        return Pending(done, q)
 
     def close(self) -> None:
         """Wait for what is under way and end the thread."""
@@ -212,10 +258,10 @@ class NearAttention:
             q.record_stream(self._down)
             return there, self._down.record_event()
 
-    def _send(self, *parts: Tensor) -> tuple[Tensor, Tensor, Any]:
+    def _send(self, packed: Tensor) -> tuple[Tensor, Any]:
         with torch.cuda.stream(self._up):
-            out, lse = (part.pin_memory().to(self.device, non_blocking=True) for part in parts)
-            return out, lse, self._up.record_event()
+            there = packed.pin_memory().to(self.device, non_blocking=True)
+            return there, self._up.record_event()
 
 
 def _streams(device: torch.device) -> list[torch.cuda.Stream]:

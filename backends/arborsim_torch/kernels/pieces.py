@@ -5,7 +5,8 @@ is exact but for rounding (`arborsim_torch.kernels.merge`), so nothing is decode
 nothing is put into the order of tokens.
 
 On CUDA these are Triton kernels (`arborsim_torch.kernels.pieces_triton`): a launch per piece, one
-that merges, and one for all masses.  Elsewhere, and where Triton, the GPU or a format does not fit,
+that merges, and one for all masses.  What the host attends to is merged by the same launches.
+Elsewhere, and where Triton, the GPU or a format does not fit,
 `arborsim_torch.kernels.pieces_torch`.  The start of a pool that all sequences read goes to
 flash-attn if a piece says so (`Piece.prefix`) and no masses are wanted.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,11 +69,36 @@ class Piece:
     member: Tensor | None = None
     #: The same entries as a contiguous start of the pool and a rest; None if it is not known
     prefix: Prefix | None = None
+    #: Called before it is read: lets the device wait for what is on its way.  None: all is there
+    ready: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Attention over other keys, computed at the same time by the host.
+
+    Attributes
+    ----------
+    packed : callable
+        Called once the pieces are under way.  Float32 ``[kv_heads, rows, head_dim + 1 + room]`` on
+        the queries' device, contiguous: output, log-sum-exp and logits of each row, in the order
+        of `arborsim_torch.kernels.dense.pack`.
+    room : int
+        Of its keys that get masses; 0 if none are wanted.
+    """
+
+    packed: Callable[[], Tensor]
+    room: int
 
 
 def attend_pieces(
-    q: Tensor, pieces: Sequence[Piece], scale: float, *, mass: bool = False
-) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+    q: Tensor,
+    pieces: Sequence[Piece],
+    scale: float,
+    *,
+    mass: bool = False,
+    elsewhere: Elsewhere | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Softmax attention of one query per sequence over all pieces together.
 
     Parameters
@@ -85,6 +111,8 @@ def attend_pieces(
         Factor of the inner products.
     mass : bool
         Whether to return the mass.
+    elsewhere : Elsewhere, optional
+        Merged with the pieces.
 
     Returns
     -------
@@ -93,9 +121,9 @@ def attend_pieces(
     lse : float32 Tensor ``[seqs, heads]``
         Natural log-sum-exp of all logits, -inf for a sequence that reads nothing; float64 if `q`
         is.
-    mass : list of float32 Tensor ``[seqs, kv_heads, room]``, or None
-        Of each piece: weights under the softmax over all pieces, averaged over the query heads of
-        each KV head.
+    mass : float32 Tensor ``[seqs, kv_heads, entries]``, or None
+        Of the entries of each piece, then of `elsewhere`: weights under the softmax over all of it,
+        averaged over the query heads of each KV head.
 
     Raises
     ------
@@ -107,16 +135,20 @@ def attend_pieces(
     for piece in pieces:
         check(q, piece)
     if not mass and len(q) and any(piece.prefix is not None for piece in pieces):
-        return *_attend_apart(q, pieces, scale), None
+        return *_attend_apart(q, pieces, scale, elsewhere), None
     if in_triton(q.device, q.dtype):
         from arborsim_torch.kernels import pieces_triton
 
         if all(pieces_triton.reads(piece, q.shape[2]) for piece in pieces):
-            return pieces_triton.attend_pieces_triton(q, pieces, scale, mass=mass)
-    return attend_pieces_torch(q, pieces, scale, mass=mass)
+            return pieces_triton.attend_pieces_triton(
+                q, pieces, scale, mass=mass, elsewhere=elsewhere
+            )
+    return attend_pieces_torch(q, pieces, scale, mass=mass, elsewhere=elsewhere)
 
 
-def _attend_apart(q: Tensor, pieces: Sequence[Piece], scale: float) -> tuple[Tensor, Tensor]:
+def _attend_apart(
+    q: Tensor, pieces: Sequence[Piece], scale: float, elsewhere: Elsewhere | None
+) -> tuple[Tensor, Tensor]:
     """Each prefix by flash-attn, and what is left by the other kernels."""
     parts = [attend_prefix(q, piece, scale) for piece in pieces if piece.prefix is not None]
     left = [piece if piece.prefix is None else piece.prefix.rest for piece in pieces]
@@ -126,8 +158,13 @@ def _attend_apart(q: Tensor, pieces: Sequence[Piece], scale: float) -> tuple[Ten
         from arborsim_torch.kernels import pieces_triton
 
         if all(pieces_triton.reads(piece, q.shape[2]) for piece in others):
-            out, lse, _ = pieces_triton.attend_pieces_triton(q, others, scale, parts=parts)
+            out, lse, _ = pieces_triton.attend_pieces_triton(
+                q, others, scale, parts=parts, elsewhere=elsewhere
+            )
             return out, lse
+    if elsewhere is not None:
+        packed = elsewhere.packed()
+        parts.append((packed[..., : q.shape[2]], packed[..., q.shape[2]]))
     if others:
         out, lse, _ = attend_pieces_torch(q, others, scale)
         parts.append(

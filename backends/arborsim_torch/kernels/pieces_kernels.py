@@ -232,12 +232,17 @@ def _grouped(
     return tl.where(wanted, x, 0.0)
 
 
-@triton.jit(do_not_specialize=["splits", "rows"])
+@triton.jit(do_not_specialize=["splits", "rows", "far_row"])
 def merge_splits(
-    part_out, part_lse, out, lse, splits, rows,
+    part_out, part_lse, far, out, lse, splits, rows, far_row,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK: tl.constexpr,
+    FAR: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of one row, of all pieces: see `arborsim_torch.kernels.merge`."""
+    """Merge the splits of one row, of all pieces: see `arborsim_torch.kernels.merge`.
+
+    With `FAR` also the host's part: ``far[kv_heads, rows, far_row]`` has output, log-sum-exp, and
+    logits, which `mean_mass` reads.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(1)
     dim = tl.arange(0, BLOCK_DIM)
@@ -260,6 +265,16 @@ def merge_splits(
         total = total * shrink + tl.sum(weights, 0)
         merged = merged * shrink + tl.sum(outs * weights[:, None], 0)
         highest = higher
+    if FAR:
+        far += (head.to(tl.int64) * rows + row) * far_row
+        part = tl.load(far + DIM)
+        higher = tl.maximum(highest, part)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp(part - base)
+        shrink = tl.exp(highest - base)
+        total = total * shrink + weight
+        merged = merged * shrink + weight * tl.load(far + dim, mask=dim < DIM, other=0.0)
+        highest = higher
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     to = (row // HEADS) * heads * HEADS + head * HEADS + row % HEADS
@@ -267,9 +282,15 @@ def merge_splits(
     tl.store(out + to * DIM + dim, (merged / total).to(out.dtype.element_ty), mask=dim < DIM)
 
 
-@triton.jit(do_not_specialize=["entries", "rows"])
-def mean_mass(logits, lse, mass, entries, rows, HEADS: tl.constexpr, BLOCK: tl.constexpr):
-    """Weights of one sequence at one KV head, averaged over its query heads; of all pieces."""
+@triton.jit(do_not_specialize=["own", "entries", "rows", "far_row"])
+def mean_mass(
+    logits, far, lse, mass, own, entries, rows, far_row,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
+    """Weights of one sequence at one KV head, averaged over its query heads; of all pieces.
+
+    These have `own` entries; with `FAR` those of the host follow, up to `entries`.
+    """
     head, seq = tl.program_id(1).to(tl.int64), tl.program_id(2)
     heads = tl.num_programs(1)
     spot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -278,6 +299,10 @@ def mean_mass(logits, lse, mass, entries, rows, HEADS: tl.constexpr, BLOCK: tl.c
         base = tl.load(lse + (seq * heads + head) * HEADS + member)
         base = tl.where(base == float("-inf"), 0.0, base)
         row = head * rows + seq * HEADS + member
-        logit = tl.load(logits + row * entries + spot, mask=spot < entries, other=float("-inf"))
+        logit = tl.load(logits + row * own + spot, mask=spot < own, other=float("-inf"))
+        if FAR:
+            at = far + row * far_row + DIM + 1 + spot - own
+            there = (spot >= own) & (spot < entries)
+            logit = tl.where(there, tl.load(at, mask=there, other=float("-inf")), logit)
         total += tl.exp(logit - base)
     tl.store(mass + (seq * heads + head) * entries + spot, total / HEADS, mask=spot < entries)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, softmax_, unpack
-from arborsim_torch.kernels.merge import accumulator
+from arborsim_torch.kernels.merge import accumulator, finite
 from arborsim_torch.tiers.codec import E4M3_UNIT, Packed, Plain, e4m3_as_half
 
 if TYPE_CHECKING:
-    from arborsim_torch.kernels.pieces import Piece
+    from arborsim_torch.kernels.pieces import Elsewhere, Piece
 
 _TILE_NUMBERS = 1 << 17  # 0.5 MB in float32: a tile and its stored form stay in a CPU's cache
 _LEAST_TILE = 64
@@ -29,11 +29,19 @@ _FEW_ROWS = 3  # up to which fused attention in 16 bits is faster by query head
 
 
 def attend_pieces_torch(
-    q: Tensor, pieces: Sequence[Piece], scale: float, *, mass: bool = False
-) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+    q: Tensor,
+    pieces: Sequence[Piece],
+    scale: float,
+    *,
+    mass: bool = False,
+    elsewhere: Elsewhere | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """`attend_pieces` without checks."""
     (seqs, heads, dim), kind = q.shape, accumulator(q.dtype)
     kv_heads = pieces[0].keys.shape[0]
+    for piece in pieces:
+        if piece.ready is not None:
+            piece.ready()
     rows = pack(q[:, :, None], kv_heads) if seqs > 1 else q.reshape(kv_heads, -1, dim)
     held = [piece for piece in pieces if seqs and piece.room and piece.keys.shape[1]]
     fused = [
@@ -43,7 +51,10 @@ def attend_pieces_torch(
     ]  # fmt: skip
     tiled = [piece for piece in held if mass or not _fused(piece)]
     masses: list[Tensor] = []
-    if not held:
+    far = None if elsewhere is None else elsewhere.packed()
+    if far is not None:
+        fused.append((far[..., :dim].to(kind), far[..., dim].to(kind)))
+    if not tiled and not fused:
         out, lse = torch.zeros_like(rows), rows.new_full(rows.shape[:2], -torch.inf, dtype=kind)
     elif len(fused) == 1 and not tiled:
         out, lse = fused[0]
@@ -62,6 +73,10 @@ def attend_pieces_torch(
         out = _weighted_values(of_piece, tiled, rows, kind)
         for i, (part, _) in enumerate(fused):
             out += of_fused[:, :, i, None] * part
+    of_far: list[Tensor] = []
+    if far is not None and mass:
+        weights = (far[..., dim + 1 :].to(kind) - finite(lse)[..., None]).exp_()
+        of_far.append(weights.unflatten(1, (seqs, -1)).mean(2).transpose(0, 1))
     if out.dtype != q.dtype:
         out = out.to(q.dtype)
     if seqs == 1:  # each call on a tensor counts where a step has one of these per layer
@@ -72,11 +87,12 @@ def attend_pieces_torch(
         return out, lse, None
     found = iter(masses)
     empty = lse.new_zeros
-    return out, lse, [
+    every = [
         next(found) if any(piece is each for each in tiled)
         else empty((seqs, kv_heads, piece.room))
         for piece in pieces
-    ]  # fmt: skip
+    ] + of_far  # fmt: skip
+    return out, lse, every[0] if len(every) == 1 else torch.cat(every, dim=-1)
 
 
 def _fused(piece: Piece) -> bool:

@@ -24,7 +24,7 @@ from arborsim_torch.kernels.pieces_kernels import attend_split, mean_mass, merge
 from arborsim_torch.tiers.codec import Codec, Packed
 
 if TYPE_CHECKING:
-    from arborsim_torch.kernels.pieces import Piece
+    from arborsim_torch.kernels.pieces import Elsewhere, Piece
 
 _MOST_ROWS = 64  # query heads x sequences in one program; tensor cores take at least 16
 _MOST_SPLITS = 128  # of a piece: merging them reads as much as 128 slots do
@@ -99,7 +99,8 @@ def attend_pieces_triton(
     *,
     mass: bool = False,
     parts: Sequence[tuple[Tensor, Tensor]] = (),
-) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+    elsewhere: Elsewhere | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """`arborsim_torch.kernels.pieces.attend_pieces` in Triton; unchecked arguments.
 
     `parts` are outputs ``[kv_heads, rows, head_dim]`` and log-sum-exps ``[kv_heads, rows]`` over
@@ -110,12 +111,12 @@ def attend_pieces_triton(
     seqs, heads, dim = q.shape
     kv_heads = pieces[0].keys.shape[0]
     rows = seqs * (heads // kv_heads)
-    entries = sum(piece.room for piece in pieces)
+    own = sum(piece.room for piece in pieces)
+    entries = own + (0 if elsewhere is None else elsewhere.room)
     out = torch.empty((seqs, heads, dim), dtype=q.dtype, device=q.device)
     lse = _wide(q, seqs, heads)
-    every = _wide(q, seqs, kv_heads, entries) if mass else None
-    masses = None if every is None else list(every.split([p.room for p in pieces], dim=-1))
-    if entries == 0 or seqs == 0:
+    masses = _wide(q, seqs, kv_heads, entries) if mass else None
+    if seqs == 0 or (own == 0 and not parts and elsewhere is None):
         return out.zero_(), lse.fill_(-torch.inf), masses
     processors = _processors(q.device)
     cuts = [
@@ -134,7 +135,7 @@ def attend_pieces_triton(
     splits += len(parts)
     part_out = _wide(q, splits, kv_heads, rows, dim)
     part_lse = _wide(q, splits, kv_heads, rows)
-    logits = _wide(q, kv_heads, rows, entries) if mass else part_lse
+    logits = _wide(q, kv_heads, rows, own) if mass else part_lse
     shape: dict[str, Any] = {
         "HEADS": heads // kv_heads,
         "DIM": dim,
@@ -145,6 +146,8 @@ def attend_pieces_triton(
         for piece, cut in zip(pieces, cuts, strict=True):
             if not piece.room:
                 continue
+            if piece.ready is not None:
+                piece.ready()
             _attend(
                 q, piece, cut, (part_out, part_lse, logits), scale, (first_split, first_entry),
                 shape, mass,
@@ -155,14 +158,17 @@ def attend_pieces_triton(
             part_out[first_split].copy_(other[0])
             part_lse[first_split].copy_(other[1])
             first_split += 1
+        far = q if elsewhere is None else elsewhere.packed()
+        of_far = {"FAR": elsewhere is not None, "num_warps": 4}
         merge_splits[(rows, kv_heads)](
-            part_out, part_lse, out, lse, splits, rows, **shape,
-            BLOCK=min(_MERGED_AT_ONCE, triton.next_power_of_2(splits)), num_warps=4,
+            part_out, part_lse, far, out, lse, splits, rows, far.shape[-1], **shape, **of_far,
+            BLOCK=min(_MERGED_AT_ONCE, triton.next_power_of_2(max(splits, 1))),
         )  # fmt: skip
-        if every is not None:
+        if masses is not None:
             mean_mass[(triton.cdiv(entries, 1024), kv_heads, seqs)](
-                logits, lse, every, entries, rows, HEADS=shape["HEADS"], BLOCK=1024, num_warps=4
-            )
+                logits, far, lse, masses, own, entries, rows, far.shape[-1],
+                HEADS=shape["HEADS"], DIM=dim, BLOCK=1024, **of_far,
+            )  # fmt: skip
     return out, lse, masses
 
 

@@ -131,7 +131,7 @@ def _split(
         readable = readable & own.transpose(0, 1).repeat_interleave(HEADS, 1)
     products = products.masked_fill(~readable, float("-inf"))
     if LOGITS:
-        assert logits.shape == (heads, rows, entries)
+        assert logits.shape == (heads, rows, entries)  # of the pieces
         logits[:, :, first_entry : first_entry + room] = products
     for split in range(splits):
         part = slice(split * per_split, min((split + 1) * per_split, room))
@@ -151,14 +151,19 @@ def _packed(dim: int, form: dict[str, Any], group: int, axis: str, outliers: flo
 
 
 def _merge(
-    grid: tuple[int, int], part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor,
-    splits: int, rows: int, *, HEADS: int, DIM: int, **_: Any,
+    grid: tuple[int, int], part_out: Tensor, part_lse: Tensor, far: Tensor, out: Tensor,
+    lse: Tensor, splits: int, rows: int, far_row: int, *, HEADS: int, DIM: int, FAR: bool, **_: Any,
 ) -> None:  # fmt: skip
     heads = grid[1]
     assert grid[0] == rows
     assert splits == len(part_out) == len(part_lse)
     assert out.is_contiguous()
     assert lse.is_contiguous()
+    if FAR:
+        assert far.is_contiguous()
+        assert far.shape == (heads, rows, far_row)
+        part_out = torch.cat([part_out, far[None, ..., :DIM]])
+        part_lse = torch.cat([part_lse, far[None, ..., DIM]])
     total = part_lse.logsumexp(0)  # [heads, rows]
     weights = (part_lse - total.masked_fill(total.isneginf(), 0.0)).exp()
     merged = (part_out * weights[..., None]).sum(0)
@@ -168,13 +173,17 @@ def _merge(
 
 
 def _mass(
-    grid: tuple[int, int, int], logits: Tensor, lse: Tensor, mass: Tensor, entries: int, rows: int,
-    *, HEADS: int, BLOCK: int, **_: Any,
+    grid: tuple[int, int, int], logits: Tensor, far: Tensor, lse: Tensor, mass: Tensor, own: int,
+    entries: int, rows: int, far_row: int, *, HEADS: int, DIM: int, BLOCK: int, FAR: bool, **_: Any,
 ) -> None:  # fmt: skip
     blocks, heads, seqs = grid
     assert blocks * BLOCK >= entries > (blocks - 1) * BLOCK
     assert rows == seqs * HEADS
     base = lse.view(seqs, heads, HEADS).masked_fill(lse.isneginf().view(seqs, heads, HEADS), 0.0)
+    if FAR:
+        logits = torch.cat([logits, far[..., DIM + 1 :]], dim=-1)
+    assert logits.shape == (heads, rows, entries)
+    assert FAR or own == entries
     spread = logits.view(heads, seqs, HEADS, entries).transpose(0, 1)
     mass.copy_((spread - base[..., None]).exp().mean(2))
 
@@ -224,8 +233,8 @@ def _group_rows(
 LAUNCHERS = {
     "pieces_triton": {
         "attend_split": Launcher("attend_split", _split, (8, 9, 10)),
-        "merge_splits": Launcher("merge_splits", _merge, (2, 3)),
-        "mean_mass": Launcher("mean_mass", _mass, (2,)),
+        "merge_splits": Launcher("merge_splits", _merge, (3, 4)),
+        "mean_mass": Launcher("mean_mass", _mass, (3,)),
     },
     "rows_triton": {
         "add_mean_rows": Launcher("add_mean_rows", _mean_rows, (4,)),

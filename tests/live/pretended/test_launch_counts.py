@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from arborsim.core.tiers import RECALLS
 from arborsim.machine.lookup import load_engine, load_profile
-from arborsim.machine.machine import Machine, decode_rows, parts_read
+from arborsim.machine.machine import Machine, decode_rows, parts_in_ddr, parts_read
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.decoder import run_together
@@ -90,12 +91,23 @@ def _kernels(launches: Counter[str]) -> int:
     return sum(count for name, count in launches.items() if name not in NO_KERNELS)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.policy)
-def test_a_layer_launches_what_the_engine_profile_says(case: Searched) -> None:
-    (one, after), (other, _) = (launches_of(case, layers) for layers in DEPTHS)
+IN_DDR = Searched("hierarchy", {"pin_prompt": "false", "recent": "8", "interval": "8"}, budget=40)
+#: Whose tokens in DDR are in two formats by the end
+TWO_IN_DDR = replace(IN_DDR, settings={**IN_DDR.settings, "hbm_ratio": "0.2",
+                                       "quantised_ratio": "0.5"})  # fmt: skip
+RECALLED = [(TWO_IN_DDR, recall) for recall in RECALLS] + [(CASES[-1], "near")]
+
+
+@pytest.mark.parametrize(
+    ("case", "recall"), [*((case, "stage") for case in CASES), *RECALLED],
+    ids=lambda each: each if isinstance(each, str) else each.policy,
+)  # fmt: skip
+def test_a_layer_launches_what_the_engine_profile_says(case: Searched, recall: str) -> None:
+    (one, after), (other, _) = (launches_of(case, layers, recall=recall) for layers in DEPTHS)
     counted = (other - one) / (DEPTHS[1] - DEPTHS[0])
     engine, policy = load_engine("live"), build(case.policy, case.settings)
-    added = engine.added_launches(1, parts_read(policy), not policy.fused and decode_rows(policy))
+    rows = not policy.fused and decode_rows(policy)
+    added = engine.added_launches(1, parts_read(policy), rows, recall, parts_in_ddr(policy))
     assert engine.layer_launches + added == counted
     if case.policy == "full":
         assert one - DEPTHS[0] * counted + after == engine.step_launches
@@ -119,10 +131,8 @@ def test_a_graph_is_one_launch_whatever_the_depth() -> None:
 
 def test_a_graph_that_streams_ddr_leaves_the_first_layers_copy_to_the_host() -> None:
     """Whatever the depth: copies of all other layers are in the graph."""
-    settings = {"pin_prompt": "false", "recent": "8", "interval": "8"}
-    case = Searched("hierarchy", settings, budget=40)  # whose last step reads DDR
-    streamed, staged = (
-        {sum(launches_of(case, layers, graphs=True, recall=recall)) for layers in DEPTHS}
+    streamed, staged = (  # the last step reads DDR
+        {sum(launches_of(IN_DDR, layers, graphs=True, recall=recall)) for layers in DEPTHS}
         for recall in ("stream", "stage")
     )
     (launches,) = staged

@@ -67,7 +67,9 @@ def own() -> Counter[str]:
         ("arkv", "stage"), ("arkv-quant", "stage"),  # spread over heads; FP8
         ("kivi", "stage"),  # packed
         ("hierarchy", "stage"), ("staircase", "stage"),  # staged, two formats
-        ("staircase", "stream"),
+        ("staircase", "stream"), ("freekv", "stream"), ("hierarchy", "stream"),
+        ("staircase", "near"), ("freekv", "near"), ("hierarchy", "near"),
+        # Not `ondemand`: each layer compares the bounds of its pages, and chooses.
     ],
 )  # fmt: skip
 def test_a_layer_takes_few_launches(

@@ -265,7 +265,7 @@ def test_tokens_that_are_requantised_in_ddr_are_waited_for_once_a_decision() -> 
 
 
 @pytest.mark.parametrize(
-    ("recall", "fetched"), [("near", "near.py:work"), ("ondemand", "ondemand.py:start")]
+    ("recall", "fetched"), [("near", "near.py:work"), ("ondemand", "ondemand.py:_order")]
 )
 def test_layers_wait_for_queries_alone(recall: str, fetched: str) -> None:
     """Where the host attends, or chooses pages, it needs the queries of every layer, no more."""
