@@ -137,6 +137,8 @@ def test_files_that_arguments_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "generate --out model.json --model model.json --overwrite",
         "import bailian requests.jsonl requests.jsonl --overwrite",
         "plot {trace} --out same.parquet",
+        "generate --searches 2 --prompt-tokens file:lens.txt --out lens.txt --overwrite",
+        "plan lens.toml --perfetto lens.txt",
     ],
 )
 def test_no_input_is_written_over(
@@ -148,6 +150,8 @@ def test_no_input_is_written_over(
         (tmp_path / name).write_text("mine")
     (tmp_path / "mine.parquet").write_text("mine")
     (tmp_path / "plan.toml").write_text('[[mix]]\ntrace = "mine.parquet"\n')
+    (tmp_path / "lens.txt").write_text("120\n130\n")
+    (tmp_path / "lens.toml").write_text('[[mix]]\nprompt_tokens = "file:lens.txt"\n')
     (tmp_path / "trace.parquet").write_bytes(CHAIN.read_bytes())
     (tmp_path / "same.parquet").hardlink_to(tmp_path / "trace.parquet")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -159,7 +159,7 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def files_named(values: Iterable[Any]) -> set[Path]:
-    """Files that values of arguments name: alone, by comma, behind "=", or in a TOML file."""
+    """Files that values of arguments name: alone, by comma, behind "=" or "file:", or in TOML."""
     found: set[Path] = set()
     waiting = [(value, Path()) for value in values]
     while waiting:
@@ -168,9 +168,11 @@ def files_named(values: Iterable[Any]) -> set[Path]:
             parts = value.values() if isinstance(value, dict) else value
             waiting += [(part, folder) for part in parts]
         elif isinstance(value, str | Path):
-            named = {str(value), *str(value).replace("=", ",").split(",")} - {""}
+            words = str(value), *str(value).replace("=", ",").split(",")
+            named = {each.removeprefix("file:") for each in words} - {""}
             for path in {folder / each for each in named if len(each) < 4096} - found:
-                with contextlib.suppress(OSError, ValueError):  # no name of a file, or no TOML
+                # No name of a file, or no TOML, or one that is too deep.
+                with contextlib.suppress(OSError, ValueError, RecursionError):
                     if path.is_file():
                         found.add(path)
                         if path.suffix == ".toml":

@@ -134,6 +134,7 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
     """A line per GPU, and a line per host; what is assumed has a question mark."""
     from arborsim.machine.lookup import host_names, load_host
     from arborsim.show.table import print_list
+    from arborsim.show.words import plain
 
     columns = {
         "hbm_bytes": ("memory\nGB", 1e9, 1), "hbm_bytes_per_s": ("GB/s", 1e9, 0),
@@ -152,7 +153,7 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
         assumed = f"{len(profile.assumed())} of {len(profile.numbers())}"
         rows.append([name, *figures, assumed, _price(profile.name, prices)])
     heads = [head for head, _, _ in columns.values()]
-    print_list(console, ["GPU", *heads, "assumed", f"{prices.currency}/h"], rows)
+    print_list(console, ["GPU", *heads, "assumed", f"{plain(prices.currency)}/h"], rows)
     console.print()
     rows = [
         [host.name, f"{host.ddr_bytes / 1e9:.0f}", f"{host.ddr_bytes_per_s / 1e9:.0f}",
@@ -164,7 +165,7 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
         "",
         "? and the column assumed: numbers that are neither published nor measured. GB is 1e9 "
         "bytes; PCIe is what large pinned blocks reach in one direction.",
-        f"Prices: {prices.source}, {prices.date}; --prices FILE takes yours.",
+        f"Prices: {plain(prices.source)}, {plain(prices.date)}; --prices FILE takes yours.",
         "`arborsim hardware NAME` explains one; `--host` puts it into a host; `--json` prints "
         "everything.",
     ):
@@ -183,8 +184,9 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
 
     from arborsim.machine.profile import numbers_of
     from arborsim.show.table import grid
+    from arborsim.show.words import plain
 
-    console.print(Text(profile.name, style="bold"))
+    console.print(Text(plain(profile.name), style="bold"))
     rows = [
         (each.name, each.text,
          Text.assemble(each.about, "\n", (each.source, "yellow" if each.assumed else "dim")))
@@ -196,9 +198,9 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
         console.print(Text(f"\nMeasured kernels by --engine: {measured}"))
     gpu = profile.name.partition("+")[0]
     if prices.of(profile.name):
-        shown = f"{_price(profile.name, prices)} {prices.currency} per hour"
-        note = f"; {prices.notes[gpu]}" if gpu in prices.notes else ""
-        console.print(Text(f"\n{shown}: {prices.source}, {prices.date}{note}"))
+        shown = f"{_price(profile.name, prices)} {plain(prices.currency)} per hour"
+        note = f"; {plain(prices.notes[gpu])}" if gpu in prices.notes else ""
+        console.print(Text(f"\n{shown}: {plain(prices.source)}, {plain(prices.date)}{note}"))
     text = (
         f"\n{len(profile.assumed())} of {len(profile.numbers())} numbers are assumed. `arborsim "
         f'calibrate hardware` measures them; a TOML file with base = "{gpu}" changes single ones.'

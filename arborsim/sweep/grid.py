@@ -106,6 +106,12 @@ def read_toml(path: Path, allow_code: bool) -> dict[str, Any]:
     if not allow_code:
         for what, name in _named(raw):
             check_no_code(what, name)
+        for block in (raw, *_listed(raw.get("live", []))):
+            if isinstance(block, Mapping) and block.get("trust_remote_code"):
+                raise UsageError(
+                    "trust_remote_code runs code that comes with a model: if you trust it, give "
+                    "--allow-code (allow_code=True)"
+                )
     return raw
 
 

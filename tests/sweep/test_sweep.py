@@ -387,6 +387,15 @@ def test_a_grid_imports_code_only_if_that_is_allowed(
     sys.modules.pop("named_in_a_grid", None)
 
 
+def test_a_grid_runs_no_code_that_comes_with_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text('[[live]]\nmodel = "./m"\ntrust_remote_code = true\npolicies = ["h2o"]\n')
+    assert main(["sweep", str(grid), "--out", str(tmp_path / "out")]) == 2
+    assert "trust_remote_code runs code that comes with a model" in capsys.readouterr().err
+
+
 def test_a_huge_grid_says_what_it_comes_to_before_any_cell_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
