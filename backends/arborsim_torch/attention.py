@@ -153,11 +153,11 @@ def _attend_pieces(
 ) -> Tensor:
     """One query per sequence over slots that are read in place, and over what the host reads."""
     metadata, host_attention = state.metadata, state.metadata.host_attention
-    beside = None
+    host_share = None
     if host_attention is not None:
-        beside = host_attention.beside(layer, query, scaling, window, state.collect)
-    parts = metadata.parts(layer, window, beside)
-    far = None if beside is None else beside.elsewhere
+        host_share = host_attention.host_share(layer, query, scaling, window, state.collect)
+    parts = metadata.parts(layer, window, host_share)
+    far = None if host_share is None else host_share.elsewhere
     seqs, heads, _, dim = query.shape
     kv_heads = len(parts[0].piece.keys)
     # Masses are means over the heads of a group, unless each head of it is taken for a sequence.

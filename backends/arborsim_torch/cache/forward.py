@@ -62,8 +62,8 @@ class PlacedElsewhere:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a layer reads of the host beside its pieces on the device.
+class HostShare:
+    """What a layer reads of the host, next to its pieces on the device.
 
     Attributes
     ----------
@@ -174,13 +174,13 @@ class AttentionMetadata:
         return self.content(layer)
 
     def parts(
-        self, layer: int, window: int | None, beside: Beside | None = None
+        self, layer: int, window: int | None, host_share: HostShare | None = None
     ) -> list[PlacedPiece]:
         """What one query per sequence reads of a layer, in place, and what comes from the host."""
         assert self.pieces is not None
         found, limit = self.pieces(layer), self.limits(window)
-        if beside is not None:
-            found = found + beside.pieces
+        if host_share is not None:
+            found = found + host_share.pieces
         return found if limit is None else [self._inside(part, limit) for part in found]
 
     def placed(self, parts: Sequence[PlacedPiece | PlacedElsewhere]) -> Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.forward import AttentionMetadata, Beside, LayerView, PlacedElsewhere
+from arborsim_torch.cache.forward import AttentionMetadata, HostShare, LayerView, PlacedElsewhere
 from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import Pool
@@ -140,10 +140,10 @@ class HostAttention:
         pending = self._begin(layer, query, scale, window, logits=False)
         return None if pending is None else pending.result
 
-    def beside(
+    def host_share(
         self, layer: int, query: Tensor, scale: float, window: int | None, mass: bool
-    ) -> Beside | None:
-        """Begin what pieces on the device are attended to beside; None if the host holds nothing.
+    ) -> HostShare | None:
+        """Begin on what the host holds of a layer; None if that is nothing.
 
         With `mass` the logits come along, 4 bytes per query head: fewer than the keys would be.
         """
@@ -158,7 +158,7 @@ class HostAttention:
             return sent(tokens.position.clamp(max=last), query)
 
         there = Elsewhere(pending.packed, tokens.n if mass else 0)
-        return Beside([], PlacedElsewhere(there, position, ("host", id(tokens))))
+        return HostShare([], PlacedElsewhere(there, position, ("host", id(tokens))))
 
     def _begin(
         self, layer: int, query: Tensor, scale: float, window: int | None, *, logits: bool

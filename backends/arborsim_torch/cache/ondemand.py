@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.forward import Beside, LayerView, PlacedPiece
+from arborsim_torch.cache.forward import HostShare, LayerView, PlacedPiece
 from arborsim_torch.cache.host import HostAttention, HostTokens, Part, own_mass
 from arborsim_torch.cache.host_pool import PAGE_TOKENS, BlockList, HostPool
 from arborsim_torch.cache.layout import Place
@@ -206,9 +206,9 @@ class PageAttention(HostAttention):
 
         return result
 
-    def beside(
+    def host_share(
         self, layer: int, query: Tensor, scale: float, window: int | None, mass: bool
-    ) -> Beside | None:
+    ) -> HostShare | None:
         """Choose pages, and order them: pieces that are read where they arrive.
 
         Which rows a head reads the host knows with its choice: one table of them crosses.
@@ -239,7 +239,7 @@ class PageAttention(HostAttention):
             )  # fmt: skip
             place = ("page", layer, number)
             found.append(PlacedPiece(piece, partial(both.narrow, 0, g.kv_heads, len(spots)), place))
-        return Beside(found)
+        return HostShare(found)
 
     def rows(
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
