@@ -31,7 +31,6 @@ from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Observed
-from arborsim_torch.held_rows import HeldRows
 from arborsim_torch.row_reducer import RowReducer, WindowRows, first_of
 from arborsim_torch.token_signals import (
     ChunkExtremes,
@@ -170,16 +169,13 @@ class Capture:
         )
 
     @torch.inference_mode()
-    def take(self, held: HeldRows | None = None) -> Captured:
-        """What has been finished since the last call, in one copy to the host.
-
-        Reduced rows cross without what is 0 because its position is not `held`.
-        """
+    def take(self) -> Captured:
+        """What has been finished since the last call, in one copy to the host."""
         reduced, self._of_window = self._of_window, {}
         if self._newest:
             self._add("queries", torch.stack(tuple(self._newest)))
             self._newest.clear()
-        self._cross({**self._reducer.finish(), **reduced}, held)
+        self._cross({**self._reducer.finish(), **reduced})
         fresh, self._fresh = self._fresh, Captured()
         if self.keeps:
             self._kept.extend(fresh)
@@ -262,10 +258,8 @@ class Capture:
         held = sum(values.numel() * values.element_size() for _, values in rows)
         return held + sum(column.nbytes for column in self._columns.values())
 
-    def _cross(self, reduced: dict[RowUse, Tensor], held: HeldRows | None = None) -> None:
+    def _cross(self, reduced: dict[RowUse, Tensor]) -> None:
         """Take everything that is finished to the host, in one copy."""
-        if held is not None:
-            reduced = {use: held.taken(use, values) for use, values in reduced.items()}
         columns = {name: column.take() for name, column in self._columns.items() if len(column)}
         rows, self._rows = self._rows, []
         apart, self._rows_apart = self._rows_apart, []
@@ -278,8 +272,7 @@ class Capture:
         for first, _ in apart:
             self._add_rows_apart(first, next(arrived))
         for use in reduced:
-            found = next(arrived)
-            self._fresh.reduced[use] = found if held is None else held.whole(use, found)
+            self._fresh.reduced[use] = next(arrived)
 
     def _add(self, column: str, values: Tensor) -> None:
         """Append values ``[tokens, seqs, n]`` in the order of the trace."""

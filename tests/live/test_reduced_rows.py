@@ -29,9 +29,7 @@ from arborsim.signals.spread import HeavyHitters, LayerSensitivity
 from arborsim_torch import row_reducer
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.forward import LayerView
-from arborsim_torch.cache.layout import Place
 from arborsim_torch.context import PassContext
-from arborsim_torch.held_rows import HeldRows
 from arborsim_torch.live import policy_search
 from arborsim_torch.live.feed import LiveHeadRows
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
@@ -133,34 +131,6 @@ def test_a_prompt_counts_from_its_last_queries_on() -> None:
         if found:
             received = np.pad(found[use][0, 0].numpy(), (0, 6 - found[use].shape[2]))
             np.testing.assert_array_equal(received, np.arange(6) >= 6 - count)
-
-
-@pytest.mark.parametrize("groups", [1, 2, 3])
-def test_positions_of_every_path_that_are_held_cross(groups: int) -> None:
-    """Two leaves on paths of 3 + 5 and 3 + 9 tokens; of another number of groups, if any holds."""
-    tree = ThoughtTree()
-    for node, parent, count in ((0, -1, 3), (1, 0, 5), (2, 0, 9)):
-        tree.open(node, parent)
-        tree.append([node], count)
-    rng = np.random.default_rng(groups)
-    place = np.where(rng.random((2, 17)) < 0.2, Place.HBM, Place.LOST)
-    layout = SimpleNamespace(device=torch.device("cuda"))
-    cache: Any = SimpleNamespace(place=SimpleNamespace(values=place), layout=layout, tree=tree)
-    wanted = np.zeros((2, groups, 12), dtype=np.float32)
-    for seq, leaf in enumerate((1, 2)):
-        there = place[:, tree.path(leaf)] != Place.LOST
-        there = there if groups == 2 else there.any(0, keepdims=True)
-        wanted[seq, :, : there.shape[1]] = there * rng.random(
-            wanted[seq, :, : there.shape[1]].shape
-        )
-    held, use = HeldRows(cache, (1, 2)), RowUse("shared", "sum")
-    sent = held.taken(use, torch.from_numpy(wanted))
-    assert sent.numel() < wanted.size / 2
-    np.testing.assert_array_equal(held.whole(use, sent.numpy()), wanted)
-    last = RowUse("shared", "last")  # positions that are paid nothing count as used, too
-    assert held.taken(last, torch.from_numpy(wanted)).shape == wanted.shape
-    place[:] = Place.HBM
-    assert HeldRows(cache, (1, 2)).taken(use, torch.from_numpy(wanted)).shape == wanted.shape
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,6 @@ from arborsim.signals.readers import table_of
 from arborsim_torch.capture import Capture
 from arborsim_torch.captured import Captured
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.held_rows import HeldRows
 from arborsim_torch.models import rope_of
 from arborsim_torch.reference.tasks import Readers
 
@@ -176,10 +175,10 @@ class Feed:
 
     def _run(self, leaves: tuple[int, ...], tokens: list[int]) -> TokenRun:
         token = np.asarray(tokens, dtype=np.int32)
-        observed = self._observed(len(token), leaves)
+        observed = self._observed(len(token), len(leaves))
         return TokenRun(leaves, len(token) // len(leaves), token, observed)
 
-    def _observed(self, count: int, leaves: tuple[int, ...]) -> Observations:
+    def _observed(self, count: int, width: int) -> Observations:
         known: dict[Signal, np.ndarray] = {}
         if self.wants_readers:
             known[Signal.READERS], self._readers = table_of(self._readers), []
@@ -187,7 +186,7 @@ class Feed:
             return Observations(count, per_layer=known)
         begun = self._clock()
         self._capture.drain(self._decoder)
-        fresh = self._capture.take(HeldRows(self._decoder.cache, leaves))
+        fresh = self._capture.take()
         self.signals_s += self._clock() - begun
         n = self._controllers[0].tree.num_tokens
         lengths = self._decoder.cache.position.values[n : n + count] + 1
@@ -213,7 +212,7 @@ class Feed:
             keys,
             values,
             fresh.hidden(self._layers) if Signal.HIDDEN in self._needs else None,
-            self._reduced(fresh, lengths[len(lengths) - len(leaves) :].tolist()),
+            self._reduced(fresh, lengths[len(lengths) - width :].tolist()),
             sizes,
         )
 

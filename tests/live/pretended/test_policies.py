@@ -16,17 +16,14 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.policies.registry import available, build
 from arborsim.run.move_log import MoveLog
 from arborsim.search import make_search
-from arborsim_torch import capture
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.mover import Mover
-from arborsim_torch.held_rows import HeldRows
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 from arborsim_torch.tiers.link import HostLink
-from arborsim_torch.token_signals import to_host
 
 from .arming import pretend
 from .clocks import Gpu
@@ -215,42 +212,6 @@ def test_decoding_makes_the_host_wait_for_tokens_and_signals_alone(name: str, mo
     assert steps >= min(15, len(found.tokens[name]) // 2)
     assert all(why == DRAWN or ROWS in why for why in waits(gpu)), waits(gpu)
     assert waits(gpu).total() <= most * steps + 1
-
-
-@pytest.mark.parametrize("name", ["h2o", "tova", "adakv", "vatp", "attn-hs"])
-def test_rows_cross_without_positions_that_are_lost(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The scores and moves are the same as with whole rows, to the bit."""
-    observed: list[list[Any]] = []
-    crossed: list[int] = []
-    plain = Feed._reduced
-
-    def watched(feed: Feed, *args: Any) -> Any:
-        found = plain(feed, *args)
-        observed[-1] += [row for each in found.values() for row in each.leaves]
-        return found
-
-    def counted(tensors: Sequence[Any]) -> Any:
-        crossed[-1] += sum(each.nbytes for each in tensors)
-        return to_host(tensors)
-
-    monkeypatch.setattr(Feed, "_reduced", watched)
-    monkeypatch.setattr(capture, "to_host", counted)
-    moves = []
-    for whole in (False, True):
-        if whole:
-            monkeypatch.setattr(HeldRows, "taken", lambda held, use, rows: rows)
-        observed.append([])
-        crossed.append(0)
-        with pretend():
-            settings = {"pin_prompt": "false"}
-            moves.append(run([name], "cuda", 16, most=40, settings=settings).moves[name].rows)
-    np.testing.assert_array_equal(*moves)
-    assert len(moves[0])
-    for one, other in zip(*observed, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert crossed[0] < 0.8 * crossed[1]
 
 
 def test_tokens_that_are_requantised_in_ddr_are_waited_for_once_a_decision() -> None:
