@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import arborsim
 from arborsim import __version__, load_results
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.tables import (
@@ -132,6 +133,17 @@ def test_other_files_are_refused_in_a_line(tmp_path: Path, make: Any, said: str)
     assert str(caught.value).startswith(str(path))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_results_take_no_place_of_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "t.parquet"
+    trace.write_bytes(TRACE.read_bytes())
+    before = trace.read_bytes()
+    found = arborsim.replay(trace, policies="h2o", budgets=0.5, quality=False, episodes=1)
+    with pytest.raises(UsageError, match="is a trace, which results would replace"):
+        found.save(trace)
+    assert trace.read_bytes() == before
+    assert found.save(tmp_path / "r.parquet").exists()
 
 
 def test_names_and_places_that_cannot_be_written(tmp_path: Path) -> None:

@@ -57,14 +57,16 @@ def made_by(kind: str, command: str, *libraries: str, **more: Any) -> dict[str, 
 
 
 def check_format(path: Path) -> None:
-    """Refuse a name from which no format follows.
+    """Refuse a name from which no format follows, and a trace: results never take its place.
 
     Raises
     ------
-    UnknownName
+    UsageError
     """
     if path.suffix not in FORMATS:
         raise UnknownName("format of --out", path.suffix or path.name, FORMATS)
+    if path.is_file() and holds_key(path, b"arborsim.trace"):
+        raise UsageError(f"{path} is a trace, which results would replace: choose another name")
 
 
 def write_table(frame: pd.DataFrame, path: Path, metadata: Mapping[str, Any]) -> None:
