@@ -46,7 +46,7 @@ from arborsim.machine.profile import HardwareProfile, PolicySeconds
 from tests.simulator.bench import PROFILE
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / "reports" / "calibration" / "cpu-2core.toml"
+COMMITTED = ROOT / "reports" / "calibration" / "cpu-epyc.toml"
 CHAIN = load_geometry("chain")
 FLOPS, BYTES, WEIGHTS = 1e11, 1e11, 4e10
 #: A machine that is all overhead.
@@ -382,7 +382,9 @@ def test_the_committed_profile_predicts_as_it_says() -> None:
     evidence = profile.evidence
     command = evidence["command"].split()
     assert command[1:4] == ["arborsim", "calibrate", "hardware"]
-    assert command[command.index("--out") + 1] == "cpu-2core.toml", "relative, as anybody would"
+    assert command[command.index("--out") + 1] == "reports/calibration/cpu-epyc.toml", (
+        "relative, as anybody would"
+    )
     assert profile.assumed() == ["reserve_share"]
     columns = evidence["passes"]
     timed = [

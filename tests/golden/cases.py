@@ -225,7 +225,7 @@ def _pages() -> list[Case]:
                             "0.6", "--episodes", "2", "--set", "keep=2", "--set", "h2o.sinks=2",
                             "--out", "{tmp}/live.jsonl", "--resume"),
              copies=(("tests/golden/live.jsonl", "live.jsonl"),), needs="torch", text=True),
-        Case("validation", ("validate", "--gpu", "reports/calibration/cpu-2core.toml", "--task",
+        Case("validation", ("validate", "--gpu", "reports/calibration/cpu-epyc.toml", "--task",
                             "game24", "--budget", "0.5,0.7", "--episodes", "2", "--policy",
                             compared, "--out", "{tmp}/found", "--resume"),
              copies=((validated, "found/results.parquet"),), unread=("results.parquet",),
