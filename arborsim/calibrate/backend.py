@@ -229,6 +229,7 @@ class Quiet(NamedTuple):
     lanes: int  # sequences that decode together
     thought: int  # iterations between two turns
     per_iteration_s: float  # the policy's seconds, turns included, per iteration
+    layer_s: float = 0.0  # by how much each layer took longer than under full retention
 
 
 @dataclass(frozen=True)

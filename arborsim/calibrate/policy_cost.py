@@ -264,7 +264,10 @@ def _grouped(records: Iterable[Any], name: str) -> dict[Any, list[Any]]:
 
 def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float]) -> PolicySeconds:
     layer_s = max(0.0, _median(one.layer_s for one in times))
-    quiet = replace(_quiet_seconds(times[0].quiet), layer_s=layer_s)
+    several = [one.layer_s for one in times[0].quiet if one.lanes > 1]
+    quiet = replace(
+        _quiet_seconds(times[0].quiet), layer_s=layer_s, wide_layer_s=max(0.0, _median(several))
+    )
 
     def decision_s(one: PolicyTime) -> float:
         without_s = one.iterations * quiet.observing_s(1) + one.turns * quiet.turning_s(1)

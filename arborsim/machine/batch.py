@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from arborsim.machine.price import Price
+from arborsim.machine.profile import NO_LONGER, Longer
 from arborsim.machine.program import NOTHING, Extra, Piece
 
 _REBUILD = 4096  # changes of the sums after which they are added up afresh: rounding stays rounding
@@ -58,8 +59,16 @@ class Sums:
     down_bytes: int = 0
     up_bytes: int = 0
     sequences: int = 0
-    longer_s: dict[float, int] = field(default_factory=dict)  #: searches by that of their policy
+    #: Searches by that of their policy
+    longer: dict[Longer, int] = field(default_factory=dict)
     launch: float = 0.0
+
+    def longest(self) -> Longer:
+        """Of the searches' policies, the largest of each."""
+        if not self.longer:
+            return NO_LONGER
+        one_s, several_s = map(max, zip(*self.longer, strict=True))
+        return Longer(one_s, several_s)
 
     def add(self, piece: Piece, i: int, sign: int) -> None:
         """Let a search in iteration `i` of `piece` in (sign 1) or out (-1)."""
@@ -89,11 +98,11 @@ class Sums:
         self.hbm += sign * (held + i * grows)
         self.hbm_g += sign * grows
         self.sequences += sign * piece.sequences
-        if piece.longer_s:
-            searches = self.longer_s.get(piece.longer_s, 0) + sign
-            self.longer_s[piece.longer_s] = searches
+        if any(piece.longer):
+            searches = self.longer.get(piece.longer, 0) + sign
+            self.longer[piece.longer] = searches
             if not searches:
-                del self.longer_s[piece.longer_s]
+                del self.longer[piece.longer]
         if piece.launch_s:
             self.launch += sign * piece.launch_s
         if piece.streamed_bytes or piece.near_s:
@@ -154,8 +163,7 @@ class IterationTime:
         memory = self._memory_s(s, i, extra)
         longer, shorter = (compute, memory) if compute > memory else (memory, compute)
         decode = longer + (1.0 - self._overlap) * shorter + s.dequantise + i * s.dequantise_g
-        longer_s = max(s.longer_s) if s.longer_s else 0.0
-        decode += self._pass_s(s.sequences, extra.tokens, extra.prompts, longer_s)
+        decode += self._pass_s(s.sequences, extra.tokens, extra.prompts, s.longest())
         decode += s.serial + i * s.serial_g + extra.serial_s
         return max(decode, self._launch_s + s.launch)
 

@@ -28,7 +28,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.machine.live_memory import row_sums_bytes
-from arborsim.machine.profile import Direction, HardwareProfile
+from arborsim.machine.profile import NO_LONGER, Direction, HardwareProfile, Longer
 
 Array = np.ndarray | float
 _PROBABILITY_BYTES_DECODE = 4  # softmax rows are fp32 ...
@@ -89,8 +89,8 @@ class CostModel:
         memory_s = self.weights_read_s(sequences) + self.kv_read_s(read_bytes)
         bound_s = self._bound_s(compute_s, memory_s) + self.dequantise_s(quantised_bytes)
         step_s = self.profile.per_step_s + self.profile.per_sequence_s * sequences
-        longer_s = 0.0 if fused else self.profile.eager_per_layer_s
-        return np.asarray(bound_s + self.layers_s(sequences, longer_s) + step_s)
+        longer = Longer(*[0.0 if fused else self.profile.eager_per_layer_s] * 2)
+        return np.asarray(bound_s + self.layers_s(sequences, longer) + step_s)
 
     def flops_s(self, sequences: Array, attended_tokens: Array) -> Array:
         """Matrix products of a token per sequence, and attention to tokens."""
@@ -117,21 +117,23 @@ class CostModel:
     def dequantise_s(self, quantised_bytes: Array) -> Array:
         return quantised_bytes / self.profile.dequantise_bytes_per_s
 
-    def layers_s(self, tokens: int, longer_s: float = 0.0) -> float:
+    def layers_s(self, tokens: int, longer: Longer = NO_LONGER) -> float:
         """Overhead of the layers of a pass over as many tokens.
 
-        For a single one they take `longer_s` each under the policy (`PolicySeconds.layer_s`).
+        Under a policy each takes as much longer.
         """
-        each_s = self.profile.per_layer_s + self.longer_layer_s(tokens, longer_s)
+        each_s = self.profile.per_layer_s + self.longer_layer_s(tokens, longer)
         return self.geometry.layers * each_s
 
-    def longer_layer_s(self, tokens: int, longer_s: float) -> float:
+    def longer_layer_s(self, tokens: int, longer: Longer) -> float:
         """By how much a layer takes longer than for one token under full retention.
 
-        The larger of what the policy and what several tokens cost: both read entries under a mask
-        rather than in order, which is paid once.
+        Entries that are not in order are read under a mask, and so is whatever several tokens
+        read, which is paid once; attention rows and formats are paid in either.
         """
-        return max(longer_s, self.profile.wide_per_layer_s if tokens > 1 else 0.0)
+        if tokens <= 1:
+            return longer.one_s
+        return max(longer.one_s, self.profile.wide_per_layer_s + longer.several_s)
 
     def eager_rows_s(self, attended_tokens: Array) -> Array:
         """Writing out and reading back the probability rows of decode iterations."""

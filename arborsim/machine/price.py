@@ -12,7 +12,7 @@ from arborsim.machine.cost import Array, CostModel
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.forward import Forward, forward_of
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.profile import Direction, PolicySeconds
+from arborsim.machine.profile import NO_LONGER, Direction, Longer, PolicySeconds
 from arborsim.machine.program import (
     ATTENDED_UNITS,
     FIXED,
@@ -58,7 +58,7 @@ class Price:
         self._nvme_bytes_per_s = options.nvme_bytes_per_s
         self._weights_s: dict[int, float] = {}
         self._busy_s: dict[int, tuple[float, float]] = {}
-        self._pass_s: dict[tuple[int, int, int, float], float] = {}
+        self._pass_s: dict[tuple[Any, ...], float] = {}
         self._transfers_s: dict[tuple[int, bool], float] = {}
         self._policies: dict[tuple[str, bool, bool], PolicySeconds] = {}
         profile, geometry = cost.profile, cost.geometry
@@ -129,14 +129,14 @@ class Price:
         return found
 
     def pass_s(
-        self, sequences: int, tokens: int = 0, prompts: int = 0, longer_s: float = 0.0
+        self, sequences: int, tokens: int = 0, prompts: int = 0, longer: Longer = NO_LONGER
     ) -> float:
         """What nothing hides of a pass, but what each sequence adds.
 
-        `sequences` decode, under a policy whose layers take `longer_s` more; `tokens` of prompts
+        `sequences` decode, under a policy whose layers take `longer` more; `tokens` of prompts
         are computed with them, `prompts` of which end.
         """
-        key = sequences, tokens, prompts, longer_s
+        key = sequences, tokens, prompts, longer
         found = self._pass_s.get(key)
         if found is None:
             found = self._pass_s[key] = self._shared_s("serial", *key)
@@ -150,12 +150,12 @@ class Price:
         """Tokens between which that is linear."""
         return self._forward.attention(sequences)[0] if self._forward and sequences else ()
 
-    def layers_s(self, tokens: int, sequences: int = 0, longer_s: float = 0.0) -> float:
+    def layers_s(self, tokens: int, sequences: int = 0, longer: Longer = NO_LONGER) -> float:
         """Overhead of all layers of a pass over `tokens`, of which `sequences` decode."""
         if self._forward is None:
-            return self.cost.layers_s(tokens, longer_s)
+            return self.cost.layers_s(tokens, longer)
         each_s = max(0.0, self._layer_s(tokens > sequences))
-        each_s += self.cost.longer_layer_s(tokens, longer_s)
+        each_s += self.cost.longer_layer_s(tokens, longer)
         return self.cost.geometry.layers * each_s
 
     def products_s(self, tokens: int, decoding: int, prompts: int = 0) -> float:
@@ -183,11 +183,16 @@ class Price:
         )
 
     def _shared_s(
-        self, part: str, sequences: int, tokens: int = 0, prompts: int = 0, longer_s: float = 0.0
+        self,
+        part: str,
+        sequences: int,
+        tokens: int = 0,
+        prompts: int = 0,
+        longer: Longer = NO_LONGER,
     ) -> float:
         counts, none = np.full(1, sequences), np.zeros(1)
         asked = Asked(
-            PolicySeconds(layer_s=longer_s),
+            PolicySeconds(layer_s=longer.one_s, wide_layer_s=longer.several_s),
             True,
             counts,
             *(none,) * 10,
@@ -386,12 +391,12 @@ class Price:
             held, grows = table[:, at], table[:, at + len(LINEAR)]
             pairs.append(list(zip(held.tolist(), grows.tolist(), strict=True)))
         side = [column[: len(table)].tolist() for column in self._side(info, asked)]
-        longer_s = self.policy(info).layer_s
+        longer = self.policy(info).longer
         rows: Iterator[tuple[Any, ...]] = zip(
             count.tolist(), fixed[:, 0].tolist(), *pairs, *side, strict=True
         )
         launch_s = self.added_launch_s(info)
-        return [Piece(*(*row, longer_s, launch_s)) for row in rows]
+        return [Piece(*(*row, longer, launch_s)) for row in rows]
 
     def iteration_terms(self, info: DemandInfo, table: np.ndarray) -> list[tuple[str, Term]]:
         """Terms of all iterations of pieces, of a search by itself, each with its plan's name."""

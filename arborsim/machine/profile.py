@@ -45,6 +45,16 @@ _Bytes = Annotated[Whole, Meta(gt=0)]
 _Share = Annotated[float, Meta(gt=0, le=1)]
 
 
+class Longer(NamedTuple):
+    """By how much each layer of a pass takes longer under a policy."""
+
+    one_s: float = 0.0  # of one token
+    several_s: float = 0.0  # of several, beyond what they take under full retention
+
+
+NO_LONGER = Longer()
+
+
 @dataclass(frozen=True)
 class PolicySeconds:
     """What a policy takes on the host: taking signals in, scoring, deciding."""
@@ -61,6 +71,12 @@ class PolicySeconds:
     #: Not on the host: by how much each layer of an iteration takes longer than under full
     #: retention, for its attention rows, its formats, and entries that are not in order
     layer_s: Seconds = field(default=0.0, repr=False)  # a later field: see `digest`
+    #: The same where several sequences decode together, beyond what full retention takes then
+    wide_layer_s: Seconds = field(default=0.0, repr=False)
+
+    @property
+    def longer(self) -> Longer:
+        return Longer(self.layer_s, self.wide_layer_s)
 
     def decision_s(self, examined_tokens: Any) -> Any:
         """One decision over `examined_tokens`; a number or an array."""
@@ -183,7 +199,7 @@ class HardwareProfile(Sourced):
         if self.kernels.endswith(".parquet"):
             own["kernels"] = file_digest(Path(self.kernels))
         known = [value for name, value in own.items() if value or name not in _LATER_FIELDS]
-        known += [each.layer_s for each in self.policies.values() if each.layer_s]
+        known += [s for each in self.policies.values() for s in each.longer if s]
         return hashlib.sha256(str(known).encode()).hexdigest()
 
     def tables(self, engine: str) -> Path:
@@ -220,10 +236,12 @@ class HardwareProfile(Sourced):
         `fused` policies read no attention rows; `eager` ones read them of generated tokens.
         """
         rows_s = 0.0 if fused else self.decision_rows_s
+        layer_s = self.eager_per_layer_s if eager else 0.0
         usual = PolicySeconds(
             decision_base_s=self.decision_base_s + rows_s,
             decision_per_token_s=self.decision_per_token_s,
-            layer_s=self.eager_per_layer_s if eager else 0.0,
+            layer_s=layer_s,
+            wide_layer_s=layer_s,
         )
         return self.policies.get(name, usual)
 

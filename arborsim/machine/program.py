@@ -27,6 +27,7 @@ from arborsim.core.row_uses import ALL_QUERIES
 
 if TYPE_CHECKING:
     from arborsim.machine.prefixes import Part
+    from arborsim.machine.profile import Longer
 
 #: Columns of pieces; a name that ends in "_growth" is the increment per iteration.
 LINEAR = (
@@ -304,7 +305,7 @@ class Piece:
     down_bytes: int  # messages to the host ...
     up_bytes: int  # ... and from it, streamed tokens aside
     buffer_bytes: int  # of `hbm_bytes`: buffers of what is streamed
-    longer_s: float  # that each layer takes under its policy (`PolicySeconds.layer_s`)
+    longer: Longer  # that each layer takes under its policy (`PolicySeconds`)
     launch_s: float = 0.0  # by how much launching takes longer with it
 
     def split(self, iterations: int) -> tuple[Piece, Piece]:

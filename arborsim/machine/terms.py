@@ -160,7 +160,7 @@ ITERATION_TERMS: list[IterationTerm] = [
     IterationTerm(
         "decode: per layer", "decode: overhead of layers", "serial",
         lambda price, q: _each(
-            lambda n, decoding: price.layers_s(n, decoding, q.policy.layer_s),
+            lambda n, decoding: price.layers_s(n, decoding, q.policy.longer),
             q.pass_tokens, q.sequences,
         ),
         ("per_layer_s", "eager_per_layer_s", "wide_per_layer_s"), shared=True,

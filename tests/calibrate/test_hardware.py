@@ -243,7 +243,7 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
 def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() -> None:
     # 2e-5 an iteration and 1e-5 a sequence; 3e-4 a turn and 2e-4 a sequence.
     quiet = tuple(
-        Quiet(lanes, thought, 2e-5 + lanes * 1e-5 + (3e-4 + lanes * 2e-4) / thought)
+        Quiet(lanes, thought, 2e-5 + lanes * 1e-5 + (3e-4 + lanes * 2e-4) / thought, lanes * 1e-6)
         for lanes in (1, 8)
         for thought in (8, 32)
     )
@@ -263,7 +263,8 @@ def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() ->
     assert found["seldom"] == only_decides
     assert vars(found["a"]) == pytest.approx(
         {"iteration_s": 2e-5, "lane_s": 1e-5, "turn_s": 3e-4, "turn_lane_s": 2e-4,
-         "decision_base_s": 5.75e-4, "decision_per_token_s": 2.5e-7, "layer_s": 4e-5}
+         "decision_base_s": 5.75e-4, "decision_per_token_s": 2.5e-7, "layer_s": 4e-5,
+         "wide_layer_s": 8e-6}
     )  # fmt: skip
     assert found["never"] == PolicySeconds(iteration_s=5e-6)
     timed = replace(measurements(), policies=(*times, never, untimed))

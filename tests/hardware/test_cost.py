@@ -15,6 +15,7 @@ from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import decode_rows, row_queries
 from arborsim.machine.price import Price
+from arborsim.machine.profile import Longer
 from arborsim.machine.program import DemandInfo
 from arborsim.policies.registry import build
 
@@ -180,15 +181,15 @@ def test_policies_say_whether_they_read_rows_while_decoding(policy: str, reads: 
     assert decode_rows(build(policy)) == reads
 
 
-def test_layers_take_longer_for_rows_or_for_several_tokens_but_not_for_both() -> None:
+def test_a_mask_is_paid_once_and_rows_for_several_tokens_too() -> None:
     profile = replace(load_profile("h100"), wide_per_layer_s=2e-6)
     cost = CostModel(profile, model().geometry)
     least = cost.layers_s(1)
     longer = [
-        (cost.layers_s(tokens, longer_s) - least) / cost.geometry.layers * 1e6
-        for longer_s in (0.0, 3e-6) for tokens in (1, 2)
+        (cost.layers_s(tokens, Longer(*longer_s)) - least) / cost.geometry.layers * 1e6
+        for longer_s in ((0.0, 0.0), (3e-6, 0.0), (3e-6, 5e-6)) for tokens in (1, 2)
     ]  # fmt: skip
-    assert longer == pytest.approx([0, 2, 3, 3])
+    assert longer == pytest.approx([0, 2, 3, 3, 3, 7])
 
 
 def test_quantised_tokens_take_a_byte_per_element_and_scales() -> None:

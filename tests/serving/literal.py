@@ -118,7 +118,7 @@ class LiteralTime(IterationTime):
             memory_s, model_s = self._kernels_s(s, extra)
         else:
             memory_s = p.weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
-            model_s = p.cost.layers_s(s.sequences + extra.tokens, max(s.longer_s, default=0.0))
+            model_s = p.cost.layers_s(s.sequences + extra.tokens, s.longest())
             if extra.tokens:  # the other tokens of a part of a prompt are reduced, too
                 each_s = p.sequence_s - p.cost.profile.per_sequence_s
                 model_s += (extra.tokens - extra.sequences) * each_s
@@ -145,7 +145,7 @@ class LiteralTime(IterationTime):
         layer_s = f.engine.prefill_layer_s if extra.tokens else f.engine.layer_s
         products_s = f.products_s(tokens, s.sequences + extra.prompts)
         rest_s += max(g.layers * layer_s, min(0.0, f.least_s - products_s))
-        rest_s += g.layers * p.cost.longer_layer_s(tokens, max(s.longer_s, default=0.0))
+        rest_s += g.layers * p.cost.longer_layer_s(tokens, s.longest())
         # What parts of prompts take by themselves: attention.
         return attention_s, rest_s + extra.serial_s - p.sequence_s * extra.sequences
 

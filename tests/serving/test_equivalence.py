@@ -34,7 +34,7 @@ SPEEDS: dict[str, Any] = {
     "block_bytes": (64.0, 1024.0), "block_efficiency": (0.3, 1.0),
 }  # fmt: skip
 #: What the policy "p" of the demands takes where somebody has measured it.
-POLICY = PolicySeconds(0.53e-6, 0.29e-6, 1.9e-6, 0.83e-6, 3.1e-6, 0.17e-6, 0.31e-6)
+POLICY = PolicySeconds(0.53e-6, 0.29e-6, 1.9e-6, 0.83e-6, 3.1e-6, 0.17e-6, 0.31e-6, 0.19e-6)
 LARGE = 1 << 40
 
 

@@ -30,7 +30,7 @@ from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.hardware.transfers import measure_link
 from arborsim_torch.models import LoadedModel, geometry
 
-_QUICK_POLICIES_S, _POLICIES_S = 4.0, 150.0
+_QUICK_POLICIES_S, _POLICIES_S = 4.0, 240.0
 _LEAST_SEARCHES = 9  # of two policies over two prompts, and their yardsticks
 _STEPS = 10  # how often `_Steps` is told of a new one, on CUDA
 _WHAT = "measuring copies and kernels"

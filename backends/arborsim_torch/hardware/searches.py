@@ -140,21 +140,28 @@ def _alternating(names: Iterable[str]) -> list[str]:
 
 
 def _quiet(timer: Timer, model: Any, name: str) -> tuple[Quiet, ...]:
-    """Searches whose budget holds everything; none if the policy cannot search like this."""
-    found = []
+    """Searches whose budget holds everything, each after the same under full retention.
+
+    None if the policy cannot search like this.
+    """
+    found, layers = [], model.config.num_hidden_layers
     for lanes, thought in product(_LANES, _LENGTHS):
         source = RandomSource(model.config.vocab_size, _PROMPTS[0], _NO_LIMIT, thought)
         fans = [lanes] * (_QUIET_ITERATIONS // thought)
         setup = _setup(timer, model, source, partial(Fans, fans, lambda: False))
-        try:
-            whole = _PROMPTS[0] + sum(fans) * thought
-            search, ended = _run(setup, build(name), whole)
-        except ArborsimError:
-            return ()
-        if not isinstance(ended, EpisodeResult):
-            return ()
-        taken_s = search.outcome(ended).measured.time.policy_s
-        found.append(Quiet(lanes, thought, taken_s / ended.iterations))
+        whole, times = _PROMPTS[0] + sum(fans) * thought, []
+        iterations = len(fans) * thought
+        for each in ("full", name):
+            try:
+                search, ended = _run(setup, build(each), whole)
+            except ArborsimError:
+                return ()
+            if not isinstance(ended, EpisodeResult):
+                return ()
+            times.append(search.outcome(ended).measured.time)
+        full, own = times
+        longer_s = (own.decode_s - full.decode_s) / (iterations * layers)
+        found.append(Quiet(lanes, thought, own.policy_s / iterations, longer_s))
     return tuple(found)
 
 
