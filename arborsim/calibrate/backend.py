@@ -241,7 +241,7 @@ class PolicyTime:
     rows: bool
     quantises: bool
     layers: int
-    tokens: float  # tokens on the path where decisions are made, mean
+    tokens: float  # tokens among which decisions are made, mean
     iterations: int
     decisions: int
     #: Of all iterations
@@ -252,6 +252,7 @@ class PolicyTime:
     full_policy_s: float
     quiet: tuple[Quiet, ...] = ()  # searches whose budget holds everything
     turns: int = 0  # from one thought to the next
+    lanes: float = 1  # sequences that decode together, mean; more than 1 in a tree
 
     @property
     def decides_often(self) -> bool:

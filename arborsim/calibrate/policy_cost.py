@@ -223,8 +223,9 @@ def fit_policies(times: Sequence[PolicyTime]) -> dict[str, float]:
 
     Empty without both a policy that reads attention and one that does not.
     Policies that rarely decide say little about a decision; those that round tokens read them more
-    slowly whether or not they need rows.
+    slowly whether or not they need rows.  Trees count for their policies alone.
     """
+    times = [one for one in times if one.lanes == 1]
     often = [one for one in times if one.decides_often]
     blind, seeing = ([one for one in often if one.rows == rows] for rows in (False, True))
     if not blind or not seeing:
@@ -246,12 +247,11 @@ def seconds_of(
     """What each policy takes that was also timed without decisions, in order of the timing.
 
     `decisions` holds base and seconds per token of `Policy.decide` alone: for policies that hardly
-    ever decided, whose searches say little about a decision.
+    ever decided, whose searches say little about a decision.  Those that decide on trees only are
+    not in it.
     """
     by_name = _grouped((one for one in times if one.quiet), "name")
-    return {
-        name: _own_seconds(each, decisions.get(name, (0.0, 0.0))) for name, each in by_name.items()
-    }
+    return {name: _own_seconds(each, decisions.get(name)) for name, each in by_name.items()}
 
 
 def _grouped(records: Iterable[Any], name: str) -> dict[Any, list[Any]]:
@@ -262,20 +262,23 @@ def _grouped(records: Iterable[Any], name: str) -> dict[Any, list[Any]]:
     return found
 
 
-def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float]) -> PolicySeconds:
-    layer_s = max(0.0, _median(one.layer_s for one in times))
+def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float] | None) -> PolicySeconds:
+    layer_s = max(0.0, _median(one.layer_s for one in times if one.lanes == 1))
     several = [one.layer_s for one in times[0].quiet if one.lanes > 1]
     quiet = replace(
         _quiet_seconds(times[0].quiet), layer_s=layer_s, wide_layer_s=max(0.0, _median(several))
     )
 
     def decision_s(one: PolicyTime) -> float:
-        without_s = one.iterations * quiet.observing_s(1) + one.turns * quiet.turning_s(1)
+        observing_s, turning_s = quiet.observing_s(one.lanes), quiet.turning_s(one.lanes)
+        without_s = one.iterations * observing_s + one.turns * turning_s
         return max(0.0, one.policy_s - float(without_s)) / one.decisions
 
-    taken = sorted((one.tokens, decision_s(one)) for one in times if one.decides_often)
-    if not taken:
-        return replace(quiet, decision_base_s=alone[0], decision_per_token_s=alone[1])
+    said = [one for one in times if one.decides_often or (alone is None and one.decisions)]
+    if not said:
+        base_s, slope_s = alone or (0.0, 0.0)
+        return replace(quiet, decision_base_s=base_s, decision_per_token_s=slope_s)
+    taken = sorted((one.tokens, decision_s(one)) for one in said)
     (fewer, less_s), (more, more_s) = taken[0], taken[-1]
     slope_s = max(0.0, (more_s - less_s) / (more - fewer)) if more > fewer else 0.0
     base_s = float(np.mean([s - slope_s * tokens for tokens, s in taken]))

@@ -86,7 +86,7 @@ class PolicySeconds:
         """One iteration of n sequences (a number or an array), without a decision."""
         return self.iteration_s + self.lane_s * sequences
 
-    def turning_s(self, sequences: int) -> float:
+    def turning_s(self, sequences: float) -> float:
         """One turn to n sequences."""
         return self.turn_s + self.turn_lane_s * sequences
 

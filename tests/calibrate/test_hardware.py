@@ -257,8 +257,18 @@ def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() ->
     untimed = searched("untimed", True, 100, 1e-3, 0.0)
     nothing = (Quiet(1, 8, 0), Quiet(8, 8, 0))
     seldom = replace(searched("seldom", True, 100, 9e-3, 0.0), quiet=nothing, decisions=2)
-    found = seconds_of([*times, never, untimed, seldom], {"a": (1, 1), "seldom": (1e-4, 1e-7)})
-    assert list(found) == ["a", "never", "seldom"]
+    # On a tree of four branches: what iterations and turns take for as many, and 8e-4 a decision.
+    branching = replace(
+        times[0], name="tree", lanes=4, decisions=5,
+        policy_s=100 * 6e-5 + 12 * 1.1e-3 + 5 * 8e-4,
+    )  # fmt: skip
+    every = [*times, never, untimed, seldom, branching]
+    assert fit_policies(every) == fit_policies(every[:-1])
+    found = seconds_of(every, {"a": (1, 1), "seldom": (1e-4, 1e-7)})
+    assert list(found) == ["a", "never", "seldom", "tree"]
+    assert found["tree"] == replace(
+        found["a"], decision_base_s=pytest.approx(8e-4), decision_per_token_s=0, layer_s=0
+    )
     only_decides = PolicySeconds(decision_base_s=1e-4, decision_per_token_s=1e-7)
     assert found["seldom"] == only_decides
     assert vars(found["a"]) == pytest.approx(
@@ -491,15 +501,18 @@ class TestMeasuring:
         told: list[tuple[int, int]] = []
         found = time_policies(
             Timer(torch.device("cpu")), tiny_model(), True, 600.0,
-            lambda *at: told.append(at), ["h2o", "random"],
+            lambda *at: told.append(at), ["h2o", "random", "arborkv"],
         )  # fmt: skip
         assert [(one.name, one.rows) for one in found] == [
             ("full", False), ("full", False), ("h2o", True), ("h2o", True), ("random", False),
+            ("arborkv", True), ("arborkv", True),
         ]  # fmt: skip
-        assert told == [(0, 3), (1, 3), (2, 3), (1, 1)]
-        for one in found:
-            assert (one.layers, one.iterations) == (LAYERS, 96)
+        assert told == [(0, 4), (1, 4), (2, 4), (3, 4), (1, 1)]
+        assert all(one.lanes > 7 and one.decisions > 4 for one in found if one.name == "arborkv")
+        for one in found[:5]:
+            assert (one.layers, one.lanes, one.iterations) == (LAYERS, 1, 96)
             assert one.decisions == (0 if one.name == "full" else 48)
+        for one in found:
             assert 0 < one.policy_s < 1
             assert [(quiet.lanes, quiet.thought) for quiet in one.quiet] == [
                 (1, 8), (1, 32), (8, 8), (8, 32),

@@ -33,6 +33,8 @@ _NO_LIMIT = 1 << 40  # tokens
 _PROMPTS = (96, 512)
 #: Iterations of each search, and those of them that stay within the budget.
 ITERATIONS, _FREE = 96, 48
+#: The same of trees, for policies that take nothing from a chain.
+_TREE_ITERATIONS, _TREE_FREE = 48, 136
 #: Without a budget: sequences that decode together, tokens of a thought, and iterations.
 _LANES, _LENGTHS, _QUIET_ITERATIONS = (1, 8), (8, 32), 64
 _QUICK = ("h2o", "random", "streaming-llm")
@@ -118,13 +120,21 @@ def time_policies(
     for i, name in enumerate(["full", *chosen]):
         tell(i, len(chosen) + 1)
         quiet = _quiet(timer, model, name)
-        for prompt in _PROMPTS:
-            full = _time_policy(timer, model, "full", prompt)
-            one = full if name == "full" else _time_policy(timer, model, name, prompt, full)
-            found += [replace(one, quiet=quiet)] if one is not None else []
+        own = _searches(timer, model, name) or _searches(timer, model, name, tree=True)
+        found += [replace(one, quiet=quiet) for one in own]
         if time.perf_counter() - began > limit_s:
             break
     tell(1, 1)
+    return found
+
+
+def _searches(timer: Timer, model: Any, name: str, tree: bool = False) -> list[PolicyTime]:
+    """Over prompts of both lengths, each after the same under full retention."""
+    found = []
+    for prompt in _PROMPTS:
+        full = _time_policy(timer, model, "full", prompt, tree=tree)
+        one = full if name == "full" else _time_policy(timer, model, name, prompt, full, tree)
+        found += [] if one is None else [one]
     return found
 
 
@@ -149,31 +159,37 @@ def _quiet(timer: Timer, model: Any, name: str) -> tuple[Quiet, ...]:
         source = RandomSource(model.config.vocab_size, _PROMPTS[0], _NO_LIMIT, thought)
         fans = [lanes] * (_QUIET_ITERATIONS // thought)
         setup = _setup(timer, model, source, partial(Fans, fans, lambda: False))
-        whole, times = _PROMPTS[0] + sum(fans) * thought, []
+        times, everything = [], _PROMPTS[0] + sum(fans) * thought + _TREE_FREE
         iterations = len(fans) * thought
-        for each in ("full", name):
+        for each in dict.fromkeys(("full", name)):
             try:
-                search, ended = _run(setup, build(each), whole)
+                search, ended = _run(setup, build(each), everything)
             except ArborsimError:
                 return ()
             if not isinstance(ended, EpisodeResult):
                 return ()
             times.append(search.outcome(ended).measured.time)
-        full, own = times
+        full, own = times[0], times[-1]
         longer_s = (own.decode_s - full.decode_s) / (iterations * layers)
         found.append(Quiet(lanes, thought, own.policy_s / iterations, longer_s))
     return tuple(found)
 
 
 def _time_policy(
-    timer: Timer, model: Any, name: str, prompt: int, full: PolicyTime | None = None
+    timer: Timer,
+    model: Any,
+    name: str,
+    prompt: int,
+    full: PolicyTime | None = None,
+    tree: bool = False,
 ) -> PolicyTime | None:
-    """None if the policy cannot search like this."""
+    """On a chain, or a tree of eight branches; None if the policy cannot search like this."""
     policy = build(name)
-    source = RandomSource(model.config.vocab_size, prompt, ITERATIONS, THOUGHT)
-    setup = _setup(timer, model, source, lambda: make_search("linear"))
+    depth, free = (_TREE_ITERATIONS, _TREE_FREE) if tree else (ITERATIONS, _FREE)
+    source = RandomSource(model.config.vocab_size, prompt, depth, THOUGHT)
+    setup = _setup(timer, model, source, _branching if tree else lambda: make_search("linear"))
     try:
-        search, ended = _run(setup, policy, prompt + _FREE)
+        search, ended = _run(setup, policy, prompt + free)
     except ArborsimError:
         return None
     if not isinstance(ended, EpisodeResult):
@@ -184,15 +200,20 @@ def _time_policy(
         rows=not policy.fused,
         quantises=any(tier.quantised for tier in policy.method.tiers),
         layers=model.config.num_hidden_layers,
-        tokens=prompt + (ITERATIONS + _FREE) / 2,
+        tokens=prompt + (free if tree else (depth + free) / 2),
         iterations=ended.iterations,
-        turns=ITERATIONS // THOUGHT,
+        turns=depth // THOUGHT,
+        lanes=measured.generated_tokens / ended.iterations,
         decisions=measured.decisions,
         decode_s=measured.time.decode_s,
         policy_s=measured.time.policy_s,
         full_decode_s=measured.time.decode_s if full is None else full.decode_s,
         full_policy_s=measured.time.policy_s if full is None else full.policy_s,
     )
+
+
+def _branching() -> Search:
+    return make_search("tot-bfs", keep=2, children=4)
 
 
 def _setup(
