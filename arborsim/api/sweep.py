@@ -187,7 +187,7 @@ def results(
     from arborsim.sweep.compare import SweepReport, compared, groups, kept
 
     path, wanted = Path(folder), _wanted(where)
-    rows, superseded = Folder(path).rows(None if cells is None else set(cells))
+    rows, superseded = Folder(path).rows(None if cells is None else list(cells))
     chosen = kept(compared(rows), wanted)
     names = choices.names([by] if isinstance(by, str) else list(by))
     report = SweepReport(str(path), tuple(chosen), tuple(names), superseded)

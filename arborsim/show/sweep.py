@@ -183,8 +183,8 @@ def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
         found.append("Groups are shown: --by chooses others, --csv and --parquet write the cells.")
     if report.superseded:
         found.append(
-            f"{counted(report.superseded, 'cell')} of earlier inputs or versions of arborsim are "
-            "left out."
+            f"{counted(report.superseded, 'cell')} of other inputs or versions of arborsim, put "
+            f"aside in {report.folder}/earlier, are left out."
         )
     unfit = sum(not row.fits for row in report.done)
     if unfit:

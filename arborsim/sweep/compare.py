@@ -28,7 +28,7 @@ class SweepReport:
     folder: str
     rows: tuple[CellRow, ...]
     by: tuple[str, ...] = ()  #: columns that groups share; none for no groups
-    superseded: int = 0  #: cells that later ones with the same parameters take the place of
+    superseded: int = 0  #: cells of other inputs or code that were put aside
 
     @property
     def done(self) -> list[CellRow]:

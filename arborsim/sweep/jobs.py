@@ -35,7 +35,12 @@ from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Geometry
 
 #: Grows when a cell's file changes its meaning: cells of other versions are computed again.
-VERSION = 1
+VERSION = 2
+#: What tells a cell from all others of its folder: the first columns of its file.
+PARAMETERS = (
+    "kind", "trace", "policy", "settings", "budget", "gpu", "host", "engine", "model", "kv_dtype",
+    "weights", "recall", "page_size", "tree_attention", "first", "episodes", "quality", "more",
+)  # fmt: skip
 #: The sources that a cell's figures depend on.
 CODE = {
     "replay": (*SOURCES, "arborsim/api/choices.py", "arborsim/api/replay.py"),
@@ -65,15 +70,26 @@ class Job:
         return sources(*CODE[self.kind])
 
     @cached_property
+    def setting(self) -> str:
+        """A digest of its parameters, whatever the inputs hold."""
+        return setting_of(self.head)
+
+    @cached_property
     def address(self) -> str:
-        """What names its file: a digest of parameters, contents of inputs and code."""
-        return digest([VERSION, self.code, self.head, self.inputs])
+        """What names its file: its setting, then a digest of contents of inputs and code, too."""
+        made_of = digest([VERSION, self.code, self.head, self.inputs])
+        return f"{self.setting}-{made_of[:16]}"
 
     @property
     def name(self) -> str:
         """``"h2o at budget 0.5 on game24-tot.parquet, h100"``."""
         at = "" if self.head["budget"] == ANY else f" at budget {self.head['budget']}"
         return f"{self.head['policy']}{at} on {self.head['trace']}, {self.head['gpu']}"
+
+
+def setting_of(head: Mapping[str, Any]) -> str:
+    """A digest of the parameters in a cell's head, or row."""
+    return digest({name: head[name] for name in PARAMETERS})[:16]
 
 
 def digest(value: Any) -> str:

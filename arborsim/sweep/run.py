@@ -62,6 +62,7 @@ def fill(
     if these end without them.  An interruption loses only what is being computed.
     """
     folder.clear()
+    folder.arrange(jobs)
     waiting = deque(job for job in jobs if job not in folder)
     tally = Tally(there=len(jobs) - len(waiting))
     held: dict[str, tuple[Job, Lock]] = {}

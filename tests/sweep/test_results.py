@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import arborsim
@@ -19,6 +22,7 @@ from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
 from arborsim.show.schemas import schema_of
 from arborsim.show.sweep import notes, overall
+from arborsim.sweep.cells import _BLANK, _DIGEST, Folder, sealed
 from tests.sweep.grids import small
 
 
@@ -136,13 +140,13 @@ def test_json_follows_its_schema(
 
 
 def test_bad_questions_are_one_line(cells: Path, tmp_path: Path) -> None:
-    for given, said in {
+    for text, said in {
         "polcy=h2o": "unknown parameter of cells 'polcy': did you mean policy",
         "policy": "--where policy: expected name=value",
         "policy=h3o": "no cell has policy h3o: there are full, h2o, oracle, random and strea",
     }.items():
         with pytest.raises(ArborsimError, match=said):
-            arborsim.results(cells, where=[given])
+            arborsim.results(cells, where=[text])
     with pytest.raises(ArborsimError, match="unknown parameter of cells 'budgt'"):
         arborsim.results(cells, by="budgt")
     with pytest.raises(ArborsimError, match="no cells are here"):
@@ -158,13 +162,26 @@ def test_a_damaged_cell_is_named(cells: Path, tmp_path: Path) -> None:
         arborsim.results(tmp_path)
 
 
+def copied(cells: Path, folder: Path) -> Path:
+    """The fourth cell, in a copy."""
+    shutil.copytree(cells, folder / "copy")
+    return sorted((folder / "copy").rglob("*.parquet"))[3]
+
+
+def forge(file: Path, table: pa.Table) -> None:
+    """Write a cell with the digest of what stands in it."""
+    with pq.ParquetWriter(file, table.schema, compression="zstd", store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_DIGEST: _BLANK})
+    file.write_bytes(sealed(file.read_bytes()))
+
+
 def damaged(cells: Path, folder: Path, **values: object) -> Path:
     """A copy of the cells, in the fourth of which these values stand."""
-    shutil.copytree(cells, folder / "copy")
-    file = sorted((folder / "copy").rglob("*.parquet"))[3]
+    file = copied(cells, folder)
     table = pq.read_table(file)
     rows = [{**row, **values} for row in table.to_pylist()]
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+    forge(file, pa.Table.from_pylist(rows, schema=table.schema))
     return file
 
 
@@ -193,12 +210,65 @@ def test_cells_of_versions_that_lack_a_parameter_are_read(cells: Path, tmp_path:
     )
 
 
-def test_changed_pages_are_damage(cells: Path, tmp_path: Path) -> None:
-    shutil.copytree(cells, tmp_path / "copy")
-    file = sorted((tmp_path / "copy").rglob("*.parquet"))[3]
+def test_every_bit_of_a_cell_counts(cells: Path, tmp_path: Path) -> None:
+    """Those of the footer, too, which Parquet has no checksum for."""
+    file = copied(cells, tmp_path)
     data = file.read_bytes()
-    policy = pq.ParquetFile(file).metadata.row_group(0).column(3)
-    at = policy.data_page_offset + policy.total_compressed_size - 1
-    file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    with pytest.raises(ArborsimError, match="damaged"):
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.integers(0, len(data) - 1) | st.integers(footer, len(data) - 1), st.integers(0, 7))
+    def refused(place: int, bit: int) -> None:
+        flipped = bytes([data[place] ^ 1 << bit])
+        file.write_bytes(data[:place] + flipped + data[place + 1 :])
+        with pytest.raises(ArborsimError, match=file.name):
+            Folder(tmp_path / "copy").rows([file.stem])
+
+    refused()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda table: pa.concat_tables([table, table]), "a cell has one row, not 2"),
+        (lambda table: table.slice(0, 0), "a cell has one row, not 0"),
+        (lambda table: table.drop(["policy"]), "the file is damaged (no policy)"),
+        (lambda table: table.append_column("polcy", table["policy"]), "has a column 'polcy' of"),
+        (lambda table: table.set_column(15, "first", pa.array([0.5])), "'first' of type double"),
+    ],
+)
+def test_a_cell_has_one_row_of_its_columns(
+    change: Callable[[pa.Table], pa.Table], said: str, cells: Path, tmp_path: Path
+) -> None:
+    file = copied(cells, tmp_path)
+    table = pq.read_table(file)
+    assert table.column_names[15] == "first"
+    forge(file, change(table))
+    with pytest.raises(ArborsimError) as caught:
         arborsim.results(tmp_path / "copy")
+    assert str(caught.value).startswith(f"{file}: ")
+    assert said in str(caught.value)
+
+
+def test_a_small_cell_that_expands_is_refused(
+    cells: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("arborsim.core.parquet.ALWAYS_BYTES", 1 << 20)
+    file = damaged(cells, tmp_path, more="x" * (8 << 20))
+    assert file.stat().st_size < 40_000
+    with pytest.raises(ArborsimError, match=r"stand for .* GB or more \(column more\)"):
+        arborsim.results(tmp_path / "copy")
+
+
+def test_cells_without_a_digest_are_read(cells: Path, tmp_path: Path) -> None:
+    """Those of earlier versions of arborsim, whose names have no dash."""
+    file = copied(cells, tmp_path)
+    table = pq.read_table(file)
+    old = file.with_name(f"{'0' * 32}.parquet")
+    place = table.column_names.index("address")
+    pq.write_table(table.set_column(place, "address", pa.array(["0" * 32])), old)
+    with pytest.raises(ArborsimError, match="have the same parameters, but other inputs"):
+        arborsim.results(tmp_path / "copy")
+    file.unlink()
+    found = [arborsim.results(each).to_pandas() for each in (cells, tmp_path / "copy")]
+    pd.testing.assert_frame_equal(*[each.drop(columns="address") for each in found])

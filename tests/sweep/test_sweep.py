@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -24,7 +26,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Busy
 from arborsim.core.records import parse_toml
 from arborsim.show.schemas import schema_of
-from arborsim.sweep.cells import Folder, Made
+from arborsim.sweep.cells import Folder, Made, made
 from arborsim.sweep.grid import example_grid, grid_of
 from arborsim.sweep.jobs import Job, jobs_of
 from arborsim.sweep.run import fill, local
@@ -101,14 +103,94 @@ def test_a_second_sweep_computes_what_is_missing(
     assert main(["sweep", str(grid), "--out", str(out)]) == 0
     assert ": 1 done; 3 were there" in capsys.readouterr().out
     assert before.items() < files(out).items()
-    # Other contents under the same name are other cells, and those count from now on.
+
+
+def test_a_folder_shows_what_was_swept_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contents A, then B under the same name, then A again; of cells, failures, and other grids."""
+    grid, out = small(tmp_path, ONE), tmp_path / "out"
+    others = tmp_path / "others.toml"
+    others.write_text('traces = ["b.parquet"]\npolicies = ["h2o"]\n')
+    theirs = names_of(arborsim.sweep(others, out))
+    trace = tmp_path / "a.parquet"
+    contents = {"A": trace.read_bytes()}
+    trace.unlink()
+    contents["B"] = make_trace(trace, seed=9, episodes=1).read_bytes()
+    swept = {}
+    for number, name in enumerate("ABAB"):
+        trace.write_bytes(contents[name])
+        sweeping = Sweeping(grid, out)
+        assert sweeping.run().made == (3 if number < 2 else 0)
+        found = sweeping.results()
+        assert swept.setdefault(name, names_of(found)) == names_of(found)
+        shown = arborsim.results(out)
+        assert names_of(shown) == swept[name] | theirs
+        assert shown.raw.superseded == (0 if number == 0 else 3)
+        # What reads the files themselves sees the same.
+        raw = pd.read_parquet(out / "cells")
+        assert set(raw["address"]) == swept[name] | theirs
+    assert len(swept["A"] | swept["B"]) == 6
+    # A cell that fails does not leave the one of other contents in its place.
+    monkeypatch.setattr(api, "_replayed", failing)
+    trace.unlink()
+    make_trace(trace, seed=10, episodes=1)
+    assert set(arborsim.sweep(grid, out).failed) == names_of(arborsim.results(out)) - theirs
+
+
+def failing(job: Job) -> Made:
+    raise UsageError("a mistake")
+
+
+def names_of(found: arborsim.SweepResults) -> set[str]:
+    return set(found.to_pandas()["address"])
+
+
+def test_a_sweep_killed_while_it_arranges_a_folder_goes_on(tmp_path: Path) -> None:
+    """After any number of renamings cells are of one version each, and none is lost."""
+    jobs = [jobs_in(tmp_path)[:6]]
     (tmp_path / "a.parquet").unlink()
     make_trace(tmp_path / "a.parquet", seed=9, episodes=1)
-    found = arborsim.sweep(grid, out)
-    assert len(names(out)) == 8
-    assert len(found.raw.rows) == 4
-    assert arborsim.results(out).raw.superseded == 4
-    pd.testing.assert_frame_equal(arborsim.results(out).to_pandas(), found.to_pandas())
+    jobs.append(Sweeping(tmp_path / "grid.toml", tmp_path / "out").jobs[:6])
+    folder = Folder(tmp_path / "out")
+    for version in jobs:
+        fill(folder, version, lambda job: made(job, "left out", reason="a test"), local(1))
+    before = {Path(name).name for name in files(tmp_path / "out")}
+    for moves in range(12):
+        with pytest.MonkeyPatch.context() as patch:
+            left = iter(range(moves))
+
+            def move(self: Path, target: Path, replace: Any = Path.replace) -> None:
+                next(left)  # noqa: B023 - StopIteration stands for the end of the process
+                replace(self, target)
+
+            patch.setattr(Path, "replace", move)
+            with contextlib.suppress(StopIteration):
+                folder.arrange(jobs[moves % 2])
+        shown, _ = folder.rows() if folder.files() else ([], 0)
+        assert len({row.address[:16] for row in shown}) == len(shown)
+        assert {Path(name).name for name in files(tmp_path / "out")} == before
+    folder.arrange(jobs[0])
+    assert {path.stem for path in folder.files()} == {job.address for job in jobs[0]}
+
+
+def test_cells_of_earlier_versions_are_put_aside(tmp_path: Path) -> None:
+    """Their names do not tell their settings; what is damaged stays where it is."""
+    jobs = jobs_in(tmp_path)[:2]
+    folder = Folder(tmp_path / "out")
+    for job, name in zip(jobs, ("0" * 32, "1" * 32), strict=True):
+        old = made(replace_address(job, name), "left out", reason="a test")
+        folder._made(name).write_bytes(old.content)
+    folder._made("2" * 32).write_bytes(b"PAR1, damaged")
+    folder.arrange(jobs[:1])
+    assert {path.stem for path in folder.files()} == {"1" * 32, "2" * 32}
+    assert folder.file("0" * 32, "earlier").exists()
+
+
+def replace_address(job: Job, address: str) -> Job:
+    changed = Job(job.head, job.given, job.inputs)
+    vars(changed)["address"] = address
+    return changed
 
 
 def test_what_a_cell_depends_on_is_its_address(
