@@ -37,7 +37,7 @@ from arborsim.core.tables import KEY, check_columns, check_parquet
 from arborsim.run.results import Answered, Relative, Row
 from arborsim.sweep.jobs import Job, setting_of
 
-CELLS, EARLIER, FAILED = "cells", "earlier", "failed"
+PARTS = CELLS, EARLIER, FAILED = "cells", "earlier", "failed"
 #: What a file takes on a disk: 8 to 11 kB, in blocks of 4 KiB.
 FILE_BYTES = 3 * 4096
 #: What became of a cell: it has figures; it cannot run, by its parameters; something went wrong.
@@ -272,8 +272,7 @@ class Folder:
     def files(self, names: Collection[str] | None = None) -> list[Path]:
         """Of all cells, or of these wherever they are; not what is being written."""
         if names is not None:
-            parts = (CELLS, EARLIER, FAILED)
-            whole = [[self.file(name, part) for part in parts] for name in dict.fromkeys(names)]
+            whole = [[self.file(name, part) for part in PARTS] for name in dict.fromkeys(names)]
             return [path for each in whole for path in list(filter(Path.exists, each))[:1]]
         found = {part: sorted((self.path / part).glob("??/*.parquet")) for part in (CELLS, FAILED)}
         done = {path.name for path in found[CELLS]}

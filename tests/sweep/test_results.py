@@ -83,6 +83,28 @@ def test_the_command_exports_what_python_gives(
     assert page.count('<th scope="row"') == frame["policy"].nunique()
 
 
+def test_no_cell_is_written_over(
+    cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = copied(cells, tmp_path)
+    before, folder = file.read_bytes(), tmp_path / "copy"
+    (tmp_path / "link.parquet").hardlink_to(file)
+    (tmp_path / "folder").symlink_to(file.parent)
+    for name, said in {
+        file: "copy/cells is for cells", folder / "failed" / "rows.parquet": "there is no directory",
+        tmp_path / "folder" / "rows.parquet": "copy/cells is for cells",
+        tmp_path / "link.parquet": "is a cell of a sweep, which results would replace",
+    }.items():  # fmt: skip
+        assert main(["results", str(folder), "--parquet", str(name)]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+    with pytest.raises(ArborsimError, match="is a cell of a sweep"):
+        arborsim.results(folder).save(file)
+    assert file.read_bytes() == before
+    assert len(arborsim.results(folder).to_pandas()) == len(arborsim.results(cells).to_pandas())
+
+
 def test_what_is_best_on_all_traces_is_said(cells: Path) -> None:
     """The front of the means, of settings that have figures on all traces and machines."""
     frame = arborsim.results(cells).to_pandas().fillna({"settings": ""})
