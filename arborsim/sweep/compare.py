@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core import documents
 from arborsim.core.errors import UnknownName
 from arborsim.run.results import related
+from arborsim.sweep.arms import as_text
 from arborsim.sweep.cells import DONE, FIGURES, HEAD, ORIGIN, CellRow
 
 if TYPE_CHECKING:
@@ -108,8 +109,7 @@ def _check(name: str) -> None:
 
 def text_of(row: CellRow, name: str) -> str:
     """A parameter of a cell as text."""
-    value = getattr(row, name)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return as_text(getattr(row, name))
 
 
 def groups(report: SweepReport, by: Sequence[str]) -> list[Grouped]:

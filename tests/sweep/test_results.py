@@ -91,7 +91,7 @@ def test_no_cell_is_written_over(
     (tmp_path / "link.parquet").hardlink_to(file)
     (tmp_path / "folder").symlink_to(file.parent)
     for name, said in {
-        file: "copy/cells is for cells", folder / "failed" / "rows.parquet": "there is no directory",
+        file: "copy/cells is for cells", folder / "failed" / "r.parquet": "there is no directory",
         tmp_path / "folder" / "rows.parquet": "copy/cells is for cells",
         tmp_path / "link.parquet": "is a cell of a sweep, which results would replace",
     }.items():  # fmt: skip

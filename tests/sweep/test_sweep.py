@@ -24,7 +24,9 @@ from arborsim.api.sweep import Sweeping
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Busy
+from arborsim.core.plugins import source_files
 from arborsim.core.records import parse_toml
+from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.show.schemas import schema_of
 from arborsim.sweep.cells import Folder, Made, made
 from arborsim.sweep.grid import example_grid, grid_of
@@ -224,6 +226,79 @@ def test_what_a_cell_depends_on_is_its_address(
     for other in others:
         assert len(other) == len(seen) == 3
         assert not seen & other
+
+
+MINE = """
+from dataclasses import dataclass
+from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.search.levels import Beam4
+@dataclass(frozen=True)
+class Mine(StreamingLLM):
+    name = "mine"
+    def decide(self, view, event):
+        from my_package.parts import more
+        import numpy, my_missing_module
+@dataclass
+class MySearch(Beam4):
+    name = "my-search"
+"""
+
+
+def test_what_users_code_imports_is_part_of_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever import statements stand; nothing is imported to find it, nor is numpy part of it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    small(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "my_package").mkdir()
+    files = {name: tmp_path / "my_package" / f"{name}.py" for name in ("__init__", "parts", "deep")}
+    files |= {"unused": tmp_path / "unused.py"}
+    for name, file in files.items():
+        file.write_text("from .deep import *\n" if name == "parts" else "")
+    grids = [
+        {"traces": "a.parquet", "policies": "mine:Mine"},
+        {"live": [{"policies": "h2o", "search": "mine:MySearch"}]},
+    ]
+
+    def addresses() -> list[tuple[str, ...]]:
+        found = [jobs_of(grid, tmp_path, lambda given: None) for grid in grids]
+        return [tuple(job.address for job in jobs if job.name[:4] != "full") for jobs in found]
+
+    seen = addresses()
+    for name, file in files.items():
+        file.write_text(file.read_text() + "changed = 1\n")
+        now = addresses()
+        assert [len(each) for each in now] == [1, 1]
+        assert all((a != b) == (name != "unused") for a, b in zip(seen, now, strict=True)), name
+        seen = now
+    assert "my_package" not in sys.modules
+    found = source_files(sys.modules["mine"].Mine)
+    assert sorted(found) == ["mine", "my_package", "my_package.deep", "my_package.parts"]
+    assert not source_files(StreamingLLM)
+    del sys.modules["mine"]
+
+
+def test_what_live_cells_name_is_part_of_their_addresses(tmp_path: Path) -> None:
+    """A shadow's GPU and the geometry of random weights, by paths from the folder of the grid."""
+    geometry = {
+        "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100,
+        "intermediate_size": 128,
+    }  # fmt: skip
+    gpu, model = tmp_path / "my.toml", tmp_path / "my.json"
+    seen = set()
+    for memory in ("40e9", "50e9"):
+        for layers in (2, 3):
+            gpu.write_text(f'base = "h100"\nname = "mine"\nhbm_bytes = {memory}\n')
+            model.write_text(json.dumps({**geometry, "num_hidden_layers": layers}))
+            table = {"policies": "h2o", "shadow": True, "gpu": "my.toml",
+                     "model": "config:my.json"}  # fmt: skip
+            job = jobs_of({"live": [table]}, tmp_path, lambda given: None)[1]
+            assert job.given["gpu"] == str(gpu)
+            assert job.given["model"] == f"config:{model}"
+            assert str(tmp_path) not in str(job.head)
+            seen.add(job.address)
+    assert len(seen) == 4
 
 
 BAD = {
