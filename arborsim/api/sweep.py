@@ -38,7 +38,7 @@ def sweep(
     out: str | os.PathLike[str],
     *,
     on: str = "local",
-    workers: int = 1,
+    workers: int = 0,
     address: str = "",
     allow_code: bool = False,
     progress: bool = False,
@@ -60,7 +60,8 @@ def sweep(
         Processes of this machine, or the cluster that Ray knows (extra ``ray``); cells are the
         same to the byte.
     workers : int
-        Processes of this machine; with Ray, of the one that is started here without `address`.
+        Processes of this machine, each of which may die of a cell, which has failed then; 0 for
+        this process alone.  With Ray, of the cluster that is started here without `address`.
     address : str
         Of the Ray cluster.
     allow_code : bool
@@ -102,7 +103,7 @@ class Sweeping:
         out: str | os.PathLike[str],
         *,
         on: str = "local",
-        workers: int = 1,
+        workers: int = 0,
         address: str = "",
         allow_code: bool = False,
         foretell: Callable[[int], None] = lambda cells: None,
@@ -110,7 +111,7 @@ class Sweeping:
         from arborsim.sweep.cells import Folder
         from arborsim.sweep.jobs import jobs_of, read_jobs
 
-        choices.at_least(1, workers=workers)
+        choices.at_least(0, workers=workers)
         if on not in PLACES:
             raise UnknownName("place to compute on", on, PLACES)
         if address and on != "ray":

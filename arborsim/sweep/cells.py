@@ -167,6 +167,11 @@ def made(
     return Made(sealed(buffer.getvalue()), status, reason)
 
 
+def died(job: Job) -> Made:
+    """The record of a cell whose process ended, wherever that was."""
+    return made(job, WENT_WRONG, reason="its process died, perhaps for lack of memory")
+
+
 def sealed(content: bytes) -> bytes:
     """A file with its digest in its metadata."""
     at = content.rfind(_DIGEST) + len(_DIGEST) + 2  # the value's type and length are between

@@ -156,7 +156,7 @@ def test_a_sweep_killed_while_it_arranges_a_folder_goes_on(tmp_path: Path) -> No
     jobs.append(Sweeping(tmp_path / "grid.toml", tmp_path / "out").jobs[:6])
     folder = Folder(tmp_path / "out")
     for version in jobs:
-        fill(folder, version, lambda job: made(job, "left out", reason="a test"), local(1))
+        fill(folder, version, lambda job: made(job, "left out", reason="a test"), local(0))
     before = {Path(name).name for name in files(tmp_path / "out")}
     for moves in range(12):
         with pytest.MonkeyPatch.context() as patch:
@@ -361,16 +361,29 @@ def test_a_failing_cell_is_a_record_and_is_tried_again(
     assert {name.split("/")[0] for name in files(out)} == {"cells"}
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_process_that_dies_costs_its_cell_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = small(tmp_path, ONE.replace('["h2o"]', '["tests.sweep.grids:Dies", "h2o"]'))
     out = tmp_path / "out"
-    assert main(["sweep", str(grid), "--out", str(out), "--jobs", "2"]) == 1
+    assert main(["sweep", str(grid), "--out", str(out), "--jobs", jobs]) == 1
     said = capsys.readouterr()
     assert "3 done, 2 failed" in said.out
     assert said.err.count("its process died, perhaps for lack of memory") == 2
     assert len(files(out)) == 5
+
+
+def test_more_processes_than_can_be_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = small(tmp_path, ONE)
+    assert main(["sweep", str(grid), "--out", str(tmp_path / "out"), "--jobs", str(10**11)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1:] == [
+        "arborsim: 100,000,000,000 worker processes are too many: take at most 10,000"
+    ]
+    assert not any(files(tmp_path / "out"))
 
 
 def test_the_example_is_a_grid_of_the_shipped_traces() -> None:
@@ -434,7 +447,7 @@ def test_two_sweeps_share_a_folder(tmp_path: Path) -> None:
             theirs.release()
         return api.compute(job)
 
-    tally = fill(folder, jobs, compute, local(1))
+    tally = fill(folder, jobs, compute, local(0))
     assert (tally.made, tally.there) == (3, 1)
     assert sorted(seen) == sorted(job.address for job in (jobs[0], jobs[1], jobs[2]))
     assert len(files(tmp_path / "out")) == 4, "no lock, no stump"
