@@ -168,10 +168,10 @@ def results(
     folder : path
     where : mapping or sequence of str
         Cells to take, by parameters: ``{"policy": ["h2o", "snapkv"], "gpu": "h100"}``, or
-        ``["policy=h2o,snapkv"]``.  Full retention on the same machines is compared with even if
-        it is not taken.
+        ``["policy=h2o,snapkv"]``; settings, too: ``["seed=0,1"]``.  Full retention on the same
+        machines is compared with even if it is not taken.
     by : str or sequence of str
-        Parameters that groups share: ``"policy,budget"``.
+        Parameters that groups share: ``"policy,budget"``, or settings such as ``"seed"``.
     cells : iterable of str, optional
         Cells to take, by `address`.
 
@@ -202,11 +202,11 @@ def results(
 def _no_cell(rows: Sequence[Any], wanted: Mapping[str, Sequence[str]]) -> str:
     """Which condition takes no cell, and what there is; or that all together take none."""
     from arborsim.show.words import listed
-    from arborsim.sweep.compare import kept
+    from arborsim.sweep.compare import kept, text_of
 
     for name, values in wanted.items():
         if not kept(rows, {name: values}):
-            there = sorted({str(getattr(row, name)) or "''" for row in rows})
+            there = sorted({text_of(row, name) or "''" for row in rows})
             more = f" and {len(there) - 6} more" if len(there) > 6 else ""
             return f"no cell has {name} {' or '.join(values)}: there are {listed(there[:6])}{more}"
     return f"none of {len(rows)} cells is as asked for, though some are as each --where asks"
@@ -359,14 +359,15 @@ class SweepResults(Results):
         return to_frame(self.raw)
 
     def summary(self) -> pd.DataFrame:
-        """One row per group: by `by`, or policy and budget.
+        """One row per group: by `by`, or policy, settings and budget.
 
-        `right` and `answered` are sums, all others means over the cells that know them; `without`
-        cells were left out or failed.
+        Cells that were replayed and cells of live runs do not mix: where there are both, a column
+        `kind` tells them apart.  `right` and `answered` are sums, all others means over the cells
+        that know them; `without` cells were left out or failed.
         """
-        from arborsim.sweep.compare import GROUPED, group_frame
+        from arborsim.sweep.compare import group_frame, grouping
 
-        return group_frame(self.raw, self.raw.by or GROUPED)
+        return group_frame(self.raw, grouping(self.raw))
 
     def to_json(self) -> str:
         from arborsim.sweep.compare import to_json

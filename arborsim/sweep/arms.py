@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,5 +88,20 @@ def as_text(value: object) -> str:
 
 
 def shown(settings: Mapping[str, str]) -> str:
-    """``"sinks=4 recent=64"``."""
-    return " ".join(f"{key}={value}" for key, value in settings.items())
+    """``"sinks=4 recent=64"``; values with spaces are quoted."""
+    return " ".join(
+        f"{key}={json.dumps(value) if re.search(_QUOTED, value) else value}"
+        for key, value in settings.items()
+    )
+
+
+def settings_in(text: str) -> dict[str, str]:
+    """The settings that `shown` made a text of."""
+    return {
+        key: json.loads(value) if value.startswith('"') else value
+        for key, value in re.findall(_SHOWN, text)
+    }
+
+
+_QUOTED = r'[\s"]'
+_SHOWN = r'([^\s=]+)=("(?:[^"\\]|\\.)*"|\S*)'

@@ -281,8 +281,9 @@ def _live_jobs(
     for values in product(*lists.values()):
         told = dict(zip(lists, values, strict=True))
         given, files = _with_files(told, base)
-        apart = ("task", "model", "recall", "first", "episodes")
-        more = {key: value for key, value in told.items() if key not in apart}
+        apart = ("task", "model", "recall", "first", "episodes", "settings")
+        more = {key: as_text(value) for key, value in told.items() if key not in apart}
+        more |= dict(each.split("=", 1) for each in _settings(told))
         for use, settings, asked in arms_of(chosen.policies, base):
             policy = build(use, dict(settings))
             arm = Arm(use, policy, settings, asked)
@@ -300,7 +301,7 @@ def _live_jobs(
                     "weights": told.get("dtype", ""), "recall": told.get("recall", "stage"),
                     "page_size": told.get("page_tokens", 0), "tree_attention": True,
                     "first": told.get("first", 0), "episodes": told.get("episodes", 0),
-                    "quality": False, "more": shown({k: as_text(v) for k, v in more.items()}),
+                    "quality": False, "more": shown(more),
                 }  # fmt: skip
                 yield Job(head, arguments, {**files, **arm.inputs})
 

@@ -21,8 +21,10 @@ import arborsim
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
 from arborsim.show.schemas import schema_of
-from arborsim.show.sweep import notes, overall
+from arborsim.show.sweep import notes, overall, places
+from arborsim.sweep.arms import shown
 from arborsim.sweep.cells import _BLANK, _DIGEST, Folder, sealed
+from arborsim.sweep.compare import compared, group_frame, grouping, groups, kept
 from tests.sweep.grids import small
 
 
@@ -121,8 +123,8 @@ def test_what_is_best_on_all_traces_is_said(cells: Path) -> None:
     best = means[means["kept"] > means["kept"].cummax().shift(fill_value=-1)]
     assert 1 < len(best) < len(means)
     said = overall(arborsim.results(cells).raw)
-    for memory, kept in best[["memory", "kept"]].to_numpy():
-        assert f"({memory:.2f} of full retention's HBM, {kept:.1%})" in said
+    for memory, share in best[["memory", "kept"]].to_numpy():
+        assert f"({memory:.2f} of full retention's HBM, {share:.1%})" in said
     assert said.count("full retention's HBM") == len(best)
 
 
@@ -138,6 +140,7 @@ def test_policies_on_different_traces_are_not_ranked(cells: Path) -> None:
 def test_means_say_over_what_they_are(cells: Path) -> None:
     report = arborsim.results(cells, by="policy").raw
     said = " ".join(notes(report, report.by))
+    assert "over all there is of trace, budget, gpu, recall and sinks: --by tells those" in said
     assert "groups with some left out do not compare" in said
     assert "is known of" not in said
     first = next(i for i, row in enumerate(report.rows) if row in report.done)
@@ -147,6 +150,40 @@ def test_means_say_over_what_they_are(cells: Path) -> None:
     number = len(report.done)
     said = " ".join(notes(report, report.by))
     assert f"Attention kept is known of {number - 1} of {number} cells." in said
+
+
+def test_groups_do_not_mix_what_was_measured_with_what_was_simulated(cells: Path) -> None:
+    """Nor, unless they are asked to, settings; those of live runs are parameters like others."""
+    report = arborsim.results(cells).raw
+    more = shown({"seed": "1", "stop": 'a "b" = c'})
+    live = [replace(row, kind="live", more=more) for row in report.rows if row.gpu == "h100"]
+    report = replace(report, rows=(*report.rows, *live))
+    assert grouping(report) == ("policy", "settings", "budget", "kind")
+    found = group_frame(report, grouping(report))
+    assert set(found.loc[found["policy"] == "streaming-llm", "settings"]) == {"sinks=2", "sinks=4"}
+    for kind, number in {"live": len(live), "replay": len(report.rows) - len(live)}.items():
+        assert found.loc[found["kind"] == kind, "cells"].sum() == number
+    assert overall(report) == ""
+    report = replace(report, by=("seed", "sinks"))
+    assert [each.shared for each in groups(report, grouping(report))] == [
+        ("", "", "replay"), ("", "2", "replay"), ("", "4", "replay"),
+        ("1", "", "live"), ("1", "2", "live"), ("1", "4", "live"),
+    ]  # fmt: skip
+    assert kept(report.rows, {"seed": ["1"]}) == kept(report.rows, {"stop": ['a "b" = c']}) == live
+    with pytest.raises(ArborsimError, match="unknown parameter of cells 'sed': did you mean seed"):
+        kept(report.rows, {"sed": ["1"]})
+
+
+def test_cells_of_other_inputs_do_not_compare(cells: Path) -> None:
+    """A grid that was swept before its trace changed, in a folder with one that was swept since."""
+    report = arborsim.results(cells).raw
+    older = [replace(row, inputs="trace=0 policy=1") for row in report.rows if row.policy == "h2o"]
+    rows = compared([*(row for row in report.rows if row.policy != "h2o"), *older])
+    assert len(places(rows)) == len({row.place for row in rows}) > len(places(report.rows))
+    for row in rows:
+        assert (row.policy == "h2o") == (row.place not in {r.place for r in report.rows})
+        assert row.policy != "h2o" or math.isnan(row.relative.peak_hbm)
+    assert "of other inputs or versions" in " ".join(notes(replace(report, rows=tuple(rows))))
 
 
 @pytest.mark.parametrize("by", [(), ("--by", "policy,gpu")])
