@@ -261,6 +261,11 @@ def _metadata(stored: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
         raise UsageError(f"{path}: its metadata is damaged; make the file again with --out")
+    if found["kind"] in ("cell", "sweep"):
+        raise UsageError(
+            f"{path}: rows of a sweep: arborsim results FOLDER, of sweep --out, shows, plots "
+            "(--report) and compares them; any Parquet tool reads this file"
+        )
     if found.get("format") != VERSION:
         raise UsageError(
             f"{path}: results of format {found.get('format')!r}, but this arborsim reads format "

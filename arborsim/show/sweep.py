@@ -276,6 +276,7 @@ def write_page(report: SweepReport, path: Path, command: str) -> None:
     images.write(
         list(_plots(rows)), path, command=command,
         title=_title(report, by) if by else "A sweep compared",
+        heading="Groups" if by else "Cells",
         table=group_table(report, by) if by else cells, notes=notes(report, by),
         csv=csv_text(group_frame(report, by) if by else to_frame(report)),
         settings={"folder": report.folder, "cells": str(len(rows))},

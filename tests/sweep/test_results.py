@@ -20,6 +20,7 @@ from jsonschema import Draft202012Validator
 import arborsim
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
+from arborsim.show import replay_figures
 from arborsim.show.schemas import schema_of
 from arborsim.show.sweep import notes, overall, places
 from arborsim.sweep.arms import shown
@@ -83,6 +84,34 @@ def test_the_command_exports_what_python_gives(
     page = names["html"].read_text()
     assert "Means of 56 cells by policy" in page
     assert page.count('<th scope="row"') == frame["policy"].nunique()
+
+
+def test_exported_rows_say_what_shows_them(
+    cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = str(tmp_path / "rows.parquet")
+    assert main(["results", str(cells), "--parquet", rows]) == 0
+    capsys.readouterr()
+    cell = str(next(cells.rglob("*.parquet")))
+    for command in (["plot", rows], ["compare", rows, rows], ["plot", cell]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert "arborsim results FOLDER, of sweep --out, shows, plots (--report) and" in said
+        assert said.count("\n") == 1
+
+
+def test_numbers_of_markers_that_are_near_stand_in_one(cells: Path) -> None:
+    rows = [row for row in arborsim.results(cells).raw.done if row.trace == "a.parquet"][:1] * 6
+    kept_by = (0.5, 0.7, 0.701, 0.702, 0.9, 0.999)
+    sizes = (10, 40, 41, 42, 60, 100)
+    full = [
+        replace(row, policy=f"p{kept}", attention_kept=kept, peak_hbm_kv_bytes=size * 1000,
+                relative=replace(row.relative, peak_hbm=size / 100))
+        for row, kept, size in zip(rows, kept_by, sizes, strict=True)
+    ]  # fmt: skip
+    drawn = replay_figures.pareto(full, replay_figures.KEPT)
+    assert drawn["figure"]["data"][-1]["text"] == ["1", "", "", "2–4", "5", "6"]
+    assert len(drawn["efficient"]) == 6
 
 
 def test_no_cell_is_written_over(
