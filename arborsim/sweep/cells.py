@@ -69,6 +69,7 @@ _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": 
 _DIGEST, _BLANK = b"arborsim.digest", b"0" * 64
 _MOST_BYTES = 1 << 24  # of a file
 _BATCH = 256  # cells whose values are checked at once
+_SCORE = ("right", "answered", "infeasible")  # all or none
 _REMEDY = "delete it, and sweep again"
 SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in {**HEAD, **FIGURES, **ORIGIN}.items()])
 
@@ -363,6 +364,13 @@ def _record(path: Path) -> dict[str, Any]:
 def _check(records: list[dict[str, Any]]) -> None:
     frame = pa.Table.from_pylist(records, schema=SCHEMA).drop(["left_out"]).to_pandas()
     check_columns(frame, columns := {**HEAD, **FIGURES}, missing=columns.keys() - _ALWAYS)
+    for right, answered, infeasible in (map(each.get, _SCORE) for each in records):
+        known = {each is not None for each in (right, answered, infeasible)}
+        if len(known) > 1 or (right or 0) > (answered or 0):
+            raise UsageError(
+                f"right {right} of answered {answered}, infeasible {infeasible} is no count of "
+                f"answers: the file is damaged; {_REMEDY}"
+            )
 
 
 def _row(record: dict[str, Any]) -> CellRow:

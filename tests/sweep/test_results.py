@@ -279,6 +279,7 @@ def damaged(cells: Path, folder: Path, **values: object) -> Path:
         ("peak_hbm_kv_bytes", -1, "peak_hbm_kv_bytes of row 1 must be a whole number"),
         ("attention_kept", math.inf, "attention_kept of row 1 must be a finite number, not inf"),
         ("policy", None, "policy of row 1 must be a text"),
+        ("answered", 2, "right None of answered 2, infeasible None is no count of answers"),
         ("address", "", "the file is damaged: it does not hold the cell of its name"),
     ],
 )
