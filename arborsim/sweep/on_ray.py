@@ -34,6 +34,8 @@ def on_ray(workers: int, address: str = "") -> Pool:
         import ray
     except ImportError:
         raise UsageError("--on ray needs the package ray: pip install 'arborsim[ray]'") from None
+    if address:
+        _reach(address)
 
     def pool(
         function: Callable[[Job], Made], take: Callable[[], Job]
@@ -55,7 +57,6 @@ def _start(ray: Any, workers: int, address: str) -> None:
     own: dict[str, Any] = {"num_cpus": max(1, workers), "include_dashboard": False}
     if address:
         own = {"address": address}
-        _reach(address)
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**own, **quiet)

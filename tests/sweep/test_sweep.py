@@ -78,6 +78,9 @@ def test_a_cell_says_what_made_it(tmp_path: Path) -> None:
     (row,) = found[found["budget"] == "0.8"].to_dict("records")
     file = Folder(tmp_path / "out").file(row["address"])
     assert str(tmp_path).encode() not in file.read_bytes()
+    (raw,) = pq.read_table(file).to_pylist()
+    assert raw["output_error"] is None, "not NaN, which is a number to other tools"
+    assert not any(value != value for value in raw.values())
     said = json.loads(pq.read_metadata(file).metadata[b"arborsim"])
     assert said["kind"] == "cell"
     assert said["policies"]["h2o"]["sinks"] is not None
