@@ -187,7 +187,22 @@ def test_two_writers_of_one_file_are_refused(tmp_path: Path) -> None:
     held.release()
     held.release()
     Lock(tmp_path / "a").release()
+    # One that an error forgot is released with what held it.
+    forgotten = Lock(tmp_path / "a")
+    del forgotten
     assert names(tmp_path) == []
+
+
+def test_a_link_has_the_lock_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "a")
+    for one, other in (("link", "there/a"), ("there/a", "link")):
+        held = Lock(tmp_path / one)
+        with pytest.raises(UsageError, match="another arborsim is writing it"):
+            Lock(tmp_path / other)
+        held.release()
+    assert names(tmp_path) == ["link", "there"]
 
 
 def test_two_recordings_into_one_trace(tmp_path: Path) -> None:
@@ -224,6 +239,7 @@ def test_a_log_that_cannot_be_begun_leaves_the_old_one(
     with pytest.raises(UsageError, match="No space left"):
         RecordLog(path, TraceInfo, "x", 1).open({})
     assert path.read_text() == "results of last week\n"
+    assert names(tmp_path) == ["log"], "no lock"
 
 
 WORKERS = """

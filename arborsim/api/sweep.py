@@ -38,7 +38,7 @@ def sweep(
     out: str | os.PathLike[str],
     *,
     on: str = "local",
-    workers: int = 1,
+    workers: int = 0,
     address: str = "",
     allow_code: bool = False,
     progress: bool = False,
@@ -60,7 +60,8 @@ def sweep(
         Processes of this machine, or the cluster that Ray knows (extra ``ray``); cells are the
         same to the byte.
     workers : int
-        Processes of this machine; with Ray, of the one that is started here without `address`.
+        Processes of this machine, each of which may die of a cell, which has failed then; 0 for
+        this process alone.  With Ray, of the cluster that is started here without `address`.
     address : str
         Of the Ray cluster.
     allow_code : bool
@@ -102,7 +103,7 @@ class Sweeping:
         out: str | os.PathLike[str],
         *,
         on: str = "local",
-        workers: int = 1,
+        workers: int = 0,
         address: str = "",
         allow_code: bool = False,
         foretell: Callable[[int], None] = lambda cells: None,
@@ -110,7 +111,7 @@ class Sweeping:
         from arborsim.sweep.cells import Folder
         from arborsim.sweep.jobs import jobs_of, read_jobs
 
-        choices.at_least(1, workers=workers)
+        choices.at_least(0, workers=workers)
         if on not in PLACES:
             raise UnknownName("place to compute on", on, PLACES)
         if address and on != "ray":
@@ -167,10 +168,10 @@ def results(
     folder : path
     where : mapping or sequence of str
         Cells to take, by parameters: ``{"policy": ["h2o", "snapkv"], "gpu": "h100"}``, or
-        ``["policy=h2o,snapkv"]``.  Full retention on the same machines is compared with even if
-        it is not taken.
+        ``["policy=h2o,snapkv"]``; settings, too: ``["seed=0,1"]``.  Full retention on the same
+        machines is compared with even if it is not taken.
     by : str or sequence of str
-        Parameters that groups share: ``"policy,budget"``.
+        Parameters that groups share: ``"policy,budget"``, or settings such as ``"seed"``.
     cells : iterable of str, optional
         Cells to take, by `address`.
 
@@ -187,7 +188,7 @@ def results(
     from arborsim.sweep.compare import SweepReport, compared, groups, kept
 
     path, wanted = Path(folder), _wanted(where)
-    rows, superseded = Folder(path).rows(None if cells is None else set(cells))
+    rows, superseded = Folder(path).rows(None if cells is None else list(cells))
     chosen = kept(compared(rows), wanted)
     names = choices.names([by] if isinstance(by, str) else list(by))
     report = SweepReport(str(path), tuple(chosen), tuple(names), superseded)
@@ -201,11 +202,11 @@ def results(
 def _no_cell(rows: Sequence[Any], wanted: Mapping[str, Sequence[str]]) -> str:
     """Which condition takes no cell, and what there is; or that all together take none."""
     from arborsim.show.words import listed
-    from arborsim.sweep.compare import kept
+    from arborsim.sweep.compare import kept, text_of
 
     for name, values in wanted.items():
         if not kept(rows, {name: values}):
-            there = sorted({str(getattr(row, name)) or "''" for row in rows})
+            there = sorted({text_of(row, name) or "''" for row in rows})
             more = f" and {len(there) - 6} more" if len(there) > 6 else ""
             return f"no cell has {name} {' or '.join(values)}: there are {listed(there[:6])}{more}"
     return f"none of {len(rows)} cells is as asked for, though some are as each --where asks"
@@ -358,14 +359,15 @@ class SweepResults(Results):
         return to_frame(self.raw)
 
     def summary(self) -> pd.DataFrame:
-        """One row per group: by `by`, or policy and budget.
+        """One row per group: by `by`, or policy, settings and budget.
 
-        `right` and `answered` are sums, all others means over the cells that know them; `without`
-        cells were left out or failed.
+        Cells that were replayed and cells of live runs do not mix: where there are both, a column
+        `kind` tells them apart.  `right` and `answered` are sums, all others means over the cells
+        that know them; `without` cells were left out or failed.
         """
-        from arborsim.sweep.compare import GROUPED, group_frame
+        from arborsim.sweep.compare import group_frame, grouping
 
-        return group_frame(self.raw, self.raw.by or GROUPED)
+        return group_frame(self.raw, grouping(self.raw))
 
     def to_json(self) -> str:
         from arborsim.sweep.compare import to_json

@@ -8,6 +8,7 @@ import typer
 
 from arborsim.cli.command import argument, command, option
 from arborsim.cli.options import check_ending, json_option, output_option
+from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
 
 
@@ -27,13 +28,19 @@ def results(
     the groups of --by, else the cells with all their columns.
     """
     from arborsim.api.sweep import results as read
-    from arborsim.core.tables import write_table
+    from arborsim.core.tables import check_format, write_table
+    from arborsim.sweep.cells import PARTS
 
     files = {"--csv": csv, "--parquet": parquet, "--report": report}
     for name, path in files.items():
         if path is not None:
             check_ending(path, name, ".html" if name == "--report" else name.replace("--", "."))
             check_writable(path, name)
+            for own in (folder / part for part in PARTS):
+                if own.resolve() in path.resolve().parents:
+                    raise UsageError(f"{name} {path}: {own} is for cells: choose another name")
+            if path.suffix != ".html":
+                check_format(path)
     found = read(folder, where=where, by=by)
     rows = found.summary() if by else found.to_pandas()
     for path in (csv, parquet):

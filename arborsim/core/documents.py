@@ -52,6 +52,11 @@ def to_toml(value: Any) -> str:
     return "\n".join(toml_lines("", plain(value))).lstrip("\n") + "\n"
 
 
+def digest(value: Any) -> str:
+    """A digest of anything that JSON can say."""
+    return hashlib.sha256(to_json(value, indent=None).encode()).hexdigest()[:32]
+
+
 def file_digest(path: Path) -> str:
     """Beginning of the SHA-256 of a file, or of all files of an interrupted recording."""
     digest = hashlib.sha256()

@@ -14,6 +14,7 @@ import glob
 import os
 import stat
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -151,7 +152,8 @@ class Busy(UsageError):
 class Lock:
     """Keeps other processes from writing `path` until it is released, or this process has ended.
 
-    The lock is on a hidden file next to `path`, of which a killed process leaves only the name.
+    The lock is on a hidden file next to `path`, or to what that links to.  A killed process leaves
+    its name; an error that forgets the lock does not.
 
     Raises
     ------
@@ -162,21 +164,27 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._name = path.with_name(f".{path.name}.lock")
         try:
-            self._file = _locked(self._name)
+            target = Path(os.path.realpath(path))  # however many names a file has, it has one lock
+            name = target.with_name(f".{target.name}.lock")
+            file = _locked(name)
         except BlockingIOError:
             raise Busy(
                 f"{path}: another arborsim is writing it: wait for it, or choose another name"
             ) from None
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        self._release = weakref.finalize(self, _unlocked, name, file, os.getpid())
 
     def release(self) -> None:
         """Let others write; calling it again does no harm."""
-        if not self._file.closed:
-            self._name.unlink(missing_ok=True)
-            self._file.close()
+        self._release()
+
+
+def _unlocked(name: Path, file: IO[bytes], process: int) -> None:
+    if os.getpid() == process:  # not in a fork of it
+        name.unlink(missing_ok=True)
+    file.close()
 
 
 def _locked(name: Path, wait: bool = False) -> IO[bytes]:

@@ -24,6 +24,8 @@ from arborsim.core.errors import ArborsimError, UsageError
 ALWAYS_BYTES = 1 << 29
 #: Decoded bytes for each byte in the file, beyond that.
 MOST_EXPANDED = 100
+#: Decoded bytes that are read faster by one thread than by several.
+_MOST_ALONE_BYTES = 1 << 16
 _MAGIC = b"PAR1"
 _HEADER_BYTES, _MOST_HEADER_BYTES = 1 << 10, 1 << 24
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -136,8 +138,9 @@ class ParquetTables:
             with self.path.open("rb") as file:
                 needed = self._check(file, groups, columns)
             return self.file.read_row_groups(
-                list(groups), columns=None if columns is None else list(columns)
-            )
+                list(groups), None if columns is None else list(columns),
+                use_threads=needed > _MOST_ALONE_BYTES,
+            )  # fmt: skip
         except _Suspect as problem:
             raise self._error(f"{self.shown}: {what}{problem}; {self._remedy}") from None
         except _BELOW as problem:

@@ -57,7 +57,9 @@ def made_by(kind: str, command: str, *libraries: str, **more: Any) -> dict[str, 
 
 
 def check_format(path: Path) -> None:
-    """Refuse a name from which no format follows, and a trace: results never take its place.
+    """Refuse a name from which no format follows, and files whose place results never take.
+
+    Those are traces, and cells of sweeps.
 
     Raises
     ------
@@ -65,8 +67,11 @@ def check_format(path: Path) -> None:
     """
     if path.suffix not in FORMATS:
         raise UnknownName("format of --out", path.suffix or path.name, FORMATS)
-    if path.is_file() and holds_key(path, b"arborsim.trace"):
-        raise UsageError(f"{path} is a trace, which results would replace: choose another name")
+    said = _said(path) if path.is_file() else {}
+    cell = b'"kind": "cell"' in said.get(KEY, b"")
+    if cell or b"arborsim.trace" in said:
+        what = "a cell of a sweep" if cell else "a trace"
+        raise UsageError(f"{path} is {what}, which results would replace: choose another name")
 
 
 def write_table(frame: pd.DataFrame, path: Path, metadata: Mapping[str, Any]) -> None:
@@ -207,12 +212,17 @@ def _check_column(values: pd.Series[Any], kind: str, may_be_missing: bool) -> No
 
 def holds_key(path: Path, key: bytes) -> bool:
     """Whether a file is Parquet whose metadata has this key; no, if it cannot be read."""
+    return key in _said(path)
+
+
+def _said(path: Path) -> Mapping[bytes, bytes]:
+    """The metadata of a Parquet file; none if it cannot be read."""
     from arborsim.core.parquet import ParquetTables
 
     try:
-        return key in (ParquetTables(path).schema.metadata or {})
+        return ParquetTables(path).schema.metadata or {}
     except UsageError:
-        return False
+        return {}
 
 
 def check_parquet(path: Path) -> None:
@@ -251,6 +261,11 @@ def _metadata(stored: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
         raise UsageError(f"{path}: its metadata is damaged; make the file again with --out")
+    if found["kind"] in ("cell", "sweep"):
+        raise UsageError(
+            f"{path}: rows of a sweep: arborsim results FOLDER, of sweep --out, shows, plots "
+            "(--report) and compares them; any Parquet tool reads this file"
+        )
     if found.get("format") != VERSION:
         raise UsageError(
             f"{path}: results of format {found.get('format')!r}, but this arborsim reads format "

@@ -24,6 +24,8 @@ Result = TypeVar("Result")
 
 #: Items under way or finished early, per process: bounds the memory that waiting results take.
 _AHEAD = 2
+#: Processes; what counts them overflows at some billions.
+_MOST = 10_000
 
 
 class WorkerDied(UsageError):
@@ -57,9 +59,9 @@ def unfold(
     """Items with their results, as they are done, until there are none and none is under way.
 
     `next_item` raises `LookupError` if there is none now; a result that was handed out may make it
-    give more.  It is a `WorkerDied` if a process dies.
+    give more.  It is a `WorkerDied` if a process dies; with 0 workers this one does the work.
     """
-    if workers <= 1:
+    if workers < 1:
         while more := _taken(next_item, 1):
             yield more[0], function(more[0])
         return
@@ -77,6 +79,8 @@ def unfold(
 @contextmanager
 def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
     """A pool; after Ctrl-C processes that it did not reach are ended, and nothing is waited for."""
+    if workers > _MOST:
+        raise UsageError(f"{workers:,} worker processes are too many: take at most {_MOST:,}")
     others = set(active_children())
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin)
     try:

@@ -168,7 +168,8 @@ class Planner:
             recording = None if tasks else next(waiting, None)
             return tasks.popleft() if recording is None else recording.next_unit()
 
-        for item, result in unfold(work_on, next_item, min(self.jobs, len(self.missing) or 1)):
+        workers = min(self.jobs, len(self.missing))
+        for item, result in unfold(work_on, next_item, workers if workers > 1 else 0):
             if isinstance(item, Task):
                 assert isinstance(result, CandidateResult)
                 advance(f"{result.policy} on {result.hardware}", self._serving)

@@ -83,11 +83,12 @@ def print_plots(plots: Sequence[Plot], console: Console | None = None, height: i
 def write(
     plots: Sequence[Plot], path: Path, *, dark: bool = False, command: str = "",
     settings: Mapping[str, str] = MappingProxyType({}), title: str = "",
-    table: Table[Any] | None = None, notes: Sequence[str] = (), csv: str = "",
+    table: Table[Any] | None = None, heading: str = "", notes: Sequence[str] = (), csv: str = "",
 ) -> None:  # fmt: skip
     """Write plots to one file, as its name's ending says; the same plots give the same bytes.
 
-    A page may have a title of its own, and a table with notes and data above the plots.
+    A page may have a title of its own, and a table with its heading, notes and data above the
+    plots.
 
     A page follows its reader's light or dark theme, and says what command and settings made the
     results; an image has one of the themes, and several plots below each other.
@@ -103,7 +104,7 @@ def write(
         text = page.render(
             "plot", ("plot.js",), {"plots": [each.figure for each in plots], "csv": csv},
             title=title or _title(plots), subtitle=command, plots=plots, settings=settings,
-            table=table, notes=notes,
+            table=table, heading=heading, notes=notes,
         )  # fmt: skip
         write_text(path, text)
         return

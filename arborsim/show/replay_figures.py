@@ -21,6 +21,8 @@ R = TypeVar("R", bound=Row)
 
 #: Settings that differ by less than this share of full retention's memory need the same.
 _SAME_MEMORY = 0.005
+#: Numbers in markers that are as near, across and up, cover each other on a phone.
+_NEAR = (0.04, 0.05)
 
 _PARTS = (
     ("Prefill", "prefill_s", "prefill"),
@@ -114,6 +116,8 @@ class Metric:
 
     def show(self, row: Row, rows: Sequence[Row]) -> str:
         """For people, in the unit of `rows`."""
+        if self is RIGHT and self.value(row) == 0:  # a count of none is no "nothing"
+            return "0%"
         scale = scales([self.column], rows)[self.column.key]
         unit = {"x": "×", "%": "%"}.get(scale.unit, f" {scale.unit}")
         return f"{scale.show(self.column.value(row))}{unit}"
@@ -253,7 +257,7 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
         best, "efficient (numbers: see below)",  # names would overlap
         {"color": "var(--accent)", "size": 18, "line": {"width": 1.5, "color": "var(--card)"}},
         line={"color": "var(--accent)", "width": 2}, mode="lines+markers+text",
-        text=[str(number) for number in range(1, len(best) + 1)],
+        text=_numbers(plane, best, shown),
         textfont={"color": "var(--card)", "size": 11},
     )  # fmt: skip
     beaten = _beaten(plane, [row for row in real if row not in best], policies)
@@ -267,6 +271,23 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
             for policy in policies
         },
     }
+
+
+def _numbers(plane: _Plane, best: Sequence[Row], shown: Sequence[Row]) -> list[str]:
+    """In the markers of efficient settings; of those that lie on each other the top one has all."""
+    wide = max(map(plane.across, shown), default=0.0)
+    values = list(map(plane.metric.value, shown))
+    high = max(values, default=0.0) - min(values, default=0.0)
+    texts: list[str] = []
+    for number, row in enumerate(best, 1):
+        first = str(number)
+        if number > 1:
+            across = plane.across(row) - plane.across(best[number - 2])
+            up = plane.metric.value(row) - plane.metric.value(best[number - 2])
+            if abs(across) <= _NEAR[0] * wide and abs(up) <= _NEAR[1] * high:
+                first, texts[-1] = texts[-1].partition("–")[0], ""
+        texts.append(first if first == str(number) else f"{first}–{number}")
+    return texts
 
 
 def _beaten(plane: _Plane, rows: Sequence[Row], policies: Sequence[str]) -> list[page.Figure]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +28,12 @@ from arborsim.show.table import (
 from arborsim.show.words import counted, listed, plain
 from arborsim.sweep.cells import DONE, WENT_WRONG, CellRow
 from arborsim.sweep.compare import (
-    GROUPED,
     Grouped,
     SweepReport,
+    averaged,
     group_frame,
     group_of,
+    grouping,
     groups,
     sharing,
     text_of,
@@ -80,10 +82,13 @@ def places(rows: Iterable[CellRow]) -> dict[str, list[CellRow]]:
     for row in rows:
         own.setdefault(row.place, []).append(row)
     differ = _differing([each[0] for each in own.values()])
-    return {
-        ": ".join(filter(None, (each[0].trace, _place(each[0], differ)))): each
-        for each in own.values()
-    }
+    found: dict[str, list[CellRow]] = {}
+    for each in own.values():
+        title = ": ".join(filter(None, (each[0].trace, _place(each[0], differ))))
+        if title in found:  # of other inputs or another version
+            title = f"{title} ({each[0].origin})"
+        found[title] = each
+    return found
 
 
 def _differing(rows: Sequence[CellRow]) -> list[str]:
@@ -141,7 +146,7 @@ def _right(row: Grouped) -> str:
 
 def shown_by(report: SweepReport) -> tuple[str, ...]:
     """By what a terminal shows groups: as asked for, or if there are many cells; () for cells."""
-    return report.by or (GROUPED if len(report.rows) > MOST_CELLS else ())
+    return grouping(report) if report.by or len(report.rows) > MOST_CELLS else ()
 
 
 def tables(report: SweepReport) -> Iterator[tuple[str, Table[Any]]]:
@@ -175,16 +180,22 @@ def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
     if best := overall(report):
         found.append(best)
     if by:
-        found += _about_means(groups(report, by), report)
+        found += _about_means(groups(report, by), report, by)
     failed = sum(row.status == WENT_WRONG for row in report.rows)
     if failed:
         found.append(f"{counted(failed, 'cell')} failed: arborsim sweep tries them again.")
     if by and not report.by:
         found.append("Groups are shown: --by chooses others, --csv and --parquet write the cells.")
+    mixed = Counter(place[:-1] for place in {row.place for row in report.rows})
+    if any(number > 1 for number in mixed.values()):
+        found.append(
+            "Some cells of one trace and machine are of other inputs or versions of arborsim, and "
+            "do not compare: sweep their grids again."
+        )
     if report.superseded:
         found.append(
-            f"{counted(report.superseded, 'cell')} of earlier inputs or versions of arborsim are "
-            "left out."
+            f"{counted(report.superseded, 'cell')} of other inputs or versions of arborsim, put "
+            f"aside in {report.folder}/earlier, are left out."
         )
     unfit = sum(not row.fits for row in report.done)
     if unfit:
@@ -207,6 +218,8 @@ def overall(report: SweepReport) -> str:
     all count them, else attention kept; nothing with less memory has more of it.
     """
     rows = [row for row in report.rows if not (row.is_bound or row.is_baseline)]
+    if len({row.kind for row in rows}) > 1:
+        return ""  # seconds and bytes of both kinds have no mean
     own = sharing(rows, ("policy", "settings", "budget", "recall"))
     grounds = {_by_recall(row).place for row in rows}
     able = [
@@ -235,8 +248,11 @@ def overall(report: SweepReport) -> str:
     )
 
 
-def _about_means(rows: Sequence[Grouped], report: SweepReport) -> Iterator[str]:
-    """Where means are over fewer cells than the table says."""
+def _about_means(rows: Sequence[Grouped], report: SweepReport, by: Sequence[str]) -> Iterator[str]:
+    """What means are over, and where over fewer cells than the table says."""
+    if differing := averaged(report, by):
+        names = listed([name.replace("_", " ") for name in differing])
+        yield f"Groups are over all there is of {names}: --by tells those apart."
     if any(each.without for each in rows):
         yield (
             "Means are over the cells that have figures, so groups with some left out do not "
@@ -256,10 +272,11 @@ def write_page(report: SweepReport, path: Path, command: str) -> None:
     cells = replace(
         table(rows, leading=None), section=lambda row: sections[id(row)], titled=True
     )  # fmt: skip
-    by = report.by
+    by = grouping(report) if report.by else ()
     images.write(
         list(_plots(rows)), path, command=command,
         title=_title(report, by) if by else "A sweep compared",
+        heading="Groups" if by else "Cells",
         table=group_table(report, by) if by else cells, notes=notes(report, by),
         csv=csv_text(group_frame(report, by) if by else to_frame(report)),
         settings={"folder": report.folder, "cells": str(len(rows))},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core import documents
 from arborsim.core.errors import UnknownName
 from arborsim.run.results import related
+from arborsim.sweep.arms import as_text, settings_in
 from arborsim.sweep.cells import DONE, FIGURES, HEAD, ORIGIN, CellRow
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 #: What follows from other cells: columns after those of the files.
 RELATIVE = ("hbm_vs_full", "time_vs_full", "speed_vs_full", "oracle_gap")
+_NO_PARAMETER = ("address", "status", "left_out", "settings", "more")  # or several of them
 COLUMNS_OF_CELLS = {**HEAD, **FIGURES, **ORIGIN}
-GROUPED = ("policy", "budget")  #: what groups share unless they are told
+GROUPED = ("policy", "settings", "budget")  #: what groups share unless they are told
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class SweepReport:
     folder: str
     rows: tuple[CellRow, ...]
     by: tuple[str, ...] = ()  #: columns that groups share; none for no groups
-    superseded: int = 0  #: cells that later ones with the same parameters take the place of
+    superseded: int = 0  #: cells of other inputs or code that were put aside
 
     @property
     def done(self) -> list[CellRow]:
@@ -38,7 +40,7 @@ class SweepReport:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Cells that share some parameters.
+    """Cells that share some parameters, and are of one kind: replayed, or run live.
 
     Answers are sums; shares and ratios, which compare across traces, are means over the cells that
     know them.
@@ -93,29 +95,58 @@ def _answered(row: CellRow, full: Any) -> CellRow:
 
 def kept(rows: Iterable[CellRow], where: Mapping[str, Sequence[str]]) -> list[CellRow]:
     """Rows whose columns have one of the given values, as text; names know their nearest."""
-    for name in where:
-        _check(name)
+    rows = list(rows)
+    _check(where, rows)
     return [
         row for row in rows
         if all(text_of(row, name) in values for name, values in where.items())
     ]  # fmt: skip
 
 
-def _check(name: str) -> None:
-    if name not in HEAD:
-        raise UnknownName("parameter of cells", name, HEAD)
+def _check(names: Iterable[str], rows: Iterable[CellRow]) -> None:
+    if unknown := [name for name in names if name not in HEAD]:
+        known = dict.fromkeys(name for row in rows for name in _settings(row))
+        for name in unknown:
+            if name not in known:
+                raise UnknownName("parameter of cells", name, {**HEAD, **known})
 
 
 def text_of(row: CellRow, name: str) -> str:
-    """A parameter of a cell as text."""
-    value = getattr(row, name)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A parameter of a cell as text, also one in `settings` or `more`; "" if it has none."""
+    return as_text(getattr(row, name)) if name in HEAD else _settings(row).get(name, "")
+
+
+def _settings(row: CellRow) -> dict[str, str]:
+    """Of the policy, and of a live run."""
+    return {**settings_in(row.settings), **settings_in(row.more)}
+
+
+def grouping(report: SweepReport) -> tuple[str, ...]:
+    """What groups share: as asked for, else policy, settings that are given, and budget.
+
+    Cells that were replayed and those that were run live do not mix: seconds of the former are
+    simulated.
+    """
+    given = any(row.settings for row in report.rows)
+    by = report.by or tuple(name for name in GROUPED if given or name != "settings")
+    mixed = len({row.kind for row in report.rows}) > 1 and "kind" not in by
+    return (*by, "kind") if mixed else by
+
+
+def averaged(report: SweepReport, by: Sequence[str]) -> list[str]:
+    """Parameters that differ in a group."""
+    settings = {name: "" for row in report.rows for name in _settings(row)}
+    names = [name for name in {**HEAD, **settings} if name not in (*by, *_NO_PARAMETER)]
+    shared = sharing(report.rows, by).values()
+    return [
+        name for name in names
+        if any(len({text_of(row, name) for row in own}) > 1 for own in shared)
+    ]  # fmt: skip
 
 
 def groups(report: SweepReport, by: Sequence[str]) -> list[Grouped]:
     """A record per combination of values of these columns, in the order of these."""
-    for name in by:
-        _check(name)
+    _check(by, report.rows)
     found = sharing(report.rows, by)
     ordered = sorted(found.items(), key=lambda group: [_budget(text) for text in group[0]])
     return [group_of(shared, rows) for shared, rows in ordered]
@@ -198,9 +229,10 @@ def group_frame(report: SweepReport, by: Sequence[str]) -> pd.DataFrame:
 
 def to_json(report: SweepReport) -> str:
     """Everything as strict JSON; groups if there are any, else cells."""
-    frame = group_frame(report, report.by) if report.by else to_frame(report)
+    by = grouping(report) if report.by else ()
+    frame = group_frame(report, by) if by else to_frame(report)
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return documents.to_json({
         "folder": report.folder, "cells": len(report.rows), "superseded": report.superseded,
-        "by": list(report.by), "rows": rows,
+        "by": list(by), "rows": rows,
     })  # fmt: skip

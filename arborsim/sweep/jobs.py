@@ -6,12 +6,10 @@ Paths are relative to the folder of the grid's file.
 from __future__ import annotations
 
 import glob
-import hashlib
-import inspect
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -19,23 +17,29 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.calibrate.documents import apply, read_calibration
-from arborsim.core.documents import file_digest, to_json
+from arborsim.core.documents import digest, file_digest
 from arborsim.core.errors import MissingSignal, UsageError
 from arborsim.core.installed import sources
 from arborsim.core.records import convert, located
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import unsuited
-from arborsim.policies.base import Policy
-from arborsim.policies.registry import available, build, values_of
+from arborsim.policies.registry import build, values_of
 from arborsim.run.replay import SOURCES
-from arborsim.run.results import ANY, BASELINE, BOUNDS
-from arborsim.sweep.grid import Budgets, Group, PolicyTable, grid_of, read_toml
+from arborsim.run.results import ANY
+from arborsim.search import find_search
+from arborsim.sweep.arms import Arm, arms_of, as_text, code_of, shown
+from arborsim.sweep.grid import Budgets, Group, grid_of, read_toml
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Geometry
 
 #: Grows when a cell's file changes its meaning: cells of other versions are computed again.
-VERSION = 1
+VERSION = 2
+#: What tells a cell from all others of its folder: the first columns of its file.
+PARAMETERS = (
+    "kind", "trace", "policy", "settings", "budget", "gpu", "host", "engine", "model", "kv_dtype",
+    "weights", "recall", "page_size", "tree_attention", "first", "episodes", "quality", "more",
+)  # fmt: skip
 #: The sources that a cell's figures depend on.
 CODE = {
     "replay": (*SOURCES, "arborsim/api/choices.py", "arborsim/api/replay.py"),
@@ -43,7 +47,6 @@ CODE = {
 }
 #: Keys of ``[[live]]`` that take a list as it is.
 _WHOLE = ("stop",)
-_ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,15 @@ class Job:
         return sources(*CODE[self.kind])
 
     @cached_property
+    def setting(self) -> str:
+        """A digest of its parameters, whatever the inputs hold."""
+        return setting_of(self.head)
+
+    @cached_property
     def address(self) -> str:
-        """What names its file: a digest of parameters, contents of inputs and code."""
-        return digest([VERSION, self.code, self.head, self.inputs])
+        """What names its file: its setting, then a digest of contents of inputs and code, too."""
+        made_of = digest([VERSION, self.code, self.head, self.inputs])
+        return f"{self.setting}-{made_of[:16]}"
 
     @property
     def name(self) -> str:
@@ -76,9 +85,9 @@ class Job:
         return f"{self.head['policy']}{at} on {self.head['trace']}, {self.head['gpu']}"
 
 
-def digest(value: Any) -> str:
-    """A digest of anything that JSON can say."""
-    return hashlib.sha256(to_json(value, indent=None).encode()).hexdigest()[:32]
+def setting_of(head: Mapping[str, Any]) -> str:
+    """A digest of the parameters in a cell's head, or row."""
+    return digest({name: head[name] for name in PARAMETERS})[:16]
 
 
 def read_jobs(
@@ -120,77 +129,6 @@ def jobs_of(
         with located(place):
             jobs.update((job.address, job) for job in _live_jobs(table, base, check_live))
     return list(jobs.values())
-
-
-# ------------------------------------------------------------------------- policies
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A policy with its settings."""
-
-    use: str  # as replay takes it
-    policy: Policy
-    settings: Mapping[str, str]
-    asked: bool = True  # by its name, not by "all"
-
-    @property
-    def texts(self) -> list[str]:
-        """As ``--set`` takes them."""
-        return [f"{self.policy.name}.{key}={value}" for key, value in self.settings.items()]
-
-    @cached_property
-    def inputs(self) -> dict[str, str]:
-        """Digests of what it is made of, beyond arborsim's own code."""
-        held = [digest(values_of(self.policy))]
-        if self.use.endswith(".toml"):
-            held.append(file_digest(Path(self.use)))
-        elif not type(self.policy).__module__.startswith("arborsim."):
-            source = inspect.getsourcefile(type(self.policy))
-            held += [file_digest(Path(source))] if source else []
-        return {"policy": digest(held)}
-
-
-def arms_of(
-    tables: Iterable[str | PolicyTable], base: Path, baseline: bool = True
-) -> list[tuple[str, Mapping[str, str], bool]]:
-    """Name, settings and whether it was asked for by name, of each; full retention leads."""
-    found: list[tuple[str, Mapping[str, str], bool]] = [(BASELINE, {}, True)] if baseline else []
-    for each in tables:
-        table = PolicyTable(each) if isinstance(each, str) else each
-        if table.use == _ALL:
-            names = [name for name in available() if name not in (*BOUNDS, BASELINE)]
-            found += [(name, {}, False) for name in names]
-            continue
-        use = str((base / table.use).resolve()) if table.use.endswith(".toml") else table.use
-        found += [(use, settings, True) for settings in settings_of(table.set)]
-    return found
-
-
-def settings_of(table: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Settings as ``--set`` has them, one for each combination of lists.
-
-    ``allocate.alpha`` may be a table in a table.
-    """
-    flat: dict[str, list[str]] = {}
-    for key, value in table.items():
-        inner = value.items() if isinstance(value, Mapping) else [("", value)]
-        for name, given in inner:
-            full = f"{key}.{name}" if name else key
-            values = given if isinstance(given, list | tuple) else [given]
-            if not values:
-                raise UsageError(f"set.{full} is empty: name at least one value, or leave it out")
-            flat[full] = [_text(each) for each in values]
-    return [dict(zip(flat, each, strict=True)) for each in product(*flat.values())]
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def shown(settings: Mapping[str, str]) -> str:
-    """``"sinks=4 recent=64"``."""
-    return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 # ------------------------------------------------------------------------- replays
@@ -317,10 +255,14 @@ class _Replays:
         return geometry.name, with_types(geometry, weights, kv_dtype)
 
     def _file(self, name: str, ending: str = ".toml") -> str:
-        """The whole path of a file, or a name as it is."""
-        path = self._base / name
-        named = name.endswith(ending) or ("/" in name and path.exists())
-        return str(path.resolve()) if named else name
+        return _whole(self._base, name, ending)
+
+
+def _whole(base: Path, name: str, ending: str = ".toml") -> str:
+    """The whole path of a file, or a name as it is."""
+    path = base / name
+    named = name.endswith(ending) or ("/" in name and path.exists())
+    return str(path.resolve()) if named else name
 
 
 # ------------------------------------------------------------------------- live runs
@@ -337,15 +279,11 @@ def _live_jobs(
     others = {key: value for key, value in table.items() if key not in own}
     lists = {key: _choices(key, value) for key, value in others.items()}
     for values in product(*lists.values()):
-        given = dict(zip(lists, values, strict=True))
-        files = {}
-        for key in ("model", "prompts", "reward", "embed"):
-            path = base / str(given.get(key) or ".")
-            if given.get(key) and path.exists():
-                files[key] = digest({p.name: file_digest(p) for p in _files(path)})
-                given[key] = str(path.resolve())
-        more = {key: value for key, value in zip(lists, values, strict=True)
-                if key not in ("task", "model", "recall", "first", "episodes")}  # fmt: skip
+        told = dict(zip(lists, values, strict=True))
+        given, files = _with_files(told, base)
+        apart = ("task", "model", "recall", "first", "episodes", "settings")
+        more = {key: as_text(value) for key, value in told.items() if key not in apart}
+        more |= dict(each.split("=", 1) for each in _settings(told))
         for use, settings, asked in arms_of(chosen.policies, base):
             policy = build(use, dict(settings))
             arm = Arm(use, policy, settings, asked)
@@ -356,17 +294,37 @@ def _live_jobs(
                              "budgets": "1" if budget == ANY else budget}  # fmt: skip
                 check(arguments)
                 head = {
-                    "kind": "live", "trace": given.get("task") or given.get("model") or "chain",
+                    "kind": "live", "trace": told.get("task") or told.get("model") or "chain",
                     "policy": policy.label, "settings": shown(settings), "budget": budget,
-                    "gpu": given.get("gpu", given.get("device", "cpu")), "host": "", "engine": "",
-                    "model": dict(zip(lists, values, strict=True)).get("model", ""),
-                    "kv_dtype": "", "weights": given.get("dtype", ""),
-                    "recall": given.get("recall", "stage"),
-                    "page_size": given.get("page_tokens", 0), "tree_attention": True,
-                    "first": given.get("first", 0), "episodes": given.get("episodes", 0),
-                    "quality": False, "more": shown({k: _text(v) for k, v in more.items()}),
+                    "gpu": told.get("gpu", told.get("device", "cpu")), "host": "", "engine": "",
+                    "model": told.get("model", ""), "kv_dtype": "",
+                    "weights": told.get("dtype", ""), "recall": told.get("recall", "stage"),
+                    "page_size": told.get("page_tokens", 0), "tree_attention": True,
+                    "first": told.get("first", 0), "episodes": told.get("episodes", 0),
+                    "quality": False, "more": shown(more),
                 }  # fmt: skip
                 yield Job(head, arguments, {**files, **arm.inputs})
+
+
+def _with_files(told: Mapping[str, Any], base: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Arguments with whole paths, and digests of what they name beyond arborsim's own sources."""
+    given, files = dict(told), {}
+    for key in ("model", "prompts", "reward", "embed"):
+        path = base / str(told.get(key) or ".")
+        if told.get(key) and path.exists():
+            files[key] = digest({p.name: file_digest(p) for p in _files(path)})
+            given[key] = str(path.resolve())
+    if "gpu" in told:
+        given["gpu"] = _whole(base, str(told["gpu"]))
+    if told.get("shadow"):  # a simulated machine
+        files["gpu"] = load_profile(str(given.get("gpu") or "h100")).digest
+    kind, is_config, name = str(told.get("model") or "").partition("config:")
+    if is_config and not kind:  # random weights
+        name = _whole(base, name, ".json")
+        given["model"], files["model"] = f"config:{name}", digest(load_geometry(name))
+    if told.get("search"):
+        files["search"] = digest(code_of(find_search(str(told["search"]))))
+    return given, files
 
 
 def _choices(key: str, value: Any) -> list[Any]:
@@ -381,7 +339,7 @@ def _settings(given: Mapping[str, Any]) -> list[str]:
     table = given.get("settings", {})
     if not isinstance(table, Mapping):
         raise UsageError("settings must be a table such as { keep = 2 }")
-    return [f"{key}={_text(value)}" for key, value in table.items()]
+    return [f"{key}={as_text(value)}" for key, value in table.items()]
 
 
 def _files(path: Path) -> list[Path]:

@@ -7,17 +7,19 @@ is the sweep alone.
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from arborsim.core.errors import UsageError
-from arborsim.sweep.cells import WENT_WRONG, Made, made
+from arborsim.sweep.cells import WENT_WRONG, Made, died, made
 from arborsim.sweep.jobs import Job
 from arborsim.sweep.run import Pool
 
 #: Cells under way or waiting, per processor of the cluster: hides the way there and back.
 _AHEAD = 2
+_REACH_S = 10.0  # for a cluster's address to answer
 
 
 def on_ray(workers: int, address: str = "") -> Pool:
@@ -32,6 +34,8 @@ def on_ray(workers: int, address: str = "") -> Pool:
         import ray
     except ImportError:
         raise UsageError("--on ray needs the package ray: pip install 'arborsim[ray]'") from None
+    if address:
+        _reach(address)
 
     def pool(
         function: Callable[[Job], Made], take: Callable[[], Job]
@@ -50,7 +54,9 @@ def on_ray(workers: int, address: str = "") -> Pool:
 
 def _start(ray: Any, workers: int, address: str) -> None:
     quiet: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
-    own = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+    own: dict[str, Any] = {"num_cpus": max(1, workers), "include_dashboard": False}
+    if address:
+        own = {"address": address}
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**own, **quiet)
@@ -60,6 +66,21 @@ def _start(ray: Any, workers: int, address: str) -> None:
     except Exception as error:  # of many kinds
         said = " ".join(str(error).split())[:160]
         raise UsageError(f"Ray cannot be reached or started: {said}") from None
+
+
+def _reach(address: str) -> None:
+    """Refuse an address where nothing listens: Ray itself tries for minutes, or for ever."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # "auto", "local": names that Ray knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"--address {address}: no Ray cluster answers there ({why}): `ray status` says where "
+            "one is"
+        ) from None
 
 
 def _unfold(
@@ -96,7 +117,9 @@ def _result(ray: Any, reference: Any, job: Job) -> Made:
         found: Made = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None  # `function` raises what concerns all cells
+    except ray.exceptions.WorkerCrashedError:
+        return died(job)
     except ray.exceptions.RayError as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-        return made(job, WENT_WRONG, reason=f"its worker died ({said})")
+        return made(job, WENT_WRONG, reason=f"Ray lost it ({said})")
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from arborsim.core.outputs import Busy, Lock
 from arborsim.core.workers import WorkerDied, unfold
-from arborsim.sweep.cells import WENT_WRONG, Folder, Made, made
+from arborsim.sweep.cells import WENT_WRONG, Folder, Made, died
 from arborsim.sweep.jobs import Job
 
 #: Between two looks at cells that another sweep computes.
@@ -48,7 +48,7 @@ class Progress:
 
 
 def local(workers: int) -> Pool:
-    """Processes of this machine."""
+    """Processes of this machine; 0 for this one alone, which then dies with a policy that does."""
     return lambda function, take: unfold(function, take, workers)
 
 
@@ -62,6 +62,7 @@ def fill(
     if these end without them.  An interruption loses only what is being computed.
     """
     folder.clear()
+    folder.arrange(jobs)
     waiting = deque(job for job in jobs if job not in folder)
     tally = Tally(there=len(jobs) - len(waiting))
     held: dict[str, tuple[Job, Lock]] = {}
@@ -114,5 +115,5 @@ def _alone(job: Job, compute: Callable[[Job], Made], pool: Pool) -> Made:
     try:
         ((_, found),) = pool(compute, deque([job]).popleft)
     except WorkerDied:
-        return made(job, WENT_WRONG, reason="its process died, perhaps for lack of memory")
+        return died(job)
     return found

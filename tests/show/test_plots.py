@@ -8,15 +8,18 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import arborsim
 from arborsim.core.errors import UsageError
 from arborsim.run.results import Answered, aggregate
-from arborsim.show import images, plots
+from arborsim.show import images, plots, sweep
 from arborsim.trace.reader import TraceReader
 from tests.show.plan_synthetic import plan as plan_of
 from tests.show.synthetic import result
+from tests.sweep.grids import small
 
 SHIPPED = Path(__file__).parents[2] / "traces" / "game24-tot.parquet"
 TRACES = ("tree.parquet", "linear.parquet")
@@ -177,6 +180,41 @@ def test_images_show_every_policy_and_are_the_same_again(replayed, tmp_path: Pat
     for name in ("h2o", "hierarchy", "attention kept (%)", "tree.parquet"):
         assert name in text
     assert dots.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_at_the_width_of_a_phone(tmp_path: Path, browser: Any) -> None:
+    """Groups are called so, none right is 0%, and no text covers another."""
+    arborsim.sweep(small(tmp_path), tmp_path / "cells")
+    report = arborsim.results(tmp_path / "cells", by="policy,budget").raw
+    answers = Answered(0, 2, 0, None, "cells", budget="", problems="")
+    wrong = [
+        replace(row, answers=answers) if row.trace == "a.parquet" else row for row in report.rows
+    ]
+    sweep.write_page(replace(report, rows=tuple(wrong)), tmp_path / "page.html", "arborsim results")
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.inner_text("#h-cells") == "Groups"
+    page.locator("#plot-0-section").scroll_into_view_if_needed()
+    page.wait_for_selector("#plot-0 .scatterlayer .point")
+    assert "right answers 0%" in page.inner_text("body")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate(OVERLAPS) == []
+
+
+#: Texts, but for those of markers drawn in one place, whose boxes share more than an edge.
+OVERLAPS = """() => {
+  const all = [...document.querySelectorAll("#plot-0 text, .note, h2")].filter(
+    each => each.textContent.trim() && each.getBoundingClientRect().width > 0);
+  const boxes = all.map(each => each.getBoundingClientRect()), found = [];
+  for (let i = 0; i < all.length; i++)
+    for (let j = 0; j < i; j++) {
+      const a = boxes[i], b = boxes[j];
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const up = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 1.5 && up > 3) found.push([all[i].textContent, all[j].textContent]);
+    }
+  return found;
+}"""
 
 
 def test_without_kaleido_it_says_what_to_install(replayed, tmp_path: Path, monkeypatch) -> None:

@@ -75,7 +75,7 @@ def test_a_worker_that_dies_is_a_cell_that_failed(
     assert main(["sweep", str(grid), "--out", str(tmp_path / "out"), "--on", "ray"]) == 1
     said = capsys.readouterr()
     assert "1 done, 1 failed" in said.out
-    assert "its worker died" in said.err
+    assert "its process died, perhaps for lack of memory" in said.err
 
 
 def test_sigterm_keeps_the_cells_that_are_done(tmp_path: Path) -> None:
@@ -103,3 +103,7 @@ def test_no_cluster_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "on must be ray" in capsys.readouterr().err
     assert main([*command, "--on", "rai"]) == 2
     assert "did you mean ray" in capsys.readouterr().err
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:port", "127.0.0.1:99999999999"):
+        assert main([*command, "--on", "ray", "--address", address]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"--address {address}: no Ray cluster answers there (" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -22,9 +24,11 @@ from arborsim.api.sweep import Sweeping
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Busy
+from arborsim.core.plugins import source_files
 from arborsim.core.records import parse_toml
+from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.show.schemas import schema_of
-from arborsim.sweep.cells import Folder, Made
+from arborsim.sweep.cells import Folder, Made, made
 from arborsim.sweep.grid import example_grid, grid_of
 from arborsim.sweep.jobs import Job, jobs_of
 from arborsim.sweep.run import fill, local
@@ -74,6 +78,9 @@ def test_a_cell_says_what_made_it(tmp_path: Path) -> None:
     (row,) = found[found["budget"] == "0.8"].to_dict("records")
     file = Folder(tmp_path / "out").file(row["address"])
     assert str(tmp_path).encode() not in file.read_bytes()
+    (raw,) = pq.read_table(file).to_pylist()
+    assert raw["output_error"] is None, "not NaN, which is a number to other tools"
+    assert not any(value != value for value in raw.values())
     said = json.loads(pq.read_metadata(file).metadata[b"arborsim"])
     assert said["kind"] == "cell"
     assert said["policies"]["h2o"]["sinks"] is not None
@@ -101,14 +108,94 @@ def test_a_second_sweep_computes_what_is_missing(
     assert main(["sweep", str(grid), "--out", str(out)]) == 0
     assert ": 1 done; 3 were there" in capsys.readouterr().out
     assert before.items() < files(out).items()
-    # Other contents under the same name are other cells, and those count from now on.
+
+
+def test_a_folder_shows_what_was_swept_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contents A, then B under the same name, then A again; of cells, failures, and other grids."""
+    grid, out = small(tmp_path, ONE), tmp_path / "out"
+    others = tmp_path / "others.toml"
+    others.write_text('traces = ["b.parquet"]\npolicies = ["h2o"]\n')
+    theirs = names_of(arborsim.sweep(others, out))
+    trace = tmp_path / "a.parquet"
+    contents = {"A": trace.read_bytes()}
+    trace.unlink()
+    contents["B"] = make_trace(trace, seed=9, episodes=1).read_bytes()
+    swept = {}
+    for number, name in enumerate("ABAB"):
+        trace.write_bytes(contents[name])
+        sweeping = Sweeping(grid, out)
+        assert sweeping.run().made == (3 if number < 2 else 0)
+        found = sweeping.results()
+        assert swept.setdefault(name, names_of(found)) == names_of(found)
+        shown = arborsim.results(out)
+        assert names_of(shown) == swept[name] | theirs
+        assert shown.raw.superseded == (0 if number == 0 else 3)
+        # What reads the files themselves sees the same.
+        raw = pd.read_parquet(out / "cells")
+        assert set(raw["address"]) == swept[name] | theirs
+    assert len(swept["A"] | swept["B"]) == 6
+    # A cell that fails does not leave the one of other contents in its place.
+    monkeypatch.setattr(api, "_replayed", failing)
+    trace.unlink()
+    make_trace(trace, seed=10, episodes=1)
+    assert set(arborsim.sweep(grid, out).failed) == names_of(arborsim.results(out)) - theirs
+
+
+def failing(job: Job) -> Made:
+    raise UsageError("a mistake")
+
+
+def names_of(found: arborsim.SweepResults) -> set[str]:
+    return set(found.to_pandas()["address"])
+
+
+def test_a_sweep_killed_while_it_arranges_a_folder_goes_on(tmp_path: Path) -> None:
+    """After any number of renamings cells are of one version each, and none is lost."""
+    jobs = [jobs_in(tmp_path)[:6]]
     (tmp_path / "a.parquet").unlink()
     make_trace(tmp_path / "a.parquet", seed=9, episodes=1)
-    found = arborsim.sweep(grid, out)
-    assert len(names(out)) == 8
-    assert len(found.raw.rows) == 4
-    assert arborsim.results(out).raw.superseded == 4
-    pd.testing.assert_frame_equal(arborsim.results(out).to_pandas(), found.to_pandas())
+    jobs.append(Sweeping(tmp_path / "grid.toml", tmp_path / "out").jobs[:6])
+    folder = Folder(tmp_path / "out")
+    for version in jobs:
+        fill(folder, version, lambda job: made(job, "left out", reason="a test"), local(0))
+    before = {Path(name).name for name in files(tmp_path / "out")}
+    for moves in range(12):
+        with pytest.MonkeyPatch.context() as patch:
+            left = iter(range(moves))
+
+            def move(self: Path, target: Path, replace: Any = Path.replace) -> None:
+                next(left)  # noqa: B023 - StopIteration stands for the end of the process
+                replace(self, target)
+
+            patch.setattr(Path, "replace", move)
+            with contextlib.suppress(StopIteration):
+                folder.arrange(jobs[moves % 2])
+        shown, _ = folder.rows() if folder.files() else ([], 0)
+        assert len({row.address[:16] for row in shown}) == len(shown)
+        assert {Path(name).name for name in files(tmp_path / "out")} == before
+    folder.arrange(jobs[0])
+    assert {path.stem for path in folder.files()} == {job.address for job in jobs[0]}
+
+
+def test_cells_of_earlier_versions_are_put_aside(tmp_path: Path) -> None:
+    """Their names do not tell their settings; what is damaged stays where it is."""
+    jobs = jobs_in(tmp_path)[:2]
+    folder = Folder(tmp_path / "out")
+    for job, name in zip(jobs, ("0" * 32, "1" * 32), strict=True):
+        old = made(replace_address(job, name), "left out", reason="a test")
+        folder._made(name).write_bytes(old.content)
+    folder._made("2" * 32).write_bytes(b"PAR1, damaged")
+    folder.arrange(jobs[:1])
+    assert {path.stem for path in folder.files()} == {"1" * 32, "2" * 32}
+    assert folder.file("0" * 32, "earlier").exists()
+
+
+def replace_address(job: Job, address: str) -> Job:
+    changed = Job(job.head, job.given, job.inputs)
+    vars(changed)["address"] = address
+    return changed
 
 
 def test_what_a_cell_depends_on_is_its_address(
@@ -142,6 +229,79 @@ def test_what_a_cell_depends_on_is_its_address(
     for other in others:
         assert len(other) == len(seen) == 3
         assert not seen & other
+
+
+MINE = """
+from dataclasses import dataclass
+from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.search.levels import Beam4
+@dataclass(frozen=True)
+class Mine(StreamingLLM):
+    name = "mine"
+    def decide(self, view, event):
+        from my_package.parts import more
+        import numpy, my_missing_module
+@dataclass
+class MySearch(Beam4):
+    name = "my-search"
+"""
+
+
+def test_what_users_code_imports_is_part_of_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever import statements stand; nothing is imported to find it, nor is numpy part of it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    small(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "my_package").mkdir()
+    files = {name: tmp_path / "my_package" / f"{name}.py" for name in ("__init__", "parts", "deep")}
+    files |= {"unused": tmp_path / "unused.py"}
+    for name, file in files.items():
+        file.write_text("from .deep import *\n" if name == "parts" else "")
+    grids = [
+        {"traces": "a.parquet", "policies": "mine:Mine"},
+        {"live": [{"policies": "h2o", "search": "mine:MySearch"}]},
+    ]
+
+    def addresses() -> list[tuple[str, ...]]:
+        found = [jobs_of(grid, tmp_path, lambda given: None) for grid in grids]
+        return [tuple(job.address for job in jobs if job.name[:4] != "full") for jobs in found]
+
+    seen = addresses()
+    for name, file in files.items():
+        file.write_text(file.read_text() + "changed = 1\n")
+        now = addresses()
+        assert [len(each) for each in now] == [1, 1]
+        assert all((a != b) == (name != "unused") for a, b in zip(seen, now, strict=True)), name
+        seen = now
+    assert "my_package" not in sys.modules
+    found = source_files(sys.modules["mine"].Mine)
+    assert sorted(found) == ["mine", "my_package", "my_package.deep", "my_package.parts"]
+    assert not source_files(StreamingLLM)
+    del sys.modules["mine"]
+
+
+def test_what_live_cells_name_is_part_of_their_addresses(tmp_path: Path) -> None:
+    """A shadow's GPU and the geometry of random weights, by paths from the folder of the grid."""
+    geometry = {
+        "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100,
+        "intermediate_size": 128,
+    }  # fmt: skip
+    gpu, model = tmp_path / "my.toml", tmp_path / "my.json"
+    seen = set()
+    for memory in ("40e9", "50e9"):
+        for layers in (2, 3):
+            gpu.write_text(f'base = "h100"\nname = "mine"\nhbm_bytes = {memory}\n')
+            model.write_text(json.dumps({**geometry, "num_hidden_layers": layers}))
+            table = {"policies": "h2o", "shadow": True, "gpu": "my.toml",
+                     "model": "config:my.json"}  # fmt: skip
+            job = jobs_of({"live": [table]}, tmp_path, lambda given: None)[1]
+            assert job.given["gpu"] == str(gpu)
+            assert job.given["model"] == f"config:{model}"
+            assert str(tmp_path) not in str(job.head)
+            seen.add(job.address)
+    assert len(seen) == 4
 
 
 BAD = {
@@ -204,16 +364,29 @@ def test_a_failing_cell_is_a_record_and_is_tried_again(
     assert {name.split("/")[0] for name in files(out)} == {"cells"}
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_process_that_dies_costs_its_cell_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = small(tmp_path, ONE.replace('["h2o"]', '["tests.sweep.grids:Dies", "h2o"]'))
     out = tmp_path / "out"
-    assert main(["sweep", str(grid), "--out", str(out), "--jobs", "2"]) == 1
+    assert main(["sweep", str(grid), "--out", str(out), "--jobs", jobs]) == 1
     said = capsys.readouterr()
     assert "3 done, 2 failed" in said.out
     assert said.err.count("its process died, perhaps for lack of memory") == 2
     assert len(files(out)) == 5
+
+
+def test_more_processes_than_can_be_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = small(tmp_path, ONE)
+    assert main(["sweep", str(grid), "--out", str(tmp_path / "out"), "--jobs", str(10**11)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1:] == [
+        "arborsim: 100,000,000,000 worker processes are too many: take at most 10,000"
+    ]
+    assert not any(files(tmp_path / "out"))
 
 
 def test_the_example_is_a_grid_of_the_shipped_traces() -> None:
@@ -277,7 +450,7 @@ def test_two_sweeps_share_a_folder(tmp_path: Path) -> None:
             theirs.release()
         return api.compute(job)
 
-    tally = fill(folder, jobs, compute, local(1))
+    tally = fill(folder, jobs, compute, local(0))
     assert (tally.made, tally.there) == (3, 1)
     assert sorted(seen) == sorted(job.address for job in (jobs[0], jobs[1], jobs[2]))
     assert len(files(tmp_path / "out")) == 4, "no lock, no stump"
