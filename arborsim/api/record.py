@@ -198,6 +198,8 @@ class Recording:
         seen, bank = self.seen, self.request.bank is not None
         verdict = f"{seen.correct}/{seen.judged} {'solvable' if bank else 'correct'}, "
         thoughts = f"{seen.thoughts} thoughts, " if bank else ""
+        if not seen.tokens and 0 < seen.episode == seen.episodes:
+            return "all of them there before"
         speed = f"{seen.tokens} tokens, {seen.tokens_per_s:.0f} tokens/s"
         return f"{verdict if seen.judged else ''}{thoughts}{speed}"
 
