@@ -182,7 +182,8 @@ def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
     if name in ("kind", "end"):
         return kinds_of(column) if name == "kind" else ends_of(column)
     numbers = numbers_of(column)
-    if np.isnan(numbers).sum() > column.null_count:  # which are NaN, too
+    # Of floats, nulls are NaN, too.
+    if numbers.dtype.kind == "f" and np.isnan(numbers).sum() > column.null_count:
         what = f"{name} is nan: what was not recorded is null"
         where.check(np.isnan(numbers) & ~values_of(column.is_null()), what)
     return numbers
