@@ -50,6 +50,8 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/transfers.py --out reports/benchmarks/transfers.json
 	$(BIN)/python benchmarks/serving.py --out reports/benchmarks/serving.json
 	$(BIN)/python benchmarks/plan.py --out reports/benchmarks/plan.json
+	$(BIN)/python benchmarks/sweep.py --out reports/benchmarks/sweep.json
+	$(BIN)/python benchmarks/search.py --out reports/benchmarks/search.json
 	$(BIN)/python benchmarks/kernels.py --out reports/benchmarks/kernels.json
 	$(BIN)/python benchmarks/pieces.py --out reports/benchmarks/pieces.json
 	$(BIN)/python benchmarks/page.py

@@ -1,13 +1,14 @@
 """Rules of policies by hand: what deciding takes in NumPy, with nothing around it.
 
 Each rule loops over the rows of an episode with the fewest calls that it needs, on plain arrays: no
-tree, no account of bytes, transfers or seconds, no result.  Numbers that are not attention are
-drawn at random.  With the time to decode the rows, and to simulate what the policy moves, this is
-about the least that a replay can take.
+tree, no account of bytes, transfers or seconds, no result, and evictions are not written down.
+Numbers that are not attention are drawn at random.  With the time to decode the rows, and to
+simulate what the policy moves, this is about the least that a replay can take.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from generate import PROMPT
 
 _INTERVAL, _DOOMED, _IN_HBM, _REACH = 64, 0.03, 0.5, 8  # of the hierarchy and its ablations
+_STAIR = 32
 _SEGMENT, _RECENT, _KEEPS = 128, 128, np.array([64, 32, 8])
 
 #: Values of a step's row, and the positions that they are of: None if all.
@@ -38,14 +40,20 @@ def hand_s(path: Path, attention: str, name: str, budget: int) -> float:
 
 
 def _rows(path: Path, attention: str) -> Iterator[list[Row]]:
-    """The rows of each episode, as they lie in the file."""
+    """The rows of each episode, as they lie in the file; empty ones where there is no attention."""
+    if attention == "none":
+        nothing = np.empty(0), None
+        for group in range((file := pq.ParquetFile(path)).num_row_groups):
+            yield [nothing] * (file.metadata.row_group(group).num_rows - 3)  # see `generate`
+        return
     names = ["attention"] if attention == "dense" else ["attention_value", "attention_index"]
     file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):
         table = file.read_row_group(group, columns=names, use_threads=False)
         lists = [table[name].combine_chunks() for name in names]
         values, *positions = (each.flatten().to_numpy(zero_copy_only=False) for each in lists)
-        values = values.astype(np.float64)
+        # In the types that NumPy computes with fastest.
+        values, positions = values.astype(np.float64), [each.astype(np.int64) for each in positions]
         found: list[Row] = []
         for first, last in pairwise(lists[0].offsets.to_numpy()):
             if last > first:
@@ -54,19 +62,32 @@ def _rows(path: Path, attention: str) -> Iterator[list[Row]]:
 
 
 def _h2o(rows: list[Row], budget: int, number: np.ndarray, _: np.ndarray) -> None:
-    score = np.empty(len(rows))
+    """A sparse row changes few sums: a heap finds the lowest, looking again at those that rose."""
+    score, held = np.empty(len(rows)), np.arange(budget + 1)
+    heap: list[tuple[float, int]] = []
     for step, row in enumerate(rows):
-        seen = _grown(score, row, step)
-        if step >= budget:
-            seen[seen.argmin()] = np.inf
+        _grown(score, row, step)
+        if row[1] is None:
+            if step >= budget:
+                held[-1] = step
+                held[score.take(held).argmin()] = step  # the next one takes its place
+            continue
+        heapq.heappush(heap, (score.item(step), step))
+        while step >= budget:
+            known, at = heap[0]
+            if (now := score.item(at)) == known:
+                heapq.heappop(heap)
+                break
+            heapq.heapreplace(heap, (now, at))
 
 
 def _vatp(rows: list[Row], budget: int, number: np.ndarray, _: np.ndarray) -> None:
-    score = np.empty(len(rows))
+    score, held = np.empty(len(rows)), np.arange(budget + 1)
     for step, row in enumerate(rows):
-        seen = _grown(score, row, step)
+        _grown(score, row, step)
         if step >= budget:
-            seen[(seen * number[: step + 1]).argmin()] = np.inf
+            held[-1] = step
+            held[(score[held] * number[held]).argmin()] = step
 
 
 def _attn_hs(rows: list[Row], budget: int, number: np.ndarray, _: np.ndarray) -> None:
@@ -86,46 +107,63 @@ def _unit(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _grown(score: np.ndarray, row: Row, step: int) -> np.ndarray:
-    """Add a row to the sums of the tokens so far; those of evicted ones are infinite."""
+def _grown(score: np.ndarray, row: Row, step: int) -> None:
+    """Add a row to the sums of the tokens so far."""
     values, at = row
     score[step] = 0.0
-    seen = score[: step + 1]
     if at is None:
+        seen = score[: step + 1]
         seen += values
     else:
-        seen[at] += values
-    return seen
+        score[at] += values
 
 
 def _tova(rows: list[Row], budget: int, number: np.ndarray, _: np.ndarray) -> None:
-    gone = np.zeros(len(rows))
+    paid, held = np.zeros(len(rows)), np.arange(budget + 1)
     for step, (values, at) in enumerate(rows):
-        now = gone[: step + 1]
+        if step < budget:
+            continue
+        held[-1] = step
         if at is None:
-            now = now + values
+            held[values.take(held).argmin()] = step
         else:
-            now = now.copy()
-            now[at] += values
-        if step >= budget:
-            gone[now.argmin()] = np.inf
+            paid[at] = values
+            held[paid.take(held).argmin()] = step
+            paid[at] = 0.0
 
 
 def _raas(rows: list[Row], budget: int, number: np.ndarray, _: np.ndarray) -> None:
-    last = np.empty(len(rows))
+    last, held = np.empty(len(rows)), np.arange(budget + 1)
     for step, (values, at) in enumerate(rows):
+        if at is not None:
+            # The median is an even share of the rest, and no less is listed: all are used alike,
+            # and the oldest goes.
+            if (values < 0.0).any():
+                break
+            continue
         last[step] = step
-        seen = last[: step + 1]
         middle = (len(values) - 1) // 2
-        used = values >= np.partition(values, middle)[middle]
-        if at is None:
-            used &= seen < np.inf
-            np.putmask(seen, used, step)
-        else:
-            at = at[used]
-            seen[at] = np.where(seen[at] < np.inf, step, np.inf)
+        np.putmask(last[: step + 1], values >= np.partition(values, middle)[middle], step)
         if step >= budget:
-            seen[seen.argmin()] = np.inf
+            held[-1] = step
+            held[last.take(held).argmin()] = step
+
+
+def _staircase(rows: list[Row], budget: int, rank: np.ndarray, _: np.ndarray) -> None:
+    """Every 32 steps the lowest of HBM go to DDR of the budget's size, its lowest out.
+
+    Half of what HBM keeps is in 8 bits.
+    """
+    hbm, ddr = np.arange(0), np.arange(0)
+    for step in range(0, len(rows), _STAIR):
+        hbm = np.concatenate([hbm, np.arange(step, min(step + _STAIR, len(rows)))])
+        if len(hbm) <= budget - _STAIR:
+            continue
+        ranks, over = rank.take(hbm), len(hbm) - budget + _STAIR
+        order = ranks.argpartition([over, over + (budget - _STAIR) // 2])
+        ddr, hbm = np.concatenate([ddr, hbm[order[:over]]]), hbm[order[over:]]
+        if (out := len(ddr) - budget) > 0:
+            ddr = ddr[rank.take(ddr).argpartition(out)[out:]]
 
 
 def _segments(rows: list[Row], budget: int, rank: np.ndarray | None, prompt: int = 0) -> None:
@@ -220,5 +258,5 @@ def _moved(
 RULES: dict[str, Rule] = {
     "h2o": _h2o, "attn-hs": _attn_hs, "vatp": _vatp, "tova": _tova, "raas": _raas,
     "thinkv": _thinkv, "segment-hs": _segment_hs, "hierarchy": _hierarchy,
-    "redundancy": _redundancy, "attn-val-redundancy": _redundancy,
+    "staircase": _staircase, "redundancy": _redundancy, "attn-val-redundancy": _redundancy,
 }  # fmt: skip

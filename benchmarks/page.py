@@ -2,8 +2,8 @@
 
 ``python benchmarks/page.py``, after ``python benchmarks/replay.py --out
 reports/benchmarks/replay.json``, ``python benchmarks/decisions.py --out
-reports/benchmarks/decisions.json`` and the same with ``ets``, ``live``, ``serving``, ``plan`` and
-``kernels``.
+reports/benchmarks/decisions.json`` and the same with ``ets``, ``live``, ``serving``, ``plan``,
+``sweep``, ``search`` and ``kernels``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIGURES = ROOT / "reports" / "benchmarks"
 PAGE = ROOT / "docs" / "performance.md"
 NAMES = (
     "replay", "decisions", "ets", "live", "live_targets", "live_targets_before", "serving", "plan",
-    "kernels", "sweep",
+    "kernels", "sweep", "search",
 )  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def page(of: dict[str, dict[str, Any]]) -> str:
         _head(replay), _short(of), _free(replay), _attention(replay), _long(replay),
         _starts(replay), _decisions(of["decisions"]), _ets(of["ets"]), _live(of["live"]),
         _targets(of["live_targets"], of["live_targets_before"]), _serving(of["serving"]),
-        _plan(of["plan"]), _sweep(of["sweep"]), _kernels(of["kernels"]),
+        _plan(of["plan"]), _sweep(of["sweep"]), _search(of["search"]), _kernels(of["kernels"]),
     )  # fmt: skip
     return "\n".join(line for part in parts for line in part)
 
@@ -45,7 +45,9 @@ def _head(replay: dict[str, Any]) -> list[str]:
         "`python benchmarks/live.py --out reports/benchmarks/live.json`,",
         "`python benchmarks/live_targets.py --out reports/benchmarks/live_targets.json`,",
         "`python benchmarks/serving.py --out reports/benchmarks/serving.json`,",
-        "`python benchmarks/plan.py --out reports/benchmarks/plan.json` and",
+        "`python benchmarks/plan.py --out reports/benchmarks/plan.json`,",
+        "`python benchmarks/sweep.py --out reports/benchmarks/sweep.json`,",
+        "`python benchmarks/search.py --out reports/benchmarks/search.json` and",
         "`python benchmarks/kernels.py --out reports/benchmarks/kernels.json` write.",
         f"One core, Python {replay['python']}, {versions}; generated traces on Llama-3.1-8B's",
         "geometry, H100 profile. The machine is shared: compare ratios, not seconds.",
@@ -97,16 +99,21 @@ def _free(replay: dict[str, Any]) -> list[str]:
         f"{tokens:,} tokens in episodes of 32,768, budget {replay['budget_tokens']} tokens,",
         "everything included (reading, decisions, simulated memory and time).",
         "",
-        "| policy | tokens/s | simulating |",
-        "|---|---:|---:|",
-        *(f"| `{name}` | {row['tokens_per_s']:,}{of(row)} | {_share(row)} |" for name, row in rows),
+        "| policy | tokens/s | simulating | over decoding | at least |",
+        "|---|---:|---:|---:|---|",
+        *(
+            f"| `{name}` | {row['tokens_per_s']:,}{of(row)} | {_share(row)} | {_ratio(row)} "
+            f"| {_least(row)} |"
+            for name, row in rows
+        ),
         "",
         "*Simulating*: the part of the time in which bytes, transfers and seconds are simulated;",
         "`-`: not measured. Policies whose rank is fixed at birth plan a whole run of iterations",
         "in one call. `keydiff` compares every key with a mean that each token changes. `kivi`,",
         "compositions and policies that move tokens to DDR decide one event at a time, and every",
         "transfer is simulated when it starts, as its end may change what the next iteration",
-        "reads: that part bounds what faster decisions could gain.",
+        "reads: that part bounds what faster decisions could gain. *Over decoding* and *at least*",
+        "are as below.",
         "",
         f"Peak memory (`epikv`): {peaks}.",
         "",
@@ -138,6 +145,8 @@ def _attention(replay: dict[str, Any]) -> list[str]:
         "the default of `arborsim replay`. *At least*: decoding, which is 1, and what the policy's",
         "rule takes in bare NumPy with nothing around it (`benchmarks/by_hand.py`), and",
         "*simulating*, the part of the replay in which bytes, transfers and seconds are simulated.",
+        "It is the least that we know how to reach in NumPy, without an account of what was",
+        "evicted; the rest is an interpreter's, some microseconds for each token.",
         "",
         "| policy | dense | dense, kept | sparse | sparse, kept | at least, dense "
         "| at least, sparse |",
@@ -147,7 +156,9 @@ def _attention(replay: dict[str, Any]) -> list[str]:
         "The aim is 3. Rules that change the rank of all tokens with every row cannot come under",
         "it on sparse rows, where decoding is cheap: eviction by eviction, one row costs a dozen",
         "calls of NumPy. `thinkv` and `segment-hs` take all entropies anew with every row while",
-        "their segments are full, `attn-hs` scales both its scores. The hierarchy and its",
+        "their segments are full, `attn-hs` scales both its scores. Where `segment-hs` evicts,",
+        "several tokens go at once: every decision is an event of its own, with a view of the",
+        "tree, a plan and an iteration to price. The hierarchy and its",
         "ablations simulate every transfer when it starts, since its end may change what the next",
         "iteration reads, and add sparse rows one by one: what a row does not list is spread",
         "evenly, and such sums depend on their order. The rest is the tree, scores of per-layer",
@@ -162,6 +173,10 @@ def _least(row: dict[str, Any]) -> str:
         return "-"
     parts = 1.0, row["by_hand"], row["machine_share"] * row["ratio"]
     return f"{sum(parts):.1f} (1 + {parts[1]:.1f} + {parts[2]:.1f})"
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    return f"{row['ratio']:.1f}" if "ratio" in row else "-"
 
 
 def _share(row: dict[str, Any]) -> str:
@@ -438,6 +453,47 @@ def _sweep(sweep: dict[str, Any]) -> list[str]:
             f"| {alone[run['on']] / run['wall_s']:.2f} | {run['again_s']:.1f} |"
             for run in sweep["runs"]
         ),
+        "",
+    ]
+
+
+#: What the packages of `arborsim` do in a search.
+_DO = {
+    "machine": "pricing, and the simulated clock",
+    "policies": "decisions",
+    "memory": "tokens and bytes of each tier, moves",
+    "core": "trees, tables, checks of settings",
+    "run": "the controller and its meters",
+    "bank": "walking the thoughts, results",
+    "trace": "reading the bank, events of a walk",
+    "signals": "scores",
+    "search": "what the search expands",
+}
+
+
+def _search(search: dict[str, Any]) -> list[str]:
+    """Where the time of a search goes."""
+    functions = [f"`{name}` {100 * share:.0f}%" for name, share in search["functions"].items()]
+    return [
+        "## A search",
+        "",
+        f"`arborsim search` with {search['algorithms'].replace(',', ', ')} at widths "
+        f"{search['widths'].replace(',', ' and ')}, each under",
+        f"{search['policies'].replace(',', ' and ')}, on {search['problems']} problems: "
+        f"{search['replays']} replays in {search['seconds']:.1f} s of the processor",
+        "(`python benchmarks/search.py`). Which package was running, by sampling:",
+        "",
+        "| package | share | what it does |",
+        "|---|---:|---|",
+        *(
+            f"| `{name}` | {100 * share:.0f}% | {_DO[name]} |"
+            for name, share in search["packages"].items()
+            if name in _DO
+        ),
+        "",
+        "The functions with the largest shares are",
+        f"{', '.join(functions[:4])}:",
+        "none stands out, and what is left is the number of events of many short searches.",
         "",
     ]
 

@@ -190,9 +190,12 @@ def against_decoding(
     return figures
 
 
-def attention_free(path: Path, policies: dict[str, Policy], tokens: int) -> dict[str, object]:
-    figures: dict[str, object] = {}
+def attention_free(
+    path: Path, policies: dict[str, Policy], tokens: int
+) -> dict[str, dict[str, float]]:
+    figures: dict[str, dict[str, float]] = {}
     for name, policy in policies.items():
+        alone = decode_s(path, columns_read(signals_of(policy), "none"))
         try:
             seconds, machine = replay_s(path, policy)
         except ArborsimError as error:  # a floor above this budget
@@ -201,7 +204,11 @@ def attention_free(path: Path, policies: dict[str, Policy], tokens: int) -> dict
         figures[name] = {
             "tokens": tokens, "seconds": round(seconds, 2),
             "tokens_per_s": round(tokens / seconds), "machine_share": round(machine, 2),
+            "ratio": round(seconds / alone, 2),
         }  # fmt: skip
+        if name in RULES:
+            by_hand = hand_s(path, "none", name, int(BUDGET))
+            figures[name]["by_hand"] = round(by_hand / alone, 2)
         print(f"none    {name:32} {figures[name]}", file=sys.stderr)
     return figures
 

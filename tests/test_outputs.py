@@ -179,6 +179,16 @@ def test_a_full_disk_keeps_the_old_results(tmp_path: Path) -> None:
     assert names(tmp_path) == ["results.csv"]
 
 
+def test_a_name_that_is_not_utf_8_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(CHAIN), "--out", f"{tmp_path}/\udcff.parquet"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"arborsim: --out {tmp_path}/")
+    assert said.endswith("udcff.parquet: the name is not UTF-8: choose another name\n")
+    assert names(tmp_path) == []
+
+
 def test_two_writers_of_one_file_are_refused(tmp_path: Path) -> None:
     held = Lock(tmp_path / "a")
     with pytest.raises(UsageError, match="another arborsim is writing it"):
@@ -224,6 +234,21 @@ def test_two_runs_into_one_log(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="another arborsim is writing it"):
         RecordLog(path, TraceInfo, "x", 1).open({})
     first.close()
+
+
+def test_a_log_on_a_full_disk_names_itself(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk."""
+    log = RecordLog(tmp_path / "log", TraceInfo, "x", 1)
+    log.open({})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        for write in (lambda: log.add({"a": 1}), log.close):  # which tries again
+            with pytest.raises(UsageError, match="log: cannot write: File too large"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == ["log"]
 
 
 def test_a_log_that_cannot_be_begun_leaves_the_old_one(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.settings import MOST_COUNT, whole_number
 
 if TYPE_CHECKING:
     from arborsim.core.geometry import Geometry
@@ -39,10 +40,15 @@ def names(text: str | Sequence[str]) -> list[str]:
 def whole_numbers(given: str | int | Sequence[int], option: str) -> list[int]:
     """``"16,64"``, 16 or [16, 64] as numbers of 1 or more."""
     text = given if isinstance(given, str) else ",".join(map(str, listed(given)))
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"{option} {text}: expected whole numbers of 1 or more, by comma")
-    return [int(part) for part in parts]
+    try:
+        found = [whole_number(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UsageError(
+            f"{option} {text:.40}: expected whole numbers from 1 to {MOST_COUNT:,}, by comma"
+        )
+    return found
 
 
 def listed(given: Any) -> list[Any]:
@@ -65,11 +71,17 @@ def files(given: Files) -> list[Path]:
     return found
 
 
-def at_least(least: int, **given: int | None) -> None:
-    """Refuse a number that is too small, or no whole number."""
+def at_least(least: int, most: int = MOST_COUNT, **given: int | None) -> None:
+    """Refuse a number that is too small or too large, or no whole number."""
     for name, value in given.items():
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise UsageError(f"{name} must be a whole number of {least} or more, not {value!r}")
+        if value is None or (isinstance(value, int) and least <= value <= most):
+            continue
+        rule = (
+            f"from {least} to {most:,}"
+            if isinstance(value, int) and value > most
+            else (f"of {least} or more")
+        )
+        raise UsageError(f"{name} must be a whole number {rule}, not {value!r:.40}")
 
 
 def budgets(given: Budgets) -> list[Budget]:
@@ -258,9 +270,10 @@ def machine(
     """The simulated machine; `more` are fields of `Machine` of that name."""
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
+    from arborsim.memory.pages import MOST_PAGE_TOKENS
 
     check_recall(recall)
-    at_least(1, page_size=page_size)
+    at_least(1, MOST_PAGE_TOKENS, page_size=page_size)
     profile = load_profile(gpu, host or None, engine)
     geometry = _geometry(traces, str(model), str(kv_dtype), str(weights))
     return Machine(profile, geometry, recall, page_size, tree_attention, **more)

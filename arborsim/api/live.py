@@ -143,6 +143,7 @@ class LiveRun:
     ) -> None:
         from arborsim.live.backends import LiveRequest
         from arborsim.live.log import Collector, LiveLog
+        from arborsim.memory.pages import MOST_PAGE_TOKENS
 
         given = {
             name: value for name, value in locals().items() if name not in ("self", "problems")
@@ -151,7 +152,8 @@ class LiveRun:
         self.out = None if out is None else Path(out)
         recorded = None if trace is None else Path(trace)
         choices.at_least(1, batch=batch)
-        choices.at_least(0, page_tokens=page_tokens, attention_top=attention_top)
+        choices.at_least(0, attention_top=attention_top)
+        choices.at_least(0, MOST_PAGE_TOKENS, page_tokens=page_tokens)
         _check_files(self.out, recorded, shadow=shadow, resume=resume, overwrite=overwrite)
         self.request = LiveRequest(
             **live_fields(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from arborsim.api import choices
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.settings import MOST_INT
 
 if TYPE_CHECKING:
     from arborsim.api.choices import Budgets, Policies, Settings
@@ -104,7 +105,7 @@ DEFAULTS: Problems = {
     "keep_duplicates": False, "trust_remote_code": False,
 }  # fmt: skip
 _COUNTS = (
-    "episodes", "first", "lines", "lines_per_thought", "max_tokens", "prompt_tokens", "seed",
+    "episodes", "first", "lines", "lines_per_thought", "max_tokens", "prompt_tokens",
 )  # fmt: skip
 
 
@@ -129,6 +130,7 @@ def search_fields(given: Mapping[str, Any]) -> dict[str, Any]:
             raise UnknownName("keyword", name, DEFAULTS)
     values: dict[str, Any] = {**DEFAULTS, **given}
     choices.at_least(0, **{name: values[name] for name in _COUNTS})
+    choices.at_least(0, MOST_INT, seed=values["seed"])
     choices.at_least(1, thought_tokens=values["thought_tokens"])
     search, temperature = algorithm(values), values["temperature"]
     if temperature is None:  # branches must differ; a line need not

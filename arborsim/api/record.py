@@ -11,6 +11,7 @@ from arborsim.api import choices
 from arborsim.api.equivalent import equivalent
 from arborsim.api.problems import DEFAULTS, Problems, search_fields, split_settings
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.settings import whole_number
 
 if TYPE_CHECKING:
     from arborsim.api.choices import Settings
@@ -197,6 +198,8 @@ class Recording:
         seen, bank = self.seen, self.request.bank is not None
         verdict = f"{seen.correct}/{seen.judged} {'solvable' if bank else 'correct'}, "
         thoughts = f"{seen.thoughts} thoughts, " if bank else ""
+        if not seen.tokens and 0 < seen.episode == seen.episodes:
+            return "all of them there before"
         speed = f"{seen.tokens} tokens, {seen.tokens_per_s:.0f} tokens/s"
         return f"{verdict if seen.judged else ''}{thoughts}{speed}"
 
@@ -289,6 +292,6 @@ def _layers(option: str, given: str | Sequence[int]) -> LayerChoice:
         return "all"
     parts = given.split(",") if isinstance(given, str) else choices.listed(given)
     try:
-        return tuple(sorted({int(part) for part in parts}))
+        return tuple(sorted({whole_number(str(part)) for part in parts}))
     except ValueError:
-        raise UsageError(f"{option} {given}: expected numbers, e.g. 2,3, or all") from None
+        raise UsageError(f"{option} {given!s:.40}: expected numbers, e.g. 2,3, or all") from None

@@ -11,6 +11,7 @@ from arborsim.api import choices
 from arborsim.api.equivalent import equivalent
 from arborsim.api.results import Results, not_in_file
 from arborsim.core.errors import UsageError
+from arborsim.core.settings import MOST_INT
 from arborsim.core.tables import made_by
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def tune(
 
     command = equivalent("tune", tune, locals())
     paths = choices.files(traces)
-    choices.at_least(0, seed=seed, worker=worker)
+    choices.at_least(0, MOST_INT, seed=seed)
+    choices.at_least(0, worker=worker)
     choices.at_least(1, trials=trials)
     if len(choices.names(policy)) != 1:
         raise UsageError(f"--policy {policy}: one policy is tuned at a time")

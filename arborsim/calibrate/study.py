@@ -10,7 +10,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -128,7 +129,8 @@ class Study:
         self.name = name
         wanted = {key: str(value) for key, value in sorted(asked.items())}
         wanted |= {f"range of {each}": kind.text for each, kind in space.items()}
-        try:
+        self._storage = storage
+        with self._keeping():
             self._study = self._optuna.create_study(
                 study_name=name, directions=["minimize"] * objectives, load_if_exists=True,
                 storage=self._database(storage) if storage else None,
@@ -136,14 +138,6 @@ class Study:
             if _ASKED not in self._study.user_attrs:
                 self._study.set_user_attr(_ASKED, json.dumps(wanted))
             before = json.loads(self._study.user_attrs[_ASKED])
-        except ArborsimError:
-            raise
-        except Exception as error:  # of SQLAlchemy, its drivers and Optuna: of no common class
-            said = shown(" ".join(str(error).split()))[:160] or type(error).__name__
-            raise UsageError(
-                f"--storage {shown(storage)}: the study cannot be kept there ({said}): give the "
-                "URL of a database, such as sqlite:///study.sqlite"
-            ) from None
         if before != wanted:
             keys = sorted(key for key in {*before, *wanted} if before.get(key) != wanted.get(key))
             raise UsageError(
@@ -151,6 +145,26 @@ class Study:
                 f"({before.get(keys[0], 'none')}, not {wanted.get(keys[0], 'none')}): choose "
                 "another --study, or ask the same"
             )
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """What the database refuses is one line."""
+        try:
+            yield
+        except ArborsimError:
+            raise
+        except Exception as error:  # of SQLAlchemy, its drivers and Optuna: of no common class
+            told = (getattr(each, "orig", None) for each in (error, error.__cause__))
+            cause = next(filter(None, told), error)  # what the driver says, without statements
+            said = shown(" ".join(str(cause).split()))[:160] or type(cause).__name__
+            todo = (
+                "make room, or name another"
+                if "full" in said
+                else ("give the URL of a database, such as sqlite:///study.sqlite")
+            )
+            raise UsageError(
+                f"--storage {shown(self._storage)}: the study cannot be kept there ({said}): {todo}"
+            ) from None
 
     def _database(self, url: str) -> Any:
         # Several processes write to one file: they wait for each other.
@@ -164,7 +178,9 @@ class Study:
         """
         done = self._optuna.trial.TrialState
         found = []
-        for trial in self._study.get_trials(deepcopy=False, states=(done.COMPLETE, done.FAIL)):
+        with self._keeping():
+            trials = self._study.get_trials(deepcopy=False, states=(done.COMPLETE, done.FAIL))
+        for trial in trials:
             about = trial.user_attrs
             if trial.state is done.COMPLETE:
                 found.append(Ended(about[_VALUES], tuple(trial.values)))
@@ -204,19 +220,22 @@ class Study:
                     warnings.simplefilter("ignore")
                     sampler = self._optuna.samplers.PartialFixedSampler(start, sampler)
             self._study.sampler = sampler
-            trial = self._study.ask()
-            values = {name: kind.propose(trial, name) for name, kind in self._space.items()}
-            trial.set_user_attr(_VALUES, values)
+            with self._keeping():
+                trial = self._study.ask()
+                values = {name: kind.propose(trial, name) for name, kind in self._space.items()}
+                trial.set_user_attr(_VALUES, values)
             try:
                 figures = [float(each) for each in measure(values)]
             except TraceError:
                 raise  # whatever the settings
             except ArborsimError as error:
-                trial.set_user_attr(_REASON, " ".join(str(error).split()))
-                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+                with self._keeping():
+                    trial.set_user_attr(_REASON, " ".join(str(error).split()))
+                    self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
                 continue
             if not all(map(math.isfinite, figures)):
                 raise UsageError(f"a trial found {figures}, not numbers: {values}")
-            self._study.tell(trial, figures)
+            with self._keeping():
+                self._study.tell(trial, figures)
         on_progress(done)
         return self.ended()

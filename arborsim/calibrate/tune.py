@@ -39,7 +39,7 @@ MEMORY = {"peak": "mean_peak_hbm_kv_bytes", "byte-seconds": "hbm_byte_seconds"}
 QUALITY = {"kept": ("attention_kept", True), "error": ("output_error", False)}
 BUDGET = "budget"  #: how the budget is called among what is varied
 _NOTE = (
-    "Every row is a setting of the front; the number of its trial follows the budget. Answers are "
+    "Every row is a setting of the front; its trial and settings follow the budget. Answers are "
     "counted by live runs of the files that --front writes: arborsim live --policy FILE."
 )
 
@@ -382,8 +382,13 @@ def _held_out(
 
 
 def label(trial: Trial) -> str:
-    """What a trial's rows of a replay are called: its budget and number."""
-    return f"{trial.budget:g} (trial {trial.number})"
+    """What a trial's rows of a replay are called: its budget, number and settings."""
+    last = [name.rpartition(".")[2] for name in trial.settings]
+    short = last if len(set(last)) == len(last) else trial.settings
+    said = ", ".join(
+        f"{name}={_text(value)}" for name, value in zip(short, trial.settings.values(), strict=True)
+    )
+    return f"{trial.budget:g} (trial {trial.number}{said and ': '}{said})"
 
 
 def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:

@@ -46,6 +46,8 @@ COMMANDS = {
     "doctor": "Show what is installed, what works with it, and what is missing.",
     "import": "Make a trace of a recording in another format.",
 }
+#: How the loader and threads say that there is no memory.
+_NO_ROOM = ("failed to map segment", "cannot allocate memory", "can't start new thread")
 
 
 class Commands(typer.core.TyperGroup):
@@ -150,7 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UnicodeEncodeError as error:  # only names of files are not text
         name = ascii(error.object)[1:-1]
         return _fail(f"{name}: this name of a file is not UTF-8: rename the file")
-    except MemoryError as error:
+    except (MemoryError, ImportError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(said in str(error) for said in _NO_ROOM):
+            raise
         why = f" ({error})" if str(error) else ""
         return _fail(
             f"out of memory{why}: run fewer --jobs, ask for less at once, or take a machine with "
@@ -191,7 +195,10 @@ def _terminable() -> Iterator[None]:
 def _fail(message: str, code: int = 2) -> int:
     from arborsim.show.words import plain
 
-    print(f"arborsim: {plain(' '.join(message.split()))}", file=sys.stderr)
+    try:
+        print(f"arborsim: {plain(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    except OSError:  # only the exit code can tell; what is left is not tried again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return code
 
 

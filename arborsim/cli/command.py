@@ -37,7 +37,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 import typer.core
 
+from arborsim.core.errors import UsageError
 from arborsim.core.outputs import refuse_inputs
+from arborsim.core.settings import MOST_COUNT, MOST_INT
 
 T = TypeVar("T")
 #: What knows the names that complete an option.
@@ -146,6 +148,11 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
         if outputs:
             read = [value for name, value in given.items() if name not in written]
             refuse_inputs(outputs, files_named(read))
+        for name, value in given.items():
+            most = MOST_INT if name == "seed" else MOST_COUNT
+            if isinstance(value, int) and abs(value) > most:
+                dashed = name.replace("_", "-")
+                raise UsageError(f"--{dashed}: must be at most {most:,}, not {value!r:.40}")
         filled = {
             name: kind(**{each.name: given.pop(each.name) for each in fields(kind)})
             for name, kind in groups.items()

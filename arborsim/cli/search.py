@@ -21,6 +21,7 @@ from arborsim.cli.options import (
 )
 from arborsim.cli.progress import interrupted
 from arborsim.core.errors import UsageError
+from arborsim.core.settings import whole_number
 
 if TYPE_CHECKING:
     from arborsim.api.search import SearchResults
@@ -84,13 +85,17 @@ class SearchOutput(OutputOptions):
         """The problems of ``--trees``, which must be among those that are searched."""
         found = []
         for part in names(self.trees):
-            if not part.isdecimal():
-                raise UsageError(f"--trees {part}: expected numbers of problems, by comma")
-            if int(part) not in chosen:
+            try:
+                number = whole_number(part)
+            except ValueError:
+                raise UsageError(
+                    f"--trees {part:.40}: expected numbers of problems, by comma"
+                ) from None
+            if number not in chosen:
                 raise UsageError(
                     f"--trees {part}: searched are problems {chosen.start} to {chosen.stop - 1}"
                 )
-            found.append(int(part))
+            found.append(number)
         return found
 
 

@@ -178,10 +178,13 @@ class RecordLog(Generic[R]):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._lock is not None:
-            self._lock.release()
+        try:
+            with self._writing():  # what a full disk has not taken is tried once more
+                if self._file is not None:
+                    self._file.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     def _head(self, line: bytes) -> dict[str, Any]:
         try:

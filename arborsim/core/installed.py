@@ -321,6 +321,7 @@ def _abilities(
         _images(known, browser),
         _of("embed thoughts (--embed)", _named(known, "sentence-transformers"), _pip("embed")),
         _of("calibrate and tune policies", _named(known, "optuna"), _pip("tune")),
+        _of("sweeps on several machines", _named(known, "ray"), _pip("ray")),
         _of("import measured kernels", _named(known, "aiconfigurator-core"), _pip("kernels")),
     ]
 

@@ -103,6 +103,11 @@ def check_writable(path: Path, option: str) -> None:
         raise UsageError(f"{option}: {path} is a directory")
     if not path.parent.is_dir():
         raise UsageError(f"{option}: there is no directory {path.parent}")
+    try:
+        str(path).encode()  # Arrow writes no other
+    except UnicodeEncodeError:
+        said = ascii(str(path))[1:-1]
+        raise UsageError(f"{option} {said}: the name is not UTF-8: choose another name") from None
     # Asking for permissions would not do: read-only disks and special folders refuse all the same.
     try:
         if _is_special(path):

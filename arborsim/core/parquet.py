@@ -36,6 +36,7 @@ _PLAIN, _DELTA_LENGTH = 0, 6
 #: Types of Thrift's compact protocol.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET = range(1, 11)
 _STRUCT = 12
+_WHOLE = (_I16, _I32, _I64)
 _NONE = "the file is damaged (what should say where its data are is none)"
 
 
@@ -320,7 +321,7 @@ def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, 
             field += head >> 4
         else:
             field, at = _number(data, at)
-        if kind in (_I16, _I32, _I64):
+        if kind in _WHOLE:
             byte = data[at]
             if byte < 128:
                 value, at = (byte >> 1) ^ -(byte & 1), at + 1
@@ -329,7 +330,10 @@ def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, 
             if field in wanted and wanted[field] is True:
                 found[field] = value
         elif field not in wanted or wanted[field] is True:
-            at = _skip(data, at, kind, 0)
+            if kind == _BINARY and data[at] < 128:
+                at += 1 + data[at]
+            else:
+                at = _skip(data, at, kind, 0)
         elif kind == _STRUCT and isinstance(wanted[field], dict):
             found[field], at = _struct(data, at, wanted[field])
         elif kind == _LIST and isinstance(wanted[field], list) and data[at] & 15 == _STRUCT:
@@ -366,7 +370,7 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
 
 def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
     """Where the value of this type at `at` ends."""
-    if kind in (_I16, _I32, _I64):
+    if kind in _WHOLE:
         while data[at] > 127:
             at += 1
         return at + 1
@@ -387,6 +391,8 @@ def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
             kind = head & 15
             if kind == _BINARY and data[at] < 128:
                 at += 1 + data[at]
+            elif kind in _WHOLE and data[at] < 128:
+                at += 1
             else:
                 at = _skip(data, at, kind, depth + 1)
         return at + 1
@@ -394,7 +400,9 @@ def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
         inner = data[at] & 15
         count, at = _length(data, at)
         for _ in range(count):
-            data[at]
-            at = at + 1 if inner in (_TRUE, _FALSE) else _skip(data, at, inner, depth + 1)
+            if data[at] < 128 and inner in _WHOLE:
+                at += 1
+            else:
+                at = at + 1 if inner in (_TRUE, _FALSE) else _skip(data, at, inner, depth + 1)
         return at
     raise _Suspect(_NONE)  # maps: Parquet has none

@@ -29,9 +29,9 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, inspect
 
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
+from arborsim.core.settings import MOST_INT
 
 Record = TypeVar("Record")
-MOST_INT = (1 << 63) - 1
 #: Largest number that results in files may have: sums and products of such numbers stay finite.
 MOST_FLOAT = 1e100
 _DURATION = re.compile(

@@ -11,6 +11,9 @@ from arborsim.core.errors import UsageError
 
 T = TypeVar("T")
 _KEY = "arborsim.setting"
+MOST_INT = (1 << 63) - 1  # of seeds, and of whole numbers in files
+#: Largest count that a command or a call takes: sums of such counts stay within 64 bits.
+MOST_COUNT = 1_000_000_000
 _KINDS = {
     bool: "true or false", int: "an integer", float: "a number", str: "text", type(None): "none",
 }  # fmt: skip
@@ -94,8 +97,17 @@ def parsed(who: str, name: str, kind: Any, text: str) -> Any:
             return text.lower() == "true"
         if option in (int, float, str):
             try:
-                return option(text)
+                return whole_number(text) if option is int else option(text)
             except ValueError:
                 continue
     expected = " or ".join(_KINDS.get(option, str(option)) for option in options)
-    raise UsageError(f"{who}: {name} must be {expected}, not '{text}'")
+    expected += f" up to {MOST_COUNT:,}" if text.isdecimal() else ""  # it has too many digits
+    raise UsageError(f"{who}: {name} must be {expected}, not '{text:.40}'")
+
+
+def whole_number(text: str) -> int:
+    """The number that digits write; a `ValueError` if it is too large, or no number."""
+    number = int(text)  # which itself refuses thousands of digits
+    if abs(number) > MOST_COUNT:
+        raise ValueError(f"{number} is above {MOST_COUNT}")
+    return number

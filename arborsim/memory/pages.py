@@ -15,6 +15,8 @@ from arborsim.core.tiers import Tier
 from arborsim.core.tree import GrowingTable
 from arborsim.memory.moves import Changes
 
+#: Most slots in a page: tokens in each are counted in 16 bits.
+MOST_PAGE_TOKENS = int(np.iinfo(np.int16).max)
 _POOLS = int(Tier.DDR)  # full precision and two formats: the tiers of HBM
 
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from arborsim.core.documents import to_toml
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import duration_s, is_number, located
+from arborsim.core.settings import MOST_COUNT, whole_number
 from arborsim.plan.workload import Workload
 from arborsim.plan.workload_file import workload_of
 
@@ -264,9 +266,13 @@ def _count(given: object) -> Any:
     if match := _RANGE.fullmatch(given.strip()):
         return f"uniform:low={match[1]},high={match[2]}"
     if given.strip().isdecimal():
-        return int(given)
+        with suppress(ValueError):
+            return whole_number(given)
     if ":" not in given:
-        raise UsageError(f"it must be a whole number or a range such as 40..160, not '{given:.40}'")
+        raise UsageError(
+            f"it must be a whole number up to {MOST_COUNT:,} or a range such as 40..160, not "
+            f"'{given:.40}'"
+        )
     return given.strip()
 
 

@@ -24,6 +24,7 @@ from arborsim.machine.lookup import PriceRange, Prices
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.weights import WEIGHTS
+from arborsim.memory.pages import MOST_PAGE_TOKENS
 from arborsim.plan.arrivals import TRACE, Arrivals, beginning, draw_mix
 from arborsim.plan.generate import TreeSpec, write_generated
 from arborsim.policies.base import Policy
@@ -376,7 +377,7 @@ class LayoutTable:
     """What ``[serving]`` says in addition to the fields of `ServingOptions`."""
 
     engine: Text = "vllm"
-    page_size: Count = 1
+    page_size: Annotated[int, Meta(ge=1, le=MOST_PAGE_TOKENS)] = 1
     tree_attention: bool = True
 
 

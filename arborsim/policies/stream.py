@@ -94,7 +94,9 @@ class ChangingPool:
         # Only candidates are looked at, and they are few: those kept but for the recent ones.
         self._count = len(first)
         self._at = np.empty(len(alive), dtype=np.int64)  # positions of candidates, rising
-        self._known = np.empty_like(ids)  # of each candidate
+        # On a chain a candidate is known by its position.
+        self._same = ids.dtype == np.int64 and len(ids) > 0 and int(ids[-1]) == len(ids) - 1
+        self._known = self._at if self._same else np.empty_like(ids)  # of each candidate
         self._at[: self._count] = first
         self._known[: self._count] = ids[first]
 
@@ -111,6 +113,8 @@ class ChangingPool:
         return self._scores.take(known)
 
     def pop(self, over: int) -> list[int]:
+        if over == 1 and self._count:
+            return [self._pop_lowest()]
         return [self._pop_lowest() for _ in range(min(over, self._count))]
 
     def _pop_lowest(self) -> int:
@@ -118,7 +122,8 @@ class ChangingPool:
         lowest = int(self.values_of(self._known[:count]).argmin())
         position = int(self._at[lowest])
         self._at[lowest : count - 1] = self._at[lowest + 1 : count]
-        self._known[lowest : count - 1] = self._known[lowest + 1 : count]
+        if not self._same:
+            self._known[lowest : count - 1] = self._known[lowest + 1 : count]
         self._count = count - 1
         return position
 
@@ -270,25 +275,26 @@ class Composed(Policy):
         pool = make(ids, alive, head, first_length - protection.recent)
         blocks = iter(off_path_blocks(view))
         at_step: list[int] = []
-        evicted: list[int] = []
+        off_path: list[int] = []  # evicted before any position of the path is
+        gone_at: list[int] = []
         over = view.in_hbm - run.steps - view.budget_tokens
         for step in steps:
             over += 1
             pool.admit(first_length + step - protection.recent)
             while over > 0 and (block := next(blocks, None)) is not None:
                 at_step += [step] * len(block)
-                evicted += block.tolist()
+                off_path += block.tolist()
                 over -= len(block)
             if over > 0:
                 gone = pool.pop(over)
                 at_step += [step] * len(gone)
-                evicted += [int(ids[at]) for at in gone]
+                gone_at += gone
                 over -= len(gone)
                 if over > 0:
                     raise self.infeasible(view, 0, over)
             if over < 0:  # more has left than had to: there is nothing to decide until it is back
                 over += steps.skip(-over)
-        return Moves.evict(at_step, evicted)
+        return Moves.evict(at_step, [*off_path, *ids[np.array(gone_at, np.int64)].tolist()])
 
     def infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible:
         """What to raise where `over` tokens must leave and only `free` may."""

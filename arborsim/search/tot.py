@@ -11,10 +11,12 @@ state, 100 steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from arborsim.core.errors import UsageError
+from arborsim.core.settings import whole_number
 from arborsim.search import base
 from arborsim.search.ranking import Rewarded, elected
 
@@ -51,7 +53,9 @@ class TotBfs(Rewarded):
         """Each of the kept states gets its part of the width."""
         if "children" in given:
             return {}
-        keep = int(given["keep"]) if str(given.get("keep", "")).isdecimal() else cls.keep
+        keep = cls.keep
+        with suppress(ValueError):  # of no number, which is refused where it is set
+            keep = whole_number(str(given.get("keep", keep)))
         if width < keep:
             raise UsageError(
                 f"{cls.name}: width {width} is less than one child for each of the {keep} states "

@@ -330,7 +330,7 @@ def _drawn(title: str, table: Table[R], gap: int, longest: int) -> _Drawn:
             unit = _unit(column, units)
             # A long unit takes a line per word.
             head += unit.split(" ") if len(unit) > 5 else [unit]
-        head = [line for line in head if line]
+        head = [plain(line) for line in head if line]  # units, too, come from files
         cells = [
             _folded(column, row, units[column.key], longest)
             if leads or not table.reason(row)

@@ -100,6 +100,7 @@ class _LaterState(RowState):
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         super().begin(run, tree, generated)
+        self._single = False  # of a row only a part counts: `_take_leaf`
         self._before = [len(tree.path(leaf)) - tree.num_node_tokens(leaf) for leaf in run.leaves]
 
     def _take_leaf(self, leaf: int, rows: Row) -> None:
@@ -208,6 +209,10 @@ class NewestState(RowState):
     def observe(self, step: int) -> None:
         if self._updater or self._reduced is not None:
             super().observe(step)
+        elif self._single:
+            (row,) = self._rows.row(step)
+            if is_number(row):
+                self._now[0][: len(row)] = row
         else:
             self._replace(self._batch(step))
 

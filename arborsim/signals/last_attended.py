@@ -171,7 +171,9 @@ class _SparseStamps(SparseUpdater):
         count = length - self._prompt_tokens
         if not lists_numbers(row):
             self._age(count)
-        elif count - len(value) > (count - 1) // 2 and not (value < share).any():
+        elif count - len(value) > (count - 1) // 2 and not (
+            len(value) and np.minimum.reduce(value) < share
+        ):
             self._refresh(count, index[:0])
         else:
             first = int(np.searchsorted(index, self._prompt_tokens))
@@ -197,6 +199,8 @@ class _SparseStamps(SparseUpdater):
 
     def _refresh(self, count: int, stale: np.ndarray) -> None:
         """An iteration passes, and refreshes all of the first `count` tokens but `stale`."""
+        if self._stale is not None and not len(self._stale) and not len(stale):
+            return  # as most rows: all were fresh, and are
         kept = self._values[stale] - 1.0
         if self._stale is None:
             self._values[:count] = 0.0

@@ -167,6 +167,7 @@ class RowState(ScoreState):
     _next: Iterator[Row]
     _paths: LeafPaths
     _now: list[np.ndarray]  # the values of each group
+    _single: bool  # whether each iteration has one row, of all tokens
 
     def __init__(self, use: RowUse, sparse: SparseUpdater | None = None) -> None:
         super().__init__()
@@ -191,6 +192,7 @@ class RowState(ScoreState):
         self._rows = rows or group_rows(run.observed, self._grouping)
         self._next = self._rows.in_order(first * len(run.leaves), run.num_tokens)
         self._now = list(self._grow(self._rows.groups, run.num_tokens))
+        self._single = self._paths.straight and len(self._now) == 1
         if self._sparse is None:
             return
         attention, values = run.observed.attention, self._now[0]
@@ -207,6 +209,11 @@ class RowState(ScoreState):
             return
         if self._updater:
             self._updater.take(step)
+            return
+        if self._single:  # most rows: the same as below, without what many leaves or groups take
+            (row,) = next(self._next)
+            if row[0] == row[0]:
+                self._take(self._now[0], slice(len(row)), row)
             return
         for leaf in range(len(self._paths)):
             self._take_leaf(leaf, next(self._next))

@@ -18,6 +18,7 @@ from arborsim.core.plugins import check_no_code
 from arborsim.core.records import Text, convert, one_of, parse_toml, parsed, read_text
 from arborsim.core.tiers import RECALLS, Budget
 from arborsim.machine.config import KV_DTYPES
+from arborsim.memory.pages import MOST_PAGE_TOKENS
 
 
 def _listed(value: object) -> list[Any]:
@@ -73,7 +74,7 @@ class Group(Budgets):
     recalls: Annotated[tuple[Annotated[str, one_of("recall mode", RECALLS)], ...], _Any] = (
         "stage",
     )
-    page_sizes: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], _Any] = (1,)
+    page_sizes: Annotated[tuple[Annotated[int, Meta(ge=1, le=MOST_PAGE_TOKENS)], ...], _Any] = (1,)
     tree_attention: Annotated[tuple[bool, ...], _Any] = (True,)
     calibrations: Names = ()
     first: Count = 0

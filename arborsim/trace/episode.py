@@ -181,7 +181,12 @@ def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
         where.check(values_of(column.is_null()), f"{name} is null")
     if name in ("kind", "end"):
         return kinds_of(column) if name == "kind" else ends_of(column)
-    return numbers_of(column)
+    numbers = numbers_of(column)
+    # Of floats, nulls are NaN, too.
+    if numbers.dtype.kind == "f" and np.isnan(numbers).sum() > column.null_count:
+        what = f"{name} is nan: what was not recorded is null"
+        where.check(np.isnan(numbers) & ~values_of(column.is_null()), what)
+    return numbers
 
 
 def checked_lists(

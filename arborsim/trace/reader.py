@@ -37,6 +37,7 @@ from arborsim.trace.schema import (
 from arborsim.trace.validate import Where
 
 _MAKE_ONE = "make a trace with 'arborsim record', or use one of those in traces/"
+_TOGETHER_BYTES = 1 << 18  # of episodes that are read together, in the file
 _PARTS_SUFFIX = ".parts"
 _PART = re.compile(r"episode-(\d{6,})\.parquet")
 
@@ -163,9 +164,42 @@ class TraceReader:
             )
         names = [n for n in columns_for(wanted, self.info, text, embedding) if n in self.columns]
         last = self.num_episodes if stop is None else min(stop, self.num_episodes)
-        for index in range(start, last):
-            table = self.table(index, names)
+        for index, table in enumerate(self._tables(start, last, names), start):
             yield decode_episode(table, self.info, str(self.path), index, wanted, text, embedding)
+
+    def _tables(self, start: int, stop: int, names: list[str]) -> Iterator[pa.Table]:
+        """Episodes one after the other, of which small ones are read together: that is faster."""
+        index = start
+        while index < stop:
+            end = index + 1
+            if self._packed is None and (count := self._small(index, stop, names)) > 1:
+                file = self._open_file[1]
+                try:
+                    table = file.read(range(index, index + count), names).combine_chunks()
+                except TraceError:  # one by one: those before the damage can be had
+                    count = 1
+                else:
+                    end, first = index + count, 0
+                    for group in range(index, end):
+                        rows = file.metadata.row_group(group).num_rows
+                        yield table.slice(first, rows)
+                        first += rows
+            if end == index + 1:
+                yield self.table(index, names)
+            index = end
+
+    def _small(self, start: int, stop: int, names: list[str]) -> int:
+        """How many episodes from `start` on are read together: they are short, and in one file."""
+        path, wanted, left = self._groups[start][0], set(names), _TOGETHER_BYTES
+        chunks = self._file(path).chunks
+        for index in range(start, stop):
+            file, group = self._groups[index]
+            if file != path:
+                return index - start
+            left -= sum(each.stored_bytes for each in chunks[group] if each.name in wanted)
+            if left < 0:
+                return index - start
+        return stop - start
 
     def table(self, index: int, names: list[str] | None = None) -> pa.Table:
         """One episode, a row per event, not validated; all columns by default."""

@@ -7,6 +7,7 @@ is wrong with it in one line.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ _HIGH_F16 = int(np.float16(_SUM_HIGH).view(np.uint16))
 
 #: Float16 infinity as an unsigned integer: NaN and negative numbers are above it.
 _INFINITE_F16 = int(np.float16(np.inf).view(np.uint16))
+
+_ROUNDING = 1e-3  # of an entropy: sums over a vocabulary, in float32
 
 #: All row sums are checked up to this many values; beyond, those of evenly spaced rows.
 SUM_CHECK_VALUES = 1 << 17
@@ -216,6 +219,9 @@ def _check_values(episode: Episode, where: Where) -> None:
     where.check((reward < 0) | (reward > 1), "reward is {:.6g}, not between 0 and 1", reward)
     where.check((entropy < 0) | np.isinf(entropy), "entropy is {:.6g} nats", entropy)
     vocab = episode.info.geometry.vocab
+    most = math.log(vocab) * (1 + _ROUNDING)
+    what = f"entropy is {{:.6g}} nats, above the ln({vocab}) of the vocabulary"
+    where.check(entropy > most, what, entropy)
     unknown = ((token < 0) & episode.info.knows_token_ids) | (token >= vocab)
     what = f"token {{}} is not in the vocabulary of {vocab}"
     where.check(unknown, what, token, rows=episode.token_rows)

@@ -21,6 +21,7 @@ MODULES = {
     "flashinfer-python": "flashinfer",
     "kaleido": "kaleido",
     "optuna": "optuna",
+    "ray": "ray",
 }
 
 

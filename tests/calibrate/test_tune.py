@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -104,7 +105,10 @@ def test_results_are_read_again_from_their_file(trace: Path, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="goes on from its study"):
         read.report(tmp_path / "page.html")
     page = found.report(tmp_path / "page.html").read_text()
-    assert "trial 0" in page
+    first = found.to_pandas().iloc[0]
+    settings = (f"{name}={first[f'{part}.{name}']:g}" for part, name in
+                (("place", "hbm_quantised"), ("protect", "recent"), ("place", "ddr")))  # fmt: skip
+    assert f"(trial 0: {', '.join(settings)})" in page
 
 
 # --- the study ---
@@ -196,6 +200,23 @@ def test_passwords_are_not_shown(trace: Path) -> None:
     with pytest.raises(UsageError) as caught:
         tuned(trace, storage="nosuch://me:secret@host/studies")
     assert "secret" not in str(caught.value)
+
+
+def test_a_full_disk_is_one_line_that_names_the_study(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(values: object) -> list[float]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        return [0.0]
+
+    study = Study("s", f"sqlite:///{tmp_path}/full.sqlite", {"a": Range(0.0, 1.0)}, 1, {})
+    try:
+        with pytest.raises(UsageError, match=r"full\.sqlite: the study cannot be kept") as caught:
+            study.run(fill, 2, first={"a": 0.5}, seed=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "SQL:" not in str(caught.value)
 
 
 def test_trials_of_a_study_are_in_their_ranges() -> None:

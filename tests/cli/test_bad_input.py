@@ -22,6 +22,7 @@ from arborsim.trace.writer import TraceWriter, WholeTraceWriter
 from tests.bank.banks import bank_columns, bank_info
 from tests.helpers.traces import make_trace
 
+NINES = "9" * 5000
 GAMES = Path(__file__).parents[2] / "traces" / "game24-tot.parquet"
 
 SEARCHES = """
@@ -186,6 +187,21 @@ CASES = {
     "a calibration that is none": (
         "replay good.parquet --policy epikv --calibration bad.toml", "not a calibration"),
     "bad page size": ("replay good.parquet --page-size 0", "page-size"),
+    "page too large": ("replay good.parquet --page-size 32768", "from 1 to 32,767"),
+    "page of 31 digits": (f"replay good.parquet --page-size {'1' * 31}", "at most 1,000,000,000"),
+    "jobs of 31 digits": (f"replay good.parquet --jobs {'1' * 31}", "at most 1,000,000,000"),
+    "seed of 31 digits": (f"generate --seed {'1' * 31} --out x.parquet", "--seed: must be at most"),
+    "width of 5,000 digits": (
+        f"search bank.parquet --algorithm rebase --width {NINES}", "1,000,000,000, by comma"),
+    "chain of 5,000 digits": (
+        f"plan --quick --model qwen3-8b --gpu h100 --rate 2/min --p95 9s --chain tokens={NINES}",
+        "chain: tokens: it must"),
+    "setting of 5,000 digits": (
+        f"replay good.parquet --policy h2o --set sinks={NINES}", "an integer up to 1,000,"),
+    "states of 5,000 digits": (
+        f"search bank.parquet --algorithm tot-bfs --width 8 --set keep={NINES}", "up to 1,000,"),
+    "layers of 5,000 digits": (
+        f"record --model chain --qkv-layers {NINES} --out x.parquet", "expected numbers, e.g. 2,3"),
     "output nowhere": ("replay good.parquet --out no/where.parquet", "no directory"),
     "output refused": (
         "replay good.parquet --out /dev/null/x.parquet", "there is no directory /dev/null"),
@@ -264,6 +280,33 @@ def test_a_full_disk_is_one_line(
     error = capsys.readouterr().err
     assert "No space left on device" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["repaly", "replay nowhere.parquet"])
+def test_errors_keep_their_code_where_none_can_be_printed(command: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with open("/dev/full", "w") as full:
+        run = [sys.executable, "-m", "arborsim", *command.split()]
+        assert subprocess.run(run, stderr=full, check=False).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ImportError("libarrow.so: failed to map segment"), RuntimeError("can't start new thread")],
+)
+def test_no_memory_for_a_library_is_one_line(
+    error: Exception,
+    traces: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def load(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("arborsim.cli.app.import_module", load)
+    assert main(["inspect", str(traces / "good.parquet")]) == 2
+    assert capsys.readouterr().err.startswith(f"arborsim: out of memory ({error}): ")
 
 
 @pytest.mark.parametrize("group", [[], ["calibrate"], ["import"]])

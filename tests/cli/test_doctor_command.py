@@ -82,6 +82,7 @@ def test_without_the_extras_it_says_how_to_get_them(
     assert not live["works"]
     assert "torch" in live["about"]
     assert live["remedy"] == "pip install 'arborsim[torch]'"
+    assert found["sweeps on several machines"]["remedy"] == "pip install 'arborsim[ray]'"
     assert found["plots as SVG and PNG"]["remedy"] == "pip install 'arborsim[images]'"
 
 

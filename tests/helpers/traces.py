@@ -6,6 +6,7 @@ capture level, so that dense, sparse and bare twins of one search can be compare
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,16 +201,19 @@ def _structure(
     rows = Rows()
     vocab = info.geometry.vocab
 
+    def entropy() -> float:
+        return min(float(rng.exponential()), math.log(vocab))
+
     def token(row_kind: Kind, node: int) -> None:
         chosen = {} if row_kind is Kind.PREFILL else {"logprob": -float(rng.exponential())}
         rows.token(
-            row_kind, node, token=int(rng.integers(vocab)), entropy=float(rng.exponential()),
+            row_kind, node, token=int(rng.integers(vocab)), entropy=entropy(),
             **chosen,
         )  # fmt: skip
 
     def boundary(node: int) -> None:
         rows.add(
-            Kind.BOUNDARY, node, entropy=float(rng.exponential()),
+            Kind.BOUNDARY, node, entropy=entropy(),
             reward=float(rng.uniform()) if rewards else None, text=f"step {node}",
         )  # fmt: skip
 

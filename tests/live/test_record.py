@@ -197,8 +197,9 @@ def test_same_seed_same_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_resuming_gives_the_same_trace(
-    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     common = ["--lines", "4", "--search", "dpts", "--set", "steps=4"]
     halves, whole = tmp_path / "halves.parquet", tmp_path / "whole.parquet"
     with monkeypatch.context() as patch:
@@ -211,6 +212,9 @@ def test_resuming_gives_the_same_trace(
     tokens = [[e.token.tolist() for e in TraceReader(p).episodes()] for p in (halves, whole)]
     assert len(tokens[0]) == 3
     assert tokens[0] == tokens[1]
+    capsys.readouterr()
+    assert record(*common, "--episodes", 3, "--out", halves, "--resume") == 0
+    assert capsys.readouterr().out == f"{halves}: 3 episodes, all of them there before\n"
 
 
 def test_rewards_tell_a_dead_state_from_one_without_progress() -> None:

@@ -133,6 +133,15 @@ def test_a_share_that_is_not_known_per_head_is_no_number(width: int) -> None:
     assert not any("Generated searches" in each for each in recommend(result, Demanded()).unknown)
 
 
+def test_texts_of_files_do_not_steer_the_terminal() -> None:
+    steering = "US\x1b]0;pwn\x07\x1b[31mD"
+    console = Console(file=io.StringIO(), width=200, highlight=False)
+    print_plan(replace(everywhere_evil().result, currency=steering, notes=(steering,)), console)
+    assert isinstance(console.file, io.StringIO)
+    assert "\x1b" not in console.file.getvalue()
+    assert "\\x1b" in console.file.getvalue()
+
+
 def test_no_candidate_meets_the_target() -> None:
     base = plan()
     lost = tuple(each for each in base.candidates if each.status != "met")

@@ -236,6 +236,7 @@ def test_damaged_page_is_noticed(good):
     data[last] ^= 0x40
     good.write_bytes(data)
     refused(good, "episode 1: its data are damaged")
+    assert next(TraceReader(good).episodes()).index == 0  # although both are read together
 
 
 def damage(path: Path) -> str | None:

@@ -105,6 +105,14 @@ def problem(path: Path) -> str:
     return message.removeprefix(f"{path}: episode 0, ").removesuffix(tail)
 
 
+@pytest.mark.parametrize(("column", "row"), [("reward", 9), ("entropy", 4), ("time_s", 4)])
+def test_nan_is_not_what_was_not_recorded(tmp_path, column, row):
+    values = good()[column]
+    values[row] = np.nan
+    path = write(tmp_path / "t.parquet", good(), **{column: values})
+    assert problem(path) == f"row {row}: {column} is nan: what was not recorded is null"
+
+
 @pytest.mark.parametrize("info", [DENSE, SPARSE], ids=["dense", "sparse"])
 def test_the_unchanged_episode_is_valid(tmp_path, info):
     read(write(tmp_path / "t.parquet", good(info), info))
@@ -145,6 +153,7 @@ def test_the_unchanged_episode_is_valid(tmp_path, info):
         ("answer", 9, "24", "row 9: an answer, but no finished thought"),
         ("entropy", 4, -1.0, "row 4: entropy is -1 nats"),
         ("entropy", 4, np.inf, "row 4: entropy is inf nats"),
+        ("entropy", 4, 2.31, "row 4: entropy is 2.31 nats, above the ln(10) of the vocabulary"),
         ("hidden_change", 5, [1.0], "row 5: hidden_change has 1 values, but the model has 2"),
         ("hidden_change", 5, None, "row 5: hidden_change has 0 values, but the model has 2"),
         ("hidden_change", 3, [1, 1], "row 3: a row without a token holds hidden_change"),
