@@ -10,6 +10,7 @@ number of queries but what `rows` asks for, and these counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Literal
@@ -46,6 +47,9 @@ class PassContext:
         Layers whose query vectors to collect.
     row_layers : frozenset of int
         Layers whose own attention rows to collect, apart from the mean over all layers.
+    take_output : callable or None
+        Takes the output of each block of the model, ``[seqs, queries, size]``, when it comes; None
+        if they are shown in the end, or not wanted.
     layer_rows : dict of int to float32 Tensor ``[2, seqs, queries, positions]``
         Per such layer the mean and the population variance over its query heads.
     """
@@ -59,6 +63,7 @@ class PassContext:
     first_counted: int = 0
     query_layers: frozenset[int] = frozenset()
     row_layers: frozenset[int] = frozenset()
+    take_output: Callable[[Tensor], None] | None = None
     query_vectors: dict[int, Tensor] = field(default_factory=dict)
     layer_rows: dict[int, Tensor] = field(default_factory=dict)
     _rows: list[Tensor] = field(default_factory=list)
