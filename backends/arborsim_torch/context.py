@@ -193,9 +193,10 @@ class PassContext:
     def _compare(self) -> None:
         large, of_model = torch.stack(self._counts), (0, 1, 3)
         self._counts.clear()
-        lengths = self.metadata.at[:, self.first_counted :] + 1
-        entries = (large > 0).sum(of_model) * lengths
-        self._sparsity = (entries - large.sum(of_model)).double() / entries.clamp(min=1)
+        rows = (large > 0).sum(of_model)
+        entries = torch.addcmul(rows, rows, self.metadata.at[:, self.first_counted :])
+        counted = large.sum(of_model, dtype=torch.float64)
+        self._sparsity = (entries - counted) / entries.clamp(min=1)
 
     def settle(self) -> None:
         """Put what the layers have left together: afterwards nothing is as long as the model."""

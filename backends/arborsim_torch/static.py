@@ -225,11 +225,11 @@ class StaticStep:
         """Sequences, those of the padding included."""
         return self._input.shape[1]
 
-    def _bring_up_to_date(self, collects: bool) -> None:
+    def _bring_up_to_date(self, wants_rows: bool) -> None:
         """Let tables have all tensors that the step reads: a capture must not make any."""
         moved = False
         for table in (*self._plan.tables, *self._plan.on_host.tables):
-            if collects or self._slides:
+            if wants_rows or self._slides:
                 table.tensor("position")
             if self._versions.get(table.place) != table.version:
                 self._versions[table.place] = table.version
@@ -281,7 +281,7 @@ class StaticStep:
         """
         together = (self, *others)
         for step, state in zip(together, states, strict=True):
-            step._bring_up_to_date(state.collect)
+            step._bring_up_to_date(state.wants_rows)
             step._plan.on_host.await_first()
         if others or self._together != together:
             rows = [step.rows for step in together]
