@@ -59,10 +59,11 @@ class EngineProfile(Sourced):
     search_launches: Annotated[float, Meta(ge=0)] = 0.0
     part_launches: Annotated[float, Meta(ge=0)] = 0.0
     rows_launches: Annotated[float, Meta(ge=0)] = 0.0
-    #: What a layer takes more by how its tokens in DDR are recalled than if they were staged, and
-    #: for each format in DDR after the first
+    #: What a layer takes more by how its tokens in DDR are recalled than if they were staged, for
+    #: each format in DDR after the first, and for attention rows
     recall_launches: Mapping[str, float] = field(default_factory=dict)
     recall_part_launches: Mapping[str, float] = field(default_factory=dict)
+    recall_rows_launches: Mapping[str, float] = field(default_factory=dict)
     #: Kernels of a step that its layers do not have: embedding, output head, choice of the token
     step_launches: Annotated[float, Meta(ge=0)] = 0.0
     graph_s: Seconds = 0.0  # the host's time for one graph; 0: as for a kernel
@@ -122,6 +123,7 @@ class EngineProfile(Sourced):
         if ddr_parts:
             each = self.recall_part_launches.get(recall, 0.0)
             further += self.recall_launches.get(recall, 0.0) + each * (ddr_parts - 1)
+            further += self.recall_rows_launches.get(recall, 0.0) * rows
         return layers * (self.search_launches + further)
 
     @classmethod

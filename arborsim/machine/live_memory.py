@@ -2,20 +2,23 @@
 
 The live backend holds weights, pools of slots and the tensors of the pass that it computes.  Pools
 are reserved for a number of tokens or grow by a quarter, with the old tensor and the new one there
-at once, and shrink once half of their slots are free.  What a pass needs most is one of three
-things: its feed-forward part, the attention rows of a block of the prompt, or the logits of that
-block, whose entropies are signals.  Moves hold what is on its way to DDR or back, and convert
-tokens from one format to another in portions.  The formulas are of a Llama layer as transformers
-computes it;
-`tests/live/pretended/test_memory.py` holds them against the tensors that are allocated.
+at once, and shrink once half of their slots are free.  What a pass needs most is one of four
+things: its feed-forward part, the attention rows of a block of the prompt, the tile in which large
+entries of single heads' rows are counted, or the logits of that block, whose entropies are signals.
+Rows of single heads of the prompt's last queries are made once it is over.  Moves hold what is on
+its way to DDR or back, and convert tokens from one format to another in portions.  The formulas are
+of a Llama layer as transformers computes it; `tests/live/pretended/test_memory.py` holds them
+against the tensors that are allocated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from arborsim.core.formats import Format
 from arborsim.core.geometry import Geometry
+from arborsim.core.row_uses import RowUse
 from arborsim.core.tiers import RUNGS
 from arborsim.memory.moves import MostMoved
 
@@ -26,6 +29,9 @@ PREFILL_BLOCK = 1024  # tokens of a prompt that a pass on a GPU computes
 _PORTION_BYTES = 32 << 20  # at full precision, of tokens that change their format together
 _FLOAT32 = 4
 _FLOAT64 = 8
+#: Of weights or logits of single heads that are made together.  Half of it is as fast at 4,096 keys
+#: and slower at 16,384, where products of so few queries are.
+TILE_BYTES = 1 << 23
 _ENTROPY_NUMBERS = 1 << 24  # logits whose entropies are computed together
 CUBLAS_BYTES = 32 << 20  #: of PyTorch's matrix products on sm_90
 
@@ -50,9 +56,12 @@ class LiveSearch:
     `kept` are those at full precision in HBM after the first decision (the prompt's, if there is
     none), `most` the largest number from then on.  `reserved` is 0 for pools that grow; they never
     shrink below `keeps`.  Attention rows of the prompt's queries from `rows_from` on are read
-    (None: of none), by cache group if there are several `groups`; `signals` are read at all,
-    and `waiting_bytes` of them wait on the device.  `apart_bytes` is what lies in pools of other
-    formats and in staging buffers; `moving_bytes` is what moves need at most, see `moving_bytes`.
+    (None: of none), by cache group if there are several `groups`; of those from `counted_from` on,
+    large entries of all heads are counted.  `signals` are read at all, and `waiting_bytes` of them
+    wait on the device; `own_bytes` of a block's are made once its layers are computed.
+    `last_rows_bytes` (see there) are needed when the prompt is over.  `apart_bytes` is what lies in
+    pools of other formats and in staging buffers; `moving_bytes` is what moves need at most, see
+    `moving_bytes`.
     """
 
     geometry: Geometry
@@ -62,9 +71,12 @@ class LiveSearch:
     reserved: int = 0
     keeps: int = 0
     rows_from: int | None = None
+    counted_from: int | None = None
     groups: int = 1
     signals: bool = False
     waiting_bytes: int = 0
+    own_bytes: int = 0
+    last_rows_bytes: int = 0
     apart_bytes: int = 0
     moving_bytes: int = 0
     block: int = PREFILL_BLOCK
@@ -82,6 +94,11 @@ class LiveSearch:
                 before, capacity = capacity, self._grown(capacity, read)
                 found.append(Moment("growing", size * (before // slabs + capacity), 0))
             found.append(Moment("prompt", size * capacity, self.pass_bytes(read - first, read)))
+        if self.last_rows_bytes:
+            left = (self.prompt - 1) % self.block + 1  # of the last block: hidden states
+            left *= self.geometry.hidden * self.geometry.weight_bytes_per_element
+            needed = self.last_rows_bytes + self.waiting_bytes + left
+            found.append(Moment("last rows", size * capacity, needed))
         kept = self.prompt if self.kept is None else self.kept
         found.append(Moment("moving", size * capacity + self.apart_bytes, self.moving_bytes))
         left = self._pages(max(kept, self.keeps))
@@ -116,16 +133,20 @@ class LiveSearch:
         """
         g, width = self.geometry, self.geometry.weight_bytes_per_element
         stream = 4 * g.hidden + 2 * g.head_dim
-        needs = [tokens * (3 * g.intermediate + stream) * width]
-        seen = self.rows_from
-        if seen is not None and read > seen:
-            added, ended = row_sums_bytes(min(tokens, read - seen), self.groups)
-            needs[0] += added * read
-            needs.append(ended * read + tokens * g.hidden * width)
+        layer, ended = tokens * (3 * g.intermediate + stream) * width, 0
+        if self.rows_from is not None and read > self.rows_from:
+            added, done = row_sums_bytes(min(tokens, read - self.rows_from), self.groups)
+            layer += added * read
+            ended = done * read + tokens * g.hidden * width
+        if self.counted_from is not None and read > self.counted_from:
+            queries = min(tokens, read - self.counted_from)
+            queries = min(queries, max(1, TILE_BYTES // (_FLOAT32 * g.heads * read)))
+            tile = g.heads * queries * (read * (_FLOAT32 + 1) + g.head_dim * width)
+            layer = max(layer, tile + tokens * (stream + 2 * g.kv_heads * g.head_dim) * width)
         if self.signals and read:
             together = min(tokens * g.vocab, max(g.vocab, _ENTROPY_NUMBERS))
-            needs.append(tokens * g.vocab * width + 2 * _FLOAT32 * together)
-        return max(needs) + self.waiting_bytes
+            ended = max(ended, tokens * g.vocab * width + 2 * _FLOAT32 * together)
+        return self.waiting_bytes + max(layer - self.own_bytes * (read > 0), ended)
 
     def _grown(self, capacity: int, needed: int) -> int:
         """What a full tensor grows to."""
@@ -148,6 +169,29 @@ def row_sums_bytes(queries: int, groups: int) -> tuple[int, int]:
         return added, added + groups * (_FLOAT64 + _FLOAT32)
     # Mean rows, added up over layers; then divided by the number of layers, and in float16.
     return queries * _FLOAT32, queries * (2 * _FLOAT32 + 2)
+
+
+def last_rows_bytes(uses: Iterable[RowUse], geometry: Geometry, prompt: int) -> int:
+    """Workspace of rows of single heads of the prompt's last queries, made after the prompt.
+
+    Queries of all layers are there in float32, and of one KV head at a time keys and rows, whose
+    statistics are made of tiles in float64: twice for moments, once and with masks for means.
+    """
+    kept = {use.keeps: min(use.prompt, prompt) for use in uses if use.of_heads}
+    if not kept:
+        return 0
+    g, window, members = geometry, max(kept.values()), geometry.heads // geometry.kv_heads
+    tile = 0
+    for keeps, queries in kept.items():
+        positions = prompt - queries if keeps == "moments" else prompt
+        size = min(positions, max(1, TILE_BYTES // (_FLOAT64 * members * queries)))
+        row = 2 * _FLOAT64 * queries if keeps == "moments" else (_FLOAT64 + 2) * queries + _FLOAT64
+        tile = max(tile, members * size * row)
+    keys, rows = prompt * g.head_dim, _FLOAT32 * members * window * prompt
+    rounding = keys * (2 * g.kv_bytes_per_element + 2)  # to a trace's float16
+    of_head = max(rounding, keys * _FLOAT32 + rows + max(rows + window * prompt, tile))
+    means = 2 * _FLOAT64 * g.kv_heads * prompt if "spread" in kept else 0
+    return int(_FLOAT32 * g.layers * g.heads * window * g.head_dim + means + of_head)
 
 
 def portion_tokens(token_bytes: int, together: int = 1) -> int:

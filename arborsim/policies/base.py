@@ -236,6 +236,11 @@ class Policy:
         whole = frozenset[Signal]().union(*(score.needs - score.sizes for score in scores))
         return frozenset[Signal]().union(*(score.sizes for score in scores)) - whole
 
+    def hidden_layers(self, layers: int) -> frozenset[int]:
+        """Those of `layers` layers whose outputs its scores read."""
+        each = (score.hidden_layers(layers) for score in self.scores().values())
+        return frozenset[int]().union(*each)
+
     @property
     def grouping(self) -> str:
         """What has rows of its own in a plan: the model ("shared"), layers, or KV heads.

@@ -72,6 +72,10 @@ class Score(ABC):
         """Of keys and values those whose L1 norm in each KV head is enough."""
         return frozenset()
 
+    def hidden_layers(self, layers: int) -> frozenset[int]:
+        """Those of `layers` layers whose outputs it reads; all, unless a subclass reads fewer."""
+        return frozenset(range(layers) if Signal.HIDDEN in self.needs else ())
+
     @property
     def blurred(self) -> bool:
         """Whether most tokens come out alike on sparse recordings."""

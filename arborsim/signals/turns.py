@@ -44,16 +44,23 @@ class HiddenTurn(Score):
     def with_prompt(self) -> Score:
         return replace(self, prompt=True)
 
+    @property
+    def band(self) -> Band:
+        """Its one layer."""
+        return Band(self.layer, self.layer)
+
+    def hidden_layers(self, layers: int) -> frozenset[int]:
+        return frozenset({self.band.layers(layers)[0]})
+
     def start(self, layers: int) -> ScoreState:
         return _TurnState(self, layers)
 
 
 class _TurnState(RollingState):
     def __init__(self, spec: HiddenTurn, layers: int) -> None:
-        band = Band(spec.layer, spec.layer)
-        what = Signal.HIDDEN, (band,), "z", spec.window, spec.epsilon, spec.prompt
+        what = Signal.HIDDEN, (spec.band,), "z", spec.window, spec.epsilon, spec.prompt
         super().__init__(RollingBands(*what), layers)
-        self._layer, _ = band.layers(layers)
+        self._layer, _ = spec.band.layers(layers)
         self._back = 1 + TURNS.index(spec.turn)  # vectors before a token that its turn is made of
         self._newest: dict[int, np.ndarray] = {}  # of a node's tokens and those before them
 

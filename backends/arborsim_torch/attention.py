@@ -172,8 +172,9 @@ def _attend_pieces(
     out = out.view(seqs, members, kv_heads, -1, dim).transpose(1, 2)
     if mass is not None:
         by_head = mass.view(seqs, members, kv_heads, -1)
-        piece = parts[0].piece
-        position = metadata.placed([*parts, far] if far is not None else parts)
+        piece, position = parts[0].piece, None
+        if state.wants_rows:  # large entries are counted wherever they stand
+            position = metadata.placed([*parts, far] if far is not None else parts)
         view = LayerView(piece.keys, piece.values, None, position, metadata.positions)
         state.add(layer, (view, by_head.permute(2, 0, 1, 3)[:, :, :, None]))
     return out.reshape(seqs, 1, heads, dim)

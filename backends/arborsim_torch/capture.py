@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Capture:
     row_layers : tuple of int
         Layers whose own attention rows are kept, whole: mean and variance over query heads.
     hidden_layers : tuple of int
-        Layers whose outputs are kept.
+        Layers whose outputs are kept, in order.
     signals : set of Signal
         What else to take; all by default.
     vectors : set of Signal
@@ -117,8 +117,9 @@ class Capture:
         newest = self._queries_of.newest
         self._newest = None if newest == ALL_QUERIES else deque[Tensor](maxlen=newest)
         self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
-        self._hidden_layers = tuple(hidden_layers)
+        self.hidden_layers = tuple(hidden_layers)
         self.wants_hidden = Signal.HIDDEN_CHANGE in signals or bool(hidden_layers)
+        self._block = _BlockOutputs()
         self._signals, self._vectors, self._sizes = signals, vectors, sizes
         self.embeddings = embeddings
         self._vector_layers = tuple(vector_layers)
@@ -166,6 +167,7 @@ class Capture:
             first_counted,
             frozenset(self._vector_layers if vectors else ()),
             frozenset(self._row_layers),
+            self._take_output if self.wants_hidden and queries > 1 else None,
         )
 
     @torch.inference_mode()
@@ -197,7 +199,9 @@ class Capture:
         if self._row_layers:
             apart = torch.stack([state.layer_rows[layer] for layer in self._row_layers])
             self._rows_apart.append((first, float16(apart)))
-        if self.wants_hidden:
+        if state.take_output is not None:
+            self._take_block(decoder)
+        elif self.wants_hidden:
             self._take_hidden(decoder, hidden)
         if self.embeddings:
             self._last.append(last.clone())
@@ -243,7 +247,7 @@ class Capture:
         if self._signals & _OF_KEYS.keys() or self._takes_keys:
             self._take_vectors(decoder, starts, tokens)
         if self._window.waits and cache.length(0) == self._prompt:
-            self._of_window = self._window.finish(cache.keys)
+            self._of_window = self._window.finish(cache.kv_heads, cache.keys)
         if self.keeps or self._pending_bytes > MAX_PENDING_BYTES:
             self._cross({})
 
@@ -260,12 +264,12 @@ class Capture:
 
     def _cross(self, reduced: dict[RowUse, Tensor]) -> None:
         """Take everything that is finished to the host, in one copy."""
-        columns = {name: column.take() for name, column in self._columns.items() if len(column)}
+        columns = [(name, part) for name, own in self._columns.items() for part in own.take()]
         rows, self._rows = self._rows, []
         apart, self._rows_apart = self._rows_apart, []
-        tensors = [*columns.values(), *(values for _, values in rows + apart), *reduced.values()]
-        arrived = iter(to_host(tensors))
-        for name in columns:
+        waiting = [values for _, values in (*columns, *rows, *apart)]
+        arrived = iter(to_host([*waiting, *reduced.values()]))
+        for name, _ in columns:
             self._fresh.add(name, next(arrived))
         for first, _ in rows:
             self._add_rows(first, next(arrived))
@@ -298,31 +302,58 @@ class Capture:
                 self._fresh.layer_rows.append(own.reshape(-1))  # layer by layer: mean, variance
 
     def _take_hidden(self, decoder: Observed, hidden: list[Tensor]) -> None:
-        if self._hidden_layers:
-            chosen = torch.stack([hidden[layer] for layer in self._hidden_layers])
-            self._add("hidden", chosen.permute(2, 1, 0, 3).flatten(2))
+        """Outputs of a decode step, ``[seqs, 1, size]`` by layer."""
+        if self.hidden_layers:
+            self._add_chosen([hidden[layer] for layer in self.hidden_layers])
         if Signal.HIDDEN_CHANGE not in self._signals:
             return
-        now = torch.stack(hidden).float()  # [layers, seqs, queries, size]
-        if self._before is None:
-            self._before = torch.stack(self._states_before(decoder, now), dim=1)
-        before = self._before[:, :, None]
-        if now.shape[2] > 1:
-            before = torch.cat([before, now[:, :, :-1]], dim=2)
-        change = torch.linalg.vector_norm(now - before, dim=-1)
-        self._before = now[:, :, -1].clone() if now.shape[2] > 1 else now[:, :, 0]
-        self._add("hidden_change", change.permute(2, 1, 0))
+        now = torch.stack(hidden)[:, :, 0].float()  # [layers, seqs, size]
+        change = torch.linalg.vector_norm(now - self._states_before(decoder, now), dim=-1)
+        self._before = now
+        self._add("hidden_change", change.T[None])
 
-    def _states_before(self, decoder: Observed, now: Tensor) -> list[Tensor]:
-        """Of each leaf the hidden states ``[layers, size]`` before the newest tokens."""
+    def _states_before(self, decoder: Observed, now: Tensor) -> Tensor:
+        """Of each leaf the hidden states before the newest tokens, ``[layers, seqs, size]``."""
+        if self._before is not None:
+            return self._before
         found = []
         for seq, leaf in enumerate(decoder.cache.leaves):
             known = self._last_hidden.get(leaf)
             if known is None:
                 known = self._last_hidden.get(decoder.cache.parent(leaf))
             # The first prompt token has none before it: it changes by 0.
-            found.append(now[:, seq, 0] if known is None else known)
-        return found
+            found.append(now[:, seq] if known is None else known)
+        return torch.stack(found, dim=1)
+
+    def _take_output(self, output: Tensor) -> None:
+        """The next layer's output of a block of one sequence, ``[1, queries, size]``.
+
+        What is made of it is small: outputs of all layers of a long block take gigabytes.
+        """
+        block = self._block
+        if block.layer in self.hidden_layers:
+            block.chosen.append(float16(output))
+        if Signal.HIDDEN_CHANGE in self._signals:
+            now = output[0].float()
+            block.changes.append(torch.linalg.vector_norm(now[1:] - now[:-1], dim=-1))
+            block.ends.append(torch.stack((now[0], now[-1])))
+        block.layer += 1
+
+    def _take_block(self, decoder: Observed) -> None:
+        """What was made of the outputs of a block."""
+        block, self._block = self._block, _BlockOutputs()
+        if block.chosen:
+            self._add_chosen(block.chosen)
+        if block.changes:
+            first, last = torch.stack(block.ends, dim=1)[:, :, None].unbind()
+            start = torch.linalg.vector_norm(first - self._states_before(decoder, first), dim=-1)
+            self._before = last
+            change = torch.cat([start, torch.stack(block.changes)], dim=1)  # [layers, queries]
+            self._add("hidden_change", change.T[:, None])
+
+    def _add_chosen(self, outputs: list[Tensor]) -> None:
+        """Outputs ``[seqs, queries, size]`` of the `hidden_layers`."""
+        self._add("hidden", torch.stack(outputs).permute(2, 1, 0, 3).flatten(2))
 
     def _take_vectors(self, decoder: Observed, starts: list[int], tokens: int) -> None:
         cache = decoder.cache
@@ -382,6 +413,28 @@ class Capture:
         assert self.keeps, "a capture that keeps nothing has no columns"
         self.take()
         return self._kept.trace_columns(len(self._row_layers))
+
+
+@dataclass
+class _BlockOutputs:
+    """What has been made of the outputs of a block of tokens of one sequence, by layer.
+
+    Attributes
+    ----------
+    layer : int
+        The next one.
+    chosen : list of float16 Tensor ``[1, queries, size]``
+        Outputs of the layers whose outputs are kept.
+    changes : list of float32 Tensor ``[queries - 1]``
+        Of all tokens but the first.
+    ends : list of float32 Tensor ``[2, size]``
+        Outputs of the first and of the last token.
+    """
+
+    layer: int = 0
+    chosen: list[Tensor] = field(default_factory=list)
+    changes: list[Tensor] = field(default_factory=list)
+    ends: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ number of queries but what `rows` asks for, and these counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Literal
@@ -46,6 +47,9 @@ class PassContext:
         Layers whose query vectors to collect.
     row_layers : frozenset of int
         Layers whose own attention rows to collect, apart from the mean over all layers.
+    take_output : callable or None
+        Takes the output of each block of the model, ``[seqs, queries, size]``, when it comes; None
+        if they are shown in the end, or not wanted.
     layer_rows : dict of int to float32 Tensor ``[2, seqs, queries, positions]``
         Per such layer the mean and the population variance over its query heads.
     """
@@ -59,6 +63,7 @@ class PassContext:
     first_counted: int = 0
     query_layers: frozenset[int] = frozenset()
     row_layers: frozenset[int] = frozenset()
+    take_output: Callable[[Tensor], None] | None = None
     query_vectors: dict[int, Tensor] = field(default_factory=dict)
     layer_rows: dict[int, Tensor] = field(default_factory=dict)
     _rows: list[Tensor] = field(default_factory=list)
@@ -188,9 +193,10 @@ class PassContext:
     def _compare(self) -> None:
         large, of_model = torch.stack(self._counts), (0, 1, 3)
         self._counts.clear()
-        lengths = self.metadata.at[:, self.first_counted :] + 1
-        entries = (large > 0).sum(of_model) * lengths
-        self._sparsity = (entries - large.sum(of_model)).double() / entries.clamp(min=1)
+        rows = (large > 0).sum(of_model)
+        entries = torch.addcmul(rows, rows, self.metadata.at[:, self.first_counted :])
+        counted = large.sum(of_model, dtype=torch.float64)
+        self._sparsity = (entries - counted) / entries.clamp(min=1)
 
     def settle(self) -> None:
         """Put what the layers have left together: afterwards nothing is as long as the model."""

@@ -38,13 +38,16 @@ class ObservedCache(Protocol):
     @property
     def leaves(self) -> list[int]: ...
 
+    @property
+    def kv_heads(self) -> int: ...
+
     def length(self, seq: int) -> int: ...
 
     def parent(self, node: int) -> int: ...
 
     def newest(self, count: int) -> Tensor: ...
 
-    def keys(self, layer: int) -> Tensor: ...
+    def keys(self, layer: int, head: int) -> Tensor: ...
 
 
 class Observed(Protocol):
@@ -84,7 +87,8 @@ class Observer(Protocol):
         Parameters
         ----------
         hidden : list of Tensor ``[seqs, queries, size]``
-            Output of every block; empty if the observer does not want them.
+            Output of every block; empty if the observer does not want them, or has taken them as
+            they came (`PassContext.take_output`).
         last : Tensor ``[seqs, queries, size]``
             Normalised last hidden state.
         """
@@ -298,7 +302,8 @@ def _computed(passes: Sequence[Pass]) -> list[Tensor]:
     ids = passes[0].ids if alone else np.concatenate([one.ids for one in passes])
     at = [state.metadata.at for state in states]
     hidden: list[Tensor] = []
-    with block_outputs(model.model.layers, hidden) if watched else nullcontext():
+    take = states[0].take_output or hidden.append  # of a block of one sequence, alone
+    with block_outputs(model.model.layers, take) if watched else nullcontext():
         last = model.model(
             input_ids=to_device(ids, layout.device),
             position_ids=at[0] if alone else torch.cat(at),

@@ -104,9 +104,14 @@ class PrefixDecoder:
         """Refused: a prefix's keys and values are stored for many leaves, not per leaf."""
         raise ValueError(_PLAIN_ONLY)
 
-    def keys(self, layer: int) -> Tensor:
+    def keys(self, layer: int, head: int) -> Tensor:
         """Refused, like `newest`."""
         raise ValueError(_PLAIN_ONLY)
+
+    @property
+    def kv_heads(self) -> int:
+        """Of the model."""
+        return self._inner.cache.kv_heads
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:

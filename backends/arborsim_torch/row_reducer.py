@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from arborsim.core.row_uses import RowUse
+from arborsim.machine.live_memory import TILE_BYTES
 from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.context import PassContext
 from arborsim_torch.token_signals import float16
 
 _POSITIONS = 1024  # buffers grow by this
-_TILE_BYTES = 1 << 23  # of float64 rows whose statistics are made together
 
 
 class RowReducer:
@@ -287,8 +287,8 @@ class WindowRows:
     of them, a KV head at a time, as the host makes those of a trace: from queries and keys in
     float16, in float32, with statistics in float64.
 
-    Device memory: the queries that wait; of a KV head, its query heads x queries x positions, twice
-    4 bytes, and of statistics a few times `_TILE_BYTES` at most.
+    Device memory: the queries that wait; of a KV head, keys in float32, its query heads x queries
+    x positions, twice 4 bytes, and of statistics a few times `TILE_BYTES` at most.
 
     Parameters
     ----------
@@ -316,8 +316,8 @@ class WindowRows:
         """Take a pass's queries from `first` on; by layer ``[1, heads, queries, head_dim]``."""
         self._queries.append(float16(torch.stack([each[0, :, first:] for each in vectors])))
 
-    def finish(self, keys: Callable[[int], Tensor]) -> dict[RowUse, Tensor]:
-        """End the prompt, of whose layers `keys` gives ``[kv_heads, positions, head_dim]``.
+    def finish(self, kv_heads: int, keys: Callable[[int, int], Tensor]) -> dict[RowUse, Tensor]:
+        """End the prompt; `keys` gives those of a layer and a KV head, ``[positions, head_dim]``.
 
         Returns
         -------
@@ -329,18 +329,22 @@ class WindowRows:
         self._queries.clear()
         found: dict[RowUse, list[Tensor]] = {use: [] for use in self._uses}
         for layer, own in enumerate(queries):
-            held = float16(keys(layer)).float()
-            by_head: dict[RowUse, list[Tensor]] = {use: [] for use in self._uses}
-            for some, head in zip(own.view(len(held), -1, *own.shape[1:]), held, strict=True):
-                rows = _rows_of(some, head)
-                for use, parts in by_head.items():
-                    newest = rows[:, -use.prompt :]
-                    parts.append(
-                        _moments(newest) if use.keeps == "moments" else _spread(newest, use.weight)
-                    )
-            for use, parts in by_head.items():
+            by_head = [
+                self._of_head(some, keys(layer, head))
+                for head, some in enumerate(own.view(kv_heads, -1, *own.shape[1:]))
+            ]
+            for use, parts in zip(self._uses, zip(*by_head, strict=True), strict=True):
                 found[use].append(_of_groups(use, torch.stack(parts)))
         return {use: torch.cat(parts)[None] for use, parts in found.items()}
+
+    def _of_head(self, queries: Tensor, keys: Tensor) -> list[Tensor]:
+        """What each use keeps of the rows of a KV head."""
+        rows = _rows_of(queries, float16(keys).float())
+        newest = [(use, rows[:, -use.prompt :]) for use in self._uses]
+        return [
+            _moments(own) if use.keeps == "moments" else _spread(own, use.weight)
+            for use, own in newest
+        ]
 
 
 def _rows_of(queries: Tensor, keys: Tensor) -> Tensor:
@@ -358,7 +362,7 @@ def _rows_of(queries: Tensor, keys: Tensor) -> Tensor:
 def _tiles(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
     """The rows in float64, some positions at a time, and the first of these."""
     heads, queries, positions = rows.shape
-    size = max(1, _TILE_BYTES // (8 * heads * queries))
+    size = max(1, TILE_BYTES // (8 * heads * queries))
     for first in range(0, positions, size):
         yield first, rows[..., first : first + size].double()
 

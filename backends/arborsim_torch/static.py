@@ -225,11 +225,11 @@ class StaticStep:
         """Sequences, those of the padding included."""
         return self._input.shape[1]
 
-    def _bring_up_to_date(self, collects: bool) -> None:
+    def _bring_up_to_date(self, wants_rows: bool) -> None:
         """Let tables have all tensors that the step reads: a capture must not make any."""
         moved = False
         for table in (*self._plan.tables, *self._plan.on_host.tables):
-            if collects or self._slides:
+            if wants_rows or self._slides:
                 table.tensor("position")
             if self._versions.get(table.place) != table.version:
                 self._versions[table.place] = table.version
@@ -281,7 +281,7 @@ class StaticStep:
         """
         together = (self, *others)
         for step, state in zip(together, states, strict=True):
-            step._bring_up_to_date(state.collect)
+            step._bring_up_to_date(state.wants_rows)
             step._plan.on_host.await_first()
         if others or self._together != together:
             rows = [step.rows for step in together]
@@ -291,7 +291,8 @@ class StaticStep:
         def compute() -> StepOutputs:
             hidden: list[Tensor] = []
             fresh = [step._fresh(state) for step, state in zip(together, states, strict=True)]
-            with block_outputs(self._model.model.layers, hidden) if wants_hidden else nullcontext():
+            take = block_outputs(self._model.model.layers, hidden.append)
+            with take if wants_hidden else nullcontext():
                 outputs = self.compute(fresh, hidden)
             for own, state in zip(fresh, states, strict=True):  # lets go of the pools afterwards
                 own.metadata = state.metadata
@@ -344,15 +345,15 @@ def _not_gathered(layer: int) -> Any:
 
 
 @contextmanager
-def block_outputs(layers: Any, into: list[Tensor]) -> Iterator[None]:
-    """Collect the output of every block.
+def block_outputs(layers: Any, take: Callable[[Tensor], None]) -> Iterator[None]:
+    """Hand over the output of every block when it comes.
 
     Hooks, not ``output_hidden_states``: its last entry is the normalised state, not the last
     block's output.
     """
 
     def hook(_module: Any, _args: Any, output: Any) -> None:
-        into.append(output[0] if isinstance(output, tuple) else output)
+        take(output[0] if isinstance(output, tuple) else output)
 
     handles = [layer.register_forward_hook(hook) for layer in layers]
     try:

@@ -7,6 +7,7 @@ Shapes: ``kv`` is ``[layers, 2, seqs, kv_heads, tokens, head_dim]``, keys then v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -112,7 +113,9 @@ def sketch_matrix(features: int, device: torch.device) -> Tensor:
     return to_device(matrix.astype(np.float32), device)
 
 
-_KEPT_VALUES = 1 << 20  # a buffer that a long prompt needed is not kept
+_SMALL_BYTES = 1 << 16  # of a tensor that crosses to the host together with others
+_LEAST_BLOCK = 16  # rows of a block that is kept as it is
+_KEPT_VALUES = 1 << 20  # of a buffer that is kept
 _LIMIT = float(torch.finfo(torch.float16).max)
 
 
@@ -122,21 +125,27 @@ def float16(values: Tensor) -> Tensor:
 
 
 class TokenBuffer:
-    """Rows ``[tokens, n]`` that wait on the device; memory stays for those that follow."""
+    """Rows ``[tokens, n]`` that wait on the device; memory stays for those that follow.
+
+    Blocks of a prompt stay as they are: a buffer that grows would need their memory twice.
+    """
 
     def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
         self._data: Tensor | None = None
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self._count = 0  # rows in the buffer
 
     @property
     def nbytes(self) -> int:
         """Of what waits."""
-        return 0 if self._data is None else self._data[: self._count].nbytes
+        buffered = 0 if self._data is None else self._data[: self._count].nbytes
+        return buffered + sum(block.nbytes for block in self._blocks)
 
     def append(self, rows: Tensor) -> None:
+        """Take rows, which must not be written again."""
+        if not self._count and len(rows) >= _LEAST_BLOCK:
+            self._blocks.append(rows)
+            return
         end, held = self._count + len(rows), self._data
         if held is None or end > len(held):
             grown = rows.new_empty((max(end, 2 * self._count, 16), rows.shape[1]))
@@ -146,17 +155,23 @@ class TokenBuffer:
         held[self._count : end] = rows
         self._count = end
 
-    def take(self) -> Tensor:
-        """What waits; to be copied before anything is appended."""
-        assert self._data is not None, "nothing waits"
-        found, self._count = self._data[: self._count], 0
-        if self._data.numel() > _KEPT_VALUES:
-            self._data = None
+    def take(self) -> list[Tensor]:
+        """What waits, one after the other; to be copied before anything is appended."""
+        found, self._blocks = self._blocks, []
+        if self._data is not None and self._count:
+            found.append(self._data[: self._count])
+            self._count = 0
+            if self._data.numel() > _KEPT_VALUES:
+                self._data = None
         return found
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
-    """Copies on the host; from CUDA in one transfer, for which it waits."""
+    """Copies on the host, in one piece of memory; from CUDA, where it waits once for all of them.
+
+    Small tensors are put together first, and copied as one; large ones would need their memory on
+    the device twice.
+    """
     if not tensors:
         return []
     if not tensors[0].is_cuda:
@@ -164,11 +179,15 @@ def to_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     # Wide types first: then every part is aligned.
     order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
     parts = [tensors[i].contiguous().view(-1).view(torch.uint8) for i in order]
-    joined = torch.cat(parts) if len(parts) > 1 else parts[0]
     # Page-locked: several times as fast, and PyTorch keeps the memory for the next time.
-    there = torch.empty(len(joined), dtype=torch.uint8, pin_memory=True)
-    there.copy_(joined, non_blocking=True)
-    torch.cuda.current_stream(joined.device).synchronize()
+    there = torch.empty(sum(map(len, parts)), dtype=torch.uint8, pin_memory=True)
+    start = 0
+    for small, run in groupby(parts, lambda part: len(part) < _SMALL_BYTES):
+        own = list(run)
+        for part in [torch.cat(own)] if small and len(own) > 1 else own:
+            there[start : start + len(part)].copy_(part, non_blocking=True)
+            start += len(part)
+    torch.cuda.current_stream(parts[0].device).synchronize()
     packed, start = np.asarray(there.numpy()), 0
     found: dict[int, np.ndarray] = {}
     for i, part in zip(order, parts, strict=True):

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from arborsim_torch.kernels import pieces_kernels, pieces_triton, rows_kernels
+from arborsim_torch.kernels import ondemand_triton, pieces_kernels, pieces_triton, rows_kernels
 
 from .pieces_cases import PACKED, codec_named
 
@@ -80,6 +80,17 @@ def compile_rows(name: str, capability: int = 90):
     return _compile(getattr(rows_kernels, name), types, constants, capability, num_warps=4)
 
 
+def compile_pages(name: str, capability: int = 90):
+    """`rank_pages` for a step of Llama-3.1-8B in bfloat16, or `take_pages` of 2,048 pages."""
+    types = {"q": "*bf16", "low": "*bf16", "high": "*bf16", "filled": "*u8", "readable": "*u8",
+             "rank": "*i64", "chosen": "*i64"}  # fmt: skip
+    constants = {"TOP": 16, "BLOCK": 2048}
+    if name == "rank_pages":
+        block = ondemand_triton._BLOCK_PAGES
+        constants = {"HEADS": 4, "DIM": 128, "BLOCK_DIM": 128, "BLOCK": block, "q_dim": 1}
+    return _compile(getattr(ondemand_triton, name), types, constants, capability, num_warps=4)
+
+
 def _compile(kernel, types, constants, capability, packed=False, **options):
     names = kernel.arg_names
     types = {**_POINTERS, **types, "scale": "fp32", **dict.fromkeys(constants, "constexpr")}
@@ -119,6 +130,7 @@ def main() -> None:
              for stored in STORED for rows in (4, 64)]  # fmt: skip
     kinds += [("`merge_splits`", compile_merge, ()), ("`mean_mass`", compile_mass, ())]
     kinds += [(f"`{name}`", compile_rows, (name,)) for name in ("add_mean_rows", "sum_group_rows")]
+    kinds += [(f"`{name}`", compile_pages, (name,)) for name in ("rank_pages", "take_pages")]
     for name, make, arguments in kinds:
         cells = []
         for capability in CAPABILITIES:

@@ -14,13 +14,16 @@ from arborsim.cli.app import main
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import HiddenRows, Signal
 from arborsim.core.tree import ThoughtTree
+from arborsim.policies.base import Policy
 from arborsim.search import make_search
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.capture import Capture
+from arborsim_torch.captured import Captured
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler
+from tests.live.pretended.test_policies import compare, run
 from tests.live.tiny import HIDDEN, FakeSource, plain_copy, plain_signals, tiny_info, tiny_model
 
 
@@ -156,3 +159,22 @@ def test_the_nearest_layer() -> None:
     rows = HiddenRows((1, 3, 9), values)
     assert [rows.nearest(layer)[0, 0] for layer in (0, 1, 2, 3, 6, 7, 31)] == [0, 0, 0, 2, 2, 4, 4]
     assert len(rows[:0]) == 0
+
+
+def test_a_live_policy_is_given_the_one_layer_that_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And decides as if it had been given all."""
+    given, hidden = set(), Captured.hidden
+
+    def watched(fresh: Captured, layers: tuple[int, ...]) -> HiddenRows:
+        found = hidden(fresh, layers)
+        given.add(found.values.shape[1])
+        return found
+
+    monkeypatch.setattr(Captured, "hidden", watched)
+    one = run(["hs-cosine"], "cpu", 40, most=20)
+    assert given == {1}
+    monkeypatch.setattr(Policy, "hidden_layers", lambda _, layers: frozenset(range(layers)))
+    assert compare(one, run(["hs-cosine"], "cpu", 40, most=20)) == {"hs-cosine"}
+    assert given == {1, 6}

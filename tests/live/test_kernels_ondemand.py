@@ -1,6 +1,9 @@
 """Quest's bounds and the pages they choose."""
 
 import math
+import os
+import subprocess
+import sys
 
 import hypothesis.strategies as st
 import numpy as np
@@ -8,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from arborsim_torch.kernels.ondemand import PageBounds
+from arborsim_torch.kernels.ondemand import PageBounds, choose_pages
 from arborsim_torch.kernels.pieces import Piece, attend_pieces
 from arborsim_torch.tiers.codec import Plain
 
 from .oracle_attention import assert_near, literal, numbers
+from .test_kernels_pieces import ROOT, interpreter_works, needs_triton
 
 few = settings(max_examples=60, deadline=None)
 
@@ -139,3 +143,68 @@ def test_attention_over_the_chosen_pages_is_attention_over_their_tokens():
         assert_near(lse, expected[1][:, :, 0])
         assert torch.all(mass[0][index < 0] == 0)
     assert sorted(chosen[0].tolist()) == [-1, *held]
+
+
+#: KV heads, query heads of each, sequences, pages of each set, dimension, pages to choose, type.
+SETS = (
+    (2, 4, 1, (5,), 16, 3, torch.bfloat16), (1, 3, 2, (40, 17), 24, 16, torch.float16),
+    (3, 1, 1, (1, 2), 8, 16, torch.float32), (2, 2, 3, (130,), 64, 16, torch.bfloat16),
+)  # fmt: skip
+
+
+def sets_of(case, dtype, device="cpu"):
+    """Queries, bounds and readable pages of small whole numbers: many bounds are the same."""
+    kv_heads, members, seqs, pages, dim, _, own = case
+    random = torch.Generator().manual_seed(sum(pages))
+    q = torch.randint(-2, 3, (seqs, kv_heads * members, 2, dim), generator=random)
+    q[:, 0] = 0  # of which all bounds are 0
+    found = []
+    for count in pages:
+        bounds = PageBounds(count, kv_heads, dim, own)
+        keys = torch.randint(-2, 3, (kv_heads, count, dim), generator=random)
+        bounds.update(torch.randint(0, count, (kv_heads, count), generator=random), keys.to(own))
+        bounds.low, bounds.high = bounds.low.to(device, dtype), bounds.high.to(device, dtype)
+        bounds.filled = bounds.filled.to(device)
+        found.append(bounds)
+    kinds = kv_heads if len(pages) > 1 else 1
+    readable = torch.rand((kinds, sum(pages)), generator=random) < 0.8
+    return found, q.to(device, dtype)[:, :, 1], readable.to(device)
+
+
+def chosen_by_definition(case):
+    bounds, q, readable = sets_of(case, torch.float64)
+    return choose_pages(bounds, q, case[5], readable)
+
+
+def solve(path):
+    """In Triton's interpreter."""
+    from arborsim_torch.kernels.ondemand_triton import choose
+
+    found = []
+    for case in SETS:
+        bounds, q, readable = sets_of(case, case[-1])
+        found.append(choose(bounds, q, min(case[5], sum(case[3])), readable))
+    torch.save(found, path)
+
+
+@needs_triton
+@pytest.mark.skipif(
+    not interpreter_works(), reason="Triton's interpreter fails: 3.6 with NumPy 2.4"
+)
+def test_the_triton_kernels_choose_the_same_pages(tmp_path):
+    path = tmp_path / "found.pt"
+    call = f"from tests.live.test_kernels_ondemand import solve; solve({str(path)!r})"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", call], check=True, cwd=ROOT, env=environment)
+    for case, found in zip(SETS, torch.load(path), strict=True):
+        assert found.tolist() == chosen_by_definition(case).tolist(), case
+
+
+@needs_triton
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("case", SETS, ids=str)
+def test_a_gpu_chooses_the_same_pages(case):
+    bounds, q, readable = sets_of(case, case[-1], "cuda")
+    assert (
+        choose_pages(bounds, q, case[5], readable).tolist() == chosen_by_definition(case).tolist()
+    )

@@ -306,11 +306,12 @@ def test_the_kernel_compiles_for_an_h200_within_its_shared_memory(monkeypatch, t
 
 
 @needs_triton
-def test_what_merges_and_spreads_compiles_for_an_h200(monkeypatch, tmp_path):
+def test_the_other_kernels_compile_for_an_h200(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from .compile_pieces import compile_mass, compile_merge, compile_rows
+    from .compile_pieces import compile_mass, compile_merge, compile_pages, compile_rows
 
     rows = (compile_rows(name) for name in ("add_mean_rows", "sum_group_rows"))
-    for found in (compile_merge(), compile_mass(), *rows):
+    pages = (compile_pages(name) for name in ("rank_pages", "take_pages"))
+    for found in (compile_merge(), compile_mass(), *rows, *pages):
         assert found.asm["cubin"]
         assert found.metadata.shared <= 227 * 1024 // 2

@@ -63,7 +63,7 @@ def test_rows_are_added_up_as_if_they_were_written_out(case, groups, tile_bytes)
     q, k, v, of_mean, of_groups, recent = case
     kept = wanted(of_mean, of_groups, groups, k.shape[1], recent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_TILE_BYTES", tile_bytes)
+        patch.setattr(kernel, "TILE_BYTES", tile_bytes)
         out = attend_rows(q, k, v, SCALE, kept)
         attend_rows(q, k, v, SCALE, kept_of_two := wanted(of_mean, 0, None, k.shape[1]))
         attend_rows(q, k, v, SCALE, kept_of_two)
@@ -92,7 +92,7 @@ def test_large_entries_are_those_of_rows_written_out(case, part, tile_bytes):
     """But for entries that lie within rounding of the limit."""
     q, k, v, *_ = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_TILE_BYTES", tile_bytes)
+        patch.setattr(kernel, "TILE_BYTES", tile_bytes)
         found = count_paid(q, k, SCALE, part)
     assert found.shape == (len(k), len(q) // len(k), q.shape[1])
     found = found.flatten(0, 1).numpy()

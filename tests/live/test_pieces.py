@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -37,50 +38,64 @@ SMALL = {"rkv": {"interval": "8", "window": "4"}, "snapkv": {"window": "4"},
          "freekv": {"page": "4", "sinks": "4", "recent": "8"}, "quest": {"page": "4"}}  # fmt: skip
 
 
-@dataclass
-class Watched:
-    """A search under a policy: what each decision saw, what it said, and what the search left."""
+class Twins:
+    """Two searches under a policy, and their decisions, compared as they are taken.
 
-    policy: Any
-    saw: list[list[np.ndarray]] = field(default_factory=list)
-    said: list[list[np.ndarray]] = field(default_factory=list)
-    columns: Any = None
+    Decisions are the same; one may turn only where what it saw differs by rounding: from there on
+    the caches hold other tokens, and nothing is compared.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ahead: tuple[deque[Any], deque[Any]] = (deque(), deque())  # decisions of one alone
+        self.same, self.compared = True, 0
+        self.columns: dict[int, Any] = {}
+
+    def watch(self, policy: Any, own: int) -> Any:
+        """A policy whose decisions are those of the search `own`."""
         for name in ("decide", "decide_run"):
-            decide = getattr(self.policy, name)
-            object.__setattr__(self.policy, name, partial(self._decide, decide))
+            decide = getattr(policy, name)
+            object.__setattr__(policy, name, partial(self._decide, own, decide))
+        return policy
 
-    def _decide(self, decide: Callable[..., Any], view: CacheView, *event: Any) -> Any:
-        if len(event) == 1:  # scores are known before a decision, not before a run of them
-            self.saw.append([np.array(own, copy=True) for own in view.scores.values()])
+    def _decide(
+        self, own: int, decide: Callable[..., Any], view: CacheView, *event: Any
+    ) -> Any:  # scores are known before a decision, not before a run of them
+        if len(event) != 1 or not self.same:
+            return decide(view, *event)
+        saw = [np.array(values, copy=True) for values in view.scores.values()]
         made = decide(view, *event)
-        if len(event) == 1:
-            plans = () if made is None else (made.tiers, made.reads)
-            self.said.append([np.array(each) for each in plans if each is not None])
+        plans = () if made is None else (made.tiers, made.reads)
+        said = [np.array(each) for each in plans if each is not None]
+        self._ahead[own].append((saw, said))
+        if all(self._ahead):
+            self._compare(*(ahead.popleft() for ahead in self._ahead))
         return made
 
+    def _compare(self, one: Any, other: Any) -> None:
+        (saw, said), (know, say) = one, other
+        for seen, known in zip(saw, know, strict=True):
+            if np.array_equal(seen, known):
+                continue
+            largest = np.abs(known[np.isfinite(known)]).max(initial=0.0)
+            np.testing.assert_allclose(seen, known, 1e-3, 1e-4 * largest, err_msg=self._name)
+        self.same = len(said) == len(say) and all(map(np.array_equal, said, say))
+        self.compared += 1
+        if not self.same:
+            for ahead in self._ahead:
+                ahead.clear()
 
-def run_all(
-    setup: SearchSetup, names: Sequence[str], budget: int, ordered: bool
-) -> dict[str, Watched]:
-    """Searches under each policy that the budget holds, computed together."""
-    found, searches = {}, {}
-    for name in names:
-        recent = {"recent": "8"} if hasattr(build(name), "recent") else {}
-        watched = Watched(build(name, SMALL.get(name, recent)))
-        machine = CacheOptions(overlap=False, ordered=ordered)
-        problem = setup.source.problem(3)
-        one = PolicySearch(setup, problem, watched.policy, budget, machine)
-        searches[one] = name, watched
-
-    def done(search: PolicySearch, ended: Ended) -> None:
-        name, watched = searches[search]
-        if not isinstance(ended, BudgetInfeasible):
-            found[name], watched.columns = watched, ended.columns
-
-    run_batched(list(searches), len(searches), done)
-    return found
+    def end(self) -> None:
+        """Both are over."""
+        if not self.same:
+            return
+        assert not any(self._ahead), self._name
+        own, expected = self.columns[False], self.columns[True]
+        for column in ("token", "node"):
+            np.testing.assert_array_equal(own[column], expected[column], self._name)
+        np.testing.assert_allclose(
+            own["logprob"], expected["logprob"], 1e-4, 1e-4, err_msg=self._name
+        )
 
 
 @pytest.mark.parametrize(
@@ -89,32 +104,30 @@ def run_all(
 def test_every_policy_reads_in_place_what_it_would_read_in_order(
     kind: str, budget: int, most: int
 ) -> None:
-    """Decisions are the same; one may turn only where what it saw differs by rounding."""
+    """All searches that the budget holds are computed together, so that twins go side by side."""
     trees = kind != "linear"
     options = {"lines": 4} | ({"lines_per_thought": 1} if trees else {})
     loaded = load_model("chain", task_options=options)
     source = TaskSource(loaded.task)
     setup = SearchSetup(loaded.model, source, lambda: make_search(kind), 0.0, 0, most)
-    found, wanted = (run_all(setup, NAMES, budget, ordered) for ordered in (False, True))
-    assert found.keys() == wanted.keys()
-    assert len(wanted) > 0.8 * len(NAMES)
-    for name, expected in wanted.items():
-        own = found[name]
-        for saw, know, said, say in zip(
-            own.saw, expected.saw, own.said, expected.said, strict=False
-        ):
-            for seen, known in zip(saw, know, strict=True):
-                largest = np.abs(known[np.isfinite(known)]).max(initial=0.0)
-                np.testing.assert_allclose(seen, known, 1e-3, 1e-4 * largest, err_msg=name)
-            if len(said) != len(say) or not all(map(np.array_equal, said, say)):
-                break  # from here on the caches hold other tokens
-        else:
-            assert len(own.said) == len(expected.said), name
-            for column in ("token", "node"):
-                np.testing.assert_array_equal(own.columns[column], expected.columns[column], name)
-            np.testing.assert_allclose(
-                own.columns["logprob"], expected.columns["logprob"], 1e-4, 1e-4, err_msg=name
-            )
+    twins, searches = {name: Twins(name) for name in NAMES}, {}
+    for name, ordered in product(NAMES, (False, True)):
+        recent = {"recent": "8"} if hasattr(build(name), "recent") else {}
+        policy = twins[name].watch(build(name, SMALL.get(name, recent)), ordered)
+        machine = CacheOptions(overlap=False, ordered=ordered)
+        one = PolicySearch(setup, source.problem(3), policy, budget, machine)
+        searches[one] = name, ordered
+
+    def done(search: PolicySearch, ended: Ended) -> None:
+        name, ordered = searches.pop(search)
+        if not isinstance(ended, BudgetInfeasible):
+            twins[name].columns[ordered] = ended.columns
+
+    run_batched(list(searches), len(searches), done)
+    both = [pair for pair in twins.values() if len(pair.columns) == 2]
+    assert sum(len(pair.columns) for pair in twins.values()) == 2 * len(both) > 1.6 * len(NAMES)
+    for pair in both:
+        pair.end()
 
 
 class Wanderer:

@@ -346,9 +346,9 @@ def test_windows_spread_as_rows_of_single_heads(data: st.DataObject) -> None:
     assert found.first(decoding, prompt) == 1
     by_layer = torch.from_numpy(keys).permute(1, 2, 0, 3).float()
     with mock.patch.object(
-        row_reducer, "_TILE_BYTES", data.draw(st.sampled_from([1, 512, 1 << 23]))
+        row_reducer, "TILE_BYTES", data.draw(st.sampled_from([1, 512, 1 << 23]))
     ):
-        reduced = found.finish(by_layer.__getitem__)
+        reduced = found.finish(kv_heads, lambda layer, head: by_layer[layer][head])
     assert not found.waits
     tree = ThoughtTree()
     tree.open(0, -1)

@@ -22,7 +22,7 @@ from arborsim_torch.cache.host import HostAttention, HostTokens, Part, own_mass
 from arborsim_torch.cache.host_pool import PAGE_TOKENS, BlockList, HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.kernels.dense import attend
-from arborsim_torch.kernels.ondemand import PageBounds
+from arborsim_torch.kernels.ondemand import PageBounds, choose_pages
 from arborsim_torch.tiers.copies import Ticket, to_device
 from arborsim_torch.tiers.link import HostLink
 
@@ -217,28 +217,29 @@ class PageAttention(HostAttention):
             return None
         g, rows, ordered = self._cache.layout, self._rows_of(layer), self._order(layer, query)
         position, on_path = rows.position[:, ordered.row], rows.on_path[:, :, ordered.row]
-        reads = ordered.own & on_path.any(1)  # [kv_heads, n]
+        here = [(pool, buffers, each) for pool, buffers, each in ordered.arriving if each.rows]
+        if not here:
+            return HostShare([])
+        index = np.concatenate([each.at[0] for *_, each in here])
+        index = np.where(ordered.own & on_path.any(1), index, -1)  # [kv_heads, n]
+        # What no head reads stands at the path's first position, with no weight.
+        position = np.where(on_path.any(1), position, 0)
+        both = to_device(np.concatenate([index, position]).astype(np.int32), g.device)
         found: list[PlacedPiece] = []
         several, first = on_path.shape[1] > 1, 0
-        for number, (pool, buffers, blocks) in enumerate(ordered.arriving):
-            if not blocks.rows:
-                continue
+        for number, (pool, buffers, blocks) in enumerate(here):
             at = slice(first, first + blocks.rows)
             first += blocks.rows
-            index = np.where(reads[:, at], blocks.at[0], -1).astype(np.int32)
-            # What no head reads stands at the path's first position, with no weight.
-            spots = np.where(on_path[:, :, at].any(1), position[:, at], 0).astype(np.int32)
-            both = to_device(np.concatenate([index, spots]), g.device)
             parts = [
                 part[:, 0].permute(1, 2, 0, 3).expand(-1, g.kv_heads, -1, -1) for part in buffers
             ]
             piece = replace(
-                pool.as_piece(parts), index=both[: g.kv_heads], room=blocks.rows,
+                pool.as_piece(parts), index=both[: g.kv_heads, at], room=blocks.rows,
                 mask=to_device(on_path[:, :, at].swapaxes(0, 1), g.device) if several else None,
                 ready=None if found else lambda: ordered.ticket.order(self.held_up),
             )  # fmt: skip
-            place = ("page", layer, number)
-            found.append(PlacedPiece(piece, partial(both.narrow, 0, g.kv_heads, len(spots)), place))
+            spots = partial(torch.narrow, both[g.kv_heads :], 1, at.start, blocks.rows)
+            found.append(PlacedPiece(piece, spots, ("page", layer, number)))
         return HostShare(found)
 
     def rows(
@@ -268,10 +269,8 @@ class PageAttention(HostAttention):
     def _order(self, layer: int, query: Tensor) -> _Ordered:
         """Choose pages of a layer by the newest queries, and have them copied to the device."""
         heads, rows = self._heads(layer), self._rows_of(layer)
-        first, *others = (bounds.heads(heads) for bounds in self._bounds.values())
-        bounds = first.joined(others)
-        top = min(self._pages_top, bounds.filled.shape[1])
-        chosen = bounds.select(query[:, :, -1], top, shared=True, readable=rows.page).cpu().numpy()
+        bounds = [each.heads(heads) for each in self._bounds.values()]
+        chosen = choose_pages(bounds, query[:, :, -1], self._pages_top, rows.page).cpu().numpy()
         pages = np.unique(chosen)
         pages = pages[pages >= 0]
         found, copies, begin, arriving = [], [], 0, False

@@ -370,19 +370,19 @@ class Pool:
             parts = [torch.cat(parts[first : first + heads], dim=2) for first in firsts]
         return torch.cat(parts)
 
-    def read_keys(self, layer: int, token: np.ndarray) -> Tensor:
-        """Copy a layer's keys of tokens that all its groups hold, ``[kv_heads, tokens, head_dim]``.
+    def read_keys(self, layer: int, head: int, token: np.ndarray) -> Tensor:
+        """Copy the keys of a KV head of a layer, ``[tokens, head_dim]``, of tokens that it holds.
 
         Of a pool at full precision.
         """
-        slots = self.slots.of[self.layout.groups_of_layer(layer)][:, token].astype(np.int64)
+        group = self.layout.groups_of_layer(layer).start
+        group += head if self.layout.grouping == "head" else 0
+        slots = self.slots.of[group, token].astype(np.int64)
         assert (slots >= 0).all(), "a token was asked for after it had moved"
-        of_head = [slice(head, head + 1) for head in range(len(slots))]
-        heads = of_head if self.layout.grouping == "head" else [slice(None)]
-        at = to_device(slots, self.device)
-        return torch.cat([
-            self.gather(layer, own, row)[0][0] for own, row in zip(heads, at, strict=True)
-        ])  # fmt: skip
+        slab, index = self.layout.slab_of_layer(layer)
+        ragged = self.ragged(slab)
+        keys = self._strip(group)[0][index, 0, 0] if ragged else self.slab(layer)[0][0, head]
+        return keys.index_select(0, to_device(slots, self.device))
 
     def write(self, group: int, slot: np.ndarray, block: StoredTokens) -> None:
         """Put tokens, as they are stored, into slots of one group."""

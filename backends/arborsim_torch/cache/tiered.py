@@ -120,6 +120,10 @@ class TieredCache:
         return self._state.leaves
 
     @property
+    def kv_heads(self) -> int:
+        return self.layout.kv_heads
+
+    @property
     def tree(self) -> ThoughtTree:
         return self._state.table.tree
 
@@ -370,12 +374,12 @@ class TieredCache:
         found = self.tokens_kv(token.reshape(-1))
         return found.view(*found.shape[:3], *token.shape, -1).movedim(3, 2)
 
-    def keys(self, layer: int) -> Tensor:
-        """A layer's keys of the path of the first sequence, ``[kv_heads, tokens, head_dim]``.
+    def keys(self, layer: int, head: int) -> Tensor:
+        """Keys of a KV head of a layer, on the path of the first sequence, ``[tokens, head_dim]``.
 
         None of them may have been moved yet.
         """
-        return self.pools[Place.HBM].read_keys(layer, self.tree.path(self.leaves[0]))
+        return self.pools[Place.HBM].read_keys(layer, head, self.tree.path(self.leaves[0]))
 
     def tokens_kv(self, token: np.ndarray) -> Tensor:
         """Keys and values of tokens in HBM, ``[layers, 2, kv_heads, tokens, head_dim]``."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, unpack
+from arborsim_torch.kernels.pieces import in_triton
 
 
 class PageBounds:
@@ -155,3 +156,32 @@ class PageBounds:
         chosen, best = chosen[..., :pages_top], best[..., :pages_top]
         # A bound may be -inf by overflow as well: what counts is whether the page may be read.
         return torch.where(filled.expand(most.shape).gather(-1, chosen), chosen, -1)
+
+
+def choose_pages(
+    bounds: Sequence[PageBounds], q: Tensor, pages_top: int, readable: Tensor
+) -> Tensor:
+    """Pages of several sets for the same heads, numbered one set after the other.
+
+    As `PageBounds.select` chooses them, once for all sequences; in Triton on CUDA
+    (`arborsim_torch.kernels.ondemand_triton`).
+
+    Parameters
+    ----------
+    bounds : sequence of PageBounds
+        At least one.
+    q : Tensor ``[seqs, heads, head_dim]``
+    pages_top : int
+    readable : bool Tensor ``[kv_heads or 1, pages]``
+
+    Returns
+    -------
+    int64 Tensor ``[kv_heads, pages_top]``, or as many columns as there are pages
+    """
+    pages_top = min(pages_top, sum(each.filled.shape[1] for each in bounds))
+    if in_triton(q.device, q.dtype):
+        from arborsim_torch.kernels import ondemand_triton
+
+        return ondemand_triton.choose(bounds, q, pages_top, readable)
+    first, *others = bounds
+    return first.joined(others).select(q, pages_top, shared=True, readable=readable)

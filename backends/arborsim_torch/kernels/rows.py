@@ -15,14 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from arborsim.machine.live_memory import TILE_BYTES
 from arborsim_torch.kernels.dense import wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.merge import accumulator
 from arborsim_torch.kernels.pieces import in_triton
-
-#: Of weights at a time.  Half of it is as fast at 4,096 keys and slower at 16,384, where products
-#: of so few queries are.
-_TILE_BYTES = 1 << 23
 
 
 @dataclass
@@ -118,7 +115,7 @@ def count_paid(q: Tensor, k: Tensor, scale: float, part: float) -> Tensor:
     heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape
     grouped, found = q.view(kv_heads, -1, queries, dim), list[Tensor]()
-    size = max(1, min(queries, _TILE_BYTES // (4 * heads * n)))
+    size = max(1, min(queries, TILE_BYTES // (4 * heads * n)))
     for start in range(0, queries, size):
         some = grouped[:, :, start : start + size]
         rows, end = some.shape[2], n - queries + start + some.shape[2]
@@ -140,7 +137,7 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) ->
     keys, values = k.to(kind).transpose(1, 2), v.to(kind)
     scaled = (q.to(kind) * scale).view(kv_heads, members, queries, dim)
     out = q.new_empty((kv_heads, members, queries, dim))
-    size = max(1, min(queries, _TILE_BYTES // (kind.itemsize * members * n)))
+    size = max(1, min(queries, TILE_BYTES // (kind.itemsize * members * n)))
     room, later = q.new_empty(members * size * n, dtype=kind), _later(size, kind, q.device)
     taken = _Taken(kept, kv_heads, heads, queries, q.new_empty(size * n, dtype=kind))
     for start in range(0, queries, size):

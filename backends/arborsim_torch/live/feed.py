@@ -211,7 +211,7 @@ class Feed:
             heads,
             keys,
             values,
-            fresh.hidden(self._layers) if Signal.HIDDEN in self._needs else None,
+            fresh.hidden(self._capture.hidden_layers) if Signal.HIDDEN in self._needs else None,
             self._reduced(fresh, lengths[len(lengths) - width :].tolist()),
             sizes,
         )

@@ -6,7 +6,7 @@ Policies that decide without removing anything are in `arborsim_torch.live.shado
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,12 @@ from arborsim.core.observations import Signal
 from arborsim.core.row_uses import RowUse
 from arborsim.core.shape import CacheShape
 from arborsim.core.tiers import Tier
-from arborsim.machine.live_memory import LiveSearch, moving_bytes
+from arborsim.machine.live_memory import LiveSearch, last_rows_bytes, moving_bytes
 from arborsim.memory.moves import MostMoved
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
-from arborsim.trace.schema import VECTORS
+from arborsim.trace.schema import PER_LAYER, VECTORS
 from arborsim_torch.cache.layout import STAGED, Layout, Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.ondemand import PageAttention
@@ -42,6 +42,7 @@ from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import Source
 from arborsim_torch.tiers.codec import codec_of
 from arborsim_torch.tiers.link import HostLink
+from arborsim_torch.token_signals import SKETCH_SIZE
 
 _GAUGED_EVERY = 256  # iterations
 _WHILE_LEAVING = 64  # steps decoded, at most as a rule, while tokens are on their way to DDR
@@ -185,12 +186,14 @@ def capture_of_signals(
     keep: bool = False,
     uses: frozenset[RowUse] | None = None,
     sizes: frozenset[Signal] = frozenset(),
+    hidden_layers: Collection[int] | None = None,
 ) -> Capture | None:
     """What takes the signals that policies read; None if they read none.
 
     With `uses`, attention is reduced on the device to what policies need of it
     (`Policy.row_uses`), and of keys and values in `sizes` L1 norms are taken (`Policy.sizes`);
-    without, all rows and vectors are taken.
+    without, all rows and vectors are taken.  Outputs are taken of `hidden_layers` (of all `layers`
+    without), if they are needed.
 
     Raises
     ------
@@ -208,11 +211,12 @@ def capture_of_signals(
     rows = layers if Signal.LAYER_ATTENTION in needs else ()
     of_heads = any(use.of_heads for use in uses or ())
     embeddings = keep or search.uses_embeddings
+    hidden_layers = layers if hidden_layers is None else hidden_layers
     if needs <= {Signal.READERS} and not sizes and not (embeddings or uses):
         return None
     return Capture(
         top, layers if vectors or sizes or of_heads else (), rows,
-        layers if Signal.HIDDEN in needs else (),
+        sorted(hidden_layers) if Signal.HIDDEN in needs else (),
         signals=needs & ALL_SIGNALS, vectors=frozenset(VECTORS) if keep else vectors,
         embeddings=embeddings, keep=keep, uses=uses or frozenset(), sizes=sizes,
     )  # fmt: skip
@@ -268,6 +272,7 @@ class PolicySearch:
             search,
             uses=policy.row_uses(),
             sizes=policy.sizes(),
+            hidden_layers=policy.hidden_layers(layout.layers),
         )
         self._link = HostLink(layout.device)
         self.cache = TieredCache(
@@ -374,6 +379,7 @@ class PolicySearch:
             use for use in uses
             if use.reduced and use.prompt and not use.of_heads and use.keeps != "sparsity"
         ]  # fmt: skip
+        waiting, own = self._waiting_bytes(geometry)
         return LiveSearch(
             geometry,
             prompt,
@@ -382,9 +388,15 @@ class PolicySearch:
             reserved=self._reserved_tokens,
             keeps=self._kept_tokens,
             rows_from=min((use.first(prompt) for use in reduced), default=None),
+            counted_from=min(
+                (use.first(prompt) for use in uses if use.keeps == "sparsity" and use.prompt),
+                default=None,
+            ),
             groups=self.cache.layout.groups,
             signals=not self._policy.reads() <= {Signal.READERS},
-            waiting_bytes=self._waiting_bytes(geometry),
+            waiting_bytes=waiting,
+            own_bytes=own,
+            last_rows_bytes=last_rows_bytes(uses, geometry, prompt),
             apart_bytes=self._apart_bytes(simulated),
             moving_bytes=moving_bytes(
                 moved,
@@ -422,24 +434,27 @@ class PolicySearch:
         """Where the policy's tokens can be."""
         return {Place[tier.name] for tier in self._policy.method.tiers if tier != Tier.EVICTED}
 
-    def _waiting_bytes(self, geometry: Geometry) -> int:
-        """Vectors of the prompt that wait on the device until they are taken to the host."""
-        prompt, reads = len(self._problem.prompt), self._policy.reads()
+    def _waiting_bytes(self, geometry: Geometry) -> tuple[int, int]:
+        """Signals of the prompt that wait on the device until they are taken to the host.
+
+        And those of its last block, but for queries, which are there as attention reads them.
+        """
+        g, prompt, reads = geometry, len(self._problem.prompt), self._policy.reads()
         queries = [
             min(prompt, use.prompt) for use in self._policy.row_uses()
             if use.of_heads or (use.grouping == "head" and use.keeps in ("rows", "queries"))
         ]  # fmt: skip
-        vector = 2 * geometry.layers * geometry.head_dim
+        vector, block = 2 * g.layers * g.head_dim, min(prompt, self._block)
         # A pass leaves those of its whole block, of which the last ones are taken.
-        taken = max(min(prompt, self._block), *queries) if queries else 0
-        sizes = [(taken, geometry.heads * vector)]
+        taken = max(block, *queries) if queries else 0
         reduced = self._policy.sizes()
-        whole = reads & {Signal.KEYS, Signal.VALUES} - reduced
-        sizes += [(prompt, geometry.kv_heads * vector)] * len(whole)
-        sizes += [(prompt, geometry.kv_heads * 8 * geometry.layers)] * len(reduced)
-        total = sum(tokens * size for tokens, size in sizes)
-        of_block = sum(min(self._block, tokens) * size for tokens, size in sizes)
-        return min(total, max(MAX_PENDING_BYTES, of_block))
+        whole, layers = reads & {Signal.KEYS, Signal.VALUES} - reduced, reads & frozenset(PER_LAYER)
+        of_token = g.kv_heads * (vector * len(whole) + 8 * g.layers * len(reduced))
+        of_token += 2 * g.layers * len(layers) + 2 * SKETCH_SIZE * (Signal.KEY_SKETCH in reads)
+        of_token += 2 * g.hidden * len(self._policy.hidden_layers(g.layers))
+        total = taken * g.heads * vector + prompt * of_token
+        of_block = min(block, taken) * g.heads * vector + block * of_token
+        return min(total, MAX_PENDING_BYTES + of_block), block * of_token
 
     @property
     def replayed_steps(self) -> int:

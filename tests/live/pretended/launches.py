@@ -229,6 +229,43 @@ def _group_rows(
     newest.copy_(torch.where(counts, found, torch.nan)[:, -1])
 
 
+def _rank_pages(
+    grid: tuple[int, int], q: Tensor, low: Tensor, high: Tensor, filled: Tensor, readable: Tensor,
+    rank: Tensor, rows: int, pages: int, begin: int, total: int, q_seq: int, q_head: int,
+    q_dim: int, bound_head: int, filled_head: int, readable_head: int, *, HEADS: int, DIM: int,
+    BLOCK: int, **_: Any,
+) -> None:  # fmt: skip
+    blocks, heads = grid
+    assert blocks * BLOCK >= pages > (blocks - 1) * BLOCK
+    assert rank.shape == (heads, total)
+    vectors = _at(
+        q, (heads, rows // HEADS, HEADS, DIM), (HEADS * q_head, q_seq, q_head, q_dim)
+    ).flatten(1, 2).float()  # fmt: skip
+    least, largest = (
+        _at(x, (heads, pages, DIM), (bound_head, DIM, 1)).float() for x in (low, high)
+    )
+    bound = vectors.clamp(min=0) @ largest.mT + vectors.clamp(max=0) @ least.mT
+    good = _at(filled, (heads, pages), (filled_head, 1)) != 0
+    good = good & (_at(readable, (heads, begin + pages), (readable_head, 1))[:, begin:] != 0)
+    most = bound.amax(1).masked_fill(~good, float("-inf")) + 0.0
+    bits = most.view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ _LAST, bits).long()
+    page = torch.arange(begin, begin + pages)
+    rank[:, begin : begin + pages] = ordered << 32 | (_LAST - page) << 1 | good
+
+
+_LAST = 0x7FFFFFFF
+
+
+def _take_pages(
+    grid: tuple[int], rank: Tensor, chosen: Tensor, total: int, *, TOP: int, BLOCK: int, **_: Any
+) -> None:  # fmt: skip
+    assert total <= BLOCK
+    assert rank.shape == (*grid, total)
+    best = rank.sort(-1, descending=True).values[:, :TOP]
+    chosen.copy_(torch.where(best % 2 == 1, _LAST - ((best & 0xFFFFFFFF) >> 1), -1))
+
+
 #: By module of `arborsim_torch.kernels`.
 LAUNCHERS = {
     "pieces_triton": {
@@ -239,5 +276,9 @@ LAUNCHERS = {
     "rows_triton": {
         "add_mean_rows": Launcher("add_mean_rows", _mean_rows, (4,)),
         "sum_group_rows": Launcher("sum_group_rows", _group_rows, (4, 5)),
+    },
+    "ondemand_triton": {
+        "rank_pages": Launcher("rank_pages", _rank_pages, (5,)),
+        "take_pages": Launcher("take_pages", _take_pages, (1,)),
     },
 }

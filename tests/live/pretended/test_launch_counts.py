@@ -95,7 +95,8 @@ IN_DDR = Searched("hierarchy", {"pin_prompt": "false", "recent": "8", "interval"
 #: Whose tokens in DDR are in two formats by the end
 TWO_IN_DDR = replace(IN_DDR, settings={**IN_DDR.settings, "hbm_ratio": "0.2",
                                        "quantised_ratio": "0.5"})  # fmt: skip
-RECALLED = [(TWO_IN_DDR, recall) for recall in RECALLS] + [(CASES[-1], "near")]
+RECALLED = [(TWO_IN_DDR, recall) for recall in RECALLS]
+RECALLED += [(CASES[-1], "near"), (CASES[-1], "ondemand")]
 
 
 @pytest.mark.parametrize(

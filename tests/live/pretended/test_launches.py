@@ -66,10 +66,11 @@ def own() -> Counter[str]:
         ("adakv", "stage"), ("duoattention", "stage"),  # plans of heads
         ("arkv", "stage"), ("arkv-quant", "stage"),  # spread over heads; FP8
         ("kivi", "stage"),  # packed
+        ("thinkv-paper", "stage"),  # large entries of single heads, counted
         ("hierarchy", "stage"), ("staircase", "stage"),  # staged, two formats
         ("staircase", "stream"), ("freekv", "stream"), ("hierarchy", "stream"),
         ("staircase", "near"), ("freekv", "near"), ("hierarchy", "near"),
-        # Not `ondemand`: each layer compares the bounds of its pages, and chooses.
+        ("staircase", "ondemand"), ("freekv", "ondemand"),
     ],
 )  # fmt: skip
 def test_a_layer_takes_few_launches(

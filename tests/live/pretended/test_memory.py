@@ -53,6 +53,7 @@ class Searched:
     block: int = 64
     settings: dict[str, str] = field(default_factory=dict)
     reserves: bool = True
+    layers: int = 2
     recall: str = "stage"
 
 
@@ -70,18 +71,26 @@ CASES = (
     Searched("h2o", "prompt", prompt=2048, budget=2100, block=128),
     Searched("vatp", "prompt", prompt=2048, budget=2100),
     Searched("epikv", "prompt", settings={"recent": "32"}),
+    Searched("epikv", "prompt", prompt=512, budget=700, layers=6),
     Searched("adakv", "prompt"),
     Searched("tova", "prompt"),
     Searched("key-norm", "prompt", prompt=2048, budget=2100),
     Searched("quest", "prompt", prompt=2048, budget=2100),
     Searched("freekv", "prompt", prompt=2048, budget=2200),
+    # Signals of the whole prompt wait, rows of its last queries are made, large entries counted:
+    *(Searched(name, largest, 512, 160, settings={"pin_prompt": "false"}) for name, largest in (
+        ("hs-cosine", "prompt"), ("attn-hs", "prompt"), ("expected-attention", "prompt"),
+        ("redundancy", "prompt"), ("rkv", "prompt"), ("thinkv-paper", "prompt"),
+        ("arkv", "last rows"), ("arkv-quant", "last rows"), ("arkv-origin", "last rows"))),
+    Searched("arkv", "last rows", 4096, 4200, block=512),
+    Searched("hs-cosine", "prompt", 4096, 4300, block=512),
 )  # fmt: skip
 
 
-def make_model() -> Any:
+def make_model(layers: int = 2) -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=896, num_hidden_layers=2,
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=896, num_hidden_layers=layers,
         num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=1 << 16,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval().to(torch.bfloat16).to("cuda")
@@ -241,7 +250,7 @@ def test_the_peak_is_the_predicted_one(case: Searched, monkeypatch: pytest.Monke
     if not case.reserves:
         monkeypatch.setattr(PolicySearch, "_reserve", lambda *_: None)
     with pretend() as gpu:
-        model = make_model()
+        model = make_model(case.layers)
         weights = gpu.allocated
         assert geometry(LoadedModel("tiny", model)).weight_bytes == pytest.approx(weights, rel=1e-3)
         search, simulated = next_to_its_simulation(case, model)

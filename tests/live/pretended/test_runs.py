@@ -80,9 +80,7 @@ def test_a_search_next_to_its_simulation(arm: Arm, graphs: str) -> None:
         del loaded
 
 
-@pytest.mark.parametrize(
-    "arm", [arm for arm in arms(16) if arm.label not in ("arkv", "epikv")], ids=lambda a: a.label
-)
+@pytest.mark.parametrize("arm", arms(16), ids=lambda arm: arm.label)
 def test_the_predicted_peak_is_that_of_the_search(arm: Arm) -> None:
     """Long enough a prompt for pools and moves to be most of it; weights left out.
 
