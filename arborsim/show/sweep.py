@@ -53,6 +53,8 @@ _LEADING = (
     "right", "right_interval", "peak_hbm", "hbm_vs_full", "peak_ddr", "total", "time_vs_full",
     "kept", "gap", "error",
 )  # fmt: skip
+#: What live runs do not have.
+_OF_REPLAYS = {"page_size", "quality"}
 #: With more cells than this, a terminal shows groups unless it is told which.
 MOST_CELLS = 200
 
@@ -102,6 +104,8 @@ def _place(row: CellRow, names: Iterable[str]) -> str:
     for name in names:
         value = getattr(row, name)
         if name == "trace" or value in (_PLACE[name], ""):
+            continue
+        if row.kind == "live" and name in _OF_REPLAYS and not value:
             continue
         plainly = isinstance(value, str) and name not in ("recall", "kv_dtype", "weights")
         said.append(str(value) if plainly else f"{name.replace('_', ' ')} {text_of(row, name)}")

@@ -203,6 +203,14 @@ def test_groups_do_not_mix_what_was_measured_with_what_was_simulated(cells: Path
         kept(report.rows, {"sed": ["1"]})
 
 
+def test_places_of_live_runs_name_nothing_that_only_replays_have(cells: Path) -> None:
+    rows = arborsim.results(cells).raw.rows
+    live = [replace(row, kind="live", page_size=0, quality=False) for row in rows]
+    found = places([*rows, *live])
+    assert any("live" in each for each in found)
+    assert not any("page size" in each or "quality" in each for each in found)
+
+
 def test_cells_of_other_inputs_do_not_compare(cells: Path) -> None:
     """A grid that was swept before its trace changed, in a folder with one that was swept since."""
     report = arborsim.results(cells).raw
