@@ -89,6 +89,9 @@ CASES = (
     Searched("staircase", "prompt", 512, 160, settings={"pin_prompt": "false"}),
     Searched("hierarchy", "prompt", 512, 160, settings=IN_8_BITS),
     Searched("hierarchy", "moving", 512, 160, block=16, settings=IN_8_BITS),
+    # Its double buffer grows, without the old one next to the new:
+    Searched("hierarchy", "moving", 256, 520, 260, 16, {**IN_8_BITS, "interval": "32",
+             "hbm_ratio": "0.1", "quantised_ratio": "0"}, recall="stream"),
     Searched("arkv", "last rows", 4096, 4200, block=512),
     Searched("hs-cosine", "prompt", 4096, 4300, block=512),
 )  # fmt: skip
