@@ -58,7 +58,9 @@ def iteration_s(price: Price, arm: Arm, context: int) -> float:
     token, small = geometry.full_bytes_per_token, FP8.token_bytes(geometry)
     quantised = int(arm.quantised * tokens)
     streamed = int(arm.streamed * context) * token
-    scale = ATTENDED_UNITS * geometry.layers
+    of_layer = {"shared": 0, "layer": 1, "head": geometry.kv_heads}[policy.grouping]
+    groups = max(1, of_layer * geometry.layers)
+    scale = ATTENDED_UNITS * geometry.layers * groups
     asked = {
         "iterations": 1, "sequences": 1, "read_bytes": (tokens - quantised) * token
         + quantised * small, "quantised_bytes": quantised * small, "streamed_bytes": streamed,
@@ -66,7 +68,7 @@ def iteration_s(price: Price, arm: Arm, context: int) -> float:
     }  # fmt: skip
     row = np.array([[asked.get(name, 0) for name in PIECE_COLUMNS]], dtype=np.int64)
     info = DemandInfo(
-        "", 0, "", "", "stream" if streamed else "stage", geometry.name, 0, fused=policy.fused,
+        "", 0, "", "", "stream" if streamed else "stage", geometry.name, 0, groups, policy.fused,
         parts=parts_read(policy),
     )  # fmt: skip
     batch = Batch()

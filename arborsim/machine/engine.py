@@ -59,11 +59,11 @@ class EngineProfile(Sourced):
     search_launches: Annotated[float, Meta(ge=0)] = 0.0
     part_launches: Annotated[float, Meta(ge=0)] = 0.0
     rows_launches: Annotated[float, Meta(ge=0)] = 0.0
-    #: What a layer takes more by how its tokens in DDR are recalled than if they were staged, for
-    #: each format in DDR after the first, and for attention rows
+    group_rows_launches: Annotated[float, Meta(ge=0)] = 0.0  # with several cache groups
+    #: What a layer takes more by how its tokens in DDR are recalled than if they were staged, and
+    #: for each format in DDR after the first
     recall_launches: Mapping[str, float] = field(default_factory=dict)
     recall_part_launches: Mapping[str, float] = field(default_factory=dict)
-    recall_rows_launches: Mapping[str, float] = field(default_factory=dict)
     #: Kernels of a step that its layers do not have: embedding, output head, choice of the token
     step_launches: Annotated[float, Meta(ge=0)] = 0.0
     graph_s: Seconds = 0.0  # the host's time for one graph; 0: as for a kernel
@@ -111,19 +111,22 @@ class EngineProfile(Sourced):
         return self.pass_launches(layers, graphs) * self.launch_s + more_s
 
     def added_launches(
-        self, layers: int, parts: int, rows: bool, recall: str = "stage", ddr_parts: int = 0
-    ) -> float:
+        self, layers: int, parts: int, rows: bool, recall: str = "stage", ddr_parts: int = 0,
+        groups: int = 1,
+    ) -> float:  # fmt: skip
         """What a search adds: its cache is read in `parts`, its attention rows are written out.
 
-        `ddr_parts` of the parts lie in DDR, and are recalled as `recall` says.
+        `ddr_parts` of the parts lie in DDR, and are recalled as `recall` says.  Of several cache
+        `groups` rows are taken apart.
         """
         if self.graphs:
             return 0.0
-        further = self.part_launches * (parts - 1) + self.rows_launches * rows
+        further = self.part_launches * (parts - 1)
+        if rows:
+            further += self.rows_launches if groups == 1 else self.group_rows_launches
         if ddr_parts:
             each = self.recall_part_launches.get(recall, 0.0)
             further += self.recall_launches.get(recall, 0.0) + each * (ddr_parts - 1)
-            further += self.recall_rows_launches.get(recall, 0.0) * rows
         return layers * (self.search_launches + further)
 
     @classmethod

@@ -379,7 +379,7 @@ class SimulatedExecutor:
                 f"the policy moves tokens to 8 bits, and the cache of {self._cost.geometry.name} "
                 "is in 8 bits already: set it not to, or use a cache in bf16"
             )
-        self._moved.note(changes)
+        self._moved.note(changes, first=not self._decided)
         m, groups = self._measured, self._ledger.groups
         evicted, rehydrated, offloaded, quantised = (_COUNTED @ changes.flow).tolist()
         m.evicted_tokens += evicted / groups

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from arborsim.core.formats import Format
 from arborsim.core.geometry import Geometry
 from arborsim.core.row_uses import RowUse
-from arborsim.core.tiers import RUNGS
 from arborsim.memory.moves import MostMoved
 
 GROWTH, SHRINK_BELOW = 1.25, 0.5  # of a pool, as a share of its slots
@@ -60,8 +61,9 @@ class LiveSearch:
     large entries of all heads are counted.  `signals` are read at all, and `waiting_bytes` of them
     wait on the device; `own_bytes` of a block's are made once its layers are computed.
     `last_rows_bytes` (see there) are needed when the prompt is over.  `apart_bytes` is what lies in
-    pools of other formats and in staging buffers; `moving_bytes` is what moves need at most, see
-    `moving_bytes`.
+    pools of other formats and in staging buffers, `first_apart_bytes` of it when the first decision
+    is carried out; `first_moving_bytes` and `moving_bytes` are what the moves of that decision and
+    of later ones need at most, see `moving_bytes`.
     """
 
     geometry: Geometry
@@ -78,6 +80,8 @@ class LiveSearch:
     own_bytes: int = 0
     last_rows_bytes: int = 0
     apart_bytes: int = 0
+    first_apart_bytes: int = 0
+    first_moving_bytes: int = 0
     moving_bytes: int = 0
     block: int = PREFILL_BLOCK
     page: int = 16
@@ -100,6 +104,8 @@ class LiveSearch:
             needed = self.last_rows_bytes + self.waiting_bytes + left
             found.append(Moment("last rows", size * capacity, needed))
         kept = self.prompt if self.kept is None else self.kept
+        first = size * capacity + self.first_apart_bytes
+        found.append(Moment("moving", first, self.first_moving_bytes))
         found.append(Moment("moving", size * capacity + self.apart_bytes, self.moving_bytes))
         left = self._pages(max(kept, self.keeps))
         below = SHRINK_BELOW if self.groups == 1 else SHRINK_GROUPS_BELOW
@@ -204,21 +210,22 @@ def portion_tokens(token_bytes: int, together: int = 1) -> int:
 
 def moving_bytes(
     moved: MostMoved, geometry: Geometry, formats: tuple[Format, ...], groups: int, staged: bool
-) -> int:
-    """Workspace of the moves of a search: see `MostMoved`.
+) -> tuple[int, int]:
+    """Workspace of the moves of a search, by the first decision and by later ones: see `MostMoved`.
 
     Tokens that cross the link lie in buffers in the format that they have in DDR.  What is
     converted, or comes back to HBM from a `staged` copy, is copied in portions.
     """
     token_bytes = -(-geometry.full_bytes_per_token // groups)
-    rungs, most = (None, formats[0], formats[-1]), 0
-    for source, target in ((a, b) for a in range(RUNGS) for b in range(RUNGS)):
+    rungs, most = (None, formats[0], formats[-1]), [0, 0]
+    for later, source, target in np.argwhere(moved.tokens).tolist():
         to = rungs[target]
         portion = portion_tokens(token_bytes, 1 if to is None else to.together)
-        tokens = min(int(moved.tokens[source, target]), portion)
-        if tokens and (staged or source != target):
-            most = max(most, _converting_bytes(geometry, tokens / groups, rungs[source], to))
-    return moved.link_bytes + most
+        tokens = min(int(moved.tokens[later, source, target]), portion)
+        if staged or source != target:
+            size = _converting_bytes(geometry, tokens / groups, rungs[source], to)
+            most[later] = max(most[later], size)
+    return moved.link_bytes + most[0], moved.link_bytes + most[1]
 
 
 def _converting_bytes(

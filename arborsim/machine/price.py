@@ -179,7 +179,7 @@ class Price:
             return 0.0
         layers = self.cost.geometry.layers
         return self.engine.launch_s * self.engine.added_launches(
-            layers, info.parts, info.eager, info.recall, info.ddr_parts
+            layers, info.parts, info.eager, info.recall, info.ddr_parts, info.groups
         )
 
     def _shared_s(

@@ -185,9 +185,9 @@ class MostMoved:
 
     Attributes
     ----------
-    tokens : int64 array ``[rungs, rungs]``
-        Tokens of one group that a decision turned from one rung to another (`Tier.rung`), or
-        brought back from DDR as they are.
+    tokens : int64 array ``[2, rungs, rungs]``
+        Tokens of one group that the first decision, or a later one, turned from one rung to another
+        (`Tier.rung`), or brought back from DDR as they are.
     kept_tokens : int or None
         Tokens at full precision in HBM after the first decision, mean of the groups, rounded up;
         None before.
@@ -195,22 +195,26 @@ class MostMoved:
         The most there are from then on, or without a decision; those on their way to DDR have left.
     link_bytes : int
         Of tokens on their way to DDR or back, as they are stored there.
+    reached : bool array ``[tiers]``
+        Where any token was moved to.
     """
 
-    tokens: np.ndarray = field(default_factory=lambda: np.zeros((RUNGS, RUNGS), dtype=np.int64))
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros((2, RUNGS, RUNGS), dtype=np.int64))
     kept_tokens: int | None = None
     most_tokens: int = 0
     link_bytes: int = 0
+    reached: np.ndarray = field(default_factory=lambda: np.zeros(NUM_TIERS, dtype=np.bool_))
 
-    def note(self, changes: Changes) -> None:
-        """Changes of one decision, or of several with a step each."""
-        flow = changes.flow.reshape(NUM_TIERS, NUM_TIERS)
-        for source, target in np.argwhere(_TURNED & (flow > self.tokens[_RUNG][:, _RUNG])):
+    def note(self, changes: Changes, first: bool) -> None:
+        """Changes of the first decision, of a later one, or of several with a step each."""
+        flow, tokens = changes.flow.reshape(NUM_TIERS, NUM_TIERS), self.tokens[0 if first else 1]
+        self.reached |= flow.any(0)
+        for source, target in np.argwhere(_TURNED & (flow > tokens[_RUNG][:, _RUNG])):
             own = changes.kind == source * NUM_TIERS + target
             cell = changes.step[own] * (1 + int(changes.group.max())) + changes.group[own]
             _, count = np.unique(cell, return_counts=True)
             at = _RUNG[source], _RUNG[target]
-            self.tokens[at] = max(self.tokens[at], int(count.max()))
+            tokens[at] = max(tokens[at], int(count.max()))
 
 
 _RUNG = np.array([tier.rung for tier in Tier])

@@ -22,13 +22,13 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from arborsim_torch.cache.forward import LayerView
+from arborsim_torch.cache.forward import HostShare, LayerView, PlacedElsewhere, PlacedPiece
 from arborsim_torch.context import ForwardContext, PassContext
 from arborsim_torch.kernels.dense import attend, pack, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.kernels.merge import merge
-from arborsim_torch.kernels.pieces import attend_pieces
+from arborsim_torch.kernels.pieces import MeanRows, attend_pieces, in_triton
 from arborsim_torch.kernels.rows import adds_rows, attend_rows, count_paid
 
 NAME = "arborsim_tree"
@@ -165,8 +165,10 @@ def _attend_pieces(
     members = heads // kv_heads if apart else 1
     rows = query.view(seqs, kv_heads, members, -1, dim).transpose(1, 2)
     pieces = [part.of_each(members) if apart else part.piece for part in parts]
+    means = _mean_rows(state, query, parts, host_share)
     out, _, mass = attend_pieces(
-        rows.reshape(seqs * members, -1, dim), pieces, scaling, mass=state.collect,
+        rows.reshape(seqs * members, -1, dim), pieces, scaling,
+        mass=state.collect and means is None, means=means,
         elsewhere=None if far is None else far.elsewhere,
     )  # fmt: skip
     out = out.view(seqs, members, kv_heads, -1, dim).transpose(1, 2)
@@ -178,6 +180,23 @@ def _attend_pieces(
         view = LayerView(piece.keys, piece.values, None, position, metadata.positions)
         state.add(layer, (view, by_head.permute(2, 0, 1, 3)[:, :, :, None]))
     return out.reshape(seqs, 1, heads, dim)
+
+
+def _mean_rows(
+    state: PassContext, query: Tensor, parts: list[PlacedPiece], host_share: HostShare | None
+) -> MeanRows | None:
+    """What a layer's kernel adds its row to; None where rows are put in their places apart."""
+    if not state.wants_means or not in_triton(query.device, query.dtype):
+        return None
+    further, near = None, list[PlacedPiece | PlacedElsewhere](parts)
+    if host_share is not None and host_share.position is not None:
+        further, near = host_share.position, near[: -len(host_share.pieces)]
+    elif host_share is not None and host_share.elsewhere is not None:
+        near.append(host_share.elsewhere)
+    position = state.metadata.placed(near)
+    if len(position) > 1:  # each head holds tokens of its own
+        return None
+    return state.mean_rows(position[0], None if further is None else further[0])
 
 
 def _attend_both(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.forward import AttentionMetadata, LayerView
+from arborsim_torch.kernels.pieces import MeanRows
 from arborsim_torch.kernels.rows import BlockRows
 
 
@@ -102,6 +103,12 @@ class PassContext:
         """Whether rows themselves are taken, or added up."""
         return self.first_row is not None or self.groups is not None or bool(self.row_layers)
 
+    @property
+    def wants_means(self) -> bool:
+        """Whether all that is wanted of a decode step are rows averaged over the model."""
+        apart = self.groups is not None or self.part is not None or bool(self.row_layers)
+        return self.first_row == 0 and self.queries == 1 and not apart
+
     def add(self, layer: int, *parts: tuple[LayerView, Tensor]) -> None:
         """Take one layer's probabilities, float32 ``[kv_heads, seqs, group, queries, n]``.
 
@@ -144,16 +151,27 @@ class PassContext:
 
     def block_rows(self, device: torch.device) -> BlockRows:
         """What a layer is to keep of the rows of a block of a prompt; then goes to `add_block`."""
-        if self.first_row is not None and self._sum is None:
-            shape = (1, self.queries - self.first_row, self.metadata.positions)
-            self._sum = torch.zeros(shape, device=device)
-            self._layers = torch.zeros((*shape[:2], 1), dtype=torch.int64, device=device)
         kept = BlockRows(groups=self.groups)
         if self.groups is not None:
             kept.of_groups, kept.recent = self.queries - self.first_of_groups, self.recent
-        if self.first_row is not None and self._sum is not None and self._layers is not None:
-            kept.mean, kept.numbers = self._sum[0], self._layers[0]
+        if self.first_row is not None:
+            total, numbers = self._totals(device)
+            kept.mean, kept.numbers = total[0], numbers[0]
         return kept
+
+    def mean_rows(self, position: Tensor, further: Tensor | None) -> MeanRows:
+        """What a layer is to add its rows to, averaged over heads; see `MeanRows`."""
+        total, numbers = self._totals(position.device)
+        return MeanRows(total[:, 0], numbers[:, 0, 0], position, further)
+
+    def _totals(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The sum of the rows over layers, and how many these are; zeros at first."""
+        if self._sum is None or self._layers is None:
+            assert self.first_row is not None
+            shape = (self.metadata.num_seqs, self.queries - self.first_row, self.metadata.positions)
+            self._sum = torch.zeros(shape, device=device)
+            self._layers = torch.zeros((*shape[:2], 1), dtype=torch.int64, device=device)
+        return self._sum, self._layers
 
     def add_block(self, kept: BlockRows) -> None:
         """Take what a layer has kept; mean rows have been added up already."""

@@ -30,7 +30,7 @@ from arborsim_torch.tiers.codec import Plain
 from arborsim_torch.tiers.link import HostLink
 from benchmarks.gpu.journal import Facts, synchronize
 from tests.live.oracle_attention import numbers
-from tests.live.pieces_cases import FORMATS, Case, Part, moved
+from tests.live.pieces_cases import FORMATS, Case, Part, means_of, moved
 
 # Of the largest output: it is rounded once to the queries' type, and weights of 16 bits are rounded
 # before they meet the values.
@@ -56,19 +56,29 @@ SMALL_PIECES = tuple(
 
 
 def compare_pieces(case: Case, device: str) -> Facts:
-    """`attend_pieces` on the device, with masses, against the same in float64 on the CPU."""
+    """`attend_pieces` on the device, with masses and mean rows, against float64 on the CPU."""
     q, pieces = case.build()
     wanted: Any = attend_pieces(q.double(), [_in_float64(p) for p in pieces], case.scale, mass=True)
     there, ours = q.to(device), [moved(piece, device) for piece in pieces]
     found: Any = attend_pieces(there, ours, case.scale, mass=True)
+    rows, added = means_of(case), means_of(case)
+    rows.add(wanted[2])
+    added = replace(added, **{name: part.to(device) for name, part in vars(added).items()})
+    attend_pieces(there, ours, case.scale, means=added)
     apart = {
         "out": _largest_apart(found[0], wanted[0]), "lse": _largest_apart(found[1], wanted[1]),
         "mass": _largest_apart(found[2], wanted[2]),
+        "mean rows": _largest_apart(added.total, rows.total),
     }  # fmt: skip
     most_mass = _largest(wanted[2])
     # Packed keys are rounded to the queries' type before they are multiplied.
     close = TOLERANCE[case.dtype] if case.rounds else 1e-4
-    within = TOLERANCE[case.dtype] * _largest(wanted[0]), close, close * most_mass
+    within = (
+        TOLERANCE[case.dtype] * _largest(wanted[0]),
+        close,
+        close * most_mass,
+        close * most_mass,
+    )
     seconds = _median_s(lambda: attend_pieces(there, ours, case.scale), there.device)
     return {
         "ok": all(a <= most for a, most in zip(apart.values(), within, strict=True)),

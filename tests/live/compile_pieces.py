@@ -69,6 +69,13 @@ def compile_mass(capability: int = 90):
     return _compile(pieces_kernels.mean_mass, {}, constants, capability, num_warps=4)
 
 
+def compile_mean(capability: int = 90):
+    """`add_mean_mass` as it is called where pages are read on demand."""
+    types = {"position": "*i64", "further": "*i32", "row": "*fp32", "numbers": "*i64"}
+    constants = {"HEADS": 4, "DIM": 128, "BLOCK": 256, "FAR": False, "FURTHER": True}
+    return _compile(pieces_kernels.add_mean_mass, types, constants, capability, num_warps=4)
+
+
 def compile_rows(name: str, capability: int = 90):
     """`add_mean_rows` or `sum_group_rows` for a prompt of Llama-3.1-8B in bfloat16."""
     types = {"q": "*bf16", "k": "*bf16", "good": "*u8", "mean": "*fp32", "sums": "*fp64",
@@ -129,6 +136,7 @@ def main() -> None:
     kinds = [(f"`attend_split`, {stored}, {rows} rows", compile_attend, (stored, rows))
              for stored in STORED for rows in (4, 64)]  # fmt: skip
     kinds += [("`merge_splits`", compile_merge, ()), ("`mean_mass`", compile_mass, ())]
+    kinds += [("`add_mean_mass`", compile_mean, ())]
     kinds += [(f"`{name}`", compile_rows, (name,)) for name in ("add_mean_rows", "sum_group_rows")]
     kinds += [(f"`{name}`", compile_pages, (name,)) for name in ("rank_pages", "take_pages")]
     for name, make, arguments in kinds:

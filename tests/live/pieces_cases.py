@@ -13,7 +13,7 @@ import torch
 
 from arborsim.core.formats import Format
 from arborsim_torch.kernels.near import HostPiece, attend_packed
-from arborsim_torch.kernels.pieces import Elsewhere, Piece
+from arborsim_torch.kernels.pieces import Elsewhere, MeanRows, Piece
 from arborsim_torch.tiers.codec import Fp8, Int8, Packed, Plain
 
 from .oracle_attention import numbers
@@ -195,6 +195,9 @@ CASES = (
     Case((Part(room=131), Part("int8", 131)), torch.float16, 128),
 )  # fmt: skip
 
+#: Whose first sequence has a head that is not a number.
+BROKEN = Case((Part(room=70, index="none"),))
+
 
 def last_on_host(q: torch.Tensor, pieces: list[Piece], case: Case) -> Elsewhere:
     """The last piece as the host attends to it."""
@@ -215,8 +218,16 @@ WITH_HOST = [
 ]  # fmt: skip
 
 
+def means_of(case: Case) -> MeanRows:
+    """Places for rows of a case, of which some entries stand in another tensor."""
+    entries = sum(part.room for part in case.parts)
+    at = torch.randperm(entries + 5, generator=torch.Generator().manual_seed(entries))[:entries]
+    total, numbers = torch.zeros(case.seqs, entries + 5), torch.zeros(case.seqs, dtype=torch.int64)
+    return MeanRows(total, numbers, at[: entries // 3], at[entries // 3 :].to(torch.int32))
+
+
 def main(path: str) -> None:
-    """Solve all cases and write what came out, with and without the mass."""
+    """Solve all cases and write what came out, with masses, without, and with mean rows."""
     from arborsim_torch.kernels import pieces_triton
 
     found = {}
@@ -229,11 +240,23 @@ def main(path: str) -> None:
         bare = pieces_triton.attend_pieces_triton(q, pieces, case.scale)
         assert bare[2] is None
         assert all(torch.equal(a, b) for a, b in zip(bare[:2], found[case.name][:2], strict=True))
+        rows = means_of(case)
+        pieces_triton.attend_pieces_triton(q, pieces, case.scale, means=rows)
+        found[f"{case.name} means"] = rows.total, rows.numbers
     for case in WITH_HOST:
         q, pieces = case.build()
+        there = last_on_host(q, pieces, case)
         found[f"{case.name} host"] = pieces_triton.attend_pieces_triton(
-            q, pieces[:-1], case.scale, mass=True, elsewhere=last_on_host(q, pieces, case)
+            q, pieces[:-1], case.scale, mass=True, elsewhere=there
         )
+        rows = means_of(case)
+        pieces_triton.attend_pieces_triton(q, pieces[:-1], case.scale, means=rows, elsewhere=there)
+        found[f"{case.name} host means"] = rows.total, rows.numbers
+    q, pieces = BROKEN.build()
+    q[0, 0] = torch.nan
+    rows = means_of(BROKEN)
+    pieces_triton.attend_pieces_triton(q, pieces, BROKEN.scale, means=rows)
+    found["broken"] = rows.total, rows.numbers
     pieces_triton._e4m3_in_hardware = lambda _: False  # as an A100 has to
     for case in CASES:
         if "fp8-20" in case.name or "fp8-40" in case.name:

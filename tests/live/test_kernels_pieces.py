@@ -21,7 +21,7 @@ from arborsim_torch.kernels.pieces import Piece, attend_pieces, in_triton
 from arborsim_torch.tiers.codec import Packed
 
 from .oracle_attention import assert_near, by_group, literal
-from .pieces_cases import CASES, FORMATS, WITH_HOST, Case, Part, last_on_host, moved
+from .pieces_cases import CASES, FORMATS, WITH_HOST, Case, Part, last_on_host, means_of, moved
 
 ROOT = Path(__file__).parents[2]
 # Of the result, which is rounded once to the queries' type; weights of 16 bits are rounded before
@@ -95,6 +95,14 @@ def compare(case, found, rounded=False):
         assert_near(found[2], mass)
 
 
+def compare_means(case, total, numbers, rounded=False):
+    """Rows averaged over all heads, where `means_of` puts their entries."""
+    row, places = wanted(case, rounded)[2].mean(1), means_of(case)
+    at = torch.cat([places.position, places.further])
+    assert_near(total, torch.zeros(total.shape, dtype=row.dtype).index_add_(1, at, row))
+    assert numbers.tolist() == [1] * case.seqs
+
+
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory):
     """What the kernels give in Triton's interpreter, by the name of the case."""
@@ -124,6 +132,28 @@ def test_the_triton_kernels_are_the_definition(interpreted, case):
 @each_of(WITH_HOST)
 def test_the_triton_kernels_merge_what_the_host_attends_to(interpreted, case):
     compare(case, interpreted[f"{case.name} host"], rounded=True)
+
+
+@needs_triton
+@pytest.mark.skipif(
+    not interpreter_works(), reason="Triton's interpreter fails: 3.6 with NumPy 2.4"
+)
+def test_the_triton_kernels_add_mean_rows(interpreted):
+    for case in (*CASES[::4], *WITH_HOST):
+        host = " host" if f"{case.name} host means" in interpreted else ""
+        compare_means(case, *interpreted[f"{case.name}{host} means"], rounded=True)
+    total, numbers = interpreted["broken"]
+    assert numbers.tolist() == [0, 1]
+    assert not total[0].any()
+    assert total[1].sum() == pytest.approx(1)
+
+
+@each_of(ON_CPU)
+def test_mean_rows_are_added(case):
+    q, pieces = case.build()
+    rows = means_of(case)
+    assert attend_pieces(q, pieces, case.scale, means=rows)[2] is None
+    compare_means(case, rows.total, rows.numbers)
 
 
 @each_of(WITH_HOST)
@@ -308,10 +338,16 @@ def test_the_kernel_compiles_for_an_h200_within_its_shared_memory(monkeypatch, t
 @needs_triton
 def test_the_other_kernels_compile_for_an_h200(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from .compile_pieces import compile_mass, compile_merge, compile_pages, compile_rows
+    from .compile_pieces import (
+        compile_mass,
+        compile_mean,
+        compile_merge,
+        compile_pages,
+        compile_rows,
+    )
 
     rows = (compile_rows(name) for name in ("add_mean_rows", "sum_group_rows"))
     pages = (compile_pages(name) for name in ("rank_pages", "take_pages"))
-    for found in (compile_merge(), compile_mass(), *rows, *pages):
+    for found in (compile_merge(), compile_mass(), compile_mean(), *rows, *pages):
         assert found.asm["cubin"]
         assert found.metadata.shared <= 227 * 1024 // 2

@@ -70,10 +70,13 @@ class HostShare:
     pieces : list of PlacedPiece
         On their way to the device (`Piece.ready`).
     elsewhere : PlacedElsewhere or None
+    position : int Tensor ``[kv_heads or 1, entries]`` or None
+        Of all pieces, if they are a layer's own.
     """
 
     pieces: list[PlacedPiece]
     elsewhere: PlacedElsewhere | None = None
+    position: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -377,6 +377,7 @@ class HostStream:
             self.discard()
             self._fixed = key
             self._parts = [parts(layer) for layer in range(self._layers)]
+            self.places = []  # of buffers that may be made anew
             self.places = self._stream.places(self._parts)
         self._moved = False
         if self._ahead is None:

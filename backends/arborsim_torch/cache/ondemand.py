@@ -225,6 +225,7 @@ class PageAttention(HostAttention):
         # What no head reads stands at the path's first position, with no weight.
         position = np.where(on_path.any(1), position, 0)
         both = to_device(np.concatenate([index, position]).astype(np.int32), g.device)
+        where = both[g.kv_heads :]
         found: list[PlacedPiece] = []
         several, first = on_path.shape[1] > 1, 0
         for number, (pool, buffers, blocks) in enumerate(here):
@@ -238,9 +239,9 @@ class PageAttention(HostAttention):
                 mask=to_device(on_path[:, :, at].swapaxes(0, 1), g.device) if several else None,
                 ready=None if found else lambda: ordered.ticket.order(self.held_up),
             )  # fmt: skip
-            spots = partial(torch.narrow, both[g.kv_heads :], 1, at.start, blocks.rows)
+            spots = partial(torch.narrow, where, 1, at.start, blocks.rows)
             found.append(PlacedPiece(piece, spots, ("page", layer, number)))
-        return HostShare(found)
+        return HostShare(found, position=where)
 
     def rows(
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor

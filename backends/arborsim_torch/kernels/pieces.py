@@ -5,8 +5,8 @@ is exact but for rounding (`arborsim_torch.kernels.merge`), so nothing is decode
 nothing is put into the order of tokens.
 
 On CUDA these are Triton kernels (`arborsim_torch.kernels.pieces_triton`): a launch per piece, one
-that merges, and one for all masses.  What the host attends to is merged by the same launches.
-Elsewhere, and where Triton, the GPU or a format does not fit,
+that merges, and one for all masses, or for their mean over heads.  What the host attends to is
+merged by the same launches.  Elsewhere, and where Triton, the GPU or a format does not fit,
 `arborsim_torch.kernels.pieces_torch`.  The start of a pool that all sequences read goes to
 flash-attn if a piece says so (`Piece.prefix`) and no masses are wanted.
 
@@ -74,6 +74,38 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class MeanRows:
+    """Rows of weights, averaged over all heads, that are added up over layers.
+
+    A row that is not a number counts nowhere.
+
+    Attributes
+    ----------
+    total : float32 Tensor ``[seqs, positions]``
+        Rows are added to it.
+    numbers : int64 Tensor ``[seqs]``
+        Raised by 1 for each row that is a number.
+    position, further : int Tensor ``[n]``
+        Where the first entries stand on their path, and where those after them do (None: there are
+        none).  Entries of one sequence that have weight stand apart.
+    """
+
+    total: Tensor
+    numbers: Tensor
+    position: Tensor
+    further: Tensor | None = None
+
+    def add(self, mass: Tensor) -> None:
+        """Take a layer's masses ``[seqs, kv_heads, entries]``."""
+        rows, spots = mass.mean(1), self.position
+        good = ~rows.isnan().any(1)
+        if self.further is not None:
+            spots = torch.cat([spots, self.further])
+        self.total.index_add_(1, spots, rows.masked_fill(~good[:, None], 0.0).to(self.total.dtype))
+        self.numbers.add_(good)
+
+
+@dataclass(frozen=True)
 class Elsewhere:
     """Attention over other keys, computed at the same time by the host.
 
@@ -97,6 +129,7 @@ def attend_pieces(
     scale: float,
     *,
     mass: bool = False,
+    means: MeanRows | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Softmax attention of one query per sequence over all pieces together.
@@ -111,6 +144,8 @@ def attend_pieces(
         Factor of the inner products.
     mass : bool
         Whether to return the mass.
+    means : MeanRows, optional
+        What the mass is added to; then it is not returned.
     elsewhere : Elsewhere, optional
         Merged with the pieces.
 
@@ -134,16 +169,20 @@ def attend_pieces(
         raise ValueError("attention over no piece: give at least one, of no room if need be")
     for piece in pieces:
         check(q, piece)
-    if not mass and len(q) and any(piece.prefix is not None for piece in pieces):
+    if not mass and means is None and len(q) and any(piece.prefix is not None for piece in pieces):
         return *_attend_apart(q, pieces, scale, elsewhere), None
     if in_triton(q.device, q.dtype):
         from arborsim_torch.kernels import pieces_triton
 
         if all(pieces_triton.reads(piece, q.shape[2]) for piece in pieces):
             return pieces_triton.attend_pieces_triton(
-                q, pieces, scale, mass=mass, elsewhere=elsewhere
+                q, pieces, scale, mass=mass, means=means, elsewhere=elsewhere
             )
-    return attend_pieces_torch(q, pieces, scale, mass=mass, elsewhere=elsewhere)
+    weighs = mass or means is not None
+    out, lse, found = attend_pieces_torch(q, pieces, scale, mass=weighs, elsewhere=elsewhere)
+    if means is not None and found is not None:
+        means.add(found)
+    return out, lse, found if mass else None
 
 
 def _attend_apart(

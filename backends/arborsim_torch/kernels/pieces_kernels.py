@@ -1,9 +1,9 @@
 """Triton kernels that attend over a piece: one split of its entries, the merge, the mass.
 
 Each split has an online softmax; `merge_splits` puts those of all pieces together.  The logits are
-kept, 4 bytes per query head against the hundreds that a slot has, so that `mean_mass` gets every
-weight as ``exp(logit - lse)``.  What is packed into bytes is unpacked in registers
-(`arborsim_torch.tiers.codec.Packed` says how it lies there).
+kept, 4 bytes per query head against the hundreds that a slot has, so that `mean_mass` and
+`add_mean_mass` get every weight as ``exp(logit - lse)``.  What is packed into bytes is unpacked in
+registers (`arborsim_torch.tiers.codec.Packed` says how it lies there).
 
 `arborsim_torch.kernels.pieces_triton` launches these.
 """
@@ -294,15 +294,61 @@ def mean_mass(
     head, seq = tl.program_id(1).to(tl.int64), tl.program_id(2)
     heads = tl.num_programs(1)
     spot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = _weights(
+        logits, far, lse, head, heads, seq, spot, own, entries, rows, far_row, HEADS, DIM, BLOCK,
+        FAR,
+    )  # fmt: skip
+    tl.store(mass + (seq * heads + head) * entries + spot, total / HEADS, mask=spot < entries)
+
+
+@triton.jit(do_not_specialize=["own", "entries", "rows", "far_row", "first", "positions"])
+def add_mean_mass(
+    logits, far, lse, position, further, row, numbers, own, entries, rows, far_row, first,
+    positions, heads, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    FAR: tl.constexpr, FURTHER: tl.constexpr,
+):  # fmt: skip
+    """Weights of one sequence, averaged over all heads, added where their entries stand.
+
+    `position` is that of the `first` entries, `further` of those after them.  Entries with weight
+    stand apart, so each place is added to once.  A row that is not a number is one throughout, and
+    left out.
+    """
+    seq = tl.program_id(1).to(tl.int64)
+    spot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for head in range(heads):
+        total += _weights(
+            logits, far, lse, head, heads, seq, spot, own, entries, rows, far_row, HEADS, DIM,
+            BLOCK, FAR,
+        )  # fmt: skip
+    at = tl.load(position + spot, mask=spot < first, other=0).to(tl.int64)
+    if FURTHER:
+        later = (spot >= first) & (spot < entries)
+        at = tl.where(later, tl.load(further + spot - first, mask=later, other=0).to(tl.int64), at)
+    counts = (spot < entries) & (total > 0.0)
+    place = row + seq * positions + at
+    before = tl.load(place, mask=counts, other=0.0)
+    tl.store(place, before + total / (heads * HEADS), mask=counts)
+    if tl.program_id(0) == 0:
+        broken = tl.max((total != total).to(tl.int32), 0)
+        tl.store(numbers + seq, tl.load(numbers + seq) + 1 - broken)
+
+
+@triton.jit
+def _weights(
+    logits, far, lse, head, heads, seq, spot, own, entries, rows, far_row,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
+    """Of one sequence at one KV head, summed over its query heads."""
     total = tl.zeros([BLOCK], tl.float32)
     for member in range(HEADS):
         base = tl.load(lse + (seq * heads + head) * HEADS + member)
         base = tl.where(base == float("-inf"), 0.0, base)
-        row = head * rows + seq * HEADS + member
+        row = (head * rows + seq * HEADS + member).to(tl.int64)
         logit = tl.load(logits + row * own + spot, mask=spot < own, other=float("-inf"))
         if FAR:
             at = far + row * far_row + DIM + 1 + spot - own
             there = (spot >= own) & (spot < entries)
             logit = tl.where(there, tl.load(at, mask=there, other=float("-inf")), logit)
         total += tl.exp(logit - base)
-    tl.store(mass + (seq * heads + head) * entries + spot, total / HEADS, mask=spot < entries)
+    return total

@@ -3,8 +3,8 @@
 At decode there is little to compute and much to read, so each program serves all query heads of a
 KV head and, where they fit, all sequences: a slot is read once for all of them.  A piece's entries
 are split over as many programs as fill the GPU (flash-decoding; Dao et al. 2023), and the parts of
-all pieces are merged at once: a launch per piece, one to merge, and one for all masses.  What is
-launched depends on shapes alone.  What the programs do is in
+all pieces are merged at once: a launch per piece, one to merge, and one for all masses or their
+mean over heads.  What is launched depends on shapes alone.  What the programs do is in
 `arborsim_torch.kernels.pieces_kernels`.
 """
 
@@ -20,16 +20,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from arborsim_torch.kernels.pieces_kernels import attend_split, mean_mass, merge_splits
+from arborsim_torch.kernels.pieces_kernels import (
+    add_mean_mass,
+    attend_split,
+    mean_mass,
+    merge_splits,
+)
 from arborsim_torch.tiers.codec import Codec, Packed
 
 if TYPE_CHECKING:
-    from arborsim_torch.kernels.pieces import Elsewhere, Piece
+    from arborsim_torch.kernels.pieces import Elsewhere, MeanRows, Piece
 
 _MOST_ROWS = 64  # query heads x sequences in one program; tensor cores take at least 16
 _MOST_SPLITS = 128  # of a piece: merging them reads as much as 128 slots do
 _MERGED_AT_ONCE = 64  # splits whose outputs are in registers
 _PROGRAMS_PER_SM = 2
+_MEANS_AT_ONCE = 256  # entries whose weights a program averages over all heads
 _FP8_CAPABILITY = (8, 9)  # Ada and Hopper convert e4m3 in hardware; Triton refuses it on older ones
 
 
@@ -98,13 +104,14 @@ def attend_pieces_triton(
     scale: float,
     *,
     mass: bool = False,
+    means: MeanRows | None = None,
     parts: Sequence[tuple[Tensor, Tensor]] = (),
     elsewhere: Elsewhere | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`arborsim_torch.kernels.pieces.attend_pieces` in Triton; unchecked arguments.
 
     `parts` are outputs ``[kv_heads, rows, head_dim]`` and log-sum-exps ``[kv_heads, rows]`` over
-    other keys: they are merged with the pieces' as further splits, and not with `mass`.
+    other keys: they are merged with the pieces' as further splits, and not with `mass` or `means`.
 
     Runs on CUDA, or on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1``).
     """
@@ -117,6 +124,8 @@ def attend_pieces_triton(
     lse = _wide(q, seqs, heads)
     masses = _wide(q, seqs, kv_heads, entries) if mass else None
     if seqs == 0 or (own == 0 and not parts and elsewhere is None):
+        if means is not None:
+            means.numbers.add_(1)
         return out.zero_(), lse.fill_(-torch.inf), masses
     processors = _processors(q.device)
     cuts = [
@@ -135,7 +144,8 @@ def attend_pieces_triton(
     splits += len(parts)
     part_out = _wide(q, splits, kv_heads, rows, dim)
     part_lse = _wide(q, splits, kv_heads, rows)
-    logits = _wide(q, kv_heads, rows, own) if mass else part_lse
+    weighs = mass or means is not None
+    logits = _wide(q, kv_heads, rows, own) if weighs else part_lse
     shape: dict[str, Any] = {
         "HEADS": heads // kv_heads,
         "DIM": dim,
@@ -150,7 +160,7 @@ def attend_pieces_triton(
                 piece.ready()
             _attend(
                 q, piece, cut, (part_out, part_lse, logits), scale, (first_split, first_entry),
-                shape, mass,
+                shape, weighs,
             )  # fmt: skip
             first_split += cut.splits
             first_entry += piece.room
@@ -168,6 +178,14 @@ def attend_pieces_triton(
             mean_mass[(triton.cdiv(entries, 1024), kv_heads, seqs)](
                 logits, far, lse, masses, own, entries, rows, far.shape[-1],
                 HEADS=shape["HEADS"], DIM=dim, BLOCK=1024, **of_far,
+            )  # fmt: skip
+        if means is not None:
+            place, more = means.position, means.further
+            add_mean_mass[(triton.cdiv(entries, _MEANS_AT_ONCE), seqs)](
+                logits, far, lse, place, place if more is None else more, means.total,
+                means.numbers, own, entries, rows, far.shape[-1], len(place), means.total.shape[1],
+                kv_heads, HEADS=shape["HEADS"], DIM=dim, BLOCK=_MEANS_AT_ONCE,
+                FURTHER=more is not None, **of_far,
             )  # fmt: skip
     return out, lse, masses
 

@@ -380,6 +380,9 @@ class PolicySearch:
             if use.reduced and use.prompt and not use.of_heads and use.keeps != "sparsity"
         ]  # fmt: skip
         waiting, own = self._waiting_bytes(geometry)
+        quantised, others = self._apart_bytes(simulated, moved)
+        staged, groups = self._recall == "stage", self.cache.layout.groups
+        first, later = moving_bytes(moved, geometry, self._policy.formats, groups, staged)
         return LiveSearch(
             geometry,
             prompt,
@@ -392,42 +395,39 @@ class PolicySearch:
                 (use.first(prompt) for use in uses if use.keeps == "sparsity" and use.prompt),
                 default=None,
             ),
-            groups=self.cache.layout.groups,
+            groups=groups,
             signals=not self._policy.reads() <= {Signal.READERS},
             waiting_bytes=waiting,
             own_bytes=own,
             last_rows_bytes=last_rows_bytes(uses, geometry, prompt),
-            apart_bytes=self._apart_bytes(simulated),
-            moving_bytes=moving_bytes(
-                moved,
-                geometry,
-                self._policy.formats,
-                self.cache.layout.groups,
-                staged=self._recall == "stage",
-            ),
+            apart_bytes=quantised + others,
+            first_apart_bytes=quantised,
+            first_moving_bytes=first,
+            moving_bytes=later,
             block=self._block,
             page=self.cache.pools[Place.HBM].page_tokens,
         )
 
-    def _apart_bytes(self, simulated: Measurements) -> int:
+    def _apart_bytes(self, simulated: Measurements, moved: MostMoved) -> tuple[int, int]:
         """Of quantised tokens in HBM and of staged ones: if there are any, what their pools keep.
 
         Tokens that lie quantised in DDR are staged as they are.
         """
-        pools, found = self.cache.pools, 0
+        pools, here, found = self.cache.pools, 0, 0
         quantised, staged = simulated.peak_quantised_bytes, simulated.peak_staging_bytes
         if quantised and (own := [at for at in self._places if at.in_hbm and at.quantised]):
-            found += max(quantised, sum(pools[at].kept_bytes for at in own))
+            here = max(quantised, sum(pools[at].kept_bytes for at in own))
+        on_host = [at for at in self._places if at.on_host and moved.reached[Tier[at.name]]]
         attention = self.cache.host_attention
         if isinstance(attention, PageAttention):
             ddr = simulated.peak_ddr_bytes
-            for at in (each for each in self._places if each.on_host):
+            for at in on_host:
                 size = pools[at].bytes_per_slot * pools[at].layout.groups
                 found += attention.bytes_of(at, -(-ddr // size)) if quantised or not at.rung else 0
         elif staged:
-            away = [at for at in self._places if at.on_host and (quantised or not at.quantised)]
+            away = [at for at in on_host if quantised or not at.quantised]
             found += max(staged, sum(pools[STAGED[at]].kept_bytes for at in away))
-        return found
+        return here, found
 
     @property
     def _places(self) -> set[Place]:

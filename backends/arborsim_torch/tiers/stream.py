@@ -172,9 +172,10 @@ class LayerStream:
         buffer = self._buffers[turn]
         if starts[-1] > buffer.numel():
             room = max(starts[-1], int(_GROWTH * buffer.numel()))
-            # What was computed from the old one comes first on the stream that gets its memory.
-            buffer = torch.empty(room, dtype=torch.uint8, device=self._link.device)
-            self._buffers[turn] = buffer
+            # Given up first, lest both be there at once.  What was computed from it comes before on
+            # the stream that gets its memory.
+            self._buffers[turn] = buffer = buffer.new_empty(0)
+            self._buffers[turn] = buffer = buffer.new_empty(room)
             self.allocations += 1
         return [
             buffer[start : start + size].view(part[0].dtype).view(_shape(part))

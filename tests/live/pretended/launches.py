@@ -188,6 +188,28 @@ def _mass(
     mass.copy_((spread - base[..., None]).exp().mean(2))
 
 
+def _add_mass(
+    grid: tuple[int, int], logits: Tensor, far: Tensor, lse: Tensor, position: Tensor,
+    further: Tensor, total: Tensor, numbers: Tensor, own: int, entries: int, rows: int,
+    far_row: int, first: int, positions: int, heads: int, *, FURTHER: bool, BLOCK: int, **form: Any,
+) -> None:  # fmt: skip
+    blocks, seqs = grid
+    mass = torch.empty(seqs, heads, entries)
+    whole = (blocks, heads, seqs)
+    _mass(whole, logits, far, lse, mass, own, entries, rows, far_row, BLOCK=BLOCK, **form)
+    at = torch.cat([position, further]) if FURTHER else position
+    assert len(position) == first
+    assert at.shape == (entries,)
+    assert total.shape == (seqs, positions)
+    row, good = mass.mean(1), ~mass.isnan().flatten(1).any(1)
+    for own_row, spot, number, target in zip(row, at.expand(seqs, -1), good, total, strict=True):
+        with_weight = own_row > 0
+        assert len(spot[with_weight].unique()) == with_weight.sum()
+        if number:
+            target[spot[with_weight].long()] += own_row[with_weight]
+    numbers += good
+
+
 def _weights(
     q: Tensor, k: Tensor, lse: Tensor, queries: int, before: int, scale: float, strides: Any,
     members: int, dim: int,
@@ -272,6 +294,7 @@ LAUNCHERS = {
         "attend_split": Launcher("attend_split", _split, (8, 9, 10)),
         "merge_splits": Launcher("merge_splits", _merge, (3, 4)),
         "mean_mass": Launcher("mean_mass", _mass, (3,)),
+        "add_mean_mass": Launcher("add_mean_mass", _add_mass, (5, 6)),
     },
     "rows_triton": {
         "add_mean_rows": Launcher("add_mean_rows", _mean_rows, (4,)),

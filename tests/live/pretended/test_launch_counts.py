@@ -42,6 +42,7 @@ class Searched:
 
 CASES = (
     Searched("full"), Searched("epikv", {"recent": "8"}), Searched("h2o"),
+    Searched("adakv"),  # rows of KV heads
     # Two formats in HBM, and two that were recalled from DDR:
     Searched("staircase", prompt=20, budget=40, new=40),
 )  # fmt: skip
@@ -108,7 +109,8 @@ def test_a_layer_launches_what_the_engine_profile_says(case: Searched, recall: s
     counted = (other - one) / (DEPTHS[1] - DEPTHS[0])
     engine, policy = load_engine("live"), build(case.policy, case.settings)
     rows = not policy.fused and decode_rows(policy)
-    added = engine.added_launches(1, parts_read(policy), rows, recall, parts_in_ddr(policy))
+    groups = 1 if all(use.grouping == "shared" for use in policy.row_uses()) else 4
+    added = engine.added_launches(1, parts_read(policy), rows, recall, parts_in_ddr(policy), groups)
     assert engine.layer_launches + added == counted
     if case.policy == "full":
         assert one - DEPTHS[0] * counted + after == engine.step_launches

@@ -22,6 +22,11 @@ LAYERS = 6
 MOST_PER_LAYER = 12
 MOST_PER_STEP = 12  #: for tables and what is collected, whatever the number of layers
 NO_LAUNCH = ("empty", "new_empty")  #: memory that no kernel fills
+#: With which tokens reach DDR within so short a search
+SETTINGS = {
+    name: {"pin_prompt": "false", "interval": "8", "recent": "8"}
+    for name in ("hierarchy", "redundancy", "attn-val-redundancy")
+}
 #: What full retention adds to the model: keys and values are stored, attention is computed, and its
 #: output is read in another layout.
 OF_THE_CACHE = ("copy_", "efficient attention", "reshape")
@@ -43,7 +48,7 @@ def launches(name: str, budget: int, recall: str, monkeypatch: pytest.MonkeyPatc
 
         monkeypatch.setattr(decoder, "_computed", watched)
         monkeypatch.setattr(decoder, "refusal", lambda _: "a replay has no launches")
-        run([name], "cuda", budget, recall=recall, most=20)
+        run([name], "cuda", budget, recall=recall, most=20, settings=SETTINGS.get(name))
     monkeypatch.undo()
     return found
 
@@ -70,7 +75,8 @@ def own() -> Counter[str]:
         ("hierarchy", "stage"), ("staircase", "stage"),  # staged, two formats
         ("staircase", "stream"), ("freekv", "stream"), ("hierarchy", "stream"),
         ("staircase", "near"), ("freekv", "near"), ("hierarchy", "near"),
-        ("staircase", "ondemand"), ("freekv", "ondemand"),
+        ("staircase", "ondemand"), ("freekv", "ondemand"), ("hierarchy", "ondemand"),
+        ("redundancy", "ondemand"), ("attn-val-redundancy", "ondemand"),
     ],
 )  # fmt: skip
 def test_a_layer_takes_few_launches(

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from arborsim.core.tiers import RECALLS
+from arborsim.core.tiers import NUM_TIERS, RECALLS
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.live_memory import LiveSearch
 from arborsim.machine.lookup import load_profile
@@ -57,6 +58,8 @@ class Searched:
     recall: str = "stage"
 
 
+IN_8_BITS = {"pin_prompt": "false", "interval": "16", "recent": "16", "hbm_ratio": "0.2",
+             "quantised_ratio": "0.5"}  # fmt: skip
 CASES = (
     Searched("full", "prompt"),
     Searched("full", "prompt", prompt=350, new=60),  # grows while it decodes
@@ -82,6 +85,13 @@ CASES = (
         ("hs-cosine", "prompt"), ("attn-hs", "prompt"), ("expected-attention", "prompt"),
         ("redundancy", "prompt"), ("rkv", "prompt"), ("thinkv-paper", "prompt"),
         ("arkv", "last rows"), ("arkv-quant", "last rows"), ("arkv-origin", "last rows"))),
+    # Tokens in 8 bits, in DDR and staged, of which there are none while the first ones move:
+    Searched("staircase", "prompt", 512, 160, settings={"pin_prompt": "false"}),
+    Searched("hierarchy", "prompt", 512, 160, settings=IN_8_BITS),
+    Searched("hierarchy", "moving", 512, 160, block=16, settings=IN_8_BITS),
+    # Its double buffer grows, without the old one next to the new:
+    Searched("hierarchy", "moving", 256, 520, 260, 16, {**IN_8_BITS, "interval": "32",
+             "hbm_ratio": "0.1", "quantised_ratio": "0"}, recall="stream"),
     Searched("arkv", "last rows", 4096, 4200, block=512),
     Searched("hs-cosine", "prompt", 4096, 4300, block=512),
 )  # fmt: skip
@@ -141,8 +151,9 @@ def test_what_lies_in_other_pools_is_predicted_to_the_byte(case: Searched) -> No
             held = sum(pools[at].capacity_bytes for at in apart) + search.cache.buffer_bytes
             allocated = max(allocated, held)
         measured, shape = search.measurements(), geometry(LoadedModel("tiny", model))
+    everywhere = MostMoved(reached=np.ones(NUM_TIERS, dtype=np.bool_))
     assert allocated > 0
-    assert search.memory(measured, shape, MostMoved()).apart_bytes == allocated
+    assert search.memory(measured, shape, everywhere).apart_bytes == allocated
 
 
 #: Searches whose moves are watched: with tokens in DDR, quantised ones, and a tree.
