@@ -259,12 +259,16 @@ def shipped() -> Answers:
     return Answers(tuple(from_csv(text)))
 
 
+_PLAINLY = 4  # times as many right answers
+
+
 @cache
 def disagreement() -> tuple[Counted, Counted] | None:
-    """Two settings of one run, of which the one that keeps less attention is visibly more right.
+    """Two settings of one run, of which the one that keeps less attention is far more right.
 
-    Of those that come with the package: the first keeps the most attention of all for which there
-    is such another, the second has the most right answers of these.
+    That is: visibly, and several times as often.  Of those that come with the package: the first
+    keeps the most attention of all for which there is such another, the second has the most right
+    answers of these.
     """
     known = [
         row
@@ -272,7 +276,11 @@ def disagreement() -> tuple[Counted, Counted] | None:
         if not math.isnan(row.attention_kept) and row.policy != BASELINE
     ]
     for more in sorted(known, key=lambda row: -row.attention_kept):
-        others = [r for r in known if r.attention_kept < more.attention_kept and r.beats(more)]
+        others = [
+            r for r in known
+            if r.attention_kept < more.attention_kept and r.beats(more)
+            and r.right >= _PLAINLY * more.right
+        ]  # fmt: skip
         if others:
             return more, max(others, key=lambda row: row.right)
     return None
