@@ -1,8 +1,8 @@
 """Everything that needs a GPU, in one run of 9 minutes: is it right, how fast, what fits.
 
-    python benchmarks/validate_gpu.py                    # needs PyTorch, transformers and arborsim
-    python benchmarks/validate_gpu.py --wheels wheels    # what is missing is installed from there
-    python benchmarks/validate_gpu.py --dry-run          # the plan, minute by minute; needs no GPU
+    python benchmarks/validate_gpu.py              # needs PyTorch, transformers and arborsim
+    gpu-bundle/run.sh                              # the same from a bundle (`make gpu-bundle`)
+    python benchmarks/validate_gpu.py --dry-run    # the plan, minute by minute; needs no GPU
 
 Llama-3.1-8B's geometry with random weights under policies, compared with transformers' cache, with
 the simulation and with what the device's memory allows; checks of correctness; a calibration; a
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
-from benchmarks.gpu.wheels import core_dependencies, install, missing, torch_dependencies
+from benchmarks.gpu import needs
 
 BUDGET_S = 540.0
 _TINY_MODEL = ROOT / "benchmarks" / "gpu" / "tiny.json"
@@ -46,15 +46,13 @@ Facts = dict[str, Any]
 def main() -> int:
     began = time.monotonic()
     options = _parser().parse_args()
-    if options.wheels:
-        sys.path.insert(0, str(install(options.wheels.resolve())))
-    needed = core_dependencies() + ([] if options.dry_run else torch_dependencies())
-    if lacking := missing(needed):
-        print(f"validate_gpu: this Python lacks {', '.join(lacking)}: make test installs all, or "
-              "give --wheels (make wheels collects them)", file=sys.stderr)  # fmt: skip
-        return 2
     if options.tiny:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if why := list(needs.refusals(torch=not options.dry_run)):
+        print("\n".join(f"validate_gpu: {line}" for line in why), file=sys.stderr)
+        return 2
+    for line in needs.warnings(torch=not options.dry_run):
+        print(f"validate_gpu: warning: {line}", file=sys.stderr)
     from arborsim.core.errors import ArborsimError
 
     try:
@@ -74,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", action="store_true", help="do what is missing")
     parser.add_argument("--overwrite", action="store_true", help="replace the results")
     parser.add_argument("--tiny", action="store_true", help="everything small, on the CPU")
-    parser.add_argument("--wheels", type=Path, help="install what is missing from this folder")
     parser.add_argument("--device", default="", help="cuda, cuda:1 or cpu")
     parser.add_argument("--parts", nargs="+", help="yardsticks, correctness, calibration, search, "
                         "trace, context")  # fmt: skip
