@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test fuzz kills docs lint format traces bench claims validate-gpu gpu-bundle clean
+.PHONY: demo test fuzz kills docs lint format traces bench claims pages validate-gpu gpu-bundle clean
 
 demo: .venv/.core
 	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html \
@@ -60,6 +60,13 @@ bench: .venv/.full
 
 claims: .venv/.core  ## numbers and verdicts for the claims of papers, from the raw results in reports
 	$(BIN)/arborsim validate claims --out reports/claims --summary README.md --summary docs/claims.md
+
+pages: .venv/.core  ## pages of the results in reports/claims and reports/validation, minutes
+	$(BIN)/arborsim validate claims --out reports/claims
+	for folder in reports/validation/cpu/*; do $(BIN)/python -c "import arborsim, sys; \
+	    arborsim.load_results(sys.argv[1] + '/results.parquet').report(sys.argv[1] + '/index.html')" \
+	    $$folder; done
+	$(BIN)/arborsim validate published --jobs 2 --report reports/validation/published/index.html
 
 validate-gpu: .venv/.full  ## all that needs a GPU, in 9 minutes; again: what is missing
 	$(BIN)/python benchmarks/validate_gpu.py --resume

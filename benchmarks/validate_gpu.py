@@ -59,7 +59,7 @@ def main() -> int:
         if options.dry_run:
             return _dry_run(options)
         return _run(options, began)
-    except ArborsimError as error:
+    except (ArborsimError, ImportError) as error:  # libraries may be too old or too new
         print(f"validate_gpu: {error}", file=sys.stderr)
         return 2
 

@@ -40,6 +40,7 @@ SOURCES = (
     "tests/__init__.py", "tests/live/__init__.py",
     "tests/live/oracle_attention.py", "tests/live/pieces_cases.py",
 )  # fmt: skip
+_START = "benchmarks/gpu/run.sh"  # at the bundle's top
 _WEIGHTS = "backends/arborsim_torch/reference/weights"
 MODELS = ("chain", "game24")  #: reference models whose weights are carried
 #: What a machine with PyTorch and transformers has.
@@ -61,13 +62,13 @@ def carried() -> Iterator[Path]:
                 yield name
 
 
-def write(folder: Path, python: str = PYTHON) -> int:
-    """Write the bundle for a version of Python into `folder`, which is replaced; returns bytes.
+def copy(folder: Path) -> None:
+    """Copy what is `carried` to `folder`, which is replaced if it is a bundle.
 
     Raises
     ------
     SystemExit
-        One line: pip could not get a wheel, the bundle is too large, or `folder` is not one.
+        One line: `folder` holds something else.
     """
     if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
         raise SystemExit(f"bundle: {folder} holds something else: name another folder")
@@ -75,22 +76,37 @@ def write(folder: Path, python: str = PYTHON) -> int:
     for name in carried():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    shutil.copy(ROOT / "benchmarks" / "gpu" / "run.sh", folder / "run.sh")
-    _libraries(folder / LIBRARIES, python)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    about = {
-        "version": __version__, "python": python, "commit": revision(),
-        "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
+    (folder / _START).rename(folder / "run.sh")
+
+
+def seal(folder: Path, python: str = PYTHON) -> int:
+    """List the files in `folder`, with their sizes; returns the bytes of all.
+
+    Raises
+    ------
+    SystemExit
+        One line: the bundle is too large.
+    """
+    files = {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*")) if path.is_file()
     }  # fmt: skip
+    about = {"version": __version__, "python": python, "commit": revision(), "files": files}
     (folder / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    size = sum(about["files"].values())
+    size = sum(files.values())
     if size > LIMIT_BYTES:
         raise SystemExit(f"bundle: {size / 2**20:.1f} MiB, more than {LIMIT_BYTES >> 20}")
     return size
 
 
-def _libraries(folder: Path, python: str) -> None:
-    """Unpack what the other machine lacks, in the versions of `constraints.txt`."""
+def add_libraries(folder: Path, python: str = PYTHON) -> None:
+    """Unpack what the other machine lacks into `folder`, in the versions of `constraints.txt`.
+
+    Raises
+    ------
+    SystemExit
+        One line: pip could not get a wheel.
+    """
     asked = [text for text in requirements() if name_of(text) not in PRESENT]
     tags = [f"--platform=manylinux_2_{minor}_x86_64" for minor in _GLIBC]
     with tempfile.TemporaryDirectory() as wheels:
@@ -106,7 +122,7 @@ def _libraries(folder: Path, python: str) -> None:
             raise SystemExit(f"bundle: pip: {said[0] if said else done.stderr.strip()[-200:]}")
         for wheel in sorted(Path(wheels).glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(folder / wheel.name.split("-")[0].lower())
+                archive.extractall(folder / LIBRARIES / wheel.name.split("-")[0].lower())
 
 
 def pack(folder: Path) -> Path:
@@ -133,7 +149,9 @@ def main() -> int:
     parser.add_argument("--python", default=PYTHON, help="version of the other machine's")
     options = parser.parse_args()
     folder = options.out.resolve()
-    size = write(folder, options.python)
+    copy(folder)
+    add_libraries(folder, options.python)
+    size = seal(folder, options.python)
     path = pack(folder)
     print(f"wrote {folder} ({size / 2**20:.1f} MiB) and {path} "
           f"({path.stat().st_size / 2**20:.1f} MiB)")  # fmt: skip

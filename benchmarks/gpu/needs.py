@@ -65,8 +65,8 @@ def refusals(torch: bool = True) -> Iterator[str]:
     for text in requirements(torch):
         name = name_of(text)
         carried = ROOT / LIBRARIES / name
-        if carried.is_dir() and (not _imported(name) or outdated(text)):
-            sys.modules.pop(name, None)
+        # Looked up before it is imported: what has been imported is not replaced.
+        if carried.is_dir() and (outdated(text) or _failure(name)):
             sys.path.insert(0, str(carried))
         if (why := _failure(name)) is None:
             continue
@@ -99,10 +99,6 @@ def outdated(requirement: str) -> str:
     if parser is None or parser(requirement).specifier.contains(version, True):
         return ""
     return version
-
-
-def _imported(name: str) -> bool:
-    return _failure(name) is None
 
 
 def _failure(name: str) -> str | None:

@@ -13,5 +13,5 @@ for file in bundle.json benchmarks/validate_gpu.py benchmarks/gpu/needs.py; do
 done
 command -v "$python" >/dev/null || refuse "there is no $python: PYTHON=... says where Python is"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    refuse "$python is older than Python 3.11: PYTHON=... says where another is"
+    refuse "$python is not Python 3.11 or newer: PYTHON=... says where that is"
 exec "$python" "$here/benchmarks/validate_gpu.py" "$@"
