@@ -28,14 +28,15 @@ def measure_yardsticks(loaded: LoadedModel, tiny: bool) -> Facts:
     """
     model = loaded.model
     timer = Timer(model.device, 2, 5, 0.1 if tiny else 0.4)
-    read, copied = kernels.read_rates(timer, True), kernels.copy_rates(timer, True)
+    quick = timer.device.type == "cpu"
+    read, copied = kernels.read_rates(timer, quick), kernels.copy_rates(timer, quick)
     up, down = (_link_rate(timer, MIB if tiny else 256 * MIB, way) for way in ("up", "down"))
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is embedding
     weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return {
-        "read_bytes_per_s": max(read.values()),
-        "copy_bytes_per_s": max(copied.values()),
+        "read_bytes_per_s": kernels.memory_rate(read, model.device),
+        "copy_bytes_per_s": kernels.memory_rate(copied, model.device),
         "pinned_up_bytes_per_s": up,
         "pinned_down_bytes_per_s": down,
         "step_weight_bytes": weight_bytes - (0 if tied else embedding.nbytes),
@@ -50,7 +51,7 @@ def _link_rate(timer: Timer, size: int, way: str) -> float:
     there = torch.zeros(size, dtype=torch.uint8, device=timer.device)
     here = host_empty((size,), torch.uint8, timer.device.type == "cuda").zero_()
     source, target = (here, there) if way == "up" else (there, here)
-    return size / timer.seconds(lambda: target.copy_(source, non_blocking=True))
+    return size / timer.queued_seconds(lambda: target.copy_(source, non_blocking=True))
 
 
 @torch.inference_mode()
