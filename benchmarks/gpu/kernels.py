@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,14 +18,16 @@ from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.hardware.kernels import buffers
+from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.flash import attend_prefill, choose
-from arborsim_torch.kernels.fused import choose_decode
+from arborsim_torch.kernels.fused import choose_decode, choose_sdpa, sdpa
 from arborsim_torch.kernels.pieces import Piece, attend_pieces, in_triton
 from arborsim_torch.models import load_model
 from arborsim_torch.tiers.codec import Plain
 from arborsim_torch.tiers.link import HostLink
-from benchmarks.gpu.journal import Facts, synchronize
+from benchmarks.gpu.journal import Facts
 from tests.live.oracle_attention import numbers
 from tests.live.pieces_cases import FORMATS, Case, Part, means_of, moved
 
@@ -53,10 +52,15 @@ SMALL_PIECES = tuple(
         (torch.float32, "flat", "none", 1), (torch.bfloat16, "by head", "both", 3),
     )
 )  # fmt: skip
+_MOST_POOLS = 16  # that a kernel is timed over; only toy problems would need more
 
 
 def compare_pieces(case: Case, device: str) -> Facts:
-    """`attend_pieces` on the device, with masses and mean rows, against float64 on the CPU."""
+    """`attend_pieces` on the device, with masses and mean rows, against float64 on the CPU.
+
+    The seconds are the device's own, over pools that its cache does not hold together; beside them
+    those of PyTorch's flash attention over as many tokens, where the case is plain attention.
+    """
     q, pieces = case.build()
     wanted: Any = attend_pieces(q.double(), [_in_float64(p) for p in pieces], case.scale, mass=True)
     there, ours = q.to(device), [moved(piece, device) for piece in pieces]
@@ -79,14 +83,51 @@ def compare_pieces(case: Case, device: str) -> Facts:
         close * most_mass,
         close * most_mass,
     )
-    seconds = _median_s(lambda: attend_pieces(there, ours, case.scale), there.device)
+    read_bytes = sum(_read_bytes(piece) for piece in pieces)
+    pools = _pools(there.device, read_bytes)
+    works = [partial(attend_pieces, there, [*map(_own, ours)], case.scale) for _ in range(pools)]
+    seconds = _timer(there.device).seconds(*works)
     return {
         "ok": all(a <= most for a, most in zip(apart.values(), within, strict=True)),
         "form": "triton" if in_triton(there.device, there.dtype) else "torch",
         "largest_difference": apart,
         "median_s": seconds,
-        "read_bytes_per_s": sum(_read_bytes(piece) for piece in pieces) / seconds,
+        "read_bytes_per_s": read_bytes / seconds,
+        "timed_over_bytes": pools * read_bytes,
+        **_plain_attention(case, there),
     }
+
+
+def _timer(device: torch.device) -> Timer:
+    return Timer(device, 3, 5, 0.5)
+
+
+def _pools(device: torch.device, size: int) -> int:
+    return min(_MOST_POOLS, buffers(device, max(1, size)))
+
+
+def _own(piece: Piece) -> Piece:
+    """The same with keys, values and scales of its own, laid out as they are."""
+    named = {name: getattr(piece, name) for name in ("keys", "values", "key_scale", "value_scale")}
+    return replace(piece, **{name: x.clone() for name, x in named.items() if x is not None})
+
+
+def _plain_attention(case: Case, q: Tensor) -> Facts:
+    """Seconds of PyTorch's flash attention over as many keys and values, one after the other.
+
+    Nothing where the case is no plain attention, or flash attention does not take its types.
+    """
+    if len(case.parts) > 1 or case.parts[0].stored != "plain" or case.parts[0].mask != "none":
+        return {}
+    kind = choose_sdpa(q.device, q.dtype, case.dim).name
+    if kind not in ("torch-flash", "torch-cpu"):
+        return {}
+    shape = (2, case.seqs, case.kv_heads, case.parts[0].room, case.dim)
+    size = math.prod(shape) * q.element_size()
+    pools = torch.randn(_pools(q.device, size), *shape, dtype=q.dtype, device=q.device)
+    rows = q.view(case.seqs, case.kv_heads, case.group, case.dim)
+    seconds = _timer(q.device).seconds(*(partial(sdpa, rows, k, v) for k, v in pools))
+    return {"sdpa_s": seconds, "sdpa_form": kind, "sdpa_bytes_per_s": size / seconds}
 
 
 def compare_prefix(tokens: int, seqs: int, device: str) -> Facts:
@@ -112,14 +153,15 @@ def compare_prefix(tokens: int, seqs: int, device: str) -> Facts:
     shared.reset(np.arange(slots), read, seqs)
     codec = Plain(dtype)
     whole = Piece(keys.to(here), values.to(here), codec, None, None, None, slots, mask.to(here))
+    wholes = [_own(whole) for _ in range(_pools(here, keys.nbytes + values.nbytes))]
     there, apart, seconds = q.to(here), {}, {}
-    for name, piece in (("triton", whole), ("flash-attn", shared.of(whole))):
-        work = partial(attend_pieces, there, [piece], dim**-0.5)
-        out, lse, _ = work()
+    for name, own in (("triton", wholes), ("flash-attn", [*map(shared.of, wholes)])):
+        works = [partial(attend_pieces, there, [piece], dim**-0.5) for piece in own]
+        out, lse, _ = works[0]()
         apart[name] = max(
             _largest_apart(out, wanted[0][:, :, 0]), _largest_apart(lse, wanted[1][:, :, 0])
         )
-        seconds[name] = _median_s(work, here)
+        seconds[name] = _timer(here).seconds(*works)
     return {
         "ok": max(apart.values()) <= TOLERANCE[dtype] * max(1.0, _largest(wanted[0])),
         "form": kind.name,
@@ -175,17 +217,6 @@ def _largest_apart(found: Tensor, wanted: Tensor) -> float:
 
 def _largest(values: Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0
-
-
-def _median_s(run: Callable[[], Any], device: torch.device, repeats: int = 7) -> float:
-    taken = []
-    for _ in range(repeats):
-        synchronize(device)
-        began = time.perf_counter()
-        run()
-        synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
 
 
 def compare_copies(device: str, block_bytes: tuple[int, ...]) -> Facts:

@@ -1,7 +1,12 @@
-"""Rates of kernels: matrix products, memory and weights, attention, 8 bits, gathering, top-k."""
+"""Rates of kernels: matrix products, memory and weights, attention, 8 bits, gathering, top-k.
+
+On CUDA what streams through memory does so over buffers that are `BEYOND_CACHE` together: the L2
+cache of an H100 holds 50 MB, and reads several times as fast.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,13 +21,32 @@ from arborsim_torch.hardware.memory import sizes_that_fit
 from arborsim_torch.hardware.model import count_parameters
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.kernels.fused import sdpa
-from arborsim_torch.tiers.codec import Fp8, Int8
+from arborsim_torch.kernels.pieces import Piece, attend_pieces, in_triton
+from arborsim_torch.tiers.codec import Fp8, Int8, Plain
 
 SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
 MIB = 1 << 20
 _WEIGHTS_LIMIT_S = 2.0
 READS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 LARGE_READS = (*READS, 1024 * MIB)
+#: Bytes of buffers that are gone through in turn on CUDA: several times any L2 cache.
+BEYOND_CACHE = 256 * MIB
+
+
+def buffers(device: torch.device, size: int) -> int:
+    """How many buffers of `size` bytes no cache of the device holds; one on a CPU.
+
+    A CPU's caches are part of the machine: what decodes on it is often within them.
+    """
+    return 1 if device.type == "cpu" else max(1, -(-BEYOND_CACHE // size))
+
+
+def memory_rate(rates: Mapping[int, float], device: torch.device) -> float:
+    """The best of rates by size; on CUDA of those that no cache holds, or of the largest."""
+    if device.type == "cpu":
+        return max(rates.values())
+    beyond = [rate for size, rate in rates.items() if size >= BEYOND_CACHE]
+    return max(beyond, default=rates[max(rates)])
 
 
 def matrix_flops(timer: Timer, dtype: torch.dtype, quick: bool) -> dict[int, float]:
@@ -78,25 +102,36 @@ def weights_rate(timer: Timer, model: Any) -> float:
     return size / replace(timer, limit_s=max(timer.limit_s, _WEIGHTS_LIMIT_S)).seconds(work)
 
 
-LENGTHS = (256, 1024, 4096, 16384)
+LENGTHS = {"cpu": (256, 1024, 4096, 16384), "cuda": (1024, 4096, 16384, 65536)}
 
 
 @torch.inference_mode()
 def kv_rates(timer: Timer, geometry: Geometry, dtype: torch.dtype, quick: bool) -> dict[int, float]:
-    """Bytes per second of keys and values that fused attention of one query reads, by length."""
+    """Bytes per second of keys and values that attention of one query reads, by length.
+
+    By the kernel that decode steps run: `attend_pieces` where Triton is, `sdpa` elsewhere.
+    """
     found = {}
     for n in _lengths(timer, geometry, quick):
-        keys, values = (
-            torch.randn(
-                1, geometry.kv_heads, n, geometry.head_dim, device=timer.device, dtype=dtype
-            )
-            for _ in range(2)
-        )
+        shape = (geometry.kv_heads, n, geometry.head_dim)
+        size = 2 * geometry.kv_heads * n * geometry.head_dim * dtype.itemsize
+        pools = torch.randn(buffers(timer.device, size), 2, *shape, device=timer.device,
+                            dtype=dtype)  # fmt: skip
         group = geometry.heads // geometry.kv_heads
-        query = torch.randn_like(keys[:, :, :group])
-        seconds = timer.seconds(partial(sdpa, query, keys, values))
-        found[n] = 2 * keys.numel() * keys.element_size() / seconds
+        query = torch.randn(
+            geometry.kv_heads, group, geometry.head_dim, device=timer.device, dtype=dtype
+        )
+        found[n] = size / timer.seconds(*(partial(_attend, query, pool) for pool in pools))
     return found
+
+
+def _attend(query: Tensor, pool: Tensor) -> Tensor:
+    """Of ``[kv_heads, group, head_dim]`` over keys and values ``[2, kv_heads, n, head_dim]``."""
+    keys, values = pool
+    if not in_triton(query.device, query.dtype):
+        return sdpa(query[None], keys[None], values[None])
+    piece = Piece(keys, values, Plain(query.dtype), None, None, None, keys.shape[1])
+    return attend_pieces(query.flatten(0, 1)[None], [piece], query.shape[-1] ** -0.5)[0]
 
 
 @torch.inference_mode()
@@ -104,7 +139,8 @@ def eager_rates(timer: Timer, geometry: Geometry, quick: bool) -> dict[int, floa
     """Bytes per second at which probability rows are written and read back, by length.
 
     Written by the softmax of the logits of all heads, read by the mean over heads, in float32: what
-    a policy that reads attention needs in addition to a fused kernel.
+    a policy that reads attention needs in addition to a fused kernel.  A layer's rows are read
+    right after they are written, so a cache may hold them here as there.
     """
     found = {}
     for n in _lengths(timer, geometry, quick):
@@ -120,7 +156,8 @@ def _mean_row(logits: Tensor) -> Tensor:
 
 def _lengths(timer: Timer, geometry: Geometry, quick: bool) -> tuple[int, ...]:
     per_token = 2 * geometry.kv_heads * geometry.head_dim * geometry.kv_bytes_per_element
-    lengths = LENGTHS[:-1] if quick else LENGTHS
+    every = LENGTHS[timer.device.type]
+    lengths = every[:-1] if quick else every
     fitting = sizes_that_fit(tuple(n * per_token for n in lengths), 2, timer.device)
     return lengths[: len(fitting)]
 
@@ -136,14 +173,19 @@ def codec_rates(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Quantised bytes per second written and read back, by format; a layer's keys and values."""
     written, read = {}, {}
-    count = _tokens(timer, geometry, quick=True)[-1]
-    shape = (2, geometry.kv_heads, count, geometry.head_dim)
-    vectors = torch.randn(shape, device=timer.device).to(dtype)
+    counts = _tokens(timer, geometry, quick=timer.device.type == "cpu")
+    shape = (2, geometry.kv_heads, counts[-1], geometry.head_dim)
     for codec in (Fp8(), Int8()):
-        data, scale = codec.encode(vectors)
-        size = vectors[..., 0].numel() * codec.bytes_per_token(geometry.head_dim)
-        written[codec.name] = size / timer.seconds(partial(codec.encode, vectors))
-        read[codec.name] = size / timer.seconds(partial(codec.decode, data, scale, dtype))
+        size = shape[1] * shape[2] * codec.bytes_per_token(geometry.head_dim)
+        pools = [
+            torch.randn(shape, device=timer.device).to(dtype)
+            for _ in range(buffers(timer.device, size))
+        ]
+        written[codec.name] = size / timer.seconds(*(partial(codec.encode, x) for x in pools))
+        stored = [codec.encode(x) for x in pools]
+        read[codec.name] = size / timer.seconds(
+            *(partial(codec.decode, data, scale, dtype) for data, scale in stored)
+        )
     return written, read
 
 
@@ -153,13 +195,13 @@ def gather_rates(
 ) -> dict[int, float]:
     """Bytes read and written per second when every second token is collected by index."""
     found = {}
+    width = geometry.kv_heads * geometry.head_dim
     for count in _tokens(timer, geometry, quick):
-        vectors = torch.randn(count, geometry.kv_heads * geometry.head_dim, device=timer.device).to(
-            dtype
-        )
+        number = buffers(timer.device, count * width * dtype.itemsize)
+        pools = torch.randn(number, count, width, device=timer.device, dtype=dtype)
         order = torch.randperm(count, device=timer.device)[: count // 2].sort().values
-        seconds = timer.seconds(partial(vectors.index_select, 0, order))
-        found[count] = 2 * len(order) * vectors[0].numel() * vectors.element_size() / seconds
+        seconds = timer.seconds(*(partial(pool.index_select, 0, order) for pool in pools))
+        found[count] = 2 * len(order) * width * dtype.itemsize / seconds
     return found
 
 

@@ -134,6 +134,9 @@ def _apis(gpu: Gpu) -> dict[str, Any]:
     def reset(device: Any = None) -> None:
         gpu.peak = gpu.allocated
 
+    def sync_debug(mode: str | int) -> None:
+        gpu.sync_debug = ("default", "warn", "error").index(mode) if isinstance(mode, str) else mode
+
     def checked(answer: Callable[[], Any]) -> Callable[..., Any]:
         def call(device: Any = None) -> Any:
             _index(device)
@@ -150,6 +153,7 @@ def _apis(gpu: Gpu) -> dict[str, Any]:
         "is_current_stream_capturing": capturing,
         "CUDAGraph": lambda: graphs.Graph(gpu), "graph": graph, "graph_pool_handle": object,
         "current_stream": checked(gpu.stream), "default_stream": checked(lambda: gpu.default),
+        "set_sync_debug_mode": sync_debug, "get_sync_debug_mode": lambda: gpu.sync_debug,
         "synchronize": synchronize, "is_available": lambda: True, "device_count": lambda: 1,
         "current_device": lambda: 0, "set_device": _index, "device": _OnDevice,
         "empty_cache": lambda: None, "is_initialized": lambda: True, "init": lambda: None,
@@ -203,7 +207,7 @@ def _threads(gpu: Gpu, stack: contextlib.ExitStack) -> None:
 def _forget_answers() -> None:
     """What was remembered of devices."""
     for name, module in list(sys.modules.items()):
-        if not name.startswith("arborsim_torch.kernels"):
+        if not name.startswith(("arborsim_torch.kernels", "arborsim_torch.hardware")):
             continue
         for value in list(vars(module).values()):
             if hasattr(value, "cache_clear"):

@@ -138,6 +138,7 @@ class Gpu:
     where: Callable[[], str] | None = None  # what to add to the name of a wait
     allocated: int = 0
     peak: int = 0
+    sync_debug: int = 0  # 2 refuses operators that the host waits for, as PyTorch's debug mode
 
     def __post_init__(self) -> None:
         self.lock = threading.RLock()
@@ -176,6 +177,8 @@ class Gpu:
         """This thread stands still until all that is in `for_` is over."""
         if self.capture is not None:
             self.fault(f"{why}: the host waits inside of a capture")
+        if self.sync_debug == 2 and "synchronize" not in why and "torch.cuda" not in why:
+            raise RuntimeError("called a synchronizing CUDA operation")
         self.waits[why if self.where is None else f"{why} {self.where()}"] += 1
         self.host().learn(for_)
 

@@ -119,6 +119,7 @@ def test_a_step_is_traced(tmp_path: Path) -> None:
 
 def test_the_yardsticks_and_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "LARGE_READS", (1 << 16, 1 << 18))
+    monkeypatch.setattr(kernels, "BEYOND_CACHE", 1 << 18)
     with pretend():
         loaded = load_model("chain", device="cuda")
         assert run_yardstick(loaded, Load(24, 4, 16))["step_s"] > 0
@@ -138,6 +139,8 @@ def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         (transfers, "_MOVED", 1 << 18), (kernels, "LARGE_READS", (1 << 16, 1 << 18)),
         (kernels, "SIZES", {"cpu": (64, 128), "cuda": (64, 128)}),
         (kernels, "READS", (1 << 16, 1 << 18)),
+        (kernels, "BEYOND_CACHE", 1 << 18), (kernels, "TOKENS", (64, 128, 256)),
+        (kernels, "LENGTHS", {"cuda": (64, 128, 256)}),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     with pretend(patience=1):
