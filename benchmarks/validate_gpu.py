@@ -30,6 +30,7 @@ import sys
 import time
 import traceback
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,6 @@ def _run(options: argparse.Namespace, began: float) -> int:
     from benchmarks.gpu.plan import RESULTS
     from benchmarks.gpu.resume import keep_profile
     from benchmarks.gpu.watchdog import FINAL, Lines, Watchdog
-    from benchmarks.gpu.worker import work
 
     if options.resume and options.overwrite:
         raise UsageError("--resume keeps the results and --overwrite replaces them: give one")
@@ -167,7 +167,7 @@ def _run(options: argparse.Namespace, began: float) -> int:
 
     again = [r for r in there if r["part"] == "start" or r["outcome"] in FINAL]
     end = began + options.budget_seconds - _END_S
-    watchdog = Watchdog(partial(work, plan), end, keep, again)
+    watchdog = Watchdog(partial(_work, plan), end, keep, again)
     signal.signal(signal.SIGTERM, _stop)
     try:
         watchdog.run()
@@ -176,11 +176,17 @@ def _run(options: argparse.Namespace, began: float) -> int:
     return _show(lines, plan.command)
 
 
+def _work(plan: Plan, connection: Connection, records: list[Facts], end: float) -> None:
+    """In the process that does the work: it alone imports all that is worked with."""
+    from benchmarks.gpu.worker import work
+
+    work(plan, connection, records, end)
+
+
 def _earlier(options: argparse.Namespace, lines: Lines, plan: Plan) -> list[Facts]:
     """Records of earlier calls, which are in the results file then."""
     from arborsim.core.errors import UsageError
-    from benchmarks.gpu.resume import take_over
-    from benchmarks.gpu.worker import identity
+    from benchmarks.gpu.resume import identity, take_over
 
     if options.overwrite:
         for path in (lines.path, plan.profile, plan.traces):

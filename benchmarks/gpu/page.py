@@ -102,7 +102,7 @@ def _search(results: Results, arm: str, size: int, graphs: str) -> list[str]:
 
     of_full = results.ratio(arm, FULL, size, graphs)
     floor_s = results.floor_s(last)
-    ran = "none" if arm in YARDSTICKS else last["step"]
+    ran = last.get("step", "eager")
     row = [arm, ran if graphs == "auto" else "off", str(len(found)),
            Figure.of([_prefill_s(r) for r in found]).text(),
            mean("step_s").text("{:.2f}", 1e3), mean("tokens_per_s").text("{:.1f}"),

@@ -8,11 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.core.errors import UsageError
+from arborsim.core.installed import sources
 from arborsim.core.outputs import write_text
-from benchmarks.gpu.plan import PROFILE, TRACES
+from benchmarks.gpu.plan import PROFILE, TRACES, Plan
 from benchmarks.gpu.watchdog import Lines
 
 Facts = dict[str, Any]
+
+
+def identity(plan: Plan) -> Facts:
+    """What must be the same for records to go together; known before the model is loaded.
+
+    The driver, clocks and the host may differ: another machine with the same GPU goes on.
+    """
+    import torch
+
+    from arborsim_torch.hardware.facts import software
+    from arborsim_torch.models import device_name
+
+    return {
+        "device": device_name(torch.device(plan.device)),
+        "model": plan.model.removeprefix("config:").rpartition("/")[2],
+        "new_tokens": plan.new_tokens,
+        "prefill_block": plan.prefill_block,
+        "sources": sources("arborsim", "arborsim_torch", "benchmarks/gpu"),
+        **software(),
+    }
+
+
+def alike(records: list[Facts], identity: Facts) -> list[Facts]:
+    """Those that were made with the same device, model and software."""
+    found, same = [], False
+    for record in records:
+        if record["part"] == "start":
+            same = record.get("identity") == identity
+        if same:
+            found.append(record)
+    return found
 
 
 def take_over(earlier: Path, lines: Lines, identity: Mapping[str, Any]) -> None:
@@ -24,7 +56,7 @@ def take_over(earlier: Path, lines: Lines, identity: Mapping[str, Any]) -> None:
     lines : Lines
         The new results file; it must be empty or absent.
     identity : mapping
-        Of what runs here (`worker.identity`): device, model and software.
+        Of what runs here (`identity`): device, model and software.
 
     Raises
     ------

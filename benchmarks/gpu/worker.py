@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 import torch
 
 from arborsim.core.errors import ArborsimError
-from arborsim.core.installed import sources
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.profile import HardwareProfile
 from arborsim_torch.hardware.facts import conditions, software
@@ -23,6 +22,7 @@ from benchmarks.gpu.estimate import shipped_profile
 from benchmarks.gpu.journal import DeviceLost, Facts, Journal, failure, plain
 from benchmarks.gpu.live import run_arm, too_large_for_host, trace_step
 from benchmarks.gpu.plan import CHECKS, Arm, Load, Plan, Step
+from benchmarks.gpu.resume import alike, identity
 from benchmarks.gpu.yardsticks import measure_yardsticks, run_yardstick
 
 _GROWTH = 1.3  # seconds grow with this power of the length, between linear and quadratic
@@ -231,29 +231,3 @@ def start_facts(plan: Plan, loaded: LoadedModel) -> Facts:
         "conditions": {**more, **conditions(loaded.model.device)},
         "command": plan.command,
     }
-
-
-def identity(plan: Plan) -> Facts:
-    """What must be the same for records to go together; known before the model is loaded.
-
-    The driver, clocks and the host may differ: another machine with the same GPU goes on.
-    """
-    return {
-        "device": device_name(torch.device(plan.device)),
-        "model": plan.model.removeprefix("config:").rpartition("/")[2],
-        "new_tokens": plan.new_tokens,
-        "prefill_block": plan.prefill_block,
-        "sources": sources("arborsim", "arborsim_torch", "benchmarks/gpu"),
-        **software(),
-    }
-
-
-def alike(records: list[Facts], identity: Facts) -> list[Facts]:
-    """Those that were made with the same device, model and software."""
-    found, same = [], False
-    for record in records:
-        if record["part"] == "start":
-            same = record.get("identity") == identity
-        if same:
-            found.append(record)
-    return found
