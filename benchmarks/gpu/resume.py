@@ -31,7 +31,7 @@ def identity(plan: Plan) -> Facts:
         "model": plan.model.removeprefix("config:").rpartition("/")[2],
         "new_tokens": plan.new_tokens,
         "prefill_block": plan.prefill_block,
-        "sources": sources("arborsim", "arborsim_torch", "benchmarks/gpu"),
+        "sources": sources("arborsim", "arborsim_torch", "benchmarks.gpu"),
         **software(),
     }
 
