@@ -20,13 +20,16 @@ pytest.importorskip("transformers")
 
 from arborsim.core.errors import UsageError  # noqa: E402
 from arborsim.core.tiers import RECALLS  # noqa: E402
+from arborsim_torch.hardware.kernels import buffers, memory_rate  # noqa: E402
+from arborsim_torch.models import load_model  # noqa: E402
 from benchmarks.gpu.context import longest_context  # noqa: E402
 from benchmarks.gpu.decisions import TASKS, compare_decisions  # noqa: E402
 from benchmarks.gpu.journal import DeviceLost, Journal, OutOfTime, time_limit  # noqa: E402
 from benchmarks.gpu.kernels import compare_pieces  # noqa: E402
 from benchmarks.gpu.masking import MaskedModel, evicting_is_masking  # noqa: E402
-from benchmarks.gpu.plan import YARDSTICKS, arms  # noqa: E402
+from benchmarks.gpu.plan import YARDSTICKS, Load, arms  # noqa: E402
 from benchmarks.gpu.worker import in_json  # noqa: E402
+from benchmarks.gpu.yardsticks import KINDS, run_yardstick  # noqa: E402
 from benchmarks.validate_gpu import main  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -370,6 +373,26 @@ def test_no_handler_of_errors_stops_the_alarm() -> None:
     with pytest.raises(OutOfTime):
         stubborn()
     assert time.monotonic() - began < 600
+
+
+def test_the_floor_is_of_memory_that_no_cache_holds() -> None:
+    rates = {4 << 20: 9e12, 256 << 20: 3.0e12, 1 << 30: 2.9e12}
+    assert memory_rate(rates, torch.device("cuda")) == 3.0e12
+    assert memory_rate(dict([*rates.items()][:1]), torch.device("cuda")) == 9e12
+    assert memory_rate(rates, CPU) == 9e12
+    assert buffers(torch.device("cuda"), 67 << 20) == 4
+    assert buffers(torch.device("cuda"), 1 << 30) == buffers(CPU, 1) == 1
+
+
+def test_both_caches_of_transformers_take_the_same_tokens() -> None:
+    loaded, load = load_model("chain"), Load(40, 16, 16)
+    dynamic, static = (run_yardstick(loaded, load, kind) for kind in KINDS)
+    assert dynamic["tokens"] == static["tokens"]
+    assert len(set(static["tokens"])) > 4
+    assert dynamic["kv_bytes"] == static["kv_bytes"]
+    assert dynamic["step"] == static["step"] == "eager"
+    with pytest.raises(ValueError, match="no yardstick: use DynamicCache or StaticCache"):
+        run_yardstick(loaded, load, "QuantizedCache")
 
 
 def test_wrong_pieces_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

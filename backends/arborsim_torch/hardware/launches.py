@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.hardware.model import first_layers
-from arborsim_torch.hardware.timing import Timer
+from arborsim_torch.hardware.timing import Timer, aside, capture
 from arborsim_torch.tiers.link import HostLink
 
 _NUMBERS = 64  # of the tensor that a small kernel changes
 _KERNELS = 128  # launched after each other: far fewer than a driver queues
+_OF_LAYER = 32  # kernels of a graph for each layer of the model, about as many as a step's has
 _PROMPT, _STEPS = 64, 12  # tokens; the first steps of a search are not like the others
 _WARM = 4
 #: Tokens that move together, and by which groups of the cache their policies decide.
@@ -38,17 +40,19 @@ def measure_launches(timer: Timer, model: Any) -> Launches:
     """Seconds of the host, with their spread over repetitions."""
     small = torch.zeros(_NUMBERS, device=timer.device)
 
-    def kernels() -> None:
-        for _ in range(_KERNELS):
+    def kernels(count: int = _KERNELS) -> None:
+        for _ in range(count):
             small.add_(1.0)
 
     kernel = _spread(timer, kernels, _KERNELS)
     if timer.device.type != "cuda":
         return Launches(kernel)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kernels()
     depth = model.config.num_hidden_layers
+    with aside(timer.device):
+        kernels(1)
+    graph, why = capture(partial(kernels, _OF_LAYER * depth), timer.device)
+    if graph is None:
+        raise RuntimeError(f"no CUDA graph of {_OF_LAYER * depth} small kernels: {why}")
     steps = {layers: _steps(timer, model, layers) for layers in (max(1, depth // 2), depth)}
     return Launches(kernel, _spread(timer, graph.replay, 1), steps)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -119,6 +120,8 @@ def time_policies(
     _time_policy(timer, model, "full", _PROMPTS[0])
     for i, name in enumerate(["full", *chosen]):
         tell(i, len(chosen) + 1)
+        if timer.device.type == "cuda":
+            began += _compile(timer, model, name)
         quiet = _quiet(timer, model, name)
         own = _searches(timer, model, name) or _searches(timer, model, name, tree=True)
         found += [replace(one, quiet=quiet) for one in own]
@@ -126,6 +129,17 @@ def time_policies(
             break
     tell(1, 1)
     return found
+
+
+def _compile(timer: Timer, model: Any, name: str) -> float:
+    """Short searches with decisions, so that no timed one compiles kernels; what they took."""
+    began = time.perf_counter()
+    source = RandomSource(model.config.vocab_size, _PROMPTS[0], _NO_LIMIT, THOUGHT)
+    for lanes in _LANES:
+        setup = _setup(timer, model, source, partial(Fans, [lanes], lambda: False))
+        with suppress(ArborsimError):
+            _run(setup, build(name), _PROMPTS[0] + THOUGHT // 2)
+    return time.perf_counter() - began
 
 
 def _searches(timer: Timer, model: Any, name: str, tree: bool = False) -> list[PolicyTime]:

@@ -63,7 +63,7 @@ def capture(work: Callable[[], Any], device: torch.device) -> tuple[Any, str]:
             work()
     except BaseException as error:
         _abandon(graph, pool, device)
-        if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+        if not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError):
             raise
         lines = str(error).splitlines()
         return None, lines[0] if lines else type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 from arborsim.cli.app import main
 from arborsim.machine.live_memory import CUBLAS_BYTES
 from arborsim.machine.lookup import load_profile
-from arborsim_torch.hardware import kernels, measure, transfers
+from arborsim_torch.hardware import kernels, measure, searches, transfers
 from arborsim_torch.hardware.launches import measure_launches, measure_moves
 from arborsim_torch.hardware.passes import Design, time_passes
-from arborsim_torch.hardware.timing import Timer
+from arborsim_torch.hardware.timing import Timer, aside, capture
 from arborsim_torch.models import geometry, load_model
+from benchmarks.gpu import yardsticks
 from benchmarks.gpu.context import KINDS, Prober, longest_context
 from benchmarks.gpu.kernels import (
     SMALL_PIECES,
@@ -32,7 +34,7 @@ from benchmarks.gpu.live import run_arm, trace_step
 from benchmarks.gpu.masking import evicting_is_masking, rehydrating_is_keeping
 from benchmarks.gpu.plan import Arm, Load, arms
 from benchmarks.gpu.yardsticks import measure_yardsticks, run_yardstick
-from tests.live.pieces_cases import CASES, Case
+from tests.live.pieces_cases import CASES, Case, Part
 
 from .arming import pretend
 
@@ -106,7 +108,92 @@ def test_pieces_are_launched_as_the_kernels_want_them(case: Case) -> None:
         assert rest == 0
         assert gpu.launches["merge_splits"] == calls > 0
         assert gpu.launches["mean_mass"] == gpu.launches["add_mean_mass"] == 1
+        assert gpu.launches["graph replay"] > 1, "the device alone is timed"
     assert found["ok"], found
+    assert "sdpa_s" not in found, "no plain attention in 16 bits"
+
+
+def test_plain_attention_is_timed_beside_that_of_pieces() -> None:
+    case = Case((Part(room=96, capacity=128),), torch.bfloat16, seqs=1)
+    with pretend():
+        found = compare_pieces(case, "cuda")
+    assert found["ok"]
+    assert found["sdpa_form"] == "torch-flash"
+    assert found["timed_over_bytes"] == 16 * 2 * 2 * 96 * 64 * 2, "16 pools are the most"
+    assert min(found["sdpa_s"], found["median_s"]) > 0
+
+
+def test_works_are_timed_in_turn_in_one_graph() -> None:
+    with pretend() as gpu:
+        totals = [torch.zeros(8, device="cuda") for _ in range(3)]
+        timer = Timer(torch.device("cuda"), 2, 3)
+        assert timer.seconds(*(partial(total.add_, 1.0) for total in totals)) > 0
+        assert gpu.launches["graph replay"] == 1 + 2 * 3
+        found = [int(total[0].cpu()) for total in totals]
+    assert found[0] == found[1] == found[2] > 7
+
+
+def test_what_waits_for_the_device_is_timed_in_a_loop() -> None:
+    with pretend() as gpu:
+        total = torch.zeros(8, device="cuda")
+        assert Timer(torch.device("cuda"), 1, 2).seconds(lambda: float(total.add_(1.0)[0])) > 0
+        assert gpu.launches["graph replay"] == 0
+        assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_a_capture_that_fails_leaves_the_process_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *_, name=name: told.append(name), raising=False)
+    with pretend() as gpu:
+        device, total = torch.device("cuda", 0), torch.zeros(8, device="cuda")
+        here = torch.cuda.current_stream()
+
+        def waits() -> None:
+            total.add_(1.0)
+            torch.cuda.synchronize()
+
+        with aside(device):
+            waits()
+        graph, why = capture(waits, device)
+        assert graph is None
+        assert "waits inside of a capture" in why
+        assert told == ["_cuda_endAllocateToPool", "_cuda_releasePool"]
+        assert torch.cuda.current_stream() is here
+        gpu.faults.clear()
+        graph, why = capture(lambda: total.add_(1.0), device)
+        assert why == ""
+        graph.replay()
+        assert total.cpu().tolist() == [2.0] * 8
+        del graph
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_static_cache_takes_graphs_and_the_same_tokens(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Load(24, 8, 16)
+    wanted = run_yardstick(load_model("chain"), load)["tokens"]
+    if broken:
+        monkeypatch.setattr(yardsticks, "capture", lambda *_: (None, "why not"))
+    with pretend() as gpu:
+        loaded = load_model("chain", device="cuda")
+        found = run_yardstick(loaded, load, "StaticCache")
+        assert gpu.launches["graph replay"] == (0 if broken else 7)
+        del loaded
+    assert found["step"] == ("eager: why not" if broken else "graph")
+    assert found["tokens"] == wanted
+
+
+def test_searches_are_timed_after_their_kernels_were_compiled() -> None:
+    pytest.importorskip("triton")
+    with pretend() as gpu:
+        model = load_model("chain", device="cuda").model
+        assert searches._compile(Timer(model.device), model, "h2o") > 0
+        assert gpu.launches["add_mean_mass"] > 0
+        del model
 
 
 def test_a_step_is_traced(tmp_path: Path) -> None:
@@ -144,11 +231,12 @@ def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         (kernels, "LENGTHS", {"cuda": (64, 128, 256)}),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    with pretend(patience=1):
+    with pretend(patience=1) as gpu:
         loaded = load_model("chain", device="cuda")
         timer = Timer(loaded.model.device, 1, 1, 0.01)
         link = transfers.measure_link(timer, True, lambda what: None)
         found = measure._kernels(timer, loaded, geometry(loaded), True, lambda what: None)
+        launched = gpu.launches.copy()
         launches = measure_launches(timer, loaded.model)
         moves = measure_moves(timer, loaded.model)
         small = Design((16, 32), frozenset({32}), (1, 2), frozenset({2}), False, 1, 1, 4, 60.0)
@@ -156,6 +244,8 @@ def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         del loaded
     assert min(*link.h2d, *link.d2h, *link.pageable_h2d, link.latency_s) > 0
     assert found.weights_bytes > 0
+    assert set(found.kv_bytes) == {64, 128}
+    assert launched["attend_split"] > 0, "keys and values are read by what graph steps run"
     assert launches.graph is not None
     assert set(launches.steps) == {3, 6}
     for one in (launches.kernel, launches.graph, *launches.steps.values()):
