@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test fuzz kills docs lint format traces bench claims validate-gpu wheels clean
+.PHONY: demo test fuzz kills docs lint format traces bench claims pages validate-gpu gpu-bundle clean
 
 demo: .venv/.core
 	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html \
@@ -61,12 +61,18 @@ bench: .venv/.full
 claims: .venv/.core  ## numbers and verdicts for the claims of papers, from the raw results in reports
 	$(BIN)/arborsim validate claims --out reports/claims --summary README.md --summary docs/claims.md
 
-WHEELS := $(wildcard wheels/*.whl)
-validate-gpu: $(if $(WHEELS),,.venv/.full)  ## all that needs a GPU, in 9 minutes; again: what is missing
-	$(if $(WHEELS),$(PYTHON),$(BIN)/python) benchmarks/validate_gpu.py --resume $(if $(WHEELS),--wheels wheels)
+pages: .venv/.core  ## pages of the results in reports/claims and reports/validation, minutes
+	$(BIN)/arborsim validate claims --out reports/claims
+	for folder in reports/validation/cpu/*; do $(BIN)/python -c "import arborsim, sys; \
+	    arborsim.load_results(sys.argv[1] + '/results.parquet').report(sys.argv[1] + '/index.html')" \
+	    $$folder; done
+	$(BIN)/arborsim validate published --jobs 2 --report reports/validation/published/index.html
 
-wheels: .venv/.core  ## what validate-gpu needs on a machine without a package registry
-	$(BIN)/python benchmarks/gpu/wheels.py collect wheels
+validate-gpu: .venv/.full  ## all that needs a GPU, in 9 minutes; again: what is missing
+	$(BIN)/python benchmarks/validate_gpu.py --resume
+
+gpu-bundle: .venv/.core  ## the same for a machine without a registry: gpu-bundle/ and .tar.zst
+	$(BIN)/python benchmarks/gpu/bundle.py --out gpu-bundle
 
 .venv/bin/python:
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'arborsim needs Python 3.11 or newer; set PYTHON=...')"
@@ -85,4 +91,4 @@ wheels: .venv/.core  ## what validate-gpu needs on a machine without a package r
 	touch .venv/.core .venv/.docs $@
 
 clean:
-	rm -rf .venv site build *.egg-info report.html
+	rm -rf .venv site build *.egg-info report.html gpu-bundle gpu-bundle.tar.zst

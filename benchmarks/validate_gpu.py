@@ -1,8 +1,8 @@
 r"""Everything that needs a GPU, in one run of 9 minutes: is it right, how fast, what fits.
 
-    python benchmarks/validate_gpu.py                    # needs PyTorch, transformers and arborsim
-    python benchmarks/validate_gpu.py --wheels wheels    # what is missing is installed from there
-    python benchmarks/validate_gpu.py --dry-run --gpu h100   # the plan, minute by minute; no GPU
+    python benchmarks/validate_gpu.py              # needs PyTorch, transformers and arborsim
+    gpu-bundle/run.sh                              # the same from a bundle (`make gpu-bundle`)
+    python benchmarks/validate_gpu.py --dry-run --gpu h200   # the plan by minutes; needs no GPU
 
 In two calls, each on a machine of its own:
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
-from benchmarks.gpu.wheels import core_dependencies, install, missing, torch_dependencies
+from benchmarks.gpu import needs
 
 BUDGET_S = 570.0
 _THERE = Path()  # --resume without a file
@@ -57,22 +57,20 @@ Facts = dict[str, Any]
 def main() -> int:
     began = time.monotonic()
     options = _parser().parse_args()
-    if options.wheels:
-        sys.path.insert(0, str(install(options.wheels.resolve())))
-    needed = core_dependencies() + ([] if options.dry_run else torch_dependencies())
-    if lacking := missing(needed):
-        print(f"validate_gpu: this Python lacks {', '.join(lacking)}: make test installs all, or "
-              "give --wheels (make wheels collects them)", file=sys.stderr)  # fmt: skip
-        return 2
     if options.tiny:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if why := list(needs.refusals(torch=not options.dry_run)):
+        print("\n".join(f"validate_gpu: {line}" for line in why), file=sys.stderr)
+        return 2
+    for line in needs.warnings(torch=not options.dry_run):
+        print(f"validate_gpu: warning: {line}", file=sys.stderr)
     from arborsim.core.errors import ArborsimError
 
     try:
         if options.dry_run:
             return _dry_run(options)
         return _run(options, began)
-    except ArborsimError as error:
+    except (ArborsimError, ImportError) as error:  # libraries may be too old or too new
         print(f"validate_gpu: {error}", file=sys.stderr)
         return 2
 
@@ -88,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
                         help="do what is missing in --out, or in this results.jsonl")  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace the results")
     parser.add_argument("--tiny", action="store_true", help="everything small, on the CPU")
-    parser.add_argument("--wheels", type=Path, help="install what is missing from this folder")
     parser.add_argument("--device", default="", help="cuda, cuda:1 or cpu")
     parser.add_argument("--parts", nargs="+", help="yardsticks, smoke, correctness, calibration, "
                         "search, trace, context")  # fmt: skip

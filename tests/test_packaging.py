@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -32,6 +33,18 @@ def test_the_citation_is_valid_and_of_this_version() -> None:
     assert said["license"] == PROJECT["license"]
     assert said["keywords"] == PROJECT["keywords"]
     assert PROJECT["urls"]["Documentation"].startswith(said["repository-code"])
+
+
+def test_what_is_tracked_stays_small() -> None:
+    """Results and weights are; pages that a command makes are not."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("these sources are not a checkout")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    assert sum(path.stat().st_size for path in paths if path.is_file()) < 62 << 20
+    assert [path for path in paths if path.match("reports/**/index.html")] == []
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import lsq_linear, nnls
 
 from arborsim.calibrate.backend import (
     HardwareMeasurements,
@@ -33,6 +32,7 @@ from arborsim.calibrate.policy_cost import DecisionCost, fit_policies, seconds_o
 from arborsim.core.documents import plain, to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
+from arborsim.core.statistics import nonnegative_least_squares
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_engine
 from arborsim.machine.profile import HardwareProfile
@@ -137,7 +137,7 @@ def fit_moves(moves: Sequence[Moved]) -> dict[str, float]:
         [one.transfers, one.transfers * one.groups, one.size_bytes] for one in moves
     ]) / seconds[:, None]  # fmt: skip
     unit = rows.max(axis=0)
-    x, _ = nnls(rows / unit, np.ones(len(seconds)))
+    x = nonnegative_least_squares(rows / unit, np.ones(len(seconds)))
     return dict(zip(_MOVES, map(float, x / unit), strict=True))
 
 
@@ -206,8 +206,8 @@ def _alternate(
         # Units of which one explains a pass: the unknowns differ by twelve orders of magnitude.
         largest = rows.max(axis=0)
         unit = 1 / np.where(largest > 0, largest, 1.0)
-        found = lsq_linear(rows * unit, target, bounds=(least / unit, np.inf), method="bvls")
-        x = np.maximum(found.x * unit, least)
+        found = nonnegative_least_squares(rows * unit, target, least / unit)
+        x = np.maximum(found * unit, least)
         compute = work[:, _COMPUTE] * x[_COMPUTE]
         memory = weights_s + work[:, _MEMORY] * x[_MEMORY]
         hidden = overlap * np.minimum(compute, memory)

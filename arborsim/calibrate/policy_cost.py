@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from arborsim.calibrate.backend import OnProgress, PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
@@ -35,6 +34,7 @@ from arborsim.core.observations import (
 )
 from arborsim.core.rope import Rope
 from arborsim.core.shape import CacheShape
+from arborsim.core.statistics import nonnegative_least_squares
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.profile import PolicySeconds
 from arborsim.policies.base import CacheView, Policy
@@ -214,7 +214,7 @@ def _relative_line(tokens: tuple[int, ...], seconds: tuple[float, ...]) -> tuple
     t = np.asarray(seconds)
     rows = np.stack([1 / t, np.asarray(tokens) / t], axis=1)
     scale = rows.max(axis=0)
-    x, _ = nnls(rows / scale, np.ones(len(t)))
+    x = nonnegative_least_squares(rows / scale, np.ones(len(t)))
     return float(x[0] / scale[0]), float(x[1] / scale[1])
 
 

@@ -259,14 +259,26 @@ def gpu_state(gpu: str) -> dict[str, str]:
 def revision() -> str:
     """The git revision of these sources, and whether they differ from it: ``1a2b3c4d5e6f, dirty``.
 
-    Empty if arborsim was installed from a wheel.  As it was when first asked for.
+    Empty if arborsim was installed from a wheel; ``bundle 1a2b3c4d5e6f``, a digest of all files, in
+    a bundle for GPU machines.  As it was when first asked for.
     """
     sources = Path(__file__).resolve().parents[2]
+    if (listed := sources / "bundle.json").is_file():
+        return f"bundle {_bundle_digest(listed)}"
     if not (sources / ".git").exists():
         return ""
     at = _output("git", "-C", str(sources), "rev-parse", "--short=12", "HEAD").strip()
     changed = _output("git", "-C", str(sources), "status", "--porcelain", "--untracked-files=no")
     return at + (", dirty" if at and changed.strip() else "")
+
+
+def _bundle_digest(listed: Path) -> str:
+    """Of the files that a bundle's list names, as they are now: they may have been changed."""
+    digest = hashlib.sha256()
+    for name in sorted(json.loads(listed.read_text(encoding="utf-8"))["files"]):
+        digest.update(f"{name}\0".encode())
+        digest.update((listed.parent / name).read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @functools.cache

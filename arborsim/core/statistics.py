@@ -28,14 +28,73 @@ def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[f
 
 def mean_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
     """Mean of repeats and both ends of its interval (Student's t), which are NaN for one repeat."""
-    from scipy.special import stdtrit
-
     x = np.asarray(values, dtype=np.float64)
     mean = float(x.mean())
     if len(x) < 2:
         return mean, float("nan"), float("nan")
-    reach = float(stdtrit(len(x) - 1, (1 + level) / 2) * x.std(ddof=1) / np.sqrt(len(x)))
+    reach = student_reach(len(x) - 1, level) * float(x.std(ddof=1)) / math.sqrt(len(x))
     return mean, mean - reach, mean + reach
+
+
+def student_reach(degrees: int, level: float = LEVEL) -> float:
+    """What a Student's t of whole `degrees` of freedom exceeds on neither side, with `level`.
+
+    By bisection on its distribution (Abramowitz and Stegun 26.7.3 and 26.7.4): machines with a GPU
+    need not have SciPy.
+    """
+    low, high = 0.0, math.pi / 2  # of the angle whose tangent is t / sqrt(degrees)
+    for _ in range(60):
+        angle = (low + high) / 2
+        square, odd = math.cos(angle) ** 2, degrees % 2
+        term = math.cos(angle) if odd else 1.0
+        total = 0.0
+        for k in range(odd, degrees - 1, 2):
+            total += term
+            term *= square * (k + 1) / (k + 2)
+        within = math.sin(angle) * total
+        if odd:
+            within = (angle + within) * 2 / math.pi
+        low, high = (angle, high) if within < level else (low, angle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def nonnegative_least_squares(
+    rows: np.ndarray, target: np.ndarray, least: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """The ``x >= least`` that brings ``rows @ x`` closest to `target` ``[n]``.
+
+    `rows` is ``[n, unknowns]``, its columns of similar size.  Lawson and Hanson, Solving Least
+    Squares Problems (1974), chapter 23; here because machines with a GPU need not have SciPy.
+    """
+    target = target - rows @ np.broadcast_to(least, rows.shape[1])
+    x = np.zeros(rows.shape[1])
+    free, refused = (np.zeros(len(x), dtype=bool) for _ in range(2))
+    slack = 1e-13 * float(np.abs(rows).sum(axis=0).max() * max(1.0, np.abs(target).max()))
+    for _ in range(30 * len(x)):  # it ends sooner, unless rounding leads it round in circles
+        slope = np.where(free | refused, -np.inf, rows.T @ (target - rows @ x))
+        best = int(slope.argmax())
+        if not slope[best] > slack:
+            break
+        free[best] = True
+        z = _unbounded(rows, target, free)
+        if z[best] <= 0:  # its slope was one of rounding
+            free[best], refused[best] = False, True
+            continue
+        refused[:] = False
+        while (low := free & (z <= 0)).any():
+            x += (x[low] / (x[low] - z[low])).min() * (z - x)
+            free &= x > 1e-15 * x.max()
+            x[~free] = 0.0
+            z = _unbounded(rows, target, free)
+        x = z
+    return np.asarray(x + least)
+
+
+def _unbounded(rows: np.ndarray, target: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """Least squares over the unknowns that are `free`; the others are 0."""
+    x = np.zeros(len(free))
+    x[free] = np.linalg.lstsq(rows[:, free], target, rcond=None)[0]
+    return x
 
 
 def fisher_p(good: int, other: int, n: int) -> float:

@@ -137,8 +137,8 @@ def readme(papers: Sequence[Paper]) -> str:
         "Made by `arborsim validate claims --out reports/claims` from the files `*.toml` next to "
         "this page and the raw results that they name; do not edit. "
         "[docs/claims.md](../../docs/claims.md) says how verdicts are defined, how to make the "
-        "numbers again and how to object. `index.html` is the same to filter, with settings, "
-        "commands and objections; `claims.parquet` has a row per claim and number.", "",
+        "numbers again and how to object. It also writes `index.html`, the same to filter, with "
+        "settings, commands and objections; `claims.parquet` has a row per claim and number.", "",
         headline(papers), "", summary_markdown(papers), "",
         *(f"- **{each.words}**: {each.meaning}." for each in Verdict), "",
         "Our numbers stand with their 95% interval in brackets and the number of rows or pairs.",

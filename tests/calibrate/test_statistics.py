@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import lsq_linear
+from scipy.special import stdtrit
 from scipy.stats import fisher_exact, spearmanr
 
 from arborsim.core.statistics import (
@@ -14,8 +16,10 @@ from arborsim.core.statistics import (
     fisher_p,
     fit_logistic,
     leave_one_out_scores,
+    nonnegative_least_squares,
     rows_of,
     spearman,
+    student_reach,
 )
 
 
@@ -96,3 +100,31 @@ def test_fisher_is_that_of_scipy(data: st.DataObject, n: int) -> None:
     theirs = fisher_exact([[good, n - good], [other, n - other]])[1]
     assert fisher_p(good, other, n) == pytest.approx(theirs, rel=1e-12)
     assert fisher_p(good, other, n) == fisher_p(other, good, n)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 6, 9, 30, 101])
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
+def test_student_is_scipys(degrees: int, level: float) -> None:
+    expected = stdtrit(degrees, (1 + level) / 2)
+    assert student_reach(degrees, level) == pytest.approx(expected, rel=1e-9)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 1 << 32), st.integers(1, 6), st.integers(1, 30), st.sampled_from("zlc"))
+def test_bounded_least_squares_are_scipys(seed: int, unknowns: int, n: int, kind: str) -> None:
+    """Also with a column of zeros, with bounds, and with two columns that hardly differ."""
+    rng = np.random.default_rng(seed)
+    rows = rng.random((n, unknowns)) * rng.choice([1.0, 0.3], unknowns)
+    least = np.zeros(unknowns)
+    if kind == "z":
+        rows[:, rng.integers(unknowns)] = 0.0
+    elif kind == "l":
+        least = rng.random(unknowns) * 0.2
+    else:
+        rows[:, -1] = rows[:, 0] * (1 + 1e-9 * rng.random(n))
+    target = rng.standard_normal(n)
+    x = nonnegative_least_squares(rows, target, least)
+    scipys = lsq_linear(rows, target, (least, np.inf), "bvls")
+    assert (x >= least).all()
+    cost = ((rows @ x - target) ** 2).sum() / 2
+    assert cost <= scipys.cost * (1 + 1e-9) + 1e-12

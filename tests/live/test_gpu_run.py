@@ -6,9 +6,7 @@ import json
 import subprocess
 import sys
 import time
-import tomllib
 import zipfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 
 from arborsim.core.errors import UsageError
 from benchmarks import validate_gpu
-from benchmarks.gpu import packing, wheels
+from benchmarks.gpu import packing
 from benchmarks.gpu.estimate import Estimate, shipped_profile
 from benchmarks.gpu.plan import (
     PARTS,
@@ -457,74 +455,9 @@ def test_only_what_goes_with_the_last_start_counts_and_of_that_the_newest() -> N
     assert len(results.searches) == 1
 
 
-# Starting on a machine without a registry.
-
-
-def test_what_is_missing_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(validate_gpu, "core_dependencies", lambda: ["no-such-package-here>=1"])
-    monkeypatch.setattr(sys, "argv", ["validate_gpu.py", "--dry-run"])
-    assert validate_gpu.main() == 2
-    said = capsys.readouterr().err
-    assert "lacks no-such-package-here>=1" in said
-    assert said.count("\n") == 1
-
-
 def test_an_unknown_part_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["validate_gpu.py", "--dry-run", "--parts", "serach"])
     assert validate_gpu.main() == 2
     assert "search" in capsys.readouterr().err
-
-
-def test_the_wheels_are_what_the_core_needs() -> None:
-    """All that `pyproject.toml` lists and what that needs, but for what comes with PyTorch."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        direct = {wheels._needed(text) for text in tomllib.load(file)["project"]["dependencies"]}
-    found = wheels.wanted(wheels.core_dependencies())
-    assert direct - set(wheels.PRESENT) <= found.keys()
-    assert not found.keys() & set(wheels.PRESENT)
-    below = {
-        need for name in found for text in metadata.requires(name) or ()
-        if (need := wheels._needed(text)) is not None
-    }  # fmt: skip
-    assert below - set(wheels.PRESENT) <= found.keys(), "they are complete"
-    assert found.keys() <= direct | below, "and nothing more"
-    assert all(metadata.version(name) == version for name, version in found.items())
-
-
-def test_what_is_missing_or_too_old_is_found_through_everything() -> None:
-    there = {"top": ("2.0", ["below>=1.5", "only; extra == 'more'"]), "below": ("1.4", ["gone"])}
-
-    def lookup(name: str) -> tuple[str, list[str]]:
-        if name not in there:
-            raise metadata.PackageNotFoundError(name)
-        return there[name]
-
-    assert wheels.missing(["top>=2"], lookup) == ["below>=1.5", "gone"]
-    assert wheels.missing(["top>=3", "other; python_version < '3.0'"], lookup) == [
-        "below>=1.5", "gone", "top>=3"
-    ]  # fmt: skip
-
-
-def test_a_missing_wheel_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "core_dependencies", lambda: ["no-such-package-here>=1"])
-    with pytest.raises(SystemExit, match="has no wheel of no-such-package-here: collect"):
-        wheels.install(tmp_path)
-
-
-def test_a_wheel_of_another_python_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wheels, "core_dependencies", lambda: ["no-such-package-here>=1"])
-    (tmp_path / "no_such_package_here-1.0-cp27-cp27m-win32.whl").touch()
-    with pytest.raises(SystemExit, match=r"not a supported wheel.*collect --python") as found:
-        wheels.install(tmp_path)
-    assert "\n" not in str(found.value)
-
-
-def test_nothing_is_installed_where_nothing_is_missing(tmp_path: Path) -> None:
-    assert wheels.install(tmp_path) == tmp_path / "site"
-    assert not list(tmp_path.iterdir())

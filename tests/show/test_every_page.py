@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.show import plan_page, published_page, replay_page, validation_page
+from arborsim.show import claims_page, plan_page, published_page, replay_page, validation_page
+from arborsim.validate.claims import read_papers
 from arborsim.validate.results import read_results
 from tests.show import plan_synthetic, synthetic, test_published_page
 from tests.show.test_search_page import POLICIES, SEARCHES, evil_bank
@@ -52,7 +53,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     stored, _ = read_results(VALIDATIONS / "game24" / "results.parquet")
     validation_page.write_page(stored, found["validation"])
     published_page.write_page(test_published_page.result(), found["published"])
-    found["claims"] = REPORTS / "claims" / "index.html"  # as it ships: `make claims` writes it
+    claims_page.write_page(read_papers(REPORTS / "claims", REPORTS.parent), found["claims"])
     return found
 
 

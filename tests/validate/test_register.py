@@ -16,7 +16,6 @@ from scipy.stats import beta
 
 from arborsim.core.tables import read_table
 from arborsim.show.claims import readme, with_summary
-from arborsim.show.claims_page import render
 from arborsim.validate.claims import Paper, read_papers, to_frame
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +75,6 @@ def test_the_table_is_what_the_sources_give(papers: tuple[Paper, ...]) -> None:
 
 def test_the_pages_are_those_of_the_table(papers: tuple[Paper, ...]) -> None:
     assert (FOLDER / "README.md").read_text() == readme(papers), AGAIN
-    assert (FOLDER / "index.html").read_text() == render(papers), AGAIN
     for path in (ROOT / "README.md", ROOT / "docs" / "claims.md"):
         assert path.read_text() == with_summary(path, papers), AGAIN
 
