@@ -15,7 +15,10 @@ from benchmarks.gpu.journal import Facts
 
 
 def calibrate(model: str, device: str, quick: bool, path: Path, command: str) -> Facts:
-    """Measure, fit, and write the profile; `model` is one with random weights."""
+    """Measure, fit, and write the profile; `model` is one with random weights.
+
+    The record holds the profile's text, too: a run that goes on elsewhere has the records alone.
+    """
 
     def progress(what: str, done: int, total: int) -> None:
         pass
@@ -26,9 +29,11 @@ def calibrate(model: str, device: str, quick: bool, path: Path, command: str) ->
         path.stem, measured, decisions, time.strftime("%Y-%m-%d"), command
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, profile_toml(profile))
+    text = profile_toml(profile)
+    write_text(path, text)
     return {
         "profile": path.name,
+        "toml": text,
         "quick": quick,
         "agreement": {name: asdict(each) for name, each in agreements.items()},
         "notes": list(measured.notes),

@@ -13,7 +13,7 @@ from tests.live.pieces_cases import Case
 GROUPINGS = ("shared", "layer", "head")
 _FEW_POLICIES = ("full", "streaming-llm", "h2o", "epikv", "hierarchy", "arkv", "arborkv")
 _MIB = 1 << 20
-_LIMIT_S = 60.0  # of one check: Triton compiles a kernel per kind of case
+_LIMIT_S = 30.0  # of one check: Triton compiles a kernel per kind of case
 
 Check = tuple[str, Facts, Callable[[], Facts]]
 

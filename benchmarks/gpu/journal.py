@@ -23,7 +23,8 @@ from arborsim.core.errors import ArborsimError
 
 Facts = dict[str, Any]
 LEAST_S = 2.0  #: nothing is started in less time
-_TRACEBACK_LINES = 6
+_TRACEBACK_LINES, _LINE, _SAID = 24, 300, 2000  # compilers say a lot
+_AGAIN_S = 5.0  # an alarm that was lost where Python drops exceptions is raised once more
 
 
 class OutOfTime(BaseException):
@@ -115,18 +116,26 @@ class Journal:
             why = f"{max(0.0, self.left_s):.0f} s left, {max(LEAST_S, expected_s):.0f} s needed"
             return self.write(part, "left out", {"why": why}, of)
         self._send({"began": {"part": part, "of": dict(of)}, "limit_s": limit_s})
-        reset_peak(self.device)
         began = time.monotonic()
         outcome, found = _ended(work, limit_s, self.device)
         taken_s = time.monotonic() - began
+        self._look_after_device()
+        record = self.write(part, outcome, {"seconds": round(taken_s, 3), **found}, of)
+        self.check_device()
+        return record
+
+    def check_device(self) -> None:
+        """Give unused memory back; raises `DeviceLost` if the device no longer answers."""
+        if not self.broken:
+            self._look_after_device()
+        if self.broken:
+            raise DeviceLost(self.broken)
+
+    def _look_after_device(self) -> None:
         try:
             release(self.device)
         except RuntimeError as error:  # after an illegal access CUDA answers every call with it
             self.broken = f"the device no longer answers: {str(error).splitlines()[0]}"
-        record = self.write(part, outcome, {"seconds": round(taken_s, 3), **found}, of)
-        if self.broken:
-            raise DeviceLost(self.broken)
-        return record
 
     def write(
         self, part: str, outcome: str, facts: Mapping[str, Any], of: Mapping[str, Any] | None = None
@@ -155,6 +164,7 @@ def _ended(work: Callable[[], Facts], limit_s: float, device: torch.device) -> t
     """How `work` ended.  Nothing of its frames is alive afterwards, so its memory can be freed."""
     try:
         with time_limit(limit_s):
+            reset_peak(device)
             return "done", work()
     except OutOfTime:
         return "out of time", {"limit_s": round(limit_s, 1)}
@@ -163,9 +173,9 @@ def _ended(work: Callable[[], Facts], limit_s: float, device: torch.device) -> t
     except (RuntimeError, MemoryError) as error:  # the first covers torch's
         if out_of_memory(error):
             return "does not fit", memory_facts(error, device)
-        return "failed", _failure(error)
+        return "failed", failure(error)
     except Exception as error:
-        return "failed", _failure(error)
+        return "failed", failure(error)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -185,13 +195,17 @@ def memory_facts(error: BaseException, device: torch.device) -> Facts:
         with suppress(RuntimeError):  # a device that no longer answers
             free, total = torch.cuda.mem_get_info(device)
             facts |= {"free_bytes": free, "total_bytes": total}
-        facts["held_bytes"] = torch.cuda.memory_allocated(device)
+            facts["held_bytes"] = torch.cuda.memory_allocated(device)
     return facts
 
 
-def _failure(error: BaseException) -> Facts:
-    lines = traceback.format_exception(error)
-    return {"error": f"{type(error).__name__}: {error}", "where": lines[-_TRACEBACK_LINES:]}
+def failure(error: BaseException) -> Facts:
+    """What went wrong, and the end of the traceback."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return {
+        "error": f"{type(error).__name__}: {error}"[:_SAID],
+        "where": [line[:_LINE] for line in lines[-_TRACEBACK_LINES:]],
+    }
 
 
 @contextmanager
@@ -202,7 +216,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise OutOfTime
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ the profile that was just measured.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from arborsim_torch.recording_plan import DENSE_UP_TO
 from arborsim_torch.sources import RandomSource
 from arborsim_torch.tiers.link import HostLink
 from benchmarks.gpu.journal import Facts, peaks, synchronize
+from benchmarks.gpu.packing import add
 from benchmarks.gpu.plan import Arm, Load
 
 _TOP = 256  # positions kept per attention row of long paths
@@ -154,10 +156,8 @@ def run_arm(
     }  # fmt: skip
 
 
-def trace_step(
-    loaded: LoadedModel, load: Load, arm: Arm, machine: HardwareProfile, folder: Path
-) -> Facts:
-    """A profile of one decode iteration, policy and bookkeeping included, as a Chrome trace."""
+def trace_step(loaded: LoadedModel, load: Load, arm: Arm, packed: Path) -> Facts:
+    """A Chrome trace of one decode iteration, policy and bookkeeping included, put into a zip."""
     activities = [ProfilerActivity.CPU]
     if loaded.model.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -180,11 +180,13 @@ def trace_step(
     began = time.perf_counter()
     _run(search)
     search_s = time.perf_counter() - began
-    folder.mkdir(parents=True, exist_ok=True)
-    name = "-".join("".join(c if c.isalnum() else " " for c in arm.label).split())
-    path = folder / f"{name}-{load.prompt_tokens}.json.gz"
-    profiler.export_chrome_trace(str(path))
-    return {"search_s": search_s, "file": f"traces/{path.name}", **_of_trace(profiler)}
+    label = "-".join("".join(c if c.isalnum() else " " for c in arm.label).split())
+    name = f"{label}-{load.prompt_tokens}.json.gz"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        profiler.export_chrome_trace(str(path))
+        kept = add(packed, name, path.read_bytes())
+    return {"search_s": search_s, "file": name if kept else "", **_of_trace(profiler)}
 
 
 def _of_trace(profiler: profile) -> Facts:

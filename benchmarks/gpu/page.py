@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.gpu.plan import MODES, YARDSTICK
-from benchmarks.gpu.targets import FULL, Facts, Figure, Results, peak_error, time_error, verdicts
+from benchmarks.gpu.plan import MODES, RESULTS, TRACES, YARDSTICKS
+from benchmarks.gpu.targets import (
+    FULL,
+    Facts,
+    Figure,
+    Results,
+    as_simulated,
+    peak_error,
+    time_error,
+    verdicts,
+)
 
 _GB = 1e9
 _NONE = "–"
@@ -18,10 +27,10 @@ def page(records: Iterable[Facts], command: str) -> str:
     lines = [
         "# Validation on a device", "",
         f"Made by `{command}`, which goes on where it was interrupted; every result is a line of "
-        "`results.jsonl`.", "",
+        f"`{RESULTS}`.", "",
         *(f"- {verdict.line}" for verdict in verdicts(results)), "",
-        *_about(results), *_searches(results), *_predictions(results), *_checks(results),
-        *_traces(results), *_contexts(results), *_lost(results),
+        *_about(results), *_searches(results), *_predictions(results), *_smoke(results),
+        *_checks(results), *_traces(results), *_contexts(results), *_lost(results),
     ]  # fmt: skip
     return "\n".join(lines).rstrip() + "\n"
 
@@ -93,13 +102,13 @@ def _search(results: Results, arm: str, size: int, graphs: str) -> list[str]:
 
     of_full = results.ratio(arm, FULL, size, graphs)
     floor_s = results.floor_s(last)
-    ran = "none" if arm == YARDSTICK else last["step"]
+    ran = last.get("step", "eager")
     row = [arm, ran if graphs == "auto" else "off", str(len(found)),
            Figure.of([_prefill_s(r) for r in found]).text(),
            mean("step_s").text("{:.2f}", 1e3), mean("tokens_per_s").text("{:.1f}"),
            of_full.text() if of_full else _NONE,
            f"{mean('step_s').mean / floor_s:.2f}x" if floor_s else _NONE]  # fmt: skip
-    if arm == YARDSTICK:
+    if arm in YARDSTICKS:
         return [*row, _NONE, _NONE, f"{last['kv_bytes'] / _GB:.3f}", _NONE]
     equal = last["calls_with_equal_bytes"], last["calls"]
     return [
@@ -134,6 +143,22 @@ def _predictions(results: Results) -> list[str]:
     return ["## Predicted and measured", "", said, "", *_table(header, rows)]
 
 
+def _smoke(results: Results) -> list[str]:
+    found = results.of("smoke")
+    if not found:
+        return []
+    rows = [
+        [r["of"]["arm"], r["of"]["graphs"], r["outcome"], f"{r.get('seconds', 0.0):.1f}",
+         "yes" if as_simulated(r) else "NO" if r["outcome"] == "done" else _NONE,
+         _short(r.get("error") or r.get("why") or "") or _NONE] for r in found
+    ]  # fmt: skip
+    header = ["arm", "graphs", "outcome", "s", "bytes as simulated", "why"]
+    said = (
+        f"One of {found[0]['of']['prompt_tokens']:,} prompt tokens each; {RESULTS} has tracebacks."
+    )
+    return ["## Short searches", "", said, "", *_table(header, rows)]
+
+
 def _checks(results: Results) -> list[str]:
     checks = results.of("correctness")
     if not checks:
@@ -161,12 +186,12 @@ def _traces(results: Results) -> list[str]:
         return []
     names = ("launches", "graph_launches", "copies", "waits", "kernels")
     rows = [
-        [r["of"]["arm"], f"[{r['of']['prompt_tokens']:,}]({r['file']})",
+        [r["of"]["arm"], f"{r['of']['prompt_tokens']:,}", r["file"] or "too large to keep",
          *(f"{r[name]:,}" for name in names), f"{r['device_s'] * 1e3:.2f}"] for r in done
     ]  # fmt: skip
-    header = ["arm", "prompt", *(name.replace("_", " ") for name in names), "device ms"]
+    header = ["arm", "prompt", "file", *(name.replace("_", " ") for name in names), "device ms"]
     return ["## One step of each", "",
-            "Chrome traces of one decode iteration; ui.perfetto.dev opens them.", "",
+            f"Chrome traces of one decode iteration, in `{TRACES}`, for ui.perfetto.dev.", "",
             *_table(header, rows)]  # fmt: skip
 
 
@@ -188,7 +213,7 @@ def _contexts(results: Results) -> list[str]:
 
 def _lost(results: Results) -> list[str]:
     """Everything that did not come to its end, with the reason."""
-    parts = ("yardsticks", "calibration", "search", "trace", "context", "watchdog")
+    parts = ("yardsticks", "smoke", "calibration", "search", "trace", "context", "watchdog")
     rows = []
     for r in results.records:
         if r["part"] in parts and r["outcome"] != "done":

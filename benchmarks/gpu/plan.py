@@ -1,13 +1,14 @@
-"""What a run does, in order, with what each step should take on an H200.
+"""What a run does, in order, with what each step should take on its GPU.
 
-The first round searches every arm once at every length, what tells most first; then once without
-CUDA graphs, a trace of one step of each, and the repeats that intervals need.  When the time ends
-early it is repeats that are missing, not policies.
+Everything is tried once at toy size before anything is measured, so that what is broken shows at
+once.  Then what tells most comes first: every arm twice at 8,192 and 32,768 tokens, a trace of one
+step of each, and once without CUDA graphs.  Longer prompts, more repeats and the longest contexts
+take what time is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.core.tiers import CAPTURED_RECALLS
-from arborsim.machine.cost import CostModel
-from arborsim.machine.lookup import load_geometry, load_profile
+from benchmarks.gpu import estimate
+from benchmarks.gpu.estimate import Estimate
 
-PARTS = ("start", "yardsticks", "correctness", "calibration", "search", "trace", "context")
-YARDSTICK = "DynamicCache"  #: transformers' own cache and SDPA
+PARTS = (
+    "start", "yardsticks", "smoke", "correctness", "calibration", "search", "trace", "context",
+)  # fmt: skip
+#: transformers' own caches, with SDPA.
+YARDSTICKS = ("DynamicCache", "StaticCache")
 MODES = ("auto", "off")  #: CUDA graphs where a step allows them, or none
 REPEATS = 3
 #: Prompt tokens.
@@ -27,19 +31,20 @@ SIZES = (8192, 32768, 65536)
 TINY_SIZES = (64, 128)
 #: Where CUDA graphs are compared with none, and a step is traced.
 COMPARED, TRACED = (8192, 32768), (8192,)
-#: The last repeat of longer prompts waits for what time is left.
-_LONG = 40000
+#: Longer prompts, and repeats after these, wait for what time is left.
+_LONG, SURE_REPEATS = 40000, 2
 CHECKS = ("first checks", "more checks")
+#: A smoke search: prompt, and new tokens per path.
+SMOKE = (2048, 24)
+TINY_SMOKE = (64, 8)
+#: Files of a run, all in one folder.
+RESULTS, PAGE, PROFILE, TRACES = "results.jsonl", "README.md", "profile.toml", "traces.zip"
 
 _OFFLOAD = str(Path(__file__).with_name("offload.toml"))
 _THOUGHTS = 4  # per path
-_ROWS = frozenset({"h2o", "arkv", "arborkv"})  # they read attention of the prompt
-#: Measured prompts take longer than the roofline of a datasheet says; searches are also set up.
-_SLOWER, _SLOWER_WITH_ROWS, _SETUP_S = 2.0, 3.0, 0.6
-_FIRST_S = 1.2  # kernels are compiled, and graphs captured, in an arm's first search
-_EAGER_STEP_S = 0.022  # what launching Llama-3.1-8B's kernels one by one takes
 _TRACED_TOKENS = 8
-_LINK_BYTES_PER_S = 45e9
+#: All smoke searches together, and a calibration, are stopped after so long.
+_SMOKE_S, _CALIBRATION_S = 75.0, 90.0
 
 
 @dataclass(frozen=True)
@@ -105,15 +110,15 @@ def arms(new_tokens: int) -> tuple[Arm, ...]:
     few = str(max(4, new_tokens // 6))
     quarter = (0.25, 0.25)
     return (
-        Arm("half in DDR, stage", _OFFLOAD, 0.5, 0.5),
-        Arm("half in DDR, stream", _OFFLOAD, 0.5, 0.5, recall="stream", longest=32768),
-        Arm("half in DDR, near", _OFFLOAD, 0.5, 0.5, recall="near", longest=32768),
-        Arm("arborkv (tree)", "arborkv", 1.0, 2.0, tree=True),
-        Arm("arkv", "arkv", *quarter, {"window": few}),
         Arm("full", "full"),
         Arm("streaming-llm", "streaming-llm", *quarter),
         Arm("h2o", "h2o", *quarter),
         Arm("epikv", "epikv", *quarter, {"recent": few, "pin_prompt": "false"}),
+        Arm("arkv", "arkv", *quarter, {"window": few}),
+        Arm("arborkv (tree)", "arborkv", 1.0, 2.0, tree=True),
+        Arm("half in DDR, stage", _OFFLOAD, 0.5, 0.5),
+        Arm("half in DDR, stream", _OFFLOAD, 0.5, 0.5, recall="stream", longest=32768),
+        Arm("half in DDR, near", _OFFLOAD, 0.5, 0.5, recall="near", longest=32768),
     )
 
 
@@ -128,10 +133,12 @@ class Step:
     facts : dict
         What is done; with `part`, what tells it from other steps.
     expected_s : float
-        On an H200.
+        On the plan's GPU.
     arm : Arm or None
     spare : bool
         Done with what time is left; the plan does not count on it.
+    most_s : float
+        It is stopped after so long; 0: by what is expected of it.
     """
 
     part: str
@@ -139,11 +146,12 @@ class Step:
     expected_s: float
     arm: Arm | None = None
     spare: bool = False
+    most_s: float = 0.0
 
     @property
     def limit_s(self) -> float:
         """It is stopped after so long."""
-        return max(20.0, 2.5 * self.expected_s)
+        return self.most_s or max(20.0, 2.5 * self.expected_s)
 
 
 @dataclass(frozen=True)
@@ -169,8 +177,10 @@ class Plan:
     parts : tuple of str
         Which of `PARTS` are wanted.
     folder : Path
-        Where results go: a profile and traces.
+        Where results go.
     command : str
+    gpu : str
+        Name of the shipped profile whose rates the minutes are planned with.
     """
 
     model: str
@@ -185,10 +195,29 @@ class Plan:
     parts: tuple[str, ...]
     folder: Path
     command: str
+    gpu: str = "h100"
 
     @property
     def profile(self) -> Path:
-        return self.folder / "profile.toml"
+        return self.folder / PROFILE
+
+    @property
+    def traces(self) -> Path:
+        return self.folder / TRACES
+
+    @property
+    def smoke_load(self) -> Load:
+        prompt, new = TINY_SMOKE if self.tiny else SMOKE
+        return Load(prompt, new, self.prefill_block)
+
+    @property
+    def smoke(self) -> tuple[tuple[str, Arm | None, str], ...]:
+        """Label, arm and mode of the smoke searches: all with graphs, and full without."""
+        every = arms(self.smoke_load.new_tokens)
+        return (
+            *((name, None, "auto") for name in YARDSTICKS), *((a.label, a, "auto") for a in every),
+            *((a.label, a, "off") for a in every if a.policy == "full"),
+        )  # fmt: skip
 
     def load(self, prompt_tokens: int, new_tokens: int = 0) -> Load:
         return Load(prompt_tokens, new_tokens or self.new_tokens, self.prefill_block)
@@ -196,38 +225,59 @@ class Plan:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """Everything that is wanted, in order."""
-        return tuple(step for step in self._all() if step.part in self.parts)
+        found, compiled = [], set[str]()
+        for step in self._all():
+            if step.part not in self.parts:
+                continue
+            arm = step.facts.get("arm", "")
+            if step.part == "smoke":
+                compiled |= {label for label, *_ in self.smoke}
+            elif arm and arm not in compiled and not self.tiny:  # in its first search
+                compiled.add(arm)
+                step = replace(step, expected_s=step.expected_s + self._first_s(arm))
+            found.append(step)
+        return tuple(found)
+
+    @cached_property
+    def _estimate(self) -> Estimate:
+        return Estimate(self.gpu)
 
     def _all(self) -> Iterator[Step]:
-        yield Step("start", {}, 18.0)
-        yield Step("yardsticks", {}, 5.0)
-        yield Step("correctness", {"checks": CHECKS[0]}, 35.0)
-        yield Step("calibration", {}, 33.0)
-        compared, traced = (self.sizes,) * 2 if self.tiny else (COMPARED, TRACED)
-        yield from self._round(1, "auto", self.sizes)
-        yield from self._round(1, "off", compared)
-        for size, arm in product(traced, arms(self.new_tokens)):
-            if size in self.sizes and size <= arm.longest:
-                seconds = self._search_s(arm, size, "auto", _TRACED_TOKENS) + 0.5
-                facts = {"arm": arm.label, "prompt_tokens": size}
-                yield Step("trace", facts, seconds, arm)
-        later: list[Step] = []
-        for repeat in range(2, self.repeats + 1):
-            for step in self._round(repeat, "auto", self.sizes):
-                if step.facts["prompt_tokens"] > _LONG and repeat == self.repeats:
-                    later.append(replace(step, spare=True))
-                else:
-                    yield step
-        yield Step("correctness", {"checks": CHECKS[1]}, 22.0)
-        yield from later
-        yield Step("context", {}, 30.0, spare=True)
+        yield Step("start", {}, self._estimate.start_s)
+        yield Step("yardsticks", {}, estimate.YARDSTICKS_S)
+        yield Step("smoke", {}, self._smoke_s(), most_s=_SMOKE_S)
+        yield Step("correctness", {"checks": CHECKS[0]}, estimate.CHECKS_S)
+        yield Step("calibration", {}, estimate.CALIBRATION_S, most_s=_CALIBRATION_S)
+        sure = [size for size in self.sizes if size <= _LONG]
+        long = [size for size in self.sizes if size > _LONG]
+        for repeat in range(1, min(self.repeats, SURE_REPEATS) + 1):
+            yield from self._round(repeat, "auto", sure)
+        yield from self._traces(self.sizes[:1] if self.tiny else TRACED)
+        yield from self._round(1, "off", self.sizes[:1] if self.tiny else COMPARED)
+        yield from map(_spare, self._more(sure, long))
 
-    def _round(self, repeat: int, graphs: str, sizes: Sequence[int]) -> Iterator[Step]:
+    def _more(self, sure: Sequence[int], long: Sequence[int]) -> Iterator[Step]:
+        """With what time is left."""
+        yield Step("correctness", {"checks": CHECKS[1]}, estimate.MORE_CHECKS_S)
+        yield from self._round(1, "auto", long)
+        for repeat in range(SURE_REPEATS + 1, self.repeats + 1):
+            yield from self._round(repeat, "auto", sure)
+        for repeat in range(2, self.repeats + 1):
+            yield from self._round(repeat, "auto", long)
+        yield Step("context", {}, estimate.CONTEXT_S)
+
+    def _traces(self, sizes: Sequence[int]) -> Iterator[Step]:
+        for size, arm in product(sizes, arms(self.new_tokens)):
+            if size in self.sizes and size <= arm.longest:
+                seconds = self._search_s(arm, size, "auto", _TRACED_TOKENS) + estimate.TRACE_S
+                yield Step("trace", {"arm": arm.label, "prompt_tokens": size}, seconds, arm)
+
+    def _round(self, repeat: int, graphs: str, sizes: Iterable[int]) -> Iterator[Step]:
         for size in sizes:
             if size not in self.sizes:
                 continue
-            facts = {"arm": YARDSTICK, "prompt_tokens": size, "graphs": graphs, "repeat": repeat}
-            if graphs == "auto":
+            for label in YARDSTICKS if graphs == "auto" else ():
+                facts = _facts(label, size, graphs, repeat)
                 yield Step("search", facts, self._search_s(None, size, "off", self.new_tokens))
             for arm in arms(self.new_tokens):
                 if size > arm.longest or (graphs == "off" and not arm.graphs):
@@ -235,29 +285,32 @@ class Plan:
                 if graphs == "off" and arm.recall == "stream" and size > COMPARED[0]:
                     continue  # copies take so long that they hide all launches
                 seconds = self._search_s(arm, size, graphs, self.new_tokens)
-                seconds += _FIRST_S * (repeat == 1 and size == self.sizes[0])
-                yield Step("search", {**facts, "arm": arm.label}, seconds, arm)
+                yield Step("search", _facts(arm.label, size, graphs, repeat), seconds, arm)
 
     def _search_s(self, arm: Arm | None, prompt: int, graphs: str, new_tokens: int) -> float:
-        """A search on an H200, after its datasheet; slower where a step is bound by launches."""
-        if self.tiny:
-            return 0.5
-        cost, share = _h200(), arm.prompt_share if arm else 1.0
-        policy = arm.policy if arm else ""
-        slower = _SLOWER_WITH_ROWS if policy in _ROWS else _SLOWER
-        seconds = _SETUP_S + slower * cost.prefill_s(prompt)
-        kept_bytes = share * prompt * cost.geometry.kv_bytes_per_token
-        step_s = 2.0 * float(cost.decode_s(1, prompt, kept_bytes))
-        if graphs == "off" or (arm is not None and not arm.graphs):
-            step_s = max(step_s, _EAGER_STEP_S)
-        if arm is not None and arm.recall != "stage":  # the other half, at every step
-            step_s += kept_bytes / _LINK_BYTES_PER_S
-        paths = 2.0 if arm is not None and arm.tree else 1.0  # iterations of a tree
-        return seconds + paths * new_tokens * step_s
+        return 0.5 if self.tiny else self._estimate.search_s(arm, prompt, graphs, new_tokens)
+
+    def _first_s(self, label: str) -> float:
+        """Compiling, in the first search of an arm, and the short search in which it is done."""
+        if label in YARDSTICKS:
+            return estimate.SETUP_S
+        return estimate.COMPILE_S * estimate.VARIANTS_PER_ARM + estimate.SETUP_S
+
+    def _smoke_s(self) -> float:
+        load = self.smoke_load
+        return sum(
+            self._search_s(arm, load.prompt_tokens, graphs, load.new_tokens)
+            + (0.0 if self.tiny or arm is None else estimate.COMPILE_S * estimate.VARIANTS_PER_ARM)
+            for _, arm, graphs in self.smoke
+        )
 
 
-def _h200() -> CostModel:
-    return CostModel(load_profile("h200"), load_geometry("llama-3.1-8b"))
+def _facts(label: str, size: int, graphs: str, repeat: int) -> dict[str, Any]:
+    return {"arm": label, "prompt_tokens": size, "graphs": graphs, "repeat": repeat}
+
+
+def _spare(step: Step) -> Step:
+    return replace(step, spare=True)
 
 
 def timetable(plan: Plan, budget_s: float) -> list[str]:
@@ -271,7 +324,8 @@ def timetable(plan: Plan, budget_s: float) -> list[str]:
         at = "if left" if steps[0].spare else f"{begun_s / 60:4.1f} min"
         lines.append(f"{at:>8} {seconds:5.0f} s  {name} ({stopped})")
         begun_s += 0.0 if steps[0].spare else seconds
-    return [*lines, f"{begun_s / 60:4.1f} min  {begun_s:.0f} s of {budget_s:.0f} s"]
+    last = f"{begun_s / 60:4.1f} min  {begun_s:.0f} s of {budget_s:.0f} s, on {plan.gpu}"
+    return [*lines, last]
 
 
 def expected_s(plan: Plan) -> float:

@@ -10,19 +10,23 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from arborsim.machine.lookup import load_profile, profile_names
+from arborsim.core.errors import ArborsimError
+from arborsim.machine.lookup import load_profile
 from arborsim.machine.profile import HardwareProfile
 from arborsim_torch.hardware.facts import conditions, software
 from arborsim_torch.models import LoadedModel, device_name, load_model
 from benchmarks.gpu.calibration import calibrate
 from benchmarks.gpu.checks import run_checks
 from benchmarks.gpu.context import KINDS, Prober, longest_context
-from benchmarks.gpu.journal import DeviceLost, Facts, Journal, plain
+from benchmarks.gpu.estimate import shipped_profile
+from benchmarks.gpu.journal import DeviceLost, Facts, Journal, failure, plain
 from benchmarks.gpu.live import run_arm, too_large_for_host, trace_step
 from benchmarks.gpu.plan import CHECKS, Arm, Load, Plan, Step
+from benchmarks.gpu.resume import alike, identity
 from benchmarks.gpu.yardsticks import measure_yardsticks, run_yardstick
 
 _GROWTH = 1.3  # seconds grow with this power of the length, between linear and quadratic
+_SMOKE_LIMIT_S = 30.0
 _FIRST_LIMIT_S = 45.0  # more for the first search of an arm in a process: Triton compiles
 
 
@@ -30,13 +34,28 @@ def work(plan: Plan, connection: Connection, records: list[Facts], end: float) -
     """Do what `records` do not hold yet, and send new ones; the last message is ``ended``."""
 
     def send(record: Facts) -> None:
-        connection.send_bytes(json.dumps(record, default=plain).encode())
+        connection.send_bytes(in_json(record).encode())
 
     try:
         Worker(plan, records, end, send).run()
         send({"ended": ""})
     except DeviceLost as error:
         send({"ended": str(error)})
+    except ArborsimError as error:  # the device, or the model on it, cannot be had
+        send({"part": "watchdog", "outcome": "refused", "error": str(error)})
+        send({"ended": ""})
+    except Exception as error:  # before anything was begun: another process would fare no better
+        send({"part": "watchdog", "outcome": "failed", **failure(error)})
+        send({"ended": ""})
+
+
+def in_json(record: Facts) -> str:
+    """A record as text; one that JSON cannot hold becomes one that says so."""
+    try:
+        return json.dumps(record, default=plain)
+    except (TypeError, ValueError) as error:
+        known = {name: record[name] for name in ("part", "of") if name in record}
+        return json.dumps({**known, "outcome": "failed", **failure(error)}, default=plain)
 
 
 class Worker:
@@ -56,16 +75,33 @@ class Worker:
     def run(self) -> None:
         """All steps, in order."""
         handlers: dict[str, Callable[[Step], None]] = {
-            "start": lambda step: None, "yardsticks": self._yardsticks,
+            "start": lambda step: None, "yardsticks": self._yardsticks, "smoke": self._smoke,
             "correctness": self._correctness, "calibration": self._calibration,
             "search": self._search, "trace": self._trace, "context": self._context,
         }  # fmt: skip
         for step in self._plan.steps:
-            handlers[step.part](step)
+            try:
+                handlers[step.part](step)
+            except DeviceLost:
+                raise
+            except Exception as error:  # outside of an attempt; the next step is begun all the same
+                self._journal.write(step.part, "failed", failure(error), step.facts)
+                self._journal.check_device()
 
     def _yardsticks(self, step: Step) -> None:
         work = partial(measure_yardsticks, self._loaded, self._plan.tiny)
         self._journal.attempt("yardsticks", {}, step.limit_s, work)
+
+    def _smoke(self, step: Step) -> None:
+        """One short search of every arm: what is broken on this device shows its traceback."""
+        load = self._plan.smoke_load
+        with self._journal.within(step.limit_s):
+            for label, arm, graphs in self._plan.smoke:
+                of = {"arm": label, "prompt_tokens": load.prompt_tokens, "graphs": graphs}
+                work = self._searching(load, arm, label, graphs)
+                record = self._journal.attempt("smoke", of, _SMOKE_LIMIT_S, work)
+                if record["outcome"] == "done":
+                    self._warm.add((label, graphs))
 
     def _correctness(self, step: Step) -> None:
         with self._journal.within(step.limit_s):
@@ -82,8 +118,7 @@ class Worker:
         done = [r for r in self._journal.records if r["part"] == "calibration"]
         if done and done[-1]["outcome"] == "done" and self._plan.profile.exists():
             return load_profile(self._plan.profile), "calibrated on this device"
-        said = device_name(torch.device(self._plan.device)).lower()
-        name = next((each for each in profile_names() if each in said), "h200")
+        name = shipped_profile(device_name(torch.device(self._plan.device)))
         return load_profile(name), f"{name}, as shipped"
 
     def _search(self, step: Step) -> None:
@@ -95,14 +130,19 @@ class Worker:
         if why:
             self._journal.write("search", "left out", {"why": why}, step.facts)
             return
-        if arm is None:
-            work: Callable[[], Facts] = partial(run_yardstick, self._loaded, load)
-        else:
-            profile, origin = self._profile()
-            search = partial(run_arm, self._loaded, load, arm, profile, graphs)
-            budget = {"budget_tokens": arm.budget_tokens(load), "profile": origin}
-            work = lambda: {**budget, **search()}  # noqa: E731
+        work = self._searching(load, arm, step.facts["arm"], graphs)
         self._attempt(step, arm, graphs, work)
+
+    def _searching(
+        self, load: Load, arm: Arm | None, label: str, graphs: str
+    ) -> Callable[[], Facts]:
+        """A search of an arm, or of one of transformers' caches."""
+        if arm is None:
+            return partial(run_yardstick, self._loaded, load, label)
+        profile, origin = self._profile()
+        search = partial(run_arm, self._loaded, load, arm, profile, graphs)
+        budget = {"budget_tokens": arm.budget_tokens(load), "profile": origin}
+        return lambda: {**budget, **search()}
 
     def _trace(self, step: Step) -> None:
         assert step.arm is not None
@@ -110,10 +150,7 @@ class Worker:
         if why:
             self._journal.write("trace", "left out", {"why": why}, step.facts)
             return
-        profile, _ = self._profile()
-        load = self._load(step)
-        folder = self._plan.folder / "traces"
-        work = partial(trace_step, self._loaded, load, step.arm, profile, folder)
+        work = partial(trace_step, self._loaded, self._load(step), step.arm, self._plan.traces)
         self._attempt(step, step.arm, "auto", work)
 
     def _load(self, step: Step) -> Load:
@@ -127,26 +164,22 @@ class Worker:
             limit_s += _FIRST_LIMIT_S
 
             def whole() -> Facts:
-                self._warm_up(arm, graphs)
+                self._warm_up(arm, step.facts["arm"], graphs)
                 self._warm.add(label)
                 return work()
 
         self._journal.attempt(step.part, step.facts, limit_s, whole, self._expected_s(step))
 
-    def _warm_up(self, arm: Arm | None, graphs: str) -> None:
+    def _warm_up(self, arm: Arm | None, label: str, graphs: str) -> None:
         block = self._plan.prefill_block
-        load = Load(2 * block, 16, block)
-        if arm is None:
-            run_yardstick(self._loaded, load)
-        else:
-            run_arm(self._loaded, load, arm, self._profile()[0], graphs)
+        self._searching(Load(2 * block, 16, block), arm, label, graphs)()
 
     def _alike(self, step: Step) -> list[Facts]:
-        """Records of searches of the same arm in the same mode."""
+        """Records of searches of the same arm in the same mode, smoke included."""
         same = step.facts["arm"], step.facts.get("graphs", "auto")
         return [
             r for r in self._journal.records
-            if r["part"] == "search" and (r["of"]["arm"], r["of"]["graphs"]) == same
+            if r["part"] in ("smoke", "search") and (r["of"]["arm"], r["of"]["graphs"]) == same
         ]  # fmt: skip
 
     def _hopeless(self, step: Step) -> str:
@@ -165,7 +198,7 @@ class Worker:
             return step.expected_s
         seconds = step.expected_s
         for record in self._alike(step):
-            if record["outcome"] == "done":
+            if record["outcome"] == "done" and record["part"] == "search":
                 length = step.facts["prompt_tokens"] / record["of"]["prompt_tokens"]
                 seconds = record["search_s"] * max(length, 1.0) ** _GROWTH
         return seconds
@@ -190,29 +223,11 @@ class Worker:
 
 def start_facts(plan: Plan, loaded: LoadedModel) -> Facts:
     """What the numbers are made with; records of the same ``identity`` go together."""
-    device = loaded.model.device
-    found = conditions(device)
+    known = identity(plan)
+    more = {name: text for name, text in software(loaded.model).items() if name not in known}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "identity": {
-            "device": device_name(device),
-            "model": loaded.name.rpartition("/")[2],
-            "new_tokens": plan.new_tokens,
-            "prefill_block": plan.prefill_block,
-            "revision": found.pop("revision", ""),
-            **software(loaded.model),
-        },
-        "conditions": found,
+        "identity": known,
+        "conditions": {**more, **conditions(loaded.model.device)},
         "command": plan.command,
     }
-
-
-def alike(records: list[Facts], identity: Facts) -> list[Facts]:
-    """Those that were made with the same device, model and software."""
-    found, same = [], False
-    for record in records:
-        if record["part"] == "start":
-            same = record["identity"] == identity
-        if same:
-            found.append(record)
-    return found

@@ -6,37 +6,49 @@ import json
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from arborsim.core.errors import UsageError
 from benchmarks import validate_gpu
+from benchmarks.gpu import packing
+from benchmarks.gpu.estimate import Estimate, shipped_profile
 from benchmarks.gpu.plan import (
     PARTS,
     REPEATS,
     SIZES,
     TINY_SIZES,
-    YARDSTICK,
+    YARDSTICKS,
     Plan,
     Step,
     arms,
     expected_s,
     timetable,
 )
+from benchmarks.gpu.resume import alike, keep_profile, take_over
 from benchmarks.gpu.targets import Results, Verdict, verdicts
 from benchmarks.gpu.watchdog import Lines, Watchdog
 from tests.live import watched
 
 ROOT = Path(__file__).parents[2]
-BUDGET_S = 540
+BUDGET_S = 570
+DYNAMIC, STATIC = YARDSTICKS
 
 
-def plan(tiny: bool = False) -> Plan:
+def plan(tiny: bool = False, parts: tuple[str, ...] = PARTS, gpu: str = "h100") -> Plan:
     return Plan(
         "config:llama-3.1-8b", "cuda", tiny, TINY_SIZES if tiny else SIZES, 64, 1024, REPEATS,
-        1024, 1 << 24, PARTS, Path("out"), "",
+        1024, 1 << 24, ("start", *parts), Path("out"), "", gpu,
     )  # fmt: skip
+
+
+#: Parts of the first and the second of two calls, and what each may take.
+CALLS = (
+    (("yardsticks", "smoke", "correctness"), 150), (("calibration", "search", "trace"), 420),
+)  # fmt: skip
 
 
 def searches(steps: tuple[Step, ...]) -> list[Step]:
@@ -46,28 +58,82 @@ def searches(steps: tuple[Step, ...]) -> list[Step]:
 # The plan.
 
 
-def test_the_plan_fits_nine_minutes() -> None:
-    assert 0.8 * BUDGET_S < expected_s(plan()) <= BUDGET_S
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_the_plan_fits_one_call_of_nine_minutes_and_two_shorter_ones(gpu: str) -> None:
+    assert 0.6 * BUDGET_S < expected_s(plan(gpu=gpu)) <= BUDGET_S
+    for parts, seconds in CALLS:
+        assert 0.6 * seconds < expected_s(plan(parts=parts, gpu=gpu)) <= seconds
+
+
+def test_minutes_are_those_of_the_gpu() -> None:
+    fast, slow = expected_s(plan(gpu="h200")), expected_s(plan(gpu="h100"))
+    assert 1.05 * fast < slow < 4.8 / 3.35 * fast, "their memories read 4.8 and 3.35 TB/s"
+    full = {arm.label: arm for arm in arms(64)}["full"]
+    seconds = [Estimate(gpu).search_s(full, 32768, "auto", 64) for gpu in ("h200", "h100")]
+    assert seconds[0] < seconds[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "profile"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 NVL", "h100-nvl"), ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"), ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"),
+        ("NVIDIA GeForce GTX 1080", "h100"),
+    ],
+)  # fmt: skip
+def test_rates_are_of_the_profile_that_is_shipped_for_a_gpu(device: str, profile: str) -> None:
+    assert shipped_profile(device) == profile
+
+
+def test_compiling_is_counted_in_the_first_search_of_an_arm() -> None:
+    """In the smoke searches, where they are part of a run; once in any case."""
+    parts = CALLS[1][0]
+    alone, after = (searches(plan(parts=each).steps) for each in (parts, ("smoke", *parts)))
+    longer = [one.facts["arm"] for one, other in zip(alone, after, strict=True)
+              if one.expected_s > other.expected_s]  # fmt: skip
+    assert sorted(longer) == sorted([*YARDSTICKS, *(arm.label for arm in arms(64))])
 
 
 def test_what_tells_most_comes_first() -> None:
     steps = plan().steps
-    first = searches(steps)[: 1 + len(arms(64))]
-    labels = [step.facts["arm"] for step in first]
-    assert labels[0] == YARDSTICK
-    assert labels[1].startswith("half in DDR")
-    assert [name.split(",")[0] for name in dict.fromkeys(labels[4:])] == [
-        "arborkv (tree)", "arkv", "full", "streaming-llm", "h2o", "epikv"
+    assert list(dict.fromkeys(step.part for step in steps if not step.spare)) == list(PARTS[:-1])
+    labels = [step.facts["arm"] for step in searches(steps)[: 2 + len(arms(64))]]
+    assert [name.split(",")[0] for name in dict.fromkeys(labels)][:9] == [
+        DYNAMIC, STATIC, "full", "streaming-llm", "h2o", "epikv", "arkv", "arborkv (tree)",
+        "half in DDR",
     ]  # fmt: skip
-    rounds = [step.facts["repeat"] for step in searches(steps)]
-    assert rounds == sorted(rounds), "repeats come when every arm has been searched once"
-    sizes = [step.facts["prompt_tokens"] for step in searches(steps) if step.facts["repeat"] == 1]
-    assert list(dict.fromkeys(sizes)) == [8192, 32768, 65536]
+    kinds = [
+        (step.part, step.facts.get("repeat"), step.facts["prompt_tokens"], step.facts.get("graphs"))
+        for step in steps if step.part in ("search", "trace")
+    ]  # fmt: skip
+    assert list(dict.fromkeys(kinds)) == [
+        ("search", 1, 8192, "auto"), ("search", 1, 32768, "auto"), ("search", 2, 8192, "auto"),
+        ("search", 2, 32768, "auto"), ("trace", None, 8192, None), ("search", 1, 8192, "off"),
+        ("search", 1, 32768, "off"), ("search", 1, 65536, "auto"), ("search", 3, 8192, "auto"),
+        ("search", 3, 32768, "auto"), ("search", 2, 65536, "auto"), ("search", 3, 65536, "auto"),
+    ]  # fmt: skip
+
+
+def test_long_prompts_third_repeats_and_contexts_wait_for_what_is_left() -> None:
+    steps = plan().steps
+    spare = [step.spare for step in steps]
+    assert spare == sorted(spare), "nothing that is counted on comes after what is not"
+    for step in steps:
+        late = step.facts.get("prompt_tokens", 0) > 32768 or step.facts.get("repeat") == 3
+        late |= step.part == "context" or step.facts.get("checks") == "more checks"
+        assert step.spare == late
+
+
+def test_every_arm_runs_once_in_smoke_and_full_also_without_graphs() -> None:
+    found = [(label, graphs) for label, _, graphs in plan().smoke]
+    every = [*YARDSTICKS, *(arm.label for arm in arms(64))]
+    assert found == [*((label, "auto") for label in every), ("full", "off")]
+    assert (plan().smoke_load.prompt_tokens, plan().smoke_load.new_tokens) == (2048, 24)
 
 
 def test_every_arm_is_repeated_at_every_length() -> None:
     steps = plan().steps
-    for arm in (YARDSTICK, *(arm.label for arm in arms(64))):
+    for arm in (*YARDSTICKS, *(arm.label for arm in arms(64))):
         for size in SIZES:
             found = [
                 step.facts["repeat"] for step in searches(steps)
@@ -89,20 +155,22 @@ def test_no_two_steps_are_the_same() -> None:
         assert len(keys) == len(set(keys))
 
 
-def test_the_dry_run_needs_no_torch_and_adds_up() -> None:
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_the_dry_run_needs_no_torch_and_adds_up(gpu: str) -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; sys.argv = ['validate_gpu.py', '--dry-run'];"
+        "import sys; sys.modules['torch'] = None;"
+        f"sys.argv = ['validate_gpu.py', '--dry-run', '--gpu', '{gpu}'];"
         "import runpy; runpy.run_path('benchmarks/validate_gpu.py', run_name='__main__')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     lines = done.stdout.splitlines()
-    assert lines == timetable(plan(), BUDGET_S)
+    assert lines == timetable(plan(gpu=gpu), BUDGET_S)
     counted = [line for line in lines[:-1] if " min " in line]
     seconds = sum(float(line.split("min")[1].split(" s ")[0]) for line in counted)
-    assert seconds == pytest.approx(expected_s(plan()), abs=0.5 * len(counted))
-    assert lines[-1].endswith(f"{expected_s(plan()):.0f} s of {BUDGET_S} s")
+    assert seconds == pytest.approx(expected_s(plan(gpu=gpu)), abs=0.5 * len(counted))
+    assert lines[-1].endswith(f"{expected_s(plan(gpu=gpu)):.0f} s of {BUDGET_S} s, on {gpu}")
 
 
 # The watchdog.
@@ -159,6 +227,102 @@ def test_lines_survive_an_interruption(tmp_path: Path) -> None:
     assert lines.read() == [{"a": 1}, {"d": 3}]
 
 
+# Files, and going on elsewhere.
+
+
+def trace_names(path: Path) -> list[str]:
+    with zipfile.ZipFile(path) as file:
+        assert file.testzip() is None
+        return file.namelist()
+
+
+def test_traces_are_packed_one_by_one_and_the_file_is_whole_after_each(tmp_path: Path) -> None:
+    path = tmp_path / "gpu" / "traces.zip"
+    for number, name in enumerate("abc"):
+        assert packing.add(path, name, name.encode() * 100)
+        assert trace_names(path) == list("abc")[: number + 1]
+    assert packing.add(path, "b", b"again")
+    assert sorted(trace_names(path)) == list("abc")
+    with zipfile.ZipFile(path) as file:
+        assert file.read("b") == b"again"
+    assert [each.name for each in path.parent.iterdir()] == ["traces.zip"]
+
+
+def test_a_trace_that_is_too_large_stays_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "MOST_BYTES", 5000)
+    path = tmp_path / "traces.zip"
+    assert packing.add(path, "a", bytes(1000))
+    assert not packing.add(path, "b", bytes(4000))
+    assert trace_names(path) == ["a"]
+    assert packing.add(path, "c", bytes(1000))
+
+
+H100 = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.11.0", "sources": "1234"}
+
+
+def earlier(folder: Path, *records: dict[str, Any]) -> Path:
+    lines = Lines(folder / "results.jsonl")
+    for record in records:
+        lines.write(record)
+    return lines.path
+
+
+def started(**apart: str) -> dict[str, Any]:
+    state = {"driver": apart.pop("driver", "580.1"), "revision": "a"}
+    return {"part": "start", "outcome": "done", "identity": {**H100, **apart}, "conditions": state}
+
+
+def calibrated(text: str) -> dict[str, Any]:
+    return {"part": "calibration", "of": {}, "outcome": "done", "toml": text}
+
+
+def test_another_machine_with_the_same_gpu_goes_on(tmp_path: Path) -> None:
+    """Of the file all counts that goes with its last start; profile and traces come along."""
+    old, kept = search("h2o", 8192, 10), search("full", 8192, 20)
+    path = earlier(tmp_path / "one", started(torch="2.10.0"), old, started(), kept, calibrated("x"))
+    packing.add(path.with_name("traces.zip"), "full.json.gz", b"...")
+    lines = Lines(tmp_path / "two" / "gpu" / "results.jsonl")
+    take_over(path, lines, H100)
+    assert lines.read() == [started(), kept, calibrated("x")]
+    assert trace_names(lines.path.with_name("traces.zip")) == ["full.json.gz"]
+    keep_profile(lines.read(), lines.path.parent)
+    assert (lines.path.parent / "profile.toml").read_text() == "x"
+    lines.write(started(driver="590.2"))
+    assert [r["tokens_per_s"] for r in Results(lines.read()).done] == [20]
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([started(device="NVIDIA H200")], "device NVIDIA H200 there, NVIDIA H100 80GB HBM3 here"),
+        ([started(), started(sources="99", torch="2.9")], "torch 2.9 there, 2.11.0 here; sources"),
+        ([started(triton="3.6")], "triton 3.6 there, unknown here"),
+        ([{"a": 1}], "holds no results"),
+        ([], "no such file"),
+    ],
+)
+def test_a_file_of_something_else_is_one_line(
+    tmp_path: Path, records: list[dict[str, Any]], said: str
+) -> None:
+    path = earlier(tmp_path / "one", *records) if records else tmp_path / "none.jsonl"
+    lines = Lines(tmp_path / "two" / "results.jsonl")
+    with pytest.raises(UsageError) as found:
+        take_over(path, lines, H100)
+    assert said in str(found.value)
+    assert "\n" not in str(found.value)
+    assert not lines.path.exists()
+
+
+def test_records_of_other_code_are_not_taken_over() -> None:
+    one, other = ({"part": "start", "identity": {"sources": name}} for name in "ab")
+    a, b, c = ({"part": "search", "of": {"arm": name}} for name in "abc")
+    records = [one, a, other, b, one, c]
+    assert alike(records, {"sources": "a"}) == [one, a, one, c]
+    assert alike(records, {"sources": "c"}) == []
+
+
 # The verdicts.
 
 
@@ -189,16 +353,38 @@ def test_nothing_is_judged_without_results() -> None:
 def test_full_retention_is_judged_by_its_worst_length_with_an_interval() -> None:
     records = [start()]
     for repeat, (ours, theirs) in enumerate([(96, 100), (98, 100), (100, 100)], 1):
-        records += [search("full", 8192, ours, repeat), search(YARDSTICK, 8192, theirs, repeat)]
-    records += [search("full", 32768, 99), search(YARDSTICK, 32768, 100)]
-    verdict = of(records, "DynamicCache")
+        records += [search("full", 8192, ours, repeat), search(DYNAMIC, 8192, theirs, repeat)]
+    records += [search("full", 32768, 99), search(DYNAMIC, 32768, 100)]
+    verdict = of(records, "fastest cache")
     assert verdict.met
     # t(0.975, 2) = 4.3027; the standard error is 0.02 / sqrt(3)
-    assert verdict.said == "worst of 2 0.98x [0.93x, 1.03x] (8,192 tokens), n 3"
+    assert verdict.said == "worst of 2 0.98x [0.93x, 1.03x] (DynamicCache, 8,192 tokens), n 3"
     records.append(search("full", 65536, 80))
-    assert of(records, "DynamicCache").met, "there is nothing to compare it with"
-    records.append(search(YARDSTICK, 65536, 100))
-    assert not of(records, "DynamicCache").met
+    assert of(records, "fastest cache").met, "there is nothing to compare it with"
+    records.append(search(DYNAMIC, 65536, 100))
+    assert not of(records, "fastest cache").met
+
+
+def test_the_faster_of_transformers_caches_is_what_counts() -> None:
+    records = [start(), search("full", 8192, 100), search(DYNAMIC, 8192, 90)]
+    assert of(records, "fastest cache").met
+    verdict = of([*records, search(STATIC, 8192, 110)], "fastest cache")
+    assert (verdict.met, verdict.said) == (False, "0.91x (StaticCache, 8,192 tokens), n 1")
+    assert of([*records, search(STATIC, 8192, 80)], "fastest cache").met
+
+
+def test_smoke_is_judged_by_running_and_by_bytes() -> None:
+    def smoke(arm: str, equal: int = 9, outcome: str = "done", differ: int = 0) -> dict[str, Any]:
+        found = search(arm, 2048, 1.0, calls=9, calls_with_equal_bytes=equal, tiers_differ=differ)
+        return {**found, "part": "smoke", "outcome": outcome}
+
+    good = [start(), smoke("full"), smoke(STATIC), smoke("half in DDR, near", 3)]
+    assert of(good, "short search").line.endswith("simulated: 3 of 3")
+    assert of([*good, smoke("h2o", outcome="left out")], "short search").met
+    for bad in (smoke("h2o", 8), smoke("h2o", outcome="died"), smoke("h2o", differ=1)):
+        verdict = of([*good, bad], "short search")
+        assert (verdict.met, verdict.said) == (False, "3 of 4; not: h2o, graphs auto")
+    assert of(good, "seconds within 8%").met is None, "nothing else is judged by them"
 
 
 @pytest.mark.parametrize(
