@@ -16,7 +16,8 @@ from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import TreeDecoder, run_together
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.sources import RandomSource
-from arborsim_torch.static import Graphs, StepOutputs
+from arborsim_torch.graphs import Graphs
+from arborsim_torch.static import StepOutputs
 from tests.live.test_static import on_a_tree
 from tests.live.tiny import VOCAB, tiny_model, torch
 
