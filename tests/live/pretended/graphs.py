@@ -184,7 +184,7 @@ class Graph:
                 note.again()
 
 
-class captured:  # noqa: N801
+class captured:
     """`torch.cuda.graph`; `turned` makes its stream the current one.
 
     Like the original it does not turn back where the capture cannot be ended.
