@@ -12,13 +12,11 @@ runs eagerly, on the same tensors.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -31,8 +29,7 @@ from arborsim_torch.cache.pieces import padded, rounded
 from arborsim_torch.cache.reader import PiecePlan
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import ForwardContext, PassContext
-
-_MOST_GRAPHS = 32  #: kept per search; the one that was used longest ago goes first
+from arborsim_torch.graphs import Graphs, refused
 
 
 @dataclass(frozen=True)
@@ -66,72 +63,6 @@ class StepOutputs:
         hidden = [rows[own] for rows in self.hidden]
         state = self.states[search].within(metadata)
         return StepOutputs(self.logits[own], self.last[own], hidden, [state])
-
-
-class Graphs:
-    """CUDA graphs of steps that differ in the sizes of what they read.
-
-    All graphs of a model share one stream and one memory pool, so what one leaves behind must be
-    used before another runs.
-
-    Parameters
-    ----------
-    model
-    """
-
-    def __init__(self, model: Any) -> None:
-        shared: tuple[Any, Any] | None = _SHARED.get(model)
-        if shared is None:
-            # One stream for all searches: libraries keep a workspace for each that they have seen.
-            shared = _SHARED[model] = (
-                torch.cuda.Stream(model.device), torch.cuda.graph_pool_handle(),
-            )  # fmt: skip
-        self._stream: Any = shared[0]
-        self._pool: Any = shared[1]
-        self._captured: OrderedDict[Hashable, tuple[Any, StepOutputs] | None] = OrderedDict()
-        self.captures = self.replays = 0
-
-    def run(self, bucket: Hashable, compute: Callable[[], StepOutputs]) -> StepOutputs:
-        """The results of `compute`, which does the same for the same `bucket`."""
-        if bucket not in self._captured:
-            if len(self._captured) == _MOST_GRAPHS:
-                self._captured.popitem(last=False)
-            self._captured[bucket] = None
-            return self._aside(compute)
-        self._captured.move_to_end(bucket)
-        known = self._captured[bucket]
-        if known is None:
-            graph = torch.cuda.CUDAGraph()
-            # Copies of other threads go on meanwhile.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                outputs = compute()
-            known = self._captured[bucket] = graph, outputs
-            self.captures += 1
-        graph, outputs = known
-        graph.replay()
-        self.replays += 1
-        return outputs
-
-    def _aside(self, compute: Callable[[], StepOutputs]) -> StepOutputs:
-        """Compute on the stream that captures, whose libraries then have their workspaces."""
-        here = torch.cuda.current_stream()
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            outputs = compute()
-        here.wait_stream(self._stream)
-        for x in outputs.tensors():
-            x.record_stream(here)
-        return outputs
-
-    def forget(self) -> None:
-        """Drop all graphs: what they read has moved."""
-        self._captured.clear()
-
-
-#: Of a model: the stream that captures, and the handle of its graphs' memory.
-_SHARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 _NUMBERS = count()
@@ -298,6 +229,10 @@ class StaticStep:
                 own.metadata = state.metadata
             return outputs
 
+        def begin_again() -> None:
+            for step in together:
+                step._plan.on_host.begin_again()
+
         replayed = False
         if self.graphs is None:
             outputs = compute()
@@ -307,7 +242,7 @@ class StaticStep:
                 for step, state in zip(together, states, strict=True)
             ]
             before = self.graphs.replays
-            outputs = self.graphs.run((tuple(asked), wants_hidden), compute)
+            outputs = self.graphs.run((tuple(asked), wants_hidden), compute, begin_again)
             replayed = self.graphs.replays > before
             for step in others:
                 if step.graphs is not None:
@@ -367,8 +302,10 @@ def kind_of_steps(model: Any, graphs: bool) -> str:
     """How decode steps whose reads stay where they are are computed, in words."""
     if model.device.type != "cuda" or not graphs:
         return "eager"
-    why = refusal(model)
-    return f"eager: {why}" if why else "CUDA graphs"
+    if why := refusal(model):
+        return f"eager: {why}"
+    failed = refused(model)
+    return f"CUDA graphs, {len(failed)} not captured: {failed[0]}" if failed else "CUDA graphs"
 
 
 def refusal(model: Any) -> str:

@@ -388,6 +388,12 @@ class HostStream:
         """Let the device wait for the first layer of a fixed pass."""
         self._stream.await_next()
 
+    def begin_again(self) -> None:
+        """A fixed pass is to be computed that a capture has left half done."""
+        self._stream.forget()
+        self._prefetch(0)
+        self._stream.await_next()
+
     def arrive(self, layer: int) -> None:
         """Let the device wait for a layer of a fixed pass, while the next one sets out."""
         self._stream.take(layer)

@@ -127,6 +127,11 @@ class HostPieces:
         if self._stream is not None and self.tables:
             self._stream.await_first()
 
+    def begin_again(self) -> None:
+        """A fixed pass is to be computed that a capture has left half done."""
+        if self._stream is not None and self.tables:
+            self._stream.begin_again()
+
     def arrive(self, layer: int) -> None:
         """In a fixed pass, before a layer: let the device wait for it, and the next set out."""
         assert self._stream is not None

@@ -131,6 +131,11 @@ class LayerStream:
             self._wait(self._arriving.popleft())
         self._in_use = None
 
+    def forget(self) -> None:
+        """What was ordered while a capture failed never sets out; nothing may wait for it."""
+        self._arriving.clear()
+        self._in_use, self._turn = None, 0
+
     def await_next(self) -> None:
         """Let the device wait for the layer that is taken next, before a graph takes it."""
         self._wait(self._arriving[0])

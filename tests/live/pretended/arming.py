@@ -118,7 +118,7 @@ def _apis(gpu: Gpu) -> dict[str, Any]:
         capture_error_mode: str = "global",
     ) -> Any:  # fmt: skip
         aside = PretendedStream() if stream is None else stream
-        return graphs.captured(gpu, captured, turned(aside))
+        return graphs.captured(gpu, captured, turned(aside), pool)
 
     def capturing() -> bool:
         return gpu.capture is not None and gpu.stream() in gpu.capture.branches
@@ -151,7 +151,8 @@ def _apis(gpu: Gpu) -> dict[str, Any]:
     return {
         "Stream": PretendedStream, "Event": PretendedEvent, "stream": turned,
         "is_current_stream_capturing": capturing,
-        "CUDAGraph": lambda: graphs.Graph(gpu), "graph": graph, "graph_pool_handle": object,
+        "CUDAGraph": lambda: graphs.Graph(gpu), "graph": graph, "graph_pool_handle": graphs.Pool,
+        "default_generators": (),
         "current_stream": checked(gpu.stream), "default_stream": checked(lambda: gpu.default),
         "set_sync_debug_mode": sync_debug, "get_sync_debug_mode": lambda: gpu.sync_debug,
         "synchronize": synchronize, "is_available": lambda: True, "device_count": lambda: 1,
@@ -240,6 +241,10 @@ def pretend(patience: int = 0) -> Iterator[Gpu]:
         for name, stand_in in _apis(gpu).items():
             patch(mock.patch.object(torch.cuda, name, stand_in))
         patch(mock.patch.object(torch, "Generator", _Generator))
+        ended = mock.patch.object(
+            torch._C, "_cuda_endAllocateToPool", lambda _, pool: pool.end(), create=True
+        )
+        patch(ended)
         if hasattr(torch.accelerator, "empty_host_cache"):
             patch(mock.patch.object(torch.accelerator, "empty_host_cache"))
         patched = {
@@ -265,5 +270,7 @@ def pretend(patience: int = 0) -> Iterator[Gpu]:
     OPERATORS.clear()
     device_generators.clear()
     _forget_answers()
+    if any(pool.recording for pool in gpu.pools):
+        gpu.faults.append("memory is still allocated for a capture that has failed")
     if gpu.faults:
         raise AssertionError("\n".join(dict.fromkeys(gpu.faults)))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .graphs import Capture, Note
+from .graphs import Capture, Note, Pool
 
 _IDS = itertools.count()
 
@@ -145,6 +145,8 @@ class Gpu:
         self._local = threading.local()
         self.default = Stream(self, "the default stream")
         self.streams = [self.default]
+        self.pools: list[Pool] = []  # that graphs were captured into
+        self.compiled: set[Any] = set()  # launches of kernels, as Triton tells them apart
 
     @property
     def capture(self) -> Capture | None:
@@ -171,6 +173,8 @@ class Gpu:
 
     def fault(self, what: str) -> None:
         self.faults.append(what)
+        if self.capture is not None:
+            self.capture.failed = True
         raise Race(what)
 
     def wait(self, for_: dict[int, int], why: str) -> None:

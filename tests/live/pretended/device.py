@@ -134,6 +134,8 @@ def adopt(x: Tensor, pinned: bool = False) -> PretendedTensor:
             if pinned:
                 gpu[-1].fault("page-locked memory is allocated inside of a capture")
             capture.fresh.add(memory)
+            if not pinned:
+                capture.pool.blocks.add(memory)
     return PretendedTensor(x, memory)
 
 

@@ -9,8 +9,7 @@ which has to be joined again; accesses of two branches must be in order like tho
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
@@ -40,19 +39,54 @@ class Note:
     )
 
 
+class Pool:
+    """Memory of graphs (``torch.cuda.graph_pool_handle``), by the rules of the caching allocator.
+
+    Attributes
+    ----------
+    graphs : int
+        Captured into it, and alive.
+    recording : bool
+        A capture into it has begun and not ended.
+    blocks : set of Memory
+        Allocated while something was captured into it, and alive.
+    """
+
+    def __init__(self) -> None:
+        self.graphs = 0
+        self.recording = self._known = False
+        self.blocks: WeakSet[Memory] = WeakSet()
+
+    def begin(self) -> None:
+        if self.recording:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        if self._known and not self.graphs and self.blocks:  # else the pool has been forgotten
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        self.recording = self._known = True
+        self.graphs += 1
+
+    def end(self) -> None:
+        if not self.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording = False
+
+
 class Capture:
     """What a thread captures at the moment.
 
     Attributes
     ----------
+    failed : bool
+        It can only be ended, which raises.
     branches : dict of Stream to Timeline
         The stream that began, and those that have joined.
     fresh : set of Memory
         Allocated meanwhile.
     """
 
-    def __init__(self, stream: Stream, branch: Timeline) -> None:
+    def __init__(self, stream: Stream, branch: Timeline, pool: Pool) -> None:
         self.branches = {stream: branch}
+        self.pool, self.failed = pool, False
         self._first = branch
         self._accesses: WeakKeyDictionary[Memory, list[Access]] = WeakKeyDictionary()
         self.notes: list[Note] = []
@@ -107,19 +141,31 @@ class Graph:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._capture: Capture | None = None
+        self._pool: Pool | None = None  # of a capture that has ended
 
-    def capture_begin(self) -> None:
+    def __del__(self) -> None:
+        if self._pool is not None:
+            self._pool.graphs -= 1
+
+    def capture_begin(self, pool: Pool) -> None:
         stream = self._gpu.stream()
         if stream is self._gpu.default:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         assert self._gpu.capture is None, "a capture inside of a capture"
-        self._capture = self._gpu.capture = Capture(stream, self._gpu.branch(stream))
+        pool.begin()
+        if pool not in self._gpu.pools:
+            self._gpu.pools.append(pool)
+        self._capture = self._gpu.capture = Capture(stream, self._gpu.branch(stream), pool)
 
     def capture_end(self) -> None:
         capture, self._gpu.capture = self._gpu.capture, None
         assert capture is not None
         with torch.inference_mode():
             capture.end()
+        if capture.failed:
+            raise RuntimeError("CUDA error: operation failed due to a previous error")
+        capture.pool.end()
+        self._pool = capture.pool
 
     def replay(self) -> None:
         assert self._capture is not None, "nothing was captured"
@@ -138,21 +184,31 @@ class Graph:
                 note.again()
 
 
-@contextlib.contextmanager
-def captured(gpu: Gpu, graph: Graph, turned: Any) -> Iterator[None]:
-    """`torch.cuda.graph`; `turned` makes its stream the current one."""
-    with gpu.lock:
-        for each in gpu.streams:
-            each.flush()
-            gpu.host().learn(each.known)
-    gpu.wait({}, "torch.cuda.graph")
-    with turned:
-        graph.capture_begin()
-        capture = gpu.capture
-        try:
-            yield
-        finally:
-            graph.capture_end()
+class captured:
+    """`torch.cuda.graph`; `turned` makes its stream the current one.
+
+    Like the original it does not turn back where the capture cannot be ended.
+    """
+
+    def __init__(self, gpu: Gpu, graph: Graph, turned: Any, pool: Pool | None) -> None:
+        self._gpu, self._graph, self._turned = gpu, graph, turned
+        self._pool = Pool() if pool is None else pool
+
+    def __enter__(self) -> None:
+        gpu = self._gpu
+        with gpu.lock:
+            for each in gpu.streams:
+                each.flush()
+                gpu.host().learn(each.known)
+        gpu.wait({}, "torch.cuda.graph")
+        self._turned.__enter__()
+        self._graph.capture_begin(self._pool)
+
+    def __exit__(self, *error: Any) -> None:
+        capture = self._gpu.capture
         assert capture is not None
-        for name in capture.unjoined:
-            gpu.fault(f"{name} is not joined when the capture ends")
+        if error[0] is None and capture.unjoined:
+            capture.failed = True
+            self._gpu.faults.append(f"{capture.unjoined[0]} is not joined when the capture ends")
+        self._graph.capture_end()
+        self._turned.__exit__(*error)

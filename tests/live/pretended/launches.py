@@ -17,7 +17,7 @@ from torch import Tensor
 from arborsim.core.formats import Format
 from arborsim_torch.tiers.codec import Packed
 
-from .device import again, inner, keep, on_device, touch, where_to
+from .device import again, gpu, inner, keep, on_device, touch, where_to
 
 _SPLIT_STRIDES = (
     "q_sequence", "q_head", "q_dim", "k_head", "k_slot", "k_dim", "v_head", "v_slot", "v_dim",
@@ -41,6 +41,14 @@ class Launcher:
     def __init__(self, name: str, work: Callable[..., None], writes: tuple[int, ...]) -> None:
         self._name, self._work, self._writes = name, work, writes
 
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Triton compiles and loads a kernel when it is launched first, which no capture allows."""
+        here = gpu[-1]
+        kind = self._name, *map(_kind, args), *sorted((k, str(v)) for k, v in kwargs.items())
+        if here.capture is not None and kind not in here.compiled:
+            here.fault(f"{self._name} is compiled inside of a capture")
+        here.compiled.add(kind)
+
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, **kwargs: Any) -> None:
             given = [x for x in args if isinstance(x, Tensor)]
@@ -49,6 +57,7 @@ class Launcher:
                     "Pointer argument cannot be accessed from Triton (cpu tensor?)"
                 )  # Triton's own words
             by = where_to(True, self._name)
+            self._compile(args, kwargs)
             for at, x in enumerate(args):
                 touch(by, x, at in self._writes, self._name)
                 if at in self._writes:
@@ -58,6 +67,15 @@ class Launcher:
             again(lambda: self._work(grid, *there, **kwargs))
 
         return launch
+
+
+def _kind(x: Any) -> Any:
+    """What Triton compiles a kernel anew for: types, alignment, and numbers that are 1."""
+    if isinstance(x, Tensor):
+        return x.dtype, inner(x).data_ptr() % 16 == 0
+    if isinstance(x, int) and not isinstance(x, bool):
+        return int, x == 1 or x % 16 == 0, x == 1, x.bit_length() > 31
+    return type(x)
 
 
 def _at(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:

@@ -103,6 +103,28 @@ def wander(each: Search) -> None:
     each.step(4)
 
 
+@pytest.mark.parametrize("failing", [0, 1, LAYERS - 1])
+def test_steps_go_on_where_a_capture_fails_between_copies(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of the next layer have been ordered, and never set out."""
+    wanted, store, failed = results("cpu").logits, StaticStep.store, []
+
+    def refusing(step: StaticStep, layer: int, *given: Any) -> None:
+        if layer == failing and torch.cuda.is_current_stream_capturing() and len(failed) < 2:
+            failed.append(layer)
+            raise NotImplementedError("not in a capture")
+        store(step, layer, *given)
+
+    monkeypatch.setattr(StaticStep, "store", refusing)
+    with pretend(), pytest.warns(RuntimeWarning, match="not in a capture"):
+        found = results("cuda")
+    assert len(failed) == 2
+    assert any(found.replayed)
+    for one, other in zip(found.logits, wanted, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-4)
+
+
 def results(device: str, grouping: str = "shared", graphs: bool = True) -> Search:
     with search(device, grouping, graphs) as found:
         wander(found)
