@@ -65,14 +65,16 @@ def compile_merge(capability: int = 90):
 
 def compile_mass(capability: int = 90):
     """`mean_mass` as it is called."""
-    constants = {"HEADS": 4, "DIM": 128, "BLOCK": 1024, "FAR": True}
+    constants = {"HEADS": 4, "DIM": 128, "BLOCK": pieces_triton._MASSES_AT_ONCE, "TOGETHER": 4,
+                 "FAR": True}  # fmt: skip
     return _compile(pieces_kernels.mean_mass, {}, constants, capability, num_warps=4)
 
 
 def compile_mean(capability: int = 90):
     """`add_mean_mass` as it is called where pages are read on demand."""
     types = {"position": "*i64", "further": "*i32", "row": "*fp32", "numbers": "*i64"}
-    constants = {"HEADS": 4, "DIM": 128, "BLOCK": 256, "FAR": False, "FURTHER": True}
+    constants = {"HEADS": 4, "DIM": 128, "BLOCK": pieces_triton._MEANS_AT_ONCE, "TOGETHER": 32,
+                 "FAR": False, "FURTHER": True}  # fmt: skip
     return _compile(pieces_kernels.add_mean_mass, types, constants, capability, num_warps=4)
 
 
