@@ -29,6 +29,8 @@ from arborsim_torch.cache.pieces import padded, rounded
 from arborsim_torch.cache.reader import PiecePlan
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import ForwardContext, PassContext
+from arborsim_torch.fused_layers import fused
+from arborsim_torch.fused_layers import refusal as unfused
 from arborsim_torch.graphs import Graphs, refused
 
 
@@ -82,11 +84,14 @@ class StaticStep:
     ----------
     bucket : hashable
         What the last step has in common with others that the same graph computes.
+    fused : bool
+        Whether layers run in fused kernels (`arborsim_torch.fused_layers`).
     """
 
     def __init__(self, model: Any, cache: TieredCache, graphs: bool) -> None:
         self._model, self._cache = model, cache
         self.graphs = Graphs(model) if graphs else None
+        self.fused = not unfused(model)
         self._slides = bool(getattr(model.config, "sliding_window", None))
         self._number = next(_NUMBERS)
         self._together: tuple[StaticStep, ...] = (self,)
@@ -121,6 +126,16 @@ class StaticStep:
             return
         for target, new in zip(pool.slab(layer)[0].unbind(), (keys, values), strict=True):
             target.index_copy_(1, slots[0], new[:, :, 0].transpose(0, 1))
+
+    def target(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Where a layer's keys and values are, and the slots that those of the step go to.
+
+        ``[kv_heads or 1, slots, head_dim]`` and int64 ``[kv_heads or 1, rows]``.
+        """
+        layout, pool = self._cache.layout, self._cache.pools[Place.HBM]
+        by_head = layout.grouping == "head"  # rows of the slab, head by head
+        keys, values = pool.rows(layer)[:, None] if by_head else pool.slab(layer)[0]
+        return keys, values, self._input[2:][layout.groups_of_layer(layer)]
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -263,13 +278,14 @@ class StaticStep:
         model, inputs = self._model, [step._input for step in self._together]
         at = [state.metadata.at for state in states]
         alone = len(inputs) == 1
-        last = model.model(
-            input_ids=(inputs[0][0] if alone else torch.cat([own[0] for own in inputs]))[:, None],
-            position_ids=at[0] if alone else torch.cat(at),
-            past_key_values=self._hf,
-            use_cache=True,
-            context=ForwardContext(states),
-        ).last_hidden_state
+        with fused(model, self._together) if self.fused else nullcontext():
+            last = model.model(
+                input_ids=(inputs[0][0] if alone else torch.cat([x[0] for x in inputs]))[:, None],
+                position_ids=at[0] if alone else torch.cat(at),
+                past_key_values=self._hf,
+                use_cache=True,
+                context=ForwardContext(states),
+            ).last_hidden_state
         for state in states:
             state.settle()
         return StepOutputs(model.lm_head(last), last, hidden, states)
@@ -304,8 +320,9 @@ def kind_of_steps(model: Any, graphs: bool) -> str:
         return "eager"
     if why := refusal(model):
         return f"eager: {why}"
-    failed = refused(model)
-    return f"CUDA graphs, {len(failed)} not captured: {failed[0]}" if failed else "CUDA graphs"
+    notes = [f"{len(failed)} not captured: {failed[0]}"] if (failed := refused(model)) else []
+    notes += [f"small operations apart: {why}"] if (why := unfused(model)) else []
+    return ", ".join(["CUDA graphs", *notes])
 
 
 def refusal(model: Any) -> str:

@@ -15,7 +15,13 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from arborsim_torch.kernels import ondemand_triton, pieces_kernels, pieces_triton, rows_kernels
+from arborsim_torch.kernels import (
+    layers_triton,
+    ondemand_triton,
+    pieces_kernels,
+    pieces_triton,
+    rows_kernels,
+)
 
 from .pieces_cases import PACKED, codec_named
 
@@ -25,7 +31,9 @@ _POINTERS = {
 }  # fmt: skip
 _ALIGNED = (
     "per_split", "q_seq", "q_head", "k_head", "k_slot", "v_head", "v_slot",
-    "k_scale_head", "v_scale_head", *_POINTERS, "q", "k", "v", "k_scale", "v_scale",
+    "k_scale_head", "v_scale_head", "key_head", "key_slot", "value_head", "value_slot",
+    *_POINTERS, "x", "residual", "weight", "total", "normed", "cos", "sin", "gate", "up", "keys",
+    "values", "slots", "q", "k", "v", "k_scale", "v_scale",
 )  # fmt: skip
 CAPABILITIES = (80, 90, 100)
 #: Formats of the table: queries of Llama-3.1-8B in bfloat16.
@@ -65,14 +73,16 @@ def compile_merge(capability: int = 90):
 
 def compile_mass(capability: int = 90):
     """`mean_mass` as it is called."""
-    constants = {"HEADS": 4, "DIM": 128, "BLOCK": 1024, "FAR": True}
+    constants = {"HEADS": 4, "DIM": 128, "BLOCK": pieces_triton._MASSES_AT_ONCE, "TOGETHER": 4,
+                 "FAR": True}  # fmt: skip
     return _compile(pieces_kernels.mean_mass, {}, constants, capability, num_warps=4)
 
 
 def compile_mean(capability: int = 90):
     """`add_mean_mass` as it is called where pages are read on demand."""
     types = {"position": "*i64", "further": "*i32", "row": "*fp32", "numbers": "*i64"}
-    constants = {"HEADS": 4, "DIM": 128, "BLOCK": 256, "FAR": False, "FURTHER": True}
+    constants = {"HEADS": 4, "DIM": 128, "BLOCK": pieces_triton._MEANS_AT_ONCE, "TOGETHER": 32,
+                 "FAR": False, "FURTHER": True}  # fmt: skip
     return _compile(pieces_kernels.add_mean_mass, types, constants, capability, num_warps=4)
 
 
@@ -96,6 +106,24 @@ def compile_pages(name: str, capability: int = 90):
         block = ondemand_triton._BLOCK_PAGES
         constants = {"HEADS": 4, "DIM": 128, "BLOCK_DIM": 128, "BLOCK": block, "q_dim": 1}
     return _compile(getattr(ondemand_triton, name), types, constants, capability, num_warps=4)
+
+
+#: Of a layer of Llama-3.1-8B.
+LAYER = {
+    "add_norm_rows": {"SIZE": 4096, "BLOCK": 4096, "ADD": True},
+    "rotate_rows": {"MEMBERS": 4, "BLOCK_MEMBERS": 4, "HALF": 64, "BLOCK_HALF": 64},
+    "silu_product": {"BLOCK": layers_triton._BLOCK},
+}
+
+
+def compile_layer(name: str, capability: int = 90):
+    """A kernel of a decode step's layers, in bfloat16."""
+    types = {"slots": "*i64", "eps": "fp32"}
+    plain = ("first", "count", "slot_head", "key_head", "key_slot", "value_head", "value_slot")
+    kernel = getattr(layers_triton, name)
+    types |= {x: "*bf16" for x in kernel.arg_names if x not in (*types, *plain, *LAYER[name])}
+    options = {"num_warps": {"add_norm_rows": 8, "rotate_rows": 2, "silu_product": 4}[name]}
+    return _compile(kernel, types, LAYER[name], capability, enable_fp_fusion=False, **options)
 
 
 def _compile(kernel, types, constants, capability, packed=False, **options):
@@ -139,6 +167,7 @@ def main() -> None:
     kinds += [("`add_mean_mass`", compile_mean, ())]
     kinds += [(f"`{name}`", compile_rows, (name,)) for name in ("add_mean_rows", "sum_group_rows")]
     kinds += [(f"`{name}`", compile_pages, (name,)) for name in ("rank_pages", "take_pages")]
+    kinds += [(f"`{name}`", compile_layer, (name,)) for name in LAYER]
     for name, make, arguments in kinds:
         cells = []
         for capability in CAPABILITIES:

@@ -339,6 +339,8 @@ def test_the_kernel_compiles_for_an_h200_within_its_shared_memory(monkeypatch, t
 def test_the_other_kernels_compile_for_an_h200(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from .compile_pieces import (
+        LAYER,
+        compile_layer,
         compile_mass,
         compile_mean,
         compile_merge,
@@ -348,6 +350,7 @@ def test_the_other_kernels_compile_for_an_h200(monkeypatch, tmp_path):
 
     rows = (compile_rows(name) for name in ("add_mean_rows", "sum_group_rows"))
     pages = (compile_pages(name) for name in ("rank_pages", "take_pages"))
-    for found in (compile_merge(), compile_mass(), compile_mean(), *rows, *pages):
+    layer = (compile_layer(name) for name in LAYER)
+    for found in (compile_merge(), compile_mass(), compile_mean(), *rows, *pages, *layer):
         assert found.asm["cubin"]
         assert found.metadata.shared <= 227 * 1024 // 2

@@ -285,19 +285,23 @@ def merge_splits(
 @triton.jit(do_not_specialize=["own", "entries", "rows", "far_row"])
 def mean_mass(
     logits, far, lse, mass, own, entries, rows, far_row,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    FAR: tl.constexpr,
 ):  # fmt: skip
     """Weights of one sequence at one KV head, averaged over its query heads; of all pieces.
 
     These have `own` entries; with `FAR` those of the host follow, up to `entries`.
     """
-    head, seq = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    head, seq = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     heads = tl.num_programs(1)
     spot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = _weights(
-        logits, far, lse, head, heads, seq, spot, own, entries, rows, far_row, HEADS, DIM, BLOCK,
-        FAR,
-    )  # fmt: skip
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in tl.static_range(0, HEADS, TOGETHER):
+        member = first + tl.arange(0, TOGETHER)
+        total += _weights(
+            logits, far, lse, head * HEADS + member, member < HEADS, heads, seq, spot, own,
+            entries, rows, far_row, HEADS, DIM, FAR,
+        )  # fmt: skip
     tl.store(mass + (seq * heads + head) * entries + spot, total / HEADS, mask=spot < entries)
 
 
@@ -305,7 +309,7 @@ def mean_mass(
 def add_mean_mass(
     logits, far, lse, position, further, row, numbers, own, entries, rows, far_row, first,
     positions, heads, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-    FAR: tl.constexpr, FURTHER: tl.constexpr,
+    TOGETHER: tl.constexpr, FAR: tl.constexpr, FURTHER: tl.constexpr,
 ):  # fmt: skip
     """Weights of one sequence, averaged over all heads, added where their entries stand.
 
@@ -316,10 +320,11 @@ def add_mean_mass(
     seq = tl.program_id(1).to(tl.int64)
     spot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    for head in range(heads):
+    for begin in range(0, heads * HEADS, TOGETHER):
+        query_head = begin + tl.arange(0, TOGETHER)
         total += _weights(
-            logits, far, lse, head, heads, seq, spot, own, entries, rows, far_row, HEADS, DIM,
-            BLOCK, FAR,
+            logits, far, lse, query_head, query_head < heads * HEADS, heads, seq, spot, own,
+            entries, rows, far_row, HEADS, DIM, FAR,
         )  # fmt: skip
     at = tl.load(position + spot, mask=spot < first, other=0).to(tl.int64)
     if FURTHER:
@@ -336,19 +341,18 @@ def add_mean_mass(
 
 @triton.jit
 def _weights(
-    logits, far, lse, head, heads, seq, spot, own, entries, rows, far_row,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
+    logits, far, lse, query_head, there, heads, seq, spot, own, entries, rows, far_row,
+    HEADS: tl.constexpr, DIM: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
-    """Of one sequence at one KV head, summed over its query heads."""
-    total = tl.zeros([BLOCK], tl.float32)
-    for member in range(HEADS):
-        base = tl.load(lse + (seq * heads + head) * HEADS + member)
-        base = tl.where(base == float("-inf"), 0.0, base)
-        row = (head * rows + seq * HEADS + member).to(tl.int64)
-        logit = tl.load(logits + row * own + spot, mask=spot < own, other=float("-inf"))
-        if FAR:
-            at = far + row * far_row + DIM + 1 + spot - own
-            there = (spot >= own) & (spot < entries)
-            logit = tl.where(there, tl.load(at, mask=there, other=float("-inf")), logit)
-        total += tl.exp(logit - base)
-    return total
+    """Of one sequence, summed over some query heads: loads of one tile, which do not wait."""
+    base = tl.load(lse + seq * heads * HEADS + query_head, mask=there, other=0.0)
+    base = tl.where(base == float("-inf"), 0.0, base)
+    row = (query_head // HEADS).to(tl.int64) * rows + seq * HEADS + query_head % HEADS
+    held = there[:, None] & (spot < own)[None, :]
+    at = row[:, None] * own + spot[None, :]
+    logit = tl.load(logits + at, mask=held, other=float("-inf"))
+    if FAR:
+        at = row[:, None] * far_row + (DIM + 1 + spot - own)[None, :]
+        held = there[:, None] & ((spot >= own) & (spot < entries))[None, :]
+        logit = tl.where(held, tl.load(far + at, mask=held, other=float("-inf")), logit)
+    return tl.sum(tl.exp(logit - base[:, None]), 0)

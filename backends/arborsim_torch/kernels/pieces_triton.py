@@ -35,7 +35,9 @@ _MOST_ROWS = 64  # query heads x sequences in one program; tensor cores take at 
 _MOST_SPLITS = 128  # of a piece: merging them reads as much as 128 slots do
 _MERGED_AT_ONCE = 64  # splits whose outputs are in registers
 _PROGRAMS_PER_SM = 2
-_MEANS_AT_ONCE = 256  # entries whose weights a program averages over all heads
+_MASSES_AT_ONCE = 512  # entries whose weights a program averages over a group's heads
+_MEANS_AT_ONCE = 128  # and over all heads
+_HEADS_AT_ONCE = 8, 32  # whose logits are loaded together, in these two
 _FP8_CAPABILITY = (8, 9)  # Ada and Hopper convert e4m3 in hardware; Triton refuses it on older ones
 
 
@@ -175,9 +177,10 @@ def attend_pieces_triton(
             BLOCK=min(_MERGED_AT_ONCE, triton.next_power_of_2(max(splits, 1))),
         )  # fmt: skip
         if masses is not None:
-            mean_mass[(triton.cdiv(entries, 1024), kv_heads, seqs)](
+            mean_mass[(triton.cdiv(entries, _MASSES_AT_ONCE), kv_heads, seqs)](
                 logits, far, lse, masses, own, entries, rows, far.shape[-1],
-                HEADS=shape["HEADS"], DIM=dim, BLOCK=1024, **of_far,
+                HEADS=shape["HEADS"], DIM=dim, BLOCK=_MASSES_AT_ONCE,
+                TOGETHER=_power(shape["HEADS"], _HEADS_AT_ONCE[0]), **of_far,
             )  # fmt: skip
         if means is not None:
             place, more = means.position, means.further
@@ -185,7 +188,7 @@ def attend_pieces_triton(
                 logits, far, lse, place, place if more is None else more, means.total,
                 means.numbers, own, entries, rows, far.shape[-1], len(place), means.total.shape[1],
                 kv_heads, HEADS=shape["HEADS"], DIM=dim, BLOCK=_MEANS_AT_ONCE,
-                FURTHER=more is not None, **of_far,
+                TOGETHER=_power(heads, _HEADS_AT_ONCE[1]), FURTHER=more is not None, **of_far,
             )  # fmt: skip
     return out, lse, masses
 
@@ -265,6 +268,11 @@ def reads(piece: Piece, dim: int) -> bool:
     )  # fmt: skip
     bytes_follow = piece.keys.stride(2) == piece.values.stride(2) == 1
     return (power or each.group >= dim) and even and bytes_follow
+
+
+def _power(number: int, most: int) -> int:
+    """The power of 2 that holds a number, or `most`."""
+    return min(most, int(triton.next_power_of_2(number)))
 
 
 def _wide(like: Tensor, *shape: int) -> Tensor:

@@ -306,6 +306,57 @@ def _take_pages(
     chosen.copy_(torch.where(best % 2 == 1, _LAST - ((best & 0xFFFFFFFF) >> 1), -1))
 
 
+def _add_norm(
+    grid: tuple[int], x: Tensor, residual: Tensor, weight: Tensor, total: Tensor, normed: Tensor,
+    eps: float, *, SIZE: int, BLOCK: int, ADD: bool, **_: Any,
+) -> None:  # fmt: skip
+    assert BLOCK >= SIZE == len(weight)
+    assert x.numel() == grid[0] * SIZE
+    assert all(part.is_contiguous() for part in (x, residual, total, normed))
+    own = x + residual if ADD else x
+    if ADD:
+        total.copy_(own)
+    wide = own.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    normed.copy_(weight * wide.to(x.dtype))
+
+
+def _rotate(
+    grid: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor,
+    slots: Tensor, keys: Tensor, values: Tensor, out: Tensor, first: int, slot_head: int,
+    key_head: int, key_slot: int, value_head: int, value_slot: int, *, MEMBERS: int, HALF: int,
+    **_: Any,
+) -> None:  # fmt: skip
+    seqs, heads = grid
+    dim, rows = 2 * HALF, slice(first, first + seqs)
+    assert out.shape == (len(q), heads * MEMBERS, dim)
+    assert cos.shape == sin.shape == (len(q), dim)
+    assert all(part.is_contiguous() for part in (q, k, v, cos, sin, out))
+
+    def turned(x: Tensor) -> Tensor:
+        x = x[rows].view(seqs, -1, dim)
+        low, high = x.chunk(2, -1)
+        return x * cos[rows, None] + torch.cat((-high, low), -1) * sin[rows, None]
+
+    out[rows] = turned(q)
+    where = _at(slots, (heads, seqs), (slot_head, 1))
+    for head, own in enumerate(where):
+        for pool, by, step, new in (
+            (keys, key_head, key_slot, turned(k)), (values, value_head, value_slot, v[rows]),
+        ):  # fmt: skip
+            slab = pool.as_strided(
+                (int(own.max()) + 1, dim), (step, 1), pool.storage_offset() + head * by
+            )
+            slab[own] = new.view(seqs, heads, dim)[:, head]
+
+
+def _silu(
+    grid: tuple[int], gate: Tensor, up: Tensor, out: Tensor, count: int, *, BLOCK: int, **_: Any
+) -> None:  # fmt: skip
+    assert grid[0] * BLOCK >= count == gate.numel() == up.numel()
+    out.copy_(torch.nn.functional.silu(gate) * up)
+
+
 #: By module of `arborsim_torch.kernels`.
 LAUNCHERS = {
     "pieces_triton": {
@@ -317,6 +368,11 @@ LAUNCHERS = {
     "rows_triton": {
         "add_mean_rows": Launcher("add_mean_rows", _mean_rows, (4,)),
         "sum_group_rows": Launcher("sum_group_rows", _group_rows, (4, 5)),
+    },
+    "layers_triton": {
+        "add_norm_rows": Launcher("add_norm_rows", _add_norm, (3, 4)),
+        "rotate_rows": Launcher("rotate_rows", _rotate, (6, 7, 8)),
+        "silu_product": Launcher("silu_product", _silu, (2,)),
     },
     "ondemand_triton": {
         "rank_pages": Launcher("rank_pages", _rank_pages, (5,)),
