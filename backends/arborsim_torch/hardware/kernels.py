@@ -6,7 +6,7 @@ cache of an H100 holds 50 MB, and reads several times as fast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -121,17 +121,17 @@ def kv_rates(timer: Timer, geometry: Geometry, dtype: torch.dtype, quick: bool) 
         query = torch.randn(
             geometry.kv_heads, group, geometry.head_dim, device=timer.device, dtype=dtype
         )
-        found[n] = size / timer.seconds(*(partial(_attend, query, pool) for pool in pools))
+        found[n] = size / timer.seconds(*(_attention(query, pool) for pool in pools))
     return found
 
 
-def _attend(query: Tensor, pool: Tensor) -> Tensor:
+def _attention(query: Tensor, pool: Tensor) -> Callable[[], Any]:
     """Of ``[kv_heads, group, head_dim]`` over keys and values ``[2, kv_heads, n, head_dim]``."""
     keys, values = pool
     if not in_triton(query.device, query.dtype):
-        return sdpa(query[None], keys[None], values[None])
+        return partial(sdpa, query[None], keys[None], values[None])
     piece = Piece(keys, values, Plain(query.dtype), None, None, None, keys.shape[1])
-    return attend_pieces(query.flatten(0, 1)[None], [piece], query.shape[-1] ** -0.5)[0]
+    return partial(attend_pieces, query.flatten(0, 1)[None], [piece], query.shape[-1] ** -0.5)
 
 
 @torch.inference_mode()
