@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from arborsim_torch.hardware.launches import measure_launches, measure_moves
 from arborsim_torch.hardware.passes import Design, time_passes
 from arborsim_torch.hardware.timing import Timer, aside, capture
 from arborsim_torch.models import geometry, load_model
+from benchmarks import gpu
 from benchmarks.gpu import yardsticks
 from benchmarks.gpu.context import KINDS, Prober, longest_context
 from benchmarks.gpu.kernels import (
@@ -32,7 +34,9 @@ from benchmarks.gpu.kernels import (
 )
 from benchmarks.gpu.live import run_arm, trace_step
 from benchmarks.gpu.masking import evicting_is_masking, rehydrating_is_keeping
-from benchmarks.gpu.plan import Arm, Load, arms
+from benchmarks.gpu.plan import Arm, Load, Plan, arms
+from benchmarks.gpu.targets import as_simulated
+from benchmarks.gpu.worker import Worker
 from benchmarks.gpu.yardsticks import measure_yardsticks, run_yardstick
 from tests.live.pieces_cases import CASES, Case, Part
 
@@ -194,6 +198,25 @@ def test_searches_are_timed_after_their_kernels_were_compiled() -> None:
         assert searches._compile(Timer(model.device), model, "h2o") > 0
         assert gpu.launches["add_mean_mass"] > 0
         del model
+
+
+def test_a_run_begins_with_a_short_search_of_every_arm(tmp_path: Path) -> None:
+    """As the process does that works on a GPU, from the model's random weights on."""
+    tiny = Path(gpu.__file__).with_name("tiny.json")
+    plan = Plan(f"config:{tiny}", "cuda", True, (64,), 8, 32, 1, 64, 128, ("start", "smoke"),
+                tmp_path, "")  # fmt: skip
+    sent: list[dict[str, Any]] = []
+    with pretend():
+        worker = Worker(plan, [], time.monotonic() + 600, sent.append)
+        worker.run()
+        del worker
+    found = [record for record in sent if record.get("part") == "smoke"]
+    assert [(r["of"]["arm"], r["of"]["graphs"]) for r in found] == [
+        (label, graphs) for label, _, graphs in plan.smoke
+    ]
+    assert all(as_simulated(record) for record in found), found
+    assert {r["of"]["arm"] for r in found if r["step"] == "graph"} >= {"full", "h2o", "StaticCache"}
+    assert found[-1]["step"] == "eager"
 
 
 def test_a_step_is_traced(tmp_path: Path) -> None:
