@@ -26,7 +26,6 @@ from .clocks import Race
 from .launches import Launcher
 from .test_policies import compare, run
 
-
 GOES_ON = pytest.mark.filterwarnings("ignore:a CUDA graph could not be captured")
 
 
