@@ -389,7 +389,8 @@ def _kernels(known: Mapping[str, Package], probe: Mapping[str, Any]) -> Ability:
     triton = _named(known, "triton")[0]
     usable += [f"triton {triton.version}"] if triton.usable else []
     if probe.get("cuda") is True and usable:
-        return Ability(name, True, ", ".join(usable))
+        uses = [f"{use}: {why}" for use, why in probe.get("attention", {}).items()]
+        return Ability(name, True, "; ".join([", ".join(usable), *uses]))
     broken = [f"{each.name}: {each.problem}" for each in (*fast, triton) if each.problem]
     if broken:
         return Ability(name, False, "; ".join(broken), "reinstall them for this version of torch")

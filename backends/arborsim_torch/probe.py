@@ -34,7 +34,8 @@ def probe() -> dict[str, Any]:
         ``broken``: reasons by distribution, of those that are installed but cannot be imported;
         ``backend``: why the backend cannot be loaded, or ""; ``cuda``: whether a GPU computed
         something; ``cuda_failed``: why it did not, if torch saw one; ``cuda_version`` that torch
-        was built for; ``gpus``: name and memory of each.
+        was built for; ``gpus``: name and memory of each; ``attention``: what computes it on the
+        first GPU and why, by use.
     """
     broken = {name: why for name, module in MODULES.items() if (why := _fails(name, module))}
     found: dict[str, Any] = {"broken": broken, "backend": "", "cuda": False, "gpus": []}
@@ -42,7 +43,10 @@ def probe() -> dict[str, Any]:
         return found
     if not broken.keys() & {"transformers", "safetensors"} and _installed("transformers"):
         found["backend"] = _import("arborsim_torch.backend")
-    return found | _gpus()
+    found |= _gpus()
+    if found["cuda"] and not found["backend"]:
+        found["attention"] = _attention()
+    return found
 
 
 def _installed(name: str) -> bool:
@@ -81,6 +85,22 @@ def _gpus() -> dict[str, Any]:
             found["cuda"] = float(torch.ones(8, device="cuda").sum()) == 8.0
     except Exception as error:
         found["cuda_failed"] = _line(error)
+    return found
+
+
+def _attention() -> dict[str, str]:
+    import torch
+
+    from arborsim_torch.kernels.fused import choose, choose_decode
+
+    where = torch.device("cuda", 0), torch.bfloat16, 128  # what most models have
+    found = {}
+    for use, chosen in (("prompts", choose), ("decode steps", choose_decode)):
+        try:
+            choice = chosen(*where)
+            found[use] = f"{choice.name} ({choice.reason})"
+        except Exception as error:
+            found[use] = _line(error)
     return found
 
 

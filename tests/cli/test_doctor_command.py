@@ -152,3 +152,12 @@ def test_a_gpu_that_torch_cannot_use_has_its_remedy(monkeypatch: pytest.MonkeyPa
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--no-such"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_what_computes_attention_is_shown_with_its_reason() -> None:
+    known = {"triton": installed.Package("triton", ">=3.3", "cuda", "3.6.0")}
+    said = "torch-flash (PyTorch's FlashAttention: flash_attn has no flash_attn_func)"
+    probe = {"cuda": True, "attention": {"prompts": said, "decode steps": "triton (and why)"}}
+    found = installed._kernels(known, probe)
+    assert found.works
+    assert f"prompts: {said}; decode steps: triton (and why)" in found.about

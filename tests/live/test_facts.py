@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from arborsim.core import installed
 
 torch = pytest.importorskip("torch")
+from arborsim_torch import probe  # noqa: E402
 from arborsim_torch.hardware.facts import all_facts, conditions, software  # noqa: E402
+from arborsim_torch.kernels.packages import PACKAGES  # noqa: E402
 from arborsim_torch.models import load_model  # noqa: E402
 
 from .pretended.arming import pretend  # noqa: E402
@@ -76,3 +80,16 @@ def test_state_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert found["SM clock"] == "1755 MHz"
     assert found["highest SM clock"] == "1980 MHz"
     assert found["power limit"] == "700.00 W"
+
+
+def test_the_probe_says_what_computes_attention_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    for package in PACKAGES.values():
+        monkeypatch.setitem(sys.modules, package.module, None)
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    with pretend():
+        found = probe._attention()
+    assert found == {
+        "prompts": "torch-flash (PyTorch's FlashAttention: flash_attn has no flash_attn_func)",
+        "decode steps": "triton (Triton's kernels: flash_attn has no flash_attn_with_kvcache)",
+    }

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from arborsim_torch.kernels import fused
+from arborsim_torch.kernels import packages as kernel_packages
 from arborsim_torch.kernels.dense import attend, attend_with_mass
 from arborsim_torch.kernels.flash import attend_flash, attend_prefill, choose
 from arborsim_torch.kernels.merge import merge
@@ -184,18 +185,21 @@ def test_an_unknown_kernel_is_refused_by_name():
         ("cuda", torch.float32, 128, (9, 0), [], "torch-efficient"),
         ("cuda", torch.float64, 128, (9, 0), [], "dense"),
         ("cuda", torch.bfloat16, 128, (9, 0), [], "torch-flash"),
-        ("cuda", torch.bfloat16, 128, (7, 5), ["flash_attn"], "torch-efficient"),
-        ("cuda", torch.bfloat16, 100, (9, 0), ["flash_attn"], "dense"),
-        ("cuda", torch.float16, 128, (9, 0), ["flash_attn", "flashinfer"], "flash-attn"),
+        ("cuda", torch.bfloat16, 128, (7, 5), ["flash-attn"], "torch-efficient"),
+        ("cuda", torch.bfloat16, 100, (9, 0), ["flash-attn"], "dense"),
+        ("cuda", torch.float16, 128, (9, 0), ["flash-attn", "flashinfer"], "flash-attn"),
+        ("cuda", torch.float16, 128, (9, 0), ["flash-attn", "flash-attn-3"], "flash-attn-3"),
+        ("cuda", torch.float16, 128, (9, 0), ["flash-attn-4", "flashinfer"], "flash-attn-4"),
         ("cuda", torch.float16, 128, (9, 0), ["flashinfer"], "flashinfer"),
-        ("cuda", torch.float16, 96, (9, 0), ["flashinfer"], "torch-flash"),
     ],
 )
 def test_the_kernel_that_fits_is_chosen(
     monkeypatch, device, dtype, dim, capability, packages, name
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(fused, "_importable", lambda package: package in packages)
+    monkeypatch.setattr(
+        kernel_packages, "why_not", lambda name, *_: "" if name in packages else "not installed"
+    )
     choice = choose(torch.device(device), dtype, dim)
     assert choice.name == name
     assert choice.name == "dense" or choice.name in fused.KERNELS

@@ -15,7 +15,7 @@ from arborsim_torch.cache import pieces as tables
 from arborsim_torch.cache import prefix
 from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.kernels import fused
+from arborsim_torch.kernels import fused, packages
 from arborsim_torch.kernels.fused import Choice, choose_decode
 from arborsim_torch.kernels.pieces import Piece, attend_pieces
 from arborsim_torch.tiers.codec import Int8, Plain
@@ -151,29 +151,41 @@ def test_a_prefix_follows_every_change(data):
 @pytest.mark.parametrize(
     ("dtype", "dim", "installed", "wanted"),
     [
-        (torch.bfloat16, 128, ("triton", "flash_attn"), "flash-attn"),
+        (torch.bfloat16, 128, ("triton", "flash-attn"), "flash-attn"),
+        (torch.bfloat16, 128, ("triton", "flash-attn", "flash-attn-3"), "flash-attn-3"),
+        (torch.bfloat16, 128, ("triton", "flash-attn-4"), "triton"),
         (torch.bfloat16, 128, ("triton",), "triton"),
-        (torch.bfloat16, 100, ("triton", "flash_attn"), "triton"),
-        (torch.float32, 128, ("triton", "flash_attn"), "triton"),
-        (torch.bfloat16, 128, ("flash_attn",), "torch"),
-        (torch.float64, 128, ("triton", "flash_attn"), "torch"),
+        (torch.bfloat16, 100, ("triton", "flash-attn"), "triton"),
+        (torch.float32, 128, ("triton", "flash-attn"), "triton"),
+        (torch.bfloat16, 128, ("flash-attn",), "torch"),
+        (torch.float64, 128, ("triton", "flash-attn"), "torch"),
     ],
 )
 def test_what_decode_steps_read_prefixes_with(monkeypatch, dtype, dim, installed, wanted):
     monkeypatch.setattr(fused, "_importable", installed.__contains__)
+    monkeypatch.setattr(packages, "why_not", refusing_all_but(*installed))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert choose_decode(torch.device("cuda"), dtype, dim).name == wanted
     assert choose_decode(torch.device("cpu"), dtype, dim).name == "torch"
 
 
+def refusing_all_but(*names):
+    """`packages.why_not` where these work, as far as they offer what is asked for."""
+
+    def why_not(name, what, *_):
+        return "" if name in names and getattr(packages.PACKAGES[name], what) else "not installed"
+
+    return why_not
+
+
 @contextmanager
 def installed(monkeypatch, found):
-    """flash-attn decodes, or not; short prefixes count as long."""
-    choice = Choice("flash-attn" if found else "triton", "a test wants it")
+    """A package decodes, or none; short prefixes count as long."""
+    choice = Choice(found or "triton", "a test wants it")
     with monkeypatch.context() as patch:
         patch.setattr(prefix, "_LEAST", 8)
         patch.setattr(tables, "choose_decode", lambda *_: choice)
-        patch.setattr(fused, "_importable", lambda name: name == "triton")  # for prompts
+        patch.setattr(packages, "why_not", refusing_all_but())  # for prompts
         yield
 
 
@@ -202,10 +214,14 @@ def decoded(device):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_a_trees_steps_read_their_prefix_with_flash_attn(monkeypatch):
+@pytest.mark.parametrize("name", packages.DECODERS)
+def test_a_trees_steps_read_their_prefix_with_flash_attn(monkeypatch, name):
     """On the pretended device, graphs included: as without, and without waits of its own."""
     outputs, waits, count = [], [], []
-    for found in (False, True):
+    for module in ("flash_attn", "flash_attn_interface"):
+        used = module == packages.PACKAGES[name].module
+        monkeypatch.setitem(sys.modules, module, flash_attention if used else None)
+    for found in ("", name):
         before = flash_attention.calls[0]
         with installed(monkeypatch, found), pretend() as gpu:
             outputs.append(decoded("cuda"))

@@ -22,6 +22,7 @@ from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.cache.slots import SlotTable
 from arborsim_torch.kernels.fused import choose_decode
+from arborsim_torch.kernels.packages import DECODERS
 from arborsim_torch.kernels.pieces import Piece
 from arborsim_torch.tiers.copies import to_device
 
@@ -103,9 +104,9 @@ class PieceTable:
         self._allocations = -1
         self._allocated = 0  # tensors
         layout = self._layout
-        flash = choose_decode(layout.device, layout.dtype, layout.head_dim).name == "flash-attn"
-        alike = flash and place is Place.HBM and layout.groups == 1
-        self._prefix = SharedPrefix(layout.device) if alike else None
+        kernel = choose_decode(layout.device, layout.dtype, layout.head_dim).name
+        alike = kernel in DECODERS and place is Place.HBM and layout.groups == 1
+        self._prefix = SharedPrefix(layout.device, kernel) if alike else None
         self._roomy = -1, 0  # allocations, and slots of the longest group then
 
     @property

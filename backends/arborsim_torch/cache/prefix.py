@@ -29,6 +29,8 @@ class SharedPrefix:
     Parameters
     ----------
     device : torch.device
+    package : str
+        Whose kernel reads it (`arborsim_torch.kernels.packages.DECODERS`).
 
     Attributes
     ----------
@@ -36,8 +38,8 @@ class SharedPrefix:
         Slots below this are read by every sequence.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, package: str = "flash-attn") -> None:
+        self._device, self._package = device, package
         self._seqs = 0
         self._read = np.zeros((1, 0), dtype=np.bool_)  # [rows, slots]
         self._high = 0  # slots below this are looked at
@@ -89,7 +91,7 @@ class SharedPrefix:
         room, rest = self._room, None
         if room:
             rest = replace(piece, index=table[1], room=room, mask=mask)
-        return replace(piece, prefix=Prefix(table[0, :1], rest))
+        return replace(piece, prefix=Prefix(table[0, :1], rest, self._package))
 
     @property
     def _room(self) -> int:

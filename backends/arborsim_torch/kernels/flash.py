@@ -7,16 +7,16 @@ is taken, is in `arborsim_torch.kernels.fused`.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import attend, pack, unpack
-from arborsim_torch.kernels.fused import KERNELS, Choice, Kernel, choose
+from arborsim_torch.kernels.fused import KERNELS, Choice, choose
 from arborsim_torch.kernels.merge import accumulator, merge
+from arborsim_torch.kernels.packages import Kernel, decode
 
 if TYPE_CHECKING:
     from arborsim_torch.kernels.pieces import Piece
@@ -117,14 +117,17 @@ class Prefix:
         All sequences read slots 0 .. length - 1; at least one.
     rest : Piece or None
         What else is read of the pool.
+    package : str
+        One of `arborsim_torch.kernels.packages.DECODERS`, whose kernel reads it.
     """
 
     length: Tensor
     rest: Piece | None
+    package: str = "flash-attn"
 
 
 def attend_prefix(q: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention over a piece's `Prefix` by flash-attn's kernel for decoding, without its rest.
+    """Attention over a piece's `Prefix` by flash-attn's kernels for decoding, without its rest.
 
     The sequences read the same keys, so they are taken for further heads of one sequence: each key
     is read once.  A block table is not needed, and not used: with one, flash-attn 2.8.4 looks at
@@ -145,18 +148,11 @@ def attend_prefix(q: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor
     """
     assert piece.prefix is not None
     kv_heads, dim = len(piece.keys), q.shape[2]
-    module: Any = importlib.import_module("flash_attn")
     # [batch, tokens, heads, head_dim], with whatever strides; all of the room, so that how the
     # kernel splits its work depends on shapes alone.
     keys, values = (x[:, : piece.room].transpose(0, 1)[None] for x in (piece.keys, piece.values))
-    out, lse = module.flash_attn_with_kvcache(
-        pack(q[:, :, None], kv_heads).reshape(1, 1, -1, dim),
-        keys,
-        values,
-        cache_seqlens=piece.prefix.length,
-        softmax_scale=scale,
-        return_softmax_lse=True,
-    )
+    rows = pack(q[:, :, None], kv_heads).reshape(1, 1, -1, dim)
+    out, lse = decode(piece.prefix.package, rows, keys, values, piece.prefix.length, scale)
     return out.reshape(kv_heads, -1, dim), lse.reshape(kv_heads, -1)
 
 

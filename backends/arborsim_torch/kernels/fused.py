@@ -1,33 +1,29 @@
 """Fused attention kernels under one signature, and which of them to take.
 
 All are FlashAttention (Dao 2023, arXiv:2307.08691) or close kin: PyTorch's own for CPU and CUDA,
-memory-efficient attention for float32 on CUDA, and the packages flash-attn and FlashInfer if they
-can be imported.  PyTorch's are its internal operators: the public function keeps the log-sum-exp to
-itself, and chooses a backend anew in every call.  On recent GPUs it tries cuDNN first, which plans
-again at each new length, and so at each decoded token.  `sdpa` therefore calls one operator by
-name, and `pinned` keeps models that call the public function away from cuDNN.
+memory-efficient attention for float32 on CUDA, and packages where they work
+(`arborsim_torch.kernels.packages`).  PyTorch's are its internal operators: the public function
+keeps the log-sum-exp to itself, and chooses a backend anew in every call.  On recent GPUs it tries
+cuDNN first, which plans again at each new length, and so at each decoded token.  `sdpa` therefore
+calls one operator by name, and `pinned` keeps models that call the public function away from cuDNN.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-_HALF = (torch.float16, torch.bfloat16)
+from arborsim_torch.kernels.packages import PACKAGES, Kernel, first_that_works, prefill
 
-# What a kernel takes and gives: queries [batch, heads, queries, head_dim], keys and values
-# [batch, heads, n, head_dim], scale, causal -> output like the queries, natural log-sum-exp
-# [batch, heads, queries].
-Kernel = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class Choice(NamedTuple):
@@ -59,26 +55,25 @@ def choose(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
         return Choice("dense", f"flash kernels take multiples of 8 up to 256, not {head_dim}")
     if torch.cuda.get_device_capability(device) < (8, 0):
         return Choice("torch-efficient", "flash kernels need compute capability 8.0")
-    if _importable("flash_attn"):
-        return Choice("flash-attn", "the flash-attn package is installed")
-    if _importable("flashinfer") and head_dim in (64, 128, 256):
-        return Choice("flashinfer", "the FlashInfer package is installed, flash-attn is not")
-    return Choice("torch-flash", "PyTorch's FlashAttention; no other package is installed")
+    name, why = first_that_works("prefill", device, dtype, head_dim)
+    return Choice(name or "torch-flash", why if name else f"PyTorch's FlashAttention: {why}")
 
 
 def choose_decode(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
     """What decode steps read plain keys and values of a shared prefix with.
 
-    "flash-attn", "triton" or "torch".  All else (masks, formats, what attention rows are wanted of)
-    is Triton's on CUDA, whatever this says: flash-attn gives no weights.
+    One of `arborsim_torch.kernels.packages.DECODERS`, "triton" or "torch".  All else (masks,
+    formats, what attention rows are wanted of) is Triton's on CUDA, whatever this says: flash-attn
+    gives no weights.
     """
     if device.type != "cuda" or not _importable("triton") or dtype not in (*_HALF, torch.float32):
         return Choice("torch", "Triton's kernels need CUDA, and types of 16 or 32 bits")
     if torch.cuda.get_device_capability(device) < (8, 0):
         return Choice("torch", "the kernels need compute capability 8.0")
-    if dtype in _HALF and head_dim <= 256 and head_dim % 8 == 0 and _importable("flash_attn"):
-        return Choice("flash-attn", "the flash-attn package is installed")
-    return Choice("triton", "flash-attn is not installed, or does not take these types")
+    if dtype not in _HALF or head_dim > 256 or head_dim % 8:
+        return Choice("triton", f"flash-attn takes no heads of {head_dim} in {dtype}")
+    name, why = first_that_works("decode", device, dtype, head_dim)
+    return Choice(name or "triton", why if name else f"Triton's kernels: {why}")
 
 
 @functools.cache
@@ -111,39 +106,6 @@ def _torch_efficient(
         q, k, v, None, True, 0.0, causal, scale=scale
     )
     return found[0], found[1][:, :, : q.shape[2]]  # it pads the queries to whole blocks
-
-
-def _flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
-) -> tuple[Tensor, Tensor]:
-    module: Any = importlib.import_module("flash_attn")
-    out, lse, _ = module.flash_attn_func(
-        *(part.transpose(1, 2) for part in (q, k, v)),
-        softmax_scale=scale,
-        causal=causal,
-        return_attn_probs=True,
-    )
-    return out.transpose(1, 2), lse
-
-
-def _flashinfer(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """FlashInfer takes one request at a time; its log-sum-exp is to base 2."""
-    module: Any = importlib.import_module("flashinfer")
-    parts = [
-        module.single_prefill_with_kv_cache(
-            queries.transpose(0, 1).contiguous(),
-            keys.transpose(0, 1),
-            values.transpose(0, 1),
-            causal=causal,
-            sm_scale=scale,
-            return_lse=True,
-        )
-        for queries, keys, values in zip(q, k, v, strict=True)
-    ]
-    out = torch.stack([part[0].transpose(0, 1) for part in parts])
-    return out, torch.stack([part[1].T for part in parts]) * math.log(2.0)
 
 
 def choose_sdpa(
@@ -245,6 +207,5 @@ KERNELS: dict[str, Kernel] = {
     "torch-cpu": _torch_cpu,
     "torch-flash": _torch_flash,
     "torch-efficient": _torch_efficient,
-    "flash-attn": _flash_attn,
-    "flashinfer": _flashinfer,
+    **{name: prefill(name) for name in PACKAGES},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from arborsim_torch.decoder import TreeDecoder, run_together
 from arborsim_torch.graphs import Graphs, refused
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.sources import RandomSource
-from arborsim_torch.static import StepOutputs
+from arborsim_torch.static import StepOutputs, kind_of_steps
 from tests.live.test_static import on_a_tree
 from tests.live.tiny import VOCAB, tiny_model, torch
 
@@ -25,7 +26,6 @@ from .arming import pretend
 from .clocks import Race
 from .launches import Launcher
 from .test_policies import compare, run
-
 
 GOES_ON = pytest.mark.filterwarnings("ignore:a CUDA graph could not be captured")
 
@@ -41,7 +41,7 @@ class Model:
     """All that graphs need to know of one."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cuda")
+        self.device, self.config = torch.device("cuda"), SimpleNamespace()
 
 
 def graphs() -> Graphs:
@@ -234,6 +234,8 @@ def test_a_step_that_cannot_be_captured_is_computed_eagerly(invalid: bool) -> No
             for _ in range(2):
                 run.run(bucket, compute)
         assert len(refused(model)) == 3
+        said = f"CUDA graphs, 3 not captured: {run.refused[0]}"
+        assert kind_of_steps(model, True) == said
         other = Graphs(model)
         for _ in range(3):
             other.run("good", good)
