@@ -31,9 +31,8 @@ _POINTERS = {
 }  # fmt: skip
 _ALIGNED = (
     "per_split", "q_seq", "q_head", "k_head", "k_slot", "v_head", "v_slot",
-    "k_scale_head", "v_scale_head", "key_head", "key_slot", "value_head", "value_slot",
-    *_POINTERS, "x", "residual", "weight", "total", "normed", "cos", "sin", "gate", "up", "keys",
-    "values", "slots", "q", "k", "v", "k_scale", "v_scale",
+    "k_scale_head", "v_scale_head", "q", "k", "v", "k_scale", "v_scale",
+    *(name for name in _POINTERS if name != "mask"),
 )  # fmt: skip
 CAPABILITIES = (80, 90, 100)
 #: Formats of the table: queries of Llama-3.1-8B in bfloat16.
@@ -118,19 +117,23 @@ LAYER = {
 
 def compile_layer(name: str, capability: int = 90):
     """A kernel of a decode step's layers, in bfloat16."""
-    types = {"slots": "*i64", "eps": "fp32"}
-    plain = ("first", "count", "slot_head", "key_head", "key_slot", "value_head", "value_slot")
+    strides = ("key_head", "key_slot", "value_head", "value_slot")
+    plain = ("slots", "eps", "first", "count", "slot_head", *strides, *LAYER[name])
     kernel = getattr(layers_triton, name)
-    types |= {x: "*bf16" for x in kernel.arg_names if x not in (*types, *plain, *LAYER[name])}
+    types = {x: "*bf16" for x in kernel.arg_names if x not in plain}
     options = {"num_warps": {"add_norm_rows": 8, "rotate_rows": 2, "silu_product": 4}[name]}
-    return _compile(kernel, types, LAYER[name], capability, enable_fp_fusion=False, **options)
+    return _compile(
+        kernel, types | {"slots": "*i64"}, LAYER[name], capability, aligned=[*types, *strides],
+        enable_fp_fusion=False, **options,
+    )  # fmt: skip
 
 
-def _compile(kernel, types, constants, capability, packed=False, **options):
+def _compile(kernel, types, constants, capability, packed=False, aligned=_ALIGNED, **options):
     names = kernel.arg_names
-    types = {**_POINTERS, **types, "scale": "fp32", **dict.fromkeys(constants, "constexpr")}
+    types = {**_POINTERS, **types, "scale": "fp32", "eps": "fp32"}
+    types |= dict.fromkeys(constants, "constexpr")
     # Records of packed vectors are not multiples of 16 bytes.
-    aligned = [n for n in _ALIGNED if n in names and not (packed and n in ("k_slot", "v_slot"))]
+    aligned = [n for n in aligned if n in names and not (packed and n in ("k_slot", "v_slot"))]
     source = ASTSource(
         kernel,
         {name: types.get(name, "i32") for name in names},

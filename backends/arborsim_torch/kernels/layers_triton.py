@@ -44,7 +44,8 @@ def add_norm_rows(
     tl.store(normed + row + spot, (wide * factor).to(kind), mask=inside)
 
 
-@triton.jit(do_not_specialize=["first"])
+# Rows of a step change: a kernel per kind of number would be compiled again and again.
+@triton.jit(do_not_specialize=["first", "slot_head"], do_not_specialize_on_alignment=["slots"])
 def rotate_rows(
     q, k, v, cos, sin, slots, keys, values, out, first,
     slot_head, key_head, key_slot, value_head, value_slot,

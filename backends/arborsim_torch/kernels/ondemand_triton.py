@@ -24,7 +24,10 @@ _BLOCK_PAGES = 16
 
 
 # Pages come and go: a kernel per kind of number would be compiled again and again.
-@triton.jit(do_not_specialize=["rows", "pages", "begin", "total"])
+@triton.jit(
+    do_not_specialize=["rows", "pages", "begin", "total", "filled_head", "readable_head"],
+    do_not_specialize_on_alignment=["filled", "readable"],
+)
 def rank_pages(
     q, low, high, filled, readable, rank, rows, pages, begin, total,
     q_seq, q_head, q_dim, bound_head, filled_head, readable_head,

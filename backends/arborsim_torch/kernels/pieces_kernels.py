@@ -14,8 +14,15 @@ import triton
 import triton.language as tl
 
 
-# Lengths change from step to step: a kernel per kind of number would be compiled again and again.
-@triton.jit(do_not_specialize=["room", "rows", "first_split", "first_entry", "entries"])
+# Lengths change from step to step, and with them strides and where a layer's mask begins: a kernel
+# per kind of number would be compiled again and again.
+@triton.jit(
+    do_not_specialize=[
+        "room", "rows", "first_split", "first_entry", "entries", "index_head", "mask_seq",
+        "mask_head", "member_head",
+    ],
+    do_not_specialize_on_alignment=["mask"],
+)  # fmt: skip
 def attend_split(
     q, k, v, k_scale, v_scale, index, mask, member, part_out, part_lse, logits,
     scale, room, rows, per_split, first_split, first_entry, entries,
