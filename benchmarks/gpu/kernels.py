@@ -131,14 +131,14 @@ def _plain_attention(case: Case, q: Tensor) -> Facts:
 
 
 def compare_prefix(tokens: int, seqs: int, device: str) -> Facts:
-    """What all sequences read of a pool by flash-attn, and what single ones do by Triton.
+    """What all sequences read of a pool by an attention package, what single ones do by Triton.
 
     Against all of it in Triton, and both against float64 on the CPU.
     """
     heads, kv_heads, dim, own, dtype = 32, 8, 128, 64, torch.bfloat16
     here = torch.device(device)
     kind = choose_decode(here, dtype, dim)
-    if kind.name != "flash-attn":
+    if kind.name not in DECODERS:
         return {"ok": True, "form": kind.name, "why": kind.reason}
     slots = tokens + seqs * own
     q = numbers(tokens, seqs, heads, dim, dtype=dtype)
@@ -149,13 +149,13 @@ def compare_prefix(tokens: int, seqs: int, device: str) -> Facts:
     wanted = attend(
         q.double()[:, :, None], keys.double(), values.double(), dim**-0.5, mask[:, None]
     )
-    shared = SharedPrefix(here)
+    shared = SharedPrefix(here, kind.name)
     shared.reset(np.arange(slots), read, seqs)
     codec = Plain(dtype)
     whole = Piece(keys.to(here), values.to(here), codec, None, None, None, slots, mask.to(here))
     wholes = [_own(whole) for _ in range(_pools(here, keys.nbytes + values.nbytes))]
     there, apart, seconds = q.to(here), {}, {}
-    for name, own in (("triton", wholes), ("flash-attn", [*map(shared.of, wholes)])):
+    for name, own in (("triton", wholes), (kind.name, [*map(shared.of, wholes)])):
         works = [partial(attend_pieces, there, [piece], dim**-0.5) for piece in own]
         out, lse, _ = works[0]()
         apart[name] = max(
@@ -166,7 +166,7 @@ def compare_prefix(tokens: int, seqs: int, device: str) -> Facts:
         "ok": max(apart.values()) <= TOLERANCE[dtype] * max(1.0, _largest(wanted[0])),
         "form": kind.name,
         "largest_difference": apart,
-        "median_s": seconds["flash-attn"],
+        "median_s": seconds[kind.name],
         "triton_s": seconds["triton"],
     }
 

@@ -28,6 +28,7 @@ from arborsim.validate.compare import PARTS, DualExecutor
 from arborsim.validate.results import COUNTERS, PEAKS, TERMS
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.mover import Mover
+from arborsim_torch.graphs import refused
 from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
@@ -150,7 +151,8 @@ def run_arm(
     replayed, copied = search.replayed_steps, _copied(movers[0].link)
     # Other arms replay only the few steps that read nothing of DDR.
     captured = arm.graphs and replayed
-    facts |= {"replayed_steps": replayed, "step": "graph" if captured else "eager"}
+    facts |= {"replayed_steps": replayed, "step": "graph" if captured else "eager",
+              "not_captured": refused(loaded.model)}  # fmt: skip
     return {
         "search_s": search_s, **steady.facts(), **facts, **copied, **peaks(loaded.model.device),
     }  # fmt: skip
