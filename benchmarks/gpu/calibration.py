@@ -14,16 +14,19 @@ from arborsim_torch.hardware.measure import measure
 from benchmarks.gpu.journal import Facts
 
 
-def calibrate(model: str, device: str, quick: bool, path: Path, command: str) -> Facts:
+def calibrate(
+    model: str, device: str, quick: bool, policies: tuple[str, ...], path: Path, command: str
+) -> Facts:
     """Measure, fit, and write the profile; `model` is one with random weights.
 
-    The record holds the profile's text, too: a run that goes on elsewhere has the records alone.
+    Searches under `policies` are timed, however long they take.  The record holds the profile's
+    text, too: a run that goes on elsewhere has the records alone.
     """
 
     def progress(what: str, done: int, total: int) -> None:
         pass
 
-    measured = measure(HardwareRequest(model, device, quick=quick), progress)
+    measured = measure(HardwareRequest(model, device, quick, policies), progress)
     decisions = measure_decisions(quick, progress)
     profile, agreements = make_profile(
         path.stem, measured, decisions, time.strftime("%Y-%m-%d"), command

@@ -21,7 +21,7 @@ COMPILE_S, VARIANTS_PER_ARM = 0.8, 4
 SETUP_S = 0.6  #: of a search
 YARDSTICKS_S = 8.0
 CHECKS_S, MORE_CHECKS_S = 45.0, 30.0  #: their kernels' compiling included
-CALIBRATION_S, TRACE_S, CONTEXT_S = 40.0, 1.0, 30.0
+CALIBRATION_S, TRACE_S, CONTEXT_S = 75.0, 1.0, 30.0
 
 _IMPORT_S = 10.0  # torch and transformers from a cold disk
 _AGAIN_S = 5.0  # ... and once more by the process that does the work, with its CUDA context

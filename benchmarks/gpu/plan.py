@@ -44,7 +44,7 @@ _OFFLOAD = str(Path(__file__).with_name("offload.toml"))
 _THOUGHTS = 4  # per path
 _TRACED_TOKENS = 8
 #: All smoke searches together, and a calibration, are stopped after so long.
-_SMOKE_S, _CALIBRATION_S = 75.0, 90.0
+_SMOKE_S, _CALIBRATION_S = 75.0, 140.0
 
 
 @dataclass(frozen=True)
@@ -218,6 +218,12 @@ class Plan:
             *((name, None, "auto") for name in YARDSTICKS), *((a.label, a, "auto") for a in every),
             *((a.label, a, "off") for a in every if a.policy == "full"),
         )  # fmt: skip
+
+    @property
+    def timed_policies(self) -> tuple[str, ...]:
+        """Policies whose searches a calibration times: those of the chains that drop tokens."""
+        chains = [arm for arm in arms(self.new_tokens) if not arm.tree and arm.prompt_share < 1]
+        return () if self.tiny else tuple(a.policy for a in chains if a.policy != _OFFLOAD)
 
     def load(self, prompt_tokens: int, new_tokens: int = 0) -> Load:
         return Load(prompt_tokens, new_tokens or self.new_tokens, self.prefill_block)

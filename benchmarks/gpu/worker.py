@@ -110,7 +110,8 @@ class Worker:
 
     def _calibration(self, step: Step) -> None:
         plan = self._plan
-        work = partial(calibrate, plan.model, plan.device, True, plan.profile, plan.command)
+        work = partial(calibrate, plan.model, plan.device, True, plan.timed_policies,
+                       plan.profile, plan.command)  # fmt: skip
         self._journal.attempt("calibration", {}, step.limit_s, work)
 
     def _profile(self) -> tuple[HardwareProfile, str]:
