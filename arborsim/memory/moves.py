@@ -46,6 +46,14 @@ class Moves:
         return cls(np.asarray(step, np.int64), group, np.asarray(token, np.int64), target)
 
     @classmethod
+    def evict_one(cls, token: int) -> Moves:
+        """Evict a token, of all groups, after the first iteration; but `token` must not be written.
+
+        At every step of a live chain.
+        """
+        return cls(_FIRST, _EVERY, np.array([token]), _OUT)
+
+    @classmethod
     def between(cls, current: np.ndarray, desired: np.ndarray) -> Moves:
         """Moves that turn `current` into `desired`, both int8 ``[groups, tokens]``."""
         if len(current) == 1:
@@ -68,6 +76,12 @@ class Moves:
             return self
         a, b = np.searchsorted(self.step, [first, last])
         return Moves(self.step[a:b] - first, self.group[a:b], self.token[a:b], self.target[a:b])
+
+
+_FIRST, _EVERY = np.zeros(1, dtype=np.int64), np.full(1, ALL_GROUPS, dtype=np.int32)
+_OUT = np.full(1, Tier.EVICTED, dtype=np.int8)
+for _shared in (_FIRST, _EVERY, _OUT):
+    _shared.setflags(write=False)
 
 
 def in_whole_groups(

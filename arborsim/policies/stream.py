@@ -268,6 +268,11 @@ class Composed(Policy):
     def decide_run(self, view: CacheView, run: TokenRun, steps: Steps) -> Moves:
         protection = self.protection(view.budget_tokens)
         ids = view.path
+        if run.steps == 1 and len(ids) == view.num_tokens and self._ranks_plainly:
+            over = view.in_hbm - view.budget_tokens
+            if over <= 1:
+                next(steps)
+                return self._evict_lowest(view, protection) if over == 1 else Moves.none()
         first_length = len(ids) - run.steps + 1
         alive = hbm_mask(view.tier[0, ids])
         head = protection.head(view.prompt_tokens)
@@ -295,6 +300,22 @@ class Composed(Policy):
             if over < 0:  # more has left than had to: there is nothing to decide until it is back
                 over += steps.skip(-over)
         return Moves.evict(at_step, [*off_path, *ids[np.array(gone_at, np.int64)].tolist()])
+
+    @property
+    def _ranks_plainly(self) -> bool:
+        """Whether a run's candidates rank by the score alone."""
+        kind = type(self)
+        return kind.candidates is Composed.candidates and kind.rank is Composed.rank
+
+    def _evict_lowest(self, view: CacheView, protection: Protection) -> Moves:
+        """What `decide_run` does after one iteration of a chain: the lowest candidate goes."""
+        first, stop = protection.head(view.prompt_tokens), view.num_tokens - protection.recent
+        if first < stop:
+            there = hbm_mask(view.tier[0, first:stop])
+            lowest = int(np.where(there, self.rank(view)[0, first:stop], np.inf).argmin())
+            if there[lowest]:
+                return Moves.evict_one(first + lowest)
+        raise self.infeasible(view, 0, 1)
 
     def infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible:
         """What to raise where `over` tokens must leave and only `free` may."""

@@ -17,7 +17,6 @@ model, where it moves real tensors.  `Controller.handle` is the whole story:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -38,11 +37,11 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.shape import UNKNOWN, CacheShape
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.memory.moves import Moves, Plan, in_whole_groups, kinds, resolve
+from arborsim.memory.moves import ALL_GROUPS, Moves, Plan, in_whole_groups, kinds, resolve
 from arborsim.policies.base import NEVER, CacheView, Policy
 from arborsim.signals.scores import ScoreBook
 
-_EVICTED = int(Tier.EVICTED)
+_DDR, _EVICTED = int(Tier.DDR), int(Tier.EVICTED)
 #: Of changes of tier: those by which tokens leave HBM, less those by which they return
 _LEAVES_HBM = kinds(lambda a, b: a.in_hbm and not b.in_hbm) - kinds(
     lambda a, b: b.in_hbm and not a.in_hbm
@@ -145,6 +144,7 @@ class Controller:
         self._meters = tuple(meters)
         self._leaves: tuple[int, ...] = (0,)
         self._slots: np.ndarray | None = None
+        self._seen: tuple[CacheView, int] | None = None  # what `due` saw, and said
         self._prompt_tokens = 0
         self._margin = policy.pressure_margin(budget_tokens)
         formats = policy.formats
@@ -160,11 +160,12 @@ class Controller:
 
     def handle(self, event: Event) -> None:
         """Bring tree, scores and cache up to date with `event`, and let the policy decide."""
+        seen, self._seen = self._seen, None
         match event:
+            case Decode(run):
+                self._decode(run, seen)
             case Prefill(run):
                 self._prefill(run)
-            case Decode(run):
-                self._decode(run)
             case Transition(leaves, opened):
                 for node, parent in opened:
                     self.tree.open(node, parent)
@@ -187,12 +188,17 @@ class Controller:
 
         A live search may hold that many back and hand them over as one run.
         """
-        return self._due(self.view())
+        view = self.view()
+        self._seen = view, self._due(view)
+        return self._seen[1]
 
     def view(self) -> CacheView:
         """What the policy may see now."""
+        return self._view(self.executor.tier)
+
+    def _view(self, tier: np.ndarray) -> CacheView:
         return CacheView(
-            self.executor.tier,
+            tier,
             self._scores.values(),
             self.tree,
             self._leaves,
@@ -230,14 +236,20 @@ class Controller:
             meter.prefilled(run)
         self._decide(Prefill(run))
 
-    def _decode(self, run: TokenRun) -> None:
-        """Decode `run`, stopping wherever the policy wants to decide."""
+    def _decode(self, run: TokenRun, seen: tuple[CacheView, int] | None) -> None:
+        """Decode `run`, stopping wherever the policy wants to decide.
+
+        `seen` is what the policy sees before it, and when it is due, if that is known.
+        """
         done = 0
         while done < run.steps:
-            view = self.view()
-            due = self._due(view)
+            if seen is None:
+                view = self.view()
+                due = self._due(view)
+            else:
+                (view, due), seen = seen, None
             if due == 1 and self.policy.plans_runs(view):
-                self._decode_planned(run.part(done, run.steps))
+                self._decode_planned(run.part(done, run.steps) if done else run, view)
                 return
             part = run.part(done, min(run.steps, done + due))
             self._enter(part)
@@ -247,18 +259,12 @@ class Controller:
             if part.steps == due:
                 self._decide(Decode(part))
 
-    def _decode_planned(self, run: TokenRun) -> None:
+    def _decode_planned(self, run: TokenRun, before: CacheView) -> None:
         """Decode `run` with a decision after every iteration, all taken in one call."""
-        before = self.view()
         self._enter(run)
         steps = self._scores.steps(run.steps)
         fresh = np.zeros((before.tier.shape[0], run.num_tokens), dtype=np.int8)
-        view = replace(
-            before,
-            tier=np.concatenate([before.tier, fresh], axis=1),
-            scores=self._scores.values(),
-            iterations=self.iterations,
-        )
+        view = self._view(np.concatenate([before.tier, fresh], axis=1))
         plan = self.policy.decide_run(view, run, steps)
         steps.skip(run.steps)  # what the policy left unobserved
         check_run(self.policy, view, run, plan)
@@ -352,7 +358,7 @@ def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> No
 
     `view` is the cache at the end of the run without the plan; one leaf only.
     """
-    if not len(plan.step):
+    if not len(plan.step) or (len(plan.step) == 1 and _evicts_one(policy, view, run, plan)):
         return
     steps, width = run.steps, len(run.leaves)
     born = view.num_tokens - run.num_tokens
@@ -382,3 +388,18 @@ def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> No
     if over.any():
         mean = -(-int(used[np.argmax(over)]) // groups)
         raise PlanError(f"{policy.name} leaves {mean} tokens in HBM, budget {view.budget_tokens}")
+
+
+def _evicts_one(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> bool:
+    """Whether the plan's one move is what a live step does, and breaks no rule; False: look closer.
+
+    A chain has decoded a token, and one of those in HBM is evicted, of the one group.
+    """
+    tokens, token = view.num_tokens, int(plan.token[0])
+    chain = run.num_tokens == len(view.tier) == 1 and len(view.tree.path(run.leaves[0])) == tokens
+    if not chain or plan.step[0] or plan.group[0] != ALL_GROUPS or plan.target[0] != _EVICTED:
+        return False
+    protection = policy.protection(view.budget_tokens)
+    if not protection.head(view.prompt_tokens) <= token < tokens - protection.recent:
+        return False
+    return view.tier[0, token] < _DDR and view.in_hbm - 1 <= view.budget_tokens

@@ -149,6 +149,20 @@ class Mover:
         if not self.overlap:
             self.settle(wait=True)
 
+    def evict(self, token: np.ndarray) -> None:
+        """Forget tokens of a cache of one group `held_in_hbm_alone`, which need no `move`."""
+        cache = self.cache
+        cache.pools[Place.HBM].give_back_shared(token)
+        cache.place.values[0, token] = Place.LOST
+        cache.shrink()
+        cache.changed()
+
+    @property
+    def held_in_hbm_alone(self) -> bool:
+        """Whether all tokens that are held lie in HBM at full precision, and none is on its way."""
+        others = (pool for place, pool in self.cache.pools.items() if place is not Place.HBM)
+        return not self._pending and not any(pool.slots.total for pool in others)
+
     def restore(self, pairs: GroupTokenPairs) -> None:
         """Give lost tokens slots in HBM; `TreeDecoder.recompute` fills them."""
         self._settle_for(pairs)
@@ -179,14 +193,14 @@ class Mover:
     def anything_in_ddr(self) -> bool:
         """Whether tokens are in DDR, or on their way there."""
         pools = self.cache.pools
-        return bool(self._pending) or any(pools[home].slots.used.any() for home, _ in self._ddr())
+        return bool(self._pending) or any(pools[home].slots.total for home, _ in self._ddr())
 
     def _ddr(self) -> Iterator[tuple[Place, Place]]:
         """Places of DDR that there are, with those of their staged copies."""
         return ((home, stage) for home, stage in STAGED.items() if home in self.cache.pools)
 
     def _anything_staged(self) -> bool:
-        return any(self.cache.pools[stage].slots.used.any() for _, stage in self._ddr())
+        return any(self.cache.pools[stage].slots.total for _, stage in self._ddr())
 
     @property
     def _stages(self) -> bool:

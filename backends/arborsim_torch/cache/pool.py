@@ -11,6 +11,7 @@ it takes what its heads hold, and each head is read by an index of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,6 +102,7 @@ class Pool:
         # ragged, the same as [layers, 2, kv_heads, capacity, ...]
         self._slabs: list[list[Tensor]] = [[] for _ in range(layout.slabs)]
         self._tables: list[list[Tensor] | None] = [[] for _ in range(layout.slabs)]
+        self._slab_bytes = [0] * layout.slabs
         self._views: dict[int, list[Tensor]] = {}  # by layer
         self._pieces: dict[int, Piece] = {}  # by layer
         self._spans: Spans | None = None
@@ -115,7 +117,7 @@ class Pool:
         """Something else whenever its tensors have other addresses."""
         return self.allocations, 0 if self._spans is None else self._spans.allocations
 
-    @property
+    @cached_property
     def bytes_per_slot(self) -> int:
         """Bytes of one token in one group."""
         head_dim = self.layout.head_dim
@@ -131,7 +133,7 @@ class Pool:
     def capacity_bytes(self) -> int:
         """Bytes of the tensors."""
         spans = 0 if self._spans is None else self._spans.capacity_bytes
-        return spans + sum(part.nbytes for slab in self._slabs for part in slab)
+        return spans + sum(self._slab_bytes)
 
     def capacity(self, slab: int = 0) -> int:
         """Slots of a slab's group, or of its longest head."""
@@ -224,6 +226,12 @@ class Pool:
         self.slots.give_back(group, token)
         if self._spans is not None:
             self._spans.leave(group, token)
+
+    def give_back_shared(self, token: np.ndarray) -> None:
+        """The same where there is one group."""
+        self.slots.give_back_shared(token)
+        if self._spans is not None:
+            self._spans.leave(np.zeros(len(token), dtype=np.int64), token)
 
     def has_slab(self, layer: int) -> bool:
         """Whether a layer has tensors; its first slots make them."""
@@ -396,15 +404,18 @@ class Pool:
 
     def shrink(self) -> bool:
         """Give memory back if much of it is unused; True if tokens have new slots."""
-        if self._kept.any() and (self.slots.used > self._kept).any():
+        capacity, kept = int(self._capacity.sum()), int(self._kept.sum())
+        enough = _SHRINK_BELOW if self.layout.groups == 1 else _SHRINK_GROUPS_BELOW
+        enough = max(enough, _SHRINK_KEPT_BELOW * bool(kept))
+        spare = self.page_tokens * self.layout.groups  # or a growth by pages would be undone
+        if max(self.slots.total, kept) + spare >= enough * capacity:
+            return False  # what is asked after every eviction: rounding only makes it more
+        if kept and (self.slots.used > self._kept).any():
             return False  # tokens are on their way to DDR: once they have left, it is worth it
         slabs = range(self.layout.slabs)
         needed = self._pages(np.maximum(self.slots.used, self._kept))
         wanted = [self._shared_out(needed[self._groups_of(slab)]) for slab in slabs]
-        enough = _SHRINK_BELOW if self.layout.groups == 1 else _SHRINK_GROUPS_BELOW
-        enough = max(enough, _SHRINK_KEPT_BELOW * bool(self._kept.any()))
-        spare = self.page_tokens * self.layout.groups  # or a growth by pages would be undone
-        roomy = np.concatenate(wanted).sum() + spare < enough * self._capacity.sum()
+        roomy = np.concatenate(wanted).sum() + spare < enough * capacity
         if not roomy or self._capacity.max() <= 4 * self.page_tokens:
             return False
         if self._spans is not None:
@@ -445,7 +456,7 @@ class Pool:
         parts = [torch.zeros(shape, dtype=addressable(self.codec.storage), device=self.device)]
         if self.codec.scaled and self._spans is None:
             parts.append(torch.zeros((*shape[:-1], 1), dtype=torch.float32, device=self.device))
-        self._slabs[slab] = parts
+        self._slabs[slab], self._slab_bytes[slab] = parts, sum(part.nbytes for part in parts)
         even = (capacity == capacity[0]).all()
         heads = (g.kv_heads, int(capacity[0]))
         self._tables[slab] = [part.unflatten(2, heads) for part in parts] if even else None

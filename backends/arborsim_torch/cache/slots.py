@@ -128,6 +128,21 @@ class SlotTable:
         self._slot.values[group, token] = NOWHERE
         self._note(group, token)
 
+    def give_back_shared(self, token: np.ndarray) -> None:
+        """`give_back` where there is one group, without looking for ranks."""
+        count, spare = len(token), int(self._num_free[0])
+        if spare + count > self._free.shape[1]:
+            grown = np.zeros((1, max(spare + count, 2 * self._free.shape[1])), dtype=np.int32)
+            grown[0, :spare] = self._free[0, :spare]
+            self._free = grown
+        row = self._slot.values[0]
+        self._free[0, spare : spare + count] = row[token]
+        row[token] = NOWHERE
+        self._num_free[0] = spare + count
+        self.used[0] -= count
+        self.total -= count
+        self._note(None, token)
+
     def compact(self) -> list[np.ndarray]:
         """Number the slots of each group anew, without gaps, in the order of tokens.
 

@@ -27,6 +27,7 @@ def waits_on(clock: Callable[[], float]) -> bool:
 
 _RUNG = np.array([tier.rung for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_HBM, _EVICTED = int(Tier.HBM), int(Tier.EVICTED)
 
 
 class LiveExecutor:
@@ -79,7 +80,7 @@ class LiveExecutor:
 
     def advance(self, run: TokenRun, moves: Moves) -> None:
         """The run has been decoded; carry out what was decided after its last iteration."""
-        self._tier.extend(run.num_tokens, Tier.HBM)
+        self._tier.extend(run.num_tokens, _HBM)
         self._measured.generated_tokens += run.num_tokens
         self._measured.iterations += run.steps
         self._measured.decisions += int(len(moves) > 0)
@@ -127,6 +128,8 @@ class LiveExecutor:
             with self._moving():
                 self._mover.settle(wait=False)
             return
+        if self._evicted(moves):
+            return
         pairs, target = self._spelled_out(moves)
         source = self.tier[pairs.group, pairs.token].copy()
         changed = source != target
@@ -143,6 +146,24 @@ class LiveExecutor:
             self._mover.move(pairs.where(there), target[there])
         self.gauge.moved()
         self.gauge.observe(self.clock())
+
+    def _evicted(self, moves: Moves) -> bool:
+        """Evict, at a small part of the price, where there is nothing else to do.
+
+        False if moves have another target, or tokens are elsewhere or in several groups.
+        """
+        tier, token, mover = self.tier, moves.token, self._mover
+        alone = len(tier) == 1 and mover.held_in_hbm_alone and self._cache.stream is None
+        if not alone or not (moves.target == _EVICTED).all():
+            return False
+        if (tier[0, token] == _EVICTED).any():
+            return False
+        tier[0, token] = _EVICTED
+        self._measured.evicted_tokens += float(len(token))
+        mover.evict(token)
+        self.gauge.moved()
+        self.gauge.observe(self.clock())
+        return True
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
@@ -228,17 +249,23 @@ class LiveGauge:
 
     def observe(self, time_s: float) -> None:
         """Look at the pools."""
-        pools = self._mover.cache.pools
-        used = {place: pool.used_bytes for place, pool in pools.items()}
-        staging = sum(size for place, size in used.items() if place.staged)
-        staging += self._mover.cache.buffer_bytes
-        hbm = sum(size for place, size in used.items() if place.in_hbm)
-        ddr = sum(size for place, size in used.items() if place.on_host)
-        held = sum(pool.slots.total for place, pool in pools.items() if place.in_hbm)
-        held -= int(self._mover.leaving_tokens.sum())
-        quantised = sum(
-            size for place, size in used.items() if place.quantised and not place.staged
-        )
+        hbm = ddr = staging = quantised = held = 0
+        for place, pool in self._mover.cache.pools.items():
+            size = pool.used_bytes
+            if not size:
+                continue
+            if place.staged:
+                staging += size
+            elif place.on_host:
+                ddr += size
+            else:
+                hbm += size
+                held += pool.slots.total
+                quantised += size if place.quantised else 0
+        beside = self._mover.cache.buffer_bytes
+        staging += beside
+        if ddr:  # where what leaves has its rows already
+            held -= int(self._mover.leaving_tokens.sum())
         self._note_peak(hbm + staging)
         self._byte_s += self._held * (time_s - self._held_since)
         self._held, self._held_since = hbm + staging, time_s
@@ -247,7 +274,7 @@ class LiveGauge:
         self._peak_ddr = max(self._peak_ddr, ddr)
         self._peak_quantised = max(self._peak_quantised, quantised)
         self._peak_staging = max(self._peak_staging, staging)
-        self._note_allocated(self._mover.cache.buffer_bytes)
+        self._note_allocated(beside)
         if self._seen % self._every == 0:
             flying = self._mover.in_flight_bytes
             self._samples.append((time_s, hbm - flying, staging, flying, ddr))
