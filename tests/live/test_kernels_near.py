@@ -60,11 +60,13 @@ def wanted(q, k, v, index, mask):
 
 
 @few
-@given(pools(), st.integers(1, 5), st.booleans())
-def test_host_attention_in_tiles_is_the_definition(case, tile, background):
+@given(pools(), st.integers(1, 5), st.sampled_from([1, 3, 8]), st.booleans())
+def test_host_attention_in_tiles_is_the_definition(case, tile, threads, background):
     q, k, v, index, mask = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(near, "_TILE_TOKENS", tile)
+        patch.setattr(near, "_LEAST_PART", 1)
+        patch.setattr(torch, "get_num_threads", lambda: threads)
         with NearAttention(torch.device("cpu"), background=background) as attention:
             out, lse = attention.start(q, [HostPiece(k, v, index, mask)], SCALE).result()
     expected = wanted(*case)
@@ -82,6 +84,27 @@ def test_sixteen_bit_pools_are_attended_in_float32(dtype):
     assert_near(lse, expected[1], atol=5e-6)
     spacing = torch.finfo(dtype).eps  # one rounding, of the result
     assert_near(out, expected[0], atol=1e-6, rtol=spacing)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_of_all_heads_are_read_as_they_lie(dtype, parts, monkeypatch):
+    """As the host's pools store them: token by token, keys and values side by side."""
+    monkeypatch.setattr(near, "_LEAST_PART", 20)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2 * parts)
+    rows = numbers(0, 90, 2, 2, 32).to(dtype)
+    k, v = rows.permute(1, 2, 0, 3)
+    q, by = numbers(1, 1, 8, 1, 32), numbers(2, 2, 90, 2, 1).abs()
+    scales = by.permute(0, 2, 1, 3)[..., 0] if dtype == torch.float8_e4m3fn else None
+    k_scale, v_scale = (None, None) if scales is None else scales
+    wide = torch.stack([k, v]).double()
+    wide = wide if scales is None else wide * scales[..., None].double()
+    scattered = torch.randperm(90, generator=torch.Generator().manual_seed(3))[:61]
+    for index, of in ((None, wide), (scattered, wide[:, :, scattered])):
+        out, lse = attend_host(q, k, v, index, 0.125, k_scale=k_scale, v_scale=v_scale)
+        expected = literal(q, of[0], of[1], 0.125)
+        assert_near(out, expected[0])
+        assert_near(lse, expected[1])
 
 
 @pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8])

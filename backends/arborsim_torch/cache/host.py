@@ -48,12 +48,15 @@ class HostSlots:
         Rows there; -1 is padding.
     span : slice
         The piece's entries among all of the layer's.
+    run : slice or None
+        The rows, if those of all heads follow each other: they need not be looked up.
     """
 
     place: Place
     chunk: int
     index: Tensor
     span: slice
+    run: slice | None
 
     def of_mask(self, mask: Tensor | None) -> Tensor | None:
         """The piece's part of a mask ``[..., n]``."""
@@ -215,7 +218,7 @@ class HostAttention:
 
     def _pieces(
         self, layer: int, host: _Host
-    ) -> Iterator[tuple[HostSlots, Tensor, Tensor, Tensor | None]]:
+    ) -> Iterator[tuple[HostSlots, Tensor | None, Tensor, Tensor | None]]:
         """Each piece with the slots to read in data, and scales if the kernel applies them."""
         for piece in host.tokens.pieces:
             pool = self._pool(piece.place)
@@ -225,8 +228,11 @@ class HostAttention:
                 yield piece, torch.where(piece.index < 0, piece.index, order), data, None
                 continue
             parts = self._parts(layer, piece)
+            if piece.run is not None:
+                parts = [part[:, :, piece.run] for part in parts]
+            index = None if piece.run is not None else piece.index
             data = parts[0].view(pool.codec.storage)
-            yield piece, piece.index, data, parts[1] if len(parts) > 1 else None
+            yield piece, index, data, parts[1] if len(parts) > 1 else None
 
     def _pool(self, place: Place) -> HostPool:
         pool = self._cache.pools[place]

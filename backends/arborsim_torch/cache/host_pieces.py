@@ -227,7 +227,7 @@ def _tokens_of(
             for seq, path in enumerate(paths):
                 on[r, seq, : len(token)] = np.isin(token, path)
         index = torch.from_numpy(slots if len(own) > 1 else slots[0])
-        pieces.append(HostSlots(place, chunk, index, slice(first, first + m)))
+        pieces.append(HostSlots(place, chunk, index, slice(first, first + m), _run(slots)))
         position.append(spots)
         on_path.append(on)
         first += m
@@ -240,6 +240,13 @@ def _tokens_of(
         torch.from_numpy(np.concatenate(on_path, axis=2)),
         first,
     )
+
+
+def _run(slots: np.ndarray) -> slice | None:
+    """The rows of tokens of all heads ``[1, m]``, if each is the next after the one before."""
+    if len(slots) > 1 or np.any(np.diff(slots[0]) != 1):
+        return None
+    return slice(int(slots[0, 0]), int(slots[0, -1]) + 1)
 
 
 def _chunks(

@@ -7,7 +7,8 @@ run on streams of their own and the CPU's work in a thread, so that both parts r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,11 +18,15 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import attend_weights, pack, unpack
-from arborsim_torch.kernels.merge import merge
-from arborsim_torch.kernels.pieces_torch import rows_at
+from arborsim_torch.kernels.merge import finite, merge
+from arborsim_torch.kernels.pieces_torch import attend_fused, fused_for_cpu, rows_at
 from arborsim_torch.tiers.codec import E4M3_UNIT, e4m3_as_half
 
-_TILE_TOKENS = 1024  # float32 copies of a tile stay in the cache of a CPU
+_TILE_TOKENS = 512  # per four threads: float32 copies of a tile stay in the caches of a CPU
+_LEAST_PART = 128  # tokens that are worth a thread of their own
+_MOST_THREADS = 16  # more do not read memory faster
+_SPARE_CORES = 2  # one launches the GPU's work, one serves its driver
+_scratch = threading.local()
 
 
 def attend_host(
@@ -37,6 +42,9 @@ def attend_host(
     logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention in float32 over chosen slots of a host pool, copied a tile at a time.
+
+    A tile goes to PyTorch's fused attention, unless logits are wanted or several queries of a
+    sequence have masks.
 
     Parameters
     ----------
@@ -60,30 +68,82 @@ def attend_host(
     lse : float32 Tensor ``[seqs, heads, queries]``
         Natural log-sum-exp, -inf for a query that reads nothing.
     """
-    wide = q.float()
     n = k.shape[1] if index is None or k.shape[1] == 0 else index.shape[-1]
-    outs, lses = [], []
-    for first in range(0, max(n, 1), _TILE_TOKENS):
-        last = min(first + _TILE_TOKENS, n)
-        tile = slice(first, last)
-        keys, values = _rows(k, k_scale, index, tile), _rows(v, v_scale, index, tile)
-        readable = _readable(index, mask, tile)
-        out, lse, weights = attend_weights(wide, keys, values, scale, readable)
+    padded = index is not None and n > 0 and bool((index < 0).any())
+    source = _Source(k, v, index, k_scale, v_scale, mask, padded)
+    step = _TILE_TOKENS * max(1, torch.get_num_threads() // 4)
+    tiles = [slice(first, min(first + step, n)) for first in range(0, max(n, 1), step)]
+    if n and logits is None and (mask is None or mask.shape[2] == 1 == q.shape[2]):
+        out, lse = _attend_fused(q, source, tiles, scale)
+        return out.to(q.dtype), lse
+    wide, parts = q.float(), []
+    for tile in tiles:
+        out, lse, weights = attend_weights(wide, *source.rows(tile), scale, source.readable(tile))
         if logits is not None:
             base = lse.view(*weights.shape[:-1], 1)
             logits[..., tile] = weights.log_().add_(base).transpose(0, 1)
-        outs.append(out)
-        lses.append(lse)
-    out, lse = merge(outs, lses)
+        parts.append((out, lse))
+    out, lse = merge(*zip(*parts, strict=True))
     return out.to(q.dtype), lse
 
 
-def attend_packed(q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logits: bool) -> Tensor:
-    """`attend_host` over all pieces, as `Pending.packed` returns it."""
+def _attend_fused(
+    q: Tensor, source: _Source, tiles: Sequence[slice], scale: float
+) -> tuple[Tensor, Tensor]:
+    """`attend_host` without logits; all parts are merged at once."""
+    seqs, _, queries, _ = q.shape
+    rows = pack(q, len(source.k)).float()
+    outs, lses = [], []
+    for tile in tiles:
+        keys, values = source.rows(tile)
+        readable = source.readable(tile)
+        if readable is None:
+            parts = _attend_parts(rows, keys, values, scale)
+        else:
+            one = attend_fused(rows, keys, values, readable[:, :, 0], scale, seqs)
+            parts = iter([(one[0][None], one[1][None])])
+        for out, lse in parts:
+            outs.append(out)
+            lses.append(lse)
+    out, lse = (each[0] if len(each) == 1 else torch.cat(each) for each in (outs, lses))
+    if len(out) > 1:
+        whole = torch.logsumexp(lse, 0)
+        out = torch.exp(lse - finite(whole))[..., None].mul(out).sum(0)
+        lse = whole
+    else:
+        out, lse = out[0], lse[0]
+    return unpack(out.contiguous(), seqs, queries), unpack(lse.contiguous(), seqs, queries)
+
+
+def _attend_parts(
+    rows: Tensor, keys: Tensor, values: Tensor, scale: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Output ``[parts, kv_heads, rows, head_dim]`` and log-sum-exp of parts of the keys.
+
+    The operator gives a thread a head; there are parts so that every thread has work.
+    """
+    kv_heads, n, _ = keys.shape
+    step = min(n, max(_LEAST_PART, n // -(-torch.get_num_threads() // kv_heads)))
+    whole = n // step * step
+    for first, last, size in ((0, whole, step), (whole, n, n - whole)):
+        if size:
+            k, v = (
+                each[:, first:last].unflatten(1, (-1, size)).transpose(0, 1)
+                for each in (keys, values)
+            )
+            yield fused_for_cpu(rows.expand(len(k), -1, -1, -1), k, v, None, scale)
+
+
+def attend_packed(
+    q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logits: bool, pinned: bool = False
+) -> Tensor:
+    """`attend_host` over all pieces, as `Pending.packed` returns it; in page-locked memory."""
     (seqs, heads, queries, dim), kv_heads = q.shape, len(pieces[0].k)
     entries = [piece.entries if logits else 0 for piece in pieces]
     rows = seqs * (heads // kv_heads) * queries
-    packed = torch.full((kv_heads, rows, dim + 1 + sum(entries)), float("-inf"))
+    packed = torch.empty((kv_heads, rows, dim + 1 + sum(entries)), pin_memory=pinned)
+    if logits:
+        packed.fill_(float("-inf"))
     of_logits = packed[..., dim + 1 :].unflatten(1, (seqs, -1, queries)).split(entries, dim=-1)
     parts = [
         attend_host(
@@ -98,27 +158,76 @@ def attend_packed(q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logit
     return packed
 
 
-def _rows(pool: Tensor, scales: Tensor | None, index: Tensor | None, tile: slice) -> Tensor:
-    if index is None:
+@dataclass(frozen=True)
+class _Source:
+    """Arguments of `attend_host`, of which tiles are read."""
+
+    k: Tensor
+    v: Tensor
+    index: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    mask: Tensor | None
+    padded: bool  # the index has entries of -1
+
+    def rows(self, tile: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values in float32, ``[kv_heads, entries, head_dim]``, until the next call."""
+        slot = None if self.index is None else self.index[..., tile]
+        if slot is not None and self.padded:
+            slot = slot.clamp(min=0)
+        numbers = len(self.k) * (tile.stop - tile.start) * self.k.shape[2]
+        room = _scratch_of(2 * numbers)
+        return (
+            _wide(self.k, self.k_scale, slot, tile, room[:numbers]),
+            _wide(self.v, self.v_scale, slot, tile, room[numbers:]),
+        )
+
+    def readable(self, tile: slice) -> Tensor | None:
+        """Bool ``[seqs or 1, kv_heads or 1, queries or 1, entries]``; None if all are."""
+        own = None if self.mask is None else self.mask[..., tile]
+        if self.index is None or not self.padded:
+            return own
+        held = self.index[..., tile] >= 0
+        held = (held if held.ndim == 2 else held[None])[None, :, None]
+        return held if own is None else held & own
+
+
+def _scratch_of(numbers: int) -> Tensor:
+    """This thread's memory for a tile: fresh memory costs more than what is written to it."""
+    held: Tensor | None = getattr(_scratch, "numbers", None)
+    if held is None or len(held) < numbers:
+        held = _scratch.numbers = torch.empty(numbers)
+    return held[:numbers]
+
+
+def _wide(
+    pool: Tensor, scales: Tensor | None, slot: Tensor | None, tile: slice, room: Tensor
+) -> Tensor:
+    """Rows in float32: copied to `room`, unless that is how they lie in the pool."""
+    if slot is None:
         rows, by = pool[:, tile], None if scales is None else scales[:, tile]
     else:
-        slot = index[..., tile].clamp(min=0)
-        rows, by = rows_at(pool, slot), None if scales is None else rows_at(scales, slot)
+        rows, by = _looked_up(pool, slot), None if scales is None else rows_at(scales, slot)
     if rows.dtype == torch.float8_e4m3fn and by is not None:
         rows, by = e4m3_as_half(rows), by * E4M3_UNIT
-    wide = rows.float()
+    if rows.dtype == torch.float32 and by is None and rows.stride(-1) == 1:
+        return rows
+    heads, n, dim = rows.shape
+    if rows.stride(0) < rows.stride(1):  # token by token, as rows of all heads lie
+        wide = room.view(n, heads, dim).transpose(0, 1)
+    else:
+        wide = room.view(heads, n, dim)
+    wide.copy_(rows)
     return wide if by is None else wide.mul_(by[..., None])
 
 
-def _readable(index: Tensor | None, mask: Tensor | None, tile: slice) -> Tensor | None:
-    own = None if mask is None else mask[..., tile]
-    if index is None:
-        return own
-    held = index[..., tile] >= 0
-    held = (held if held.ndim == 2 else held[None])[None, :, None]
-    if own is None:
-        return None if bool(held.all()) else held
-    return held & own
+def _looked_up(pool: Tensor, slot: Tensor) -> Tensor:
+    """`rows_at`; where all heads of a token lie together, they are copied together."""
+    if slot.ndim == 2 or not 0 < pool.stride(0) < pool.stride(1):
+        return rows_at(pool, slot)
+    if pool.dtype == torch.float8_e4m3fn:  # which cannot be indexed everywhere
+        return _looked_up(pool.view(torch.int8), slot).view(pool.dtype)
+    return pool.transpose(0, 1).index_select(0, slot).transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -190,7 +299,10 @@ class NearAttention:
         self._cuda = self.device.type == "cuda"
         self._worker: ThreadPoolExecutor | None = None
         if self._cuda if background is None else background:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="near-attention")
+            self._worker = ThreadPoolExecutor(
+                1, thread_name_prefix="near-attention",
+                initializer=_leave_cores if self._cuda else None,
+            )  # fmt: skip
         if self._cuda:
             # Two, so that results of one layer do not queue behind the queries of the next.
             self._down, self._up = _streams(self.device)
@@ -217,7 +329,7 @@ class NearAttention:
         def work() -> tuple[Tensor, Any]:
             if ready is not None:
                 ready.synchronize()
-            packed = attend_packed(there, pieces, scale, logits=logits)
+            packed = attend_packed(there, pieces, scale, logits=logits, pinned=self._cuda)
             return self._send(packed) if self._cuda else (packed, None)
 
         if self._worker is not None:
@@ -260,9 +372,17 @@ class NearAttention:
 
     def _send(self, packed: Tensor) -> tuple[Tensor, Any]:
         with torch.cuda.stream(self._up):
-            there = packed.pin_memory().to(self.device, non_blocking=True)
+            there = packed.to(self.device, non_blocking=True)
             return there, self._up.record_event()
 
 
 def _streams(device: torch.device) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(2)]
+
+
+def _leave_cores() -> None:
+    """Let this thread's operations use fewer threads than there are cores.
+
+    One that waits for its core holds up all, at the end of every operation.
+    """
+    torch.set_num_threads(max(1, min(torch.get_num_threads() - _SPARE_CORES, _MOST_THREADS)))

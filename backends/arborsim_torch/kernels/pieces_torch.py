@@ -45,7 +45,7 @@ def attend_pieces_torch(
     rows = pack(q[:, :, None], kv_heads) if seqs > 1 else q.reshape(kv_heads, -1, dim)
     held = [piece for piece in pieces if seqs and piece.room and piece.keys.shape[1]]
     fused = [
-        _attend_fused(q, rows, keys, values, mask, scale)
+        attend_fused(rows, keys, values, mask, scale, seqs)
         for piece in held if not mass and _fused(piece)
         for keys, values, mask in _chunks(piece)
     ]  # fmt: skip
@@ -117,29 +117,46 @@ def _chunks(piece: Piece) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         yield _looked_up(keys, piece, at), _looked_up(values, piece, at), readable[..., at]
 
 
-def _attend_fused(
-    q: Tensor, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+def attend_fused(
+    rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, seqs: int
 ) -> tuple[Tensor, Tensor]:
-    """PyTorch's attention for CPU, whose operator returns the log-sum-exp, of ``rows``."""
+    """PyTorch's attention for CPU, whose operator returns the log-sum-exp.
+
+    Parameters
+    ----------
+    rows : Tensor ``[kv_heads, rows, head_dim]``
+        As of `arborsim_torch.kernels.dense.pack`, one query per sequence.
+    keys, values : Tensor ``[kv_heads, n, head_dim]``
+        Of the same type; vectors are contiguous.
+    mask : bool Tensor ``[seqs or 1, kv_heads or 1, n]`` or None
+    scale : float
+    seqs : int
+
+    Returns
+    -------
+    Tensor ``[kv_heads, rows, head_dim]``
+    float32 Tensor ``[kv_heads, rows]``
+        -inf where nothing is read.
+    """
     bias = nothing = None
     if mask is not None:
         by_row = mask.transpose(0, 1)  # [kv_heads or 1, seqs or 1, room]
         nothing = ~by_row.any(-1)
-        bias = torch.where(by_row, 0.0, -torch.inf).to(q.dtype)
+        bias = torch.where(by_row, 0.0, -torch.inf).to(rows.dtype)
         if len(mask) > 1:
-            group = rows.shape[1] // len(q)
+            group = rows.shape[1] // seqs
             bias = bias.repeat_interleave(group, 1)
             nothing = nothing.repeat_interleave(group, 1)
-    if q.element_size() == 2 and rows.shape[1] <= _FEW_ROWS:
+    if rows.element_size() == 2 and rows.shape[1] <= _FEW_ROWS:
         each = (-1, rows.shape[1], -1, -1)  # KV heads are the batch, a group's heads its heads
         alone = None if bias is None else bias[:, :, None]
-        out, lse = _fused_for_cpu(
+        out, lse = fused_for_cpu(
             rows[:, :, None], keys[:, None].expand(each), values[:, None].expand(each), alone,
             scale,
         )  # fmt: skip
         out, lse = out[:, :, 0], lse[:, :, 0]
     else:
-        out, lse = _fused_for_cpu(
+        out, lse = fused_for_cpu(
             rows[None], keys[None], values[None], None if bias is None else bias[None], scale
         )
         out, lse = out[0], lse[0]
@@ -148,7 +165,7 @@ def _attend_fused(
     return out, lse
 
 
-def _fused_for_cpu(
+def fused_for_cpu(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
