@@ -27,7 +27,7 @@ from benchmarks.gpu.yardsticks import measure_yardsticks, run_yardstick
 
 _GROWTH = 1.3  # seconds grow with this power of the length, between linear and quadratic
 _SMOKE_LIMIT_S = 30.0
-_FIRST_LIMIT_S = 45.0  # more for the first search of an arm in a process: Triton compiles
+_FIRST_LIMIT_S = 15.0  # more for the first search of an arm in a process: Triton compiles
 
 
 def work(plan: Plan, connection: Connection, records: list[Facts], end: float) -> None:
