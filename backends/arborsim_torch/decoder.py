@@ -30,6 +30,12 @@ from arborsim_torch.static import StaticStep, block_outputs, refusal
 from arborsim_torch.tiers.copies import to_device
 
 PREFILL_BLOCK = 256  #: prompt tokens per forward pass: attention needs block x prompt, not n x n
+_GPU_BLOCK = 1024  # below this, launching a large model's kernels takes longer than they do
+
+
+def prefill_block(device: torch.device) -> int:
+    """Prompt tokens per forward pass of a live search on a device."""
+    return _GPU_BLOCK if device.type == "cuda" else PREFILL_BLOCK
 
 
 class ObservedCache(Protocol):

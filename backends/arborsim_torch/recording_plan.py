@@ -17,10 +17,16 @@ from arborsim_torch.rewards.load import load_reward
 from arborsim_torch.sources import PromptSource, RandomSource, Source, TaskSource, prompt_ids
 
 DENSE_UP_TO = 4096  #: longest path, in tokens, whose attention rows "auto" stores whole
+_SPARSE_TOP = 256  # positions kept per attention row of longer ones
 DEFAULT_STOP = ("\n",)
 _DEFAULT_EPISODES = 8
 _DEFAULT_MAX_TOKENS = 512  # of plain prompts
 _DEFAULT_PROMPT_TOKENS = 512  # of random ones
+
+
+def attention_top(path_tokens: int) -> int:
+    """Positions kept per attention row of paths of `path_tokens` tokens; 0 for all of them."""
+    return 0 if path_tokens <= DENSE_UP_TO else _SPARSE_TOP
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ def calibrate(
     text, too: a run that goes on elsewhere has the records alone.
     """
 
+    began, begun_s = time.perf_counter(), dict[str, float]()
+
     def progress(what: str, done: int, total: int) -> None:
-        pass
+        begun_s.setdefault(what, round(time.perf_counter() - began, 1))
 
     measured = measure(HardwareRequest(model, device, quick, policies), progress)
     decisions = measure_decisions(quick, progress)
@@ -40,4 +42,5 @@ def calibrate(
         "quick": quick,
         "agreement": {name: asdict(each) for name, each in agreements.items()},
         "notes": list(measured.notes),
+        "begun_s": begun_s,
     }

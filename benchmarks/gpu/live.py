@@ -35,14 +35,13 @@ from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicyS
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.recording import EpisodeResult
-from arborsim_torch.recording_plan import DENSE_UP_TO
+from arborsim_torch.recording_plan import attention_top
 from arborsim_torch.sources import RandomSource
 from arborsim_torch.tiers.link import HostLink
 from benchmarks.gpu.journal import Facts, peaks, synchronize
 from benchmarks.gpu.packing import add
 from benchmarks.gpu.plan import Arm, Load
 
-_TOP = 256  # positions kept per attention row of long paths
 _TREE = {"keep": 2, "children": 2}
 _VECTORS = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES})
 _TRACED = 12  # iteration that is traced: graphs are captured, and policies have decided
@@ -265,7 +264,7 @@ def _setup(
         temperature=1.0,
         seed=0,
         max_tokens=load.new_tokens,
-        attention_top=0 if longest <= DENSE_UP_TO else _TOP,
+        attention_top=attention_top(longest),
         prefill_block=load.prefill_block,
         graphs=graphs == "auto",
     )

@@ -22,16 +22,19 @@ from arborsim.policies.methods.baselines import Full
 from arborsim.policies.registry import available, build
 from arborsim.search import ROOT, Expansion, Leaf, Search, make_search
 from arborsim_torch.batches import Ended, run_batched
+from arborsim_torch.decoder import prefill_block
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.recording import EpisodeResult
+from arborsim_torch.recording_plan import attention_top
 from arborsim_torch.sources import RandomSource
 
 THOUGHT = 8  # tokens, about what the reference tasks' thoughts have
 _TEMPERATURE = 0.7
 _NO_LIMIT = 1 << 40  # tokens
-#: Tokens of the prompts over which policies are timed.
-_PROMPTS = (96, 512)
+#: Tokens of the prompts over which policies are timed: what they take grows with these, and is
+#: charged for prompts of tens of thousands of tokens on a GPU.
+_PROMPTS = {"cpu": (96, 512), "cuda": (1024, 8192)}
 #: Iterations of each search, and those of them that stay within the budget.
 ITERATIONS, _FREE = 96, 48
 #: The same of trees, for policies that take nothing from a chain.
@@ -117,7 +120,7 @@ def time_policies(
     """One search per policy and prompt, and one under full retention; one warms up first."""
     chosen = names or (_QUICK if quick else _alternating(available()))
     began, found = time.perf_counter(), list[PolicyTime]()
-    _time_policy(timer, model, "full", _PROMPTS[0])
+    _time_policy(timer, model, "full", _prompts(timer)[0])
     for i, name in enumerate(["full", *chosen]):
         tell(i, len(chosen) + 1)
         if timer.device.type == "cuda":
@@ -131,21 +134,26 @@ def time_policies(
     return found
 
 
+def _prompts(timer: Timer) -> tuple[int, int]:
+    return _PROMPTS[timer.device.type]
+
+
 def _compile(timer: Timer, model: Any, name: str) -> float:
     """Short searches with decisions, so that no timed one compiles kernels; what they took."""
     began = time.perf_counter()
-    source = RandomSource(model.config.vocab_size, _PROMPTS[0], _NO_LIMIT, THOUGHT)
+    prompt = _prompts(timer)[0]
+    source = RandomSource(model.config.vocab_size, prompt, _NO_LIMIT, THOUGHT)
     for lanes in _LANES:
         setup = _setup(timer, model, source, partial(Fans, [lanes], lambda: False))
         with suppress(ArborsimError):
-            _run(setup, build(name), _PROMPTS[0] + THOUGHT // 2)
+            _run(setup, build(name), prompt + THOUGHT // 2)
     return time.perf_counter() - began
 
 
 def _searches(timer: Timer, model: Any, name: str, tree: bool = False) -> list[PolicyTime]:
     """Over prompts of both lengths, each after the same under full retention."""
     found = []
-    for prompt in _PROMPTS:
+    for prompt in _prompts(timer):
         full = _time_policy(timer, model, "full", prompt, tree=tree)
         one = full if name == "full" else _time_policy(timer, model, name, prompt, full, tree)
         found += [] if one is None else [one]
@@ -168,12 +176,12 @@ def _quiet(timer: Timer, model: Any, name: str) -> tuple[Quiet, ...]:
 
     None if the policy cannot search like this.
     """
-    found, layers = [], model.config.num_hidden_layers
+    found, layers, prompt = [], model.config.num_hidden_layers, _prompts(timer)[0]
     for lanes, thought in product(_LANES, _LENGTHS):
-        source = RandomSource(model.config.vocab_size, _PROMPTS[0], _NO_LIMIT, thought)
+        source = RandomSource(model.config.vocab_size, prompt, _NO_LIMIT, thought)
         fans = [lanes] * (_QUIET_ITERATIONS // thought)
         setup = _setup(timer, model, source, partial(Fans, fans, lambda: False))
-        times, everything = [], _PROMPTS[0] + sum(fans) * thought + _TREE_FREE
+        times, everything = [], prompt + sum(fans) * thought + _TREE_FREE
         iterations = len(fans) * thought
         for each in dict.fromkeys(("full", name)):
             try:
@@ -234,8 +242,10 @@ def _setup(
     timer: Timer, model: Any, source: RandomSource, search: Callable[[], Any]
 ) -> SearchSetup:
     return SearchSetup(
-        model, source, search, _TEMPERATURE, 0, source.max_tokens, dedupe=False, clock=timer.clock
-    )
+        model, source, search, _TEMPERATURE, 0, source.max_tokens, dedupe=False, clock=timer.clock,
+        prefill_block=prefill_block(timer.device),
+        attention_top=attention_top(len(source.problem(0).prompt)),
+    )  # fmt: skip
 
 
 def _run(

@@ -17,17 +17,15 @@ from arborsim.run.controller import Meter
 from arborsim.run.episode import Cell
 from arborsim.search import make_search
 from arborsim_torch.batches import Ended, run_batched
-from arborsim_torch.decoder import PREFILL_BLOCK
+from arborsim_torch.decoder import prefill_block
 from arborsim_torch.hardware.facts import conditions, software
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.models import LoadedModel, device_name, geometry
-from arborsim_torch.recording_plan import DENSE_UP_TO, RecordingPlan
+from arborsim_torch.recording_plan import RecordingPlan, attention_top
 from arborsim_torch.static import kind_of_steps
 
 #: Of an episode and a cell: meters for its controller.
 MetersOf = Callable[[int, Cell], Sequence[Meter]]
-_SPARSE_TOP = 256
-_BIG_MODEL_BLOCK = 1024  # prompt tokens per forward pass of a model that fills a GPU
 
 
 def facts(loaded: LoadedModel, request: LiveRequest) -> LiveFacts:
@@ -56,8 +54,7 @@ def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -
     longest = plan.max_tokens + max(
         len(plan.source.problem(i).prompt) for i in numbers(request, plan)
     )
-    top = request.attention_top or (0 if longest <= DENSE_UP_TO else _SPARSE_TOP)
-    on_gpu = loaded.model.device.type == "cuda"
+    top = request.attention_top or attention_top(longest)
     return SearchSetup(
         model=loaded.model,
         source=plan.source,
@@ -67,7 +64,7 @@ def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -
         max_tokens=plan.max_tokens,
         dedupe=request.dedupe,
         attention_top=top,
-        prefill_block=_BIG_MODEL_BLOCK if on_gpu else PREFILL_BLOCK,
+        prefill_block=prefill_block(loaded.model.device),
         reward=plan.reward,
         embedder=plan.embedder,
         top_p=request.top_p,
