@@ -265,6 +265,7 @@ class Controller:
         steps = self._scores.steps(run.steps)
         fresh = np.zeros((before.tier.shape[0], run.num_tokens), dtype=np.int8)
         view = self._view(np.concatenate([before.tier, fresh], axis=1))
+        vars(view)["held"] = before.held + run.num_tokens  # not counted once more
         plan = self.policy.decide_run(view, run, steps)
         steps.skip(run.steps)  # what the policy left unobserved
         check_run(self.policy, view, run, plan)
