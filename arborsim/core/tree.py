@@ -49,7 +49,7 @@ class GrowingArray:
         """The filled part, as a view: it must not be kept across an `extend`."""
         return self._data[: self._n]
 
-    def extend(self, values: np.ndarray) -> None:
+    def extend(self, values: np.ndarray | Sequence[int]) -> None:
         end = self._n + len(values)
         if end > len(self._data):
             capacity = max(end, 2 * len(self._data))
@@ -108,7 +108,7 @@ class ThoughtTree:
         self._depths = GrowingArray(np.int64)
         self._sizes = GrowingArray(np.int64)
         self._spans: list[GrowingArray] = []
-        self._paths: dict[int, tuple[int, IntArray]] = {}
+        self._paths: dict[int, tuple[GrowingArray, int]] = {}  # and where the leaf begins
         self.transitions = 0
 
     def __len__(self) -> int:
@@ -147,6 +147,12 @@ class ThoughtTree:
         The token of step ``t`` and branch ``w`` gets the id ``n + t * len(nodes) + w``.
         """
         start, width = self.num_tokens, len(nodes)
+        if steps == width == 1:  # a live step of a chain
+            (node,) = nodes
+            self.node_of_token.extend((node,))
+            self._spans[node].extend((start,))
+            self._sizes.values[node] += 1
+            return
         ids = np.arange(start, start + steps * width)
         sizes = self._sizes.values
         self.node_of_token.extend(np.array([*nodes] * steps))
@@ -172,12 +178,17 @@ class ThoughtTree:
     def path(self, leaf: int) -> IntArray:
         """Token ids from the root to the end of `leaf`: entry ``p`` is the token at position p."""
         size = len(self._spans[leaf])
-        cached = self._paths.get(leaf)
-        if cached is not None and cached[0] == size:
-            return cached[1]
-        ids = np.concatenate([self._spans[node].values for node in self.ancestors(leaf)])
-        self._paths[leaf] = (size, ids)
-        return ids
+        if leaf not in self._paths:
+            before = [self._spans[node].values for node in self.ancestors(leaf)[:-1]]
+            path = GrowingArray(np.int64)
+            for ids in before:
+                path.extend(ids)
+            self._paths[leaf] = path, len(path)
+        path, start = self._paths[leaf]
+        known = len(path) - start
+        if known < size:  # what was handed out stays as it is
+            path.extend(self._spans[leaf].values[known:])
+        return path.values
 
     def forget_paths(self, keep: Iterable[int] = ()) -> None:
         """Drop cached paths but those of `keep`; they are rebuilt when asked for."""

@@ -147,6 +147,8 @@ class Pool(Allocation):
         return groups if self.together == "model" else groups // max(1, len(view.shape.layers))
 
     def spare(self, view: CacheView) -> int:
+        if len(view.tier) == 1:
+            return int(self.shares(view)[0]) - int(view.held[0])
         left, size = self.shares(view) - view.held, self.size(view)
         if size > 1:
             left = left.reshape(-1, size).sum(axis=1) // size

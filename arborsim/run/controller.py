@@ -188,9 +188,12 @@ class Controller:
 
         A live search may hold that many back and hand them over as one run.
         """
-        view = self.view()
-        self._seen = view, self._due(view)
+        self._seen = self._look()
         return self._seen[1]
+
+    def _look(self) -> tuple[CacheView, int]:
+        view = self.view()
+        return view, max(1, min(self.policy.next_decision(view), self._until_pressure(view)))
 
     def view(self) -> CacheView:
         """What the policy may see now."""
@@ -243,11 +246,8 @@ class Controller:
         """
         done = 0
         while done < run.steps:
-            if seen is None:
-                view = self.view()
-                due = self._due(view)
-            else:
-                (view, due), seen = seen, None
+            view, due = seen or self._look()
+            seen = None
             if due == 1 and self.policy.plans_runs(view):
                 self._decode_planned(run.part(done, run.steps) if done else run, view)
                 return
@@ -265,6 +265,7 @@ class Controller:
         steps = self._scores.steps(run.steps)
         fresh = np.zeros((before.tier.shape[0], run.num_tokens), dtype=np.int8)
         view = self._view(np.concatenate([before.tier, fresh], axis=1))
+        vars(view)["held"] = before.held + run.num_tokens  # not counted once more
         plan = self.policy.decide_run(view, run, steps)
         steps.skip(run.steps)  # what the policy left unobserved
         check_run(self.policy, view, run, plan)
@@ -280,9 +281,6 @@ class Controller:
         for meter in self._meters:
             meter.ran(run, self.tree, self.executor.tier, moves)
         self.executor.advance(run, moves)
-
-    def _due(self, view: CacheView) -> int:
-        return max(1, min(self.policy.next_decision(view), self._until_pressure(view)))
 
     def _until_pressure(self, view: CacheView) -> int:
         """Iterations until the cache is within the policy's margin of its budget."""
@@ -391,10 +389,7 @@ def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> No
 
 
 def _evicts_one(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> bool:
-    """Whether the plan's one move is what a live step does, and breaks no rule; False: look closer.
-
-    A chain has decoded a token, and one of those in HBM is evicted, of the one group.
-    """
+    """Whether a chain of one group decoded a token and rightly evicts one; False: look closer."""
     tokens, token = view.num_tokens, int(plan.token[0])
     chain = run.num_tokens == len(view.tier) == 1 and len(view.tree.path(run.leaves[0])) == tokens
     if not chain or plan.step[0] or plan.group[0] != ALL_GROUPS or plan.target[0] != _EVICTED:

@@ -307,6 +307,9 @@ def layer_mean(values: np.ndarray, first: int, last: int) -> np.ndarray:
 
     Of values ``[tokens, layers]``; those that are not finite are left out; 0 without any other.
     """
+    if first == last:
+        only = values[:, first].astype(np.float64)
+        return np.where(np.isfinite(only), only, 0.0)
     chosen = values[:, first : last + 1].astype(np.float64)
     finite = np.isfinite(chosen)
     count: int | np.ndarray = last + 1 - first

@@ -160,8 +160,13 @@ class Mover:
     @property
     def held_in_hbm_alone(self) -> bool:
         """Whether all tokens that are held lie in HBM at full precision, and none is on its way."""
-        others = (pool for place, pool in self.cache.pools.items() if place is not Place.HBM)
-        return not self._pending and not any(pool.slots.total for pool in others)
+        pools = self.cache.pools
+        if self._pending:
+            return False
+        for place, pool in pools.items():
+            if pool.slots.total and place is not Place.HBM:
+                return False
+        return True
 
     def restore(self, pairs: GroupTokenPairs) -> None:
         """Give lost tokens slots in HBM; `TreeDecoder.recompute` fills them."""

@@ -103,6 +103,7 @@ class Pool:
         self._slabs: list[list[Tensor]] = [[] for _ in range(layout.slabs)]
         self._tables: list[list[Tensor] | None] = [[] for _ in range(layout.slabs)]
         self._slab_bytes = [0] * layout.slabs
+        self._bytes = self._room = self._kept_room = 0  # of all: bytes, slots, and slots kept
         self._views: dict[int, list[Tensor]] = {}  # by layer
         self._pieces: dict[int, Piece] = {}  # by layer
         self._spans: Spans | None = None
@@ -132,8 +133,7 @@ class Pool:
     @property
     def capacity_bytes(self) -> int:
         """Bytes of the tensors."""
-        spans = 0 if self._spans is None else self._spans.capacity_bytes
-        return spans + sum(self._slab_bytes)
+        return self._bytes + (0 if self._spans is None else self._spans.capacity_bytes)
 
     def capacity(self, slab: int = 0) -> int:
         """Slots of a slab's group, or of its longest head."""
@@ -149,6 +149,7 @@ class Pool:
         They are known to be needed soon.  Nothing is allocated before the first token comes.
         """
         self._kept[:] = self._pages(np.array(tokens))
+        self._kept_room = int(self._kept.sum())
         if self._spans is not None:
             self._spans.keep(tokens)
 
@@ -216,6 +217,7 @@ class Pool:
             wanted = np.maximum(wanted, self._kept)
             # More is needed than was known: what it takes once, it will again.
             self._kept = np.where(over, np.maximum(self._kept, self._pages(wanted)), self._kept)
+            self._kept_room = int(self._kept.sum())
         for slab in range(self.layout.slabs):
             own = self._groups_of(slab)
             if over[own].any():
@@ -404,7 +406,7 @@ class Pool:
 
     def shrink(self) -> bool:
         """Give memory back if much of it is unused; True if tokens have new slots."""
-        capacity, kept = int(self._capacity.sum()), int(self._kept.sum())
+        capacity, kept = self._room, self._kept_room
         enough = _SHRINK_BELOW if self.layout.groups == 1 else _SHRINK_GROUPS_BELOW
         enough = max(enough, _SHRINK_KEPT_BELOW * bool(kept))
         spare = self.page_tokens * self.layout.groups  # or a growth by pages would be undone
@@ -457,6 +459,7 @@ class Pool:
         if self.codec.scaled and self._spans is None:
             parts.append(torch.zeros((*shape[:-1], 1), dtype=torch.float32, device=self.device))
         self._slabs[slab], self._slab_bytes[slab] = parts, sum(part.nbytes for part in parts)
+        self._bytes, self._room = sum(self._slab_bytes), int(self._capacity.sum())
         even = (capacity == capacity[0]).all()
         heads = (g.kv_heads, int(capacity[0]))
         self._tables[slab] = [part.unflatten(2, heads) for part in parts] if even else None

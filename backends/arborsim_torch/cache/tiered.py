@@ -104,6 +104,8 @@ class TieredCache:
     @property
     def buffer_bytes(self) -> int:
         """Bytes on the device that tokens from the host pass through, and of bounds of pages."""
+        if self.stream is None and self.host_attention is None:
+            return 0
         held = [each for each in (self.stream, self.host_attention) if each is not None]
         return sum(each.buffer_bytes for each in held)
 

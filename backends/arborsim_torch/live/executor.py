@@ -17,6 +17,7 @@ from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.pairs import GroupTokenPairs
+from arborsim_torch.cache.pool import Pool
 from arborsim_torch.decoder import TreeDecoder
 
 
@@ -239,6 +240,7 @@ class LiveGauge:
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
         self.allocated_bytes = 0
+        self._on_device: list[Pool] | None = None
         self._peak_hbm = self._peak_tokens = self._peak_ddr = 0
         self._peak_quantised = self._peak_staging = 0
         self._peak_after: int | None = None  # since the first decision that moved something
@@ -251,9 +253,9 @@ class LiveGauge:
         """Look at the pools."""
         hbm = ddr = staging = quantised = held = 0
         for place, pool in self._mover.cache.pools.items():
-            size = pool.used_bytes
-            if not size:
+            if not pool.slots.total:
                 continue
+            size = pool.used_bytes
             if place.staged:
                 staging += size
             elif place.on_host:
@@ -305,8 +307,12 @@ class LiveGauge:
 
     def _note_allocated(self, beside_bytes: int) -> None:
         pools = self._mover.cache.pools
-        allocated = sum(p.capacity_bytes for place, p in pools.items() if not place.on_host)
-        self.allocated_bytes = max(self.allocated_bytes, allocated + beside_bytes)
+        if self._on_device is None:
+            self._on_device = [pool for place, pool in pools.items() if not place.on_host]
+        allocated = beside_bytes
+        for pool in self._on_device:
+            allocated += pool.capacity_bytes
+        self.allocated_bytes = max(self.allocated_bytes, allocated)
 
     def fill(self, m: Measurements) -> None:
         """Write peaks and the series into `m`."""
