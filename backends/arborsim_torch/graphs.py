@@ -61,9 +61,7 @@ class _Captures:
                     graph = torch.cuda.CUDAGraph()
                 return graph, self._captured(graph, compute)
         except Exception as error:
-            # Where a capture fails, ending it fails, too.
-            both = [each for each in (error.__context__, error) if each is not None]
-            why = "; ".join(f"{type(x).__name__}: {x}".splitlines()[0] for x in both)[:300]
+            why = reason(error)
             self.refused.append(why)
         self._clear(graph)
         warnings.warn(
@@ -90,6 +88,12 @@ class _Captures:
             # It may count as capturing for ever, and refuse to draw.
             fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
             generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def reason(error: BaseException) -> str:
+    """Why a capture failed, in a line.  Ending it fails then, too, which tells less."""
+    both = [each for each in (error.__context__, error) if each is not None]
+    return "; ".join(f"{type(x).__name__}: {x}".splitlines()[0] for x in both)[:300]
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from arborsim_torch.graphs import reason
+
 _LONG_S = 4e-3  # of a graph: the two events and the launch, some 10 us, are then next to nothing
 _MOST_CALLS = 512  # in a graph, if one turn has fewer
 #: Kept for good: PyTorch's allocators go on asking a graph whose capture failed.
@@ -65,8 +67,7 @@ def capture(work: Callable[[], Any], device: torch.device) -> tuple[Any, str]:
         _abandon(graph, pool, device)
         if not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError):
             raise
-        lines = str(error).splitlines()
-        return None, lines[0] if lines else type(error).__name__
+        return None, reason(error)
     return graph, ""
 
 
