@@ -55,11 +55,11 @@ def capture(work: Callable[[], Any], device: torch.device) -> tuple[Any, str]:
     """
     # A pool of its own, by name: a capture that fails leaves it open.
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    stream = side_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
+    here, stream = torch.cuda.current_stream(device), side_stream(device)
+    stream.wait_stream(here)
     try:
         # The outer one turns back to the stream before, which a failed capture does not.
-        with torch.cuda.device(device), torch.cuda.stream(stream), torch.cuda.graph(
+        with torch.cuda.device(device), torch.cuda.stream(here), torch.cuda.graph(
             graph, pool=pool, stream=stream, capture_error_mode="thread_local"
         ):  # fmt: skip
             work()
