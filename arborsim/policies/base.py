@@ -263,6 +263,13 @@ class Policy:
         """Tokens the policy can never go below in HBM, and how that number comes about."""
         return self.protection(budget_tokens).floor(prompt_tokens)
 
+    def ddr_tokens(self, prompt_tokens: int, new_tokens: int, budget_tokens: int) -> int:
+        """Tokens that DDR is expected to hold at most on one path, if the policy uses it.
+
+        Live searches set memory aside for them; more may come, at the price of growing.
+        """
+        return max(0, prompt_tokens + new_tokens - budget_tokens)
+
     def spare(self, view: CacheView) -> int:
         """Tokens that every group can take before the policy must give some up; < 0: over budget.
 

@@ -199,6 +199,10 @@ class Composed(Policy):
     def bounded(self) -> bool:
         return self.schedule.bounded
 
+    def ddr_tokens(self, prompt_tokens: int, new_tokens: int, budget_tokens: int) -> int:
+        over = super().ddr_tokens(prompt_tokens, new_tokens, budget_tokens)
+        return int(min(over, self.place.ddr * budget_tokens))
+
     def scores(self) -> Mapping[str, Score]:
         score = self.score if self.protect.pin_prompt else self.score.with_prompt()
         return {"score": score, **self.allocate.scores()}

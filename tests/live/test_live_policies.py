@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from arborsim.memory.moves import Moves
 from arborsim.policies.registry import available, build
 from arborsim.search import make_search
 from arborsim_torch.batches import Ended, run_batched
+from arborsim_torch.cache import host_pool
+from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
@@ -25,6 +28,7 @@ from arborsim_torch.models import load_model
 from arborsim_torch.sources import RandomSource, TaskSource
 
 NAMES = sorted(set(available()) - {"oracle"})
+OFFLOAD = str(Path(__file__).parents[2] / "benchmarks" / "gpu" / "offload.toml")
 KEPT = ("token", "node", "logprob", "entropy", "reward")
 
 
@@ -169,6 +173,48 @@ def test_a_budget_for_everything_changes_no_bit(chain: SearchSetup, name: str) -
         full.episode.columns["logprob"], roomy.episode.columns["logprob"], atol=1e-4
     )
     assert roomy.measured.evicted_tokens == 0
+
+
+@pytest.mark.parametrize("recall", RECALLS)
+@pytest.mark.parametrize("name", ["hierarchy", "freekv", "offload"])
+def test_the_host_has_its_memory_before_the_search(
+    chain: SearchSetup, name: str, recall: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is allocated while tokens move, and what is read and carried stays the same."""
+    settings = {"sinks": "2", "recent": "8"} | ({"page": "4"} if name == "freekv" else {})
+    policy = build(OFFLOAD) if name == "offload" else build(name, settings)
+    problem, machine = chain.source.problem(3), CacheOptions(recall=recall)
+    real, made = host_pool.host_empty, []
+
+    def counted(*args: Any) -> Any:
+        made.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(host_pool, "host_empty", counted)
+
+    def run() -> tuple[LiveOutcome, int, int]:
+        found: list[LiveOutcome] = []
+
+        def done(one: PolicySearch, ended: Ended) -> None:
+            assert not isinstance(ended, BudgetInfeasible)
+            found.append(one.outcome(ended))
+
+        made.clear()
+        one = PolicySearch(chain, problem, policy, 100, machine)
+        before = len(made)
+        run_batched([one], 1, done)
+        return found[0], before, len(made) - before
+
+    reserved, before, later = run()
+    assert (before > 0, later) == (True, 0)
+    monkeypatch.setattr(HostPool, "reserve_up_to", lambda *args: 0)
+    grown, before, later = run()
+    assert (before, later > 0) == (0, True)
+    assert same(reserved, grown)
+    for what in ("to_ddr_bytes", "from_ddr_bytes", "peak_hbm_kv_bytes", "peak_ddr_bytes",
+                 "peak_staging_bytes"):  # fmt: skip
+        assert getattr(reserved.measured, what) == getattr(grown.measured, what), what
+    assert reserved.allocated_bytes == grown.allocated_bytes
 
 
 @pytest.mark.parametrize("kind", ["chain", "tree"])

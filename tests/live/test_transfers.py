@@ -197,6 +197,25 @@ def test_what_is_there_never_moves_and_memory_is_used_again(
         cache.close()
 
 
+def test_what_is_reserved_keeps_to_a_limit_and_to_the_memory_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = Layout(2, 3, HEAD_DIM, torch.float32, torch.device("cpu"))
+    pool = HostPool(layout, Plain(torch.float32), by_layer=True)
+    assert pool.reserve_up_to(1 << 20, 0) == 0
+    added = pool.reserve_up_to(1 << 20, 5 << 20)
+    assert (2 << 20) < added == pool.capacity_bytes <= 5 << 20
+    pages = pool.pages
+    assert pool.pages_taken == 0  # no token has come
+
+    def full(shape: Any, dtype: Any, pinned: bool) -> Any:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(host_pool, "host_empty", full)
+    assert pool.reserve_up_to(1 << 20, 64 << 20) == 0
+    assert pool.pages == pages
+
+
 def test_growing_adds_a_chunk_and_reads_find_tokens_in_all() -> None:
     layout = Layout(2, 3, HEAD_DIM, torch.float32, torch.device("cpu"))
     pool = HostPool(layout, Plain(torch.float32), by_layer=True)

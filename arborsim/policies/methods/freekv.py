@@ -75,6 +75,11 @@ class FreeKV(PageReader):
         ends = 2 * (self.page - 1)  # pages leave whole
         return needed + ends, f"{made_of} + ends of pages {ends}"
 
+    def ddr_tokens(self, prompt_tokens: int, new_tokens: int, budget_tokens: int) -> int:
+        if prompt_tokens + new_tokens <= budget_tokens:
+            return 0  # nothing leaves before the budget is used up, then all but the ends does
+        return new_tokens + (0 if self.pin_prompt else prompt_tokens)
+
     def all_fits(self, view: CacheView) -> bool:
         return False  # what has left HBM does not come back for good
 

@@ -5,6 +5,7 @@ With it the ablations of its Table 12, which are the hierarchy with other scores
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,6 +90,11 @@ class Hierarchy(Composed):
     @cached_property
     def protect(self) -> Protect:
         return Protect(self.pin_prompt, self.sinks, self.recent, recent_share=ANY)
+
+    def ddr_tokens(self, prompt_tokens: int, new_tokens: int, budget_tokens: int) -> int:
+        over = max(0, prompt_tokens + new_tokens - budget_tokens)  # DDR has no size here
+        candidates = new_tokens + (0 if self.pin_prompt else prompt_tokens)
+        return max(over, math.ceil((1 - self.hbm_ratio) * candidates))
 
     def importance(self, view: CacheView, candidates: np.ndarray) -> np.ndarray:
         """How much each candidate matters, float64 ``[n]``: the lowest goes first.

@@ -11,6 +11,7 @@ are of one layer: what SGLang calls ``layer_first``; otherwise of all layers (``
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -225,8 +226,20 @@ class HostPool(Pool):
 
     def reserve(self, tokens: int) -> None:
         """Have memory for `tokens` tokens in every group; what there is stays where it is."""
-        spaces = int(self._lane_of_group.max()) + 1
-        self._reserve(tokens * self.layout.groups // spaces)
+        self._reserve(self._rows_of(tokens))
+
+    def reserve_up_to(self, tokens: int, most_bytes: int) -> int:
+        """The same as far as `most_bytes` go, rounding included, and as the host has memory.
+
+        Locking pages takes seconds per few GB, which a search that is timed should not pay.  What
+        does not fit is left to growing.  Returns the bytes that were added.
+        """
+        held, held_bytes = int(self._first[-1]), self.capacity_bytes
+        most_rows = (1 << most_bytes.bit_length() >> 1) // (self._lanes * self.row_bytes)
+        rows = min(self._rows_of(tokens), held + most_rows // PAGE_TOKENS * PAGE_TOKENS)
+        with contextlib.suppress(MemoryError, RuntimeError):
+            self._reserve(rows)
+        return self.capacity_bytes - held_bytes
 
     def _make_room(self) -> None:
         self._reserve(self.slots.rows)
@@ -254,8 +267,19 @@ class HostPool(Pool):
         return max(-(-(rows - held) // PAGE_TOKENS), room // PAGE_TOKENS) * PAGE_TOKENS
 
     def pages_of(self, tokens: int) -> int:
-        """`pages` once `tokens` tokens of every group have come, some at a time."""
-        rows = tokens * self.layout.groups // (int(self._lane_of_group.max()) + 1)
+        """`pages_taken` once `tokens` tokens of every group have come, some at a time."""
+        return self._pages_of_rows(self._rows_of(tokens))
+
+    @property
+    def pages_taken(self) -> int:
+        """`pages`, had nothing been reserved: what the device has of each page needs no more."""
+        return min(self.pages, self._pages_of_rows(self.slots.rows))
+
+    def _rows_of(self, tokens: int) -> int:
+        """Rows, in the longest space, of `tokens` tokens of every group."""
+        return tokens * self.layout.groups // (int(self._lane_of_group.max()) + 1)
+
+    def _pages_of_rows(self, rows: int) -> int:
         held = 0
         while held < rows:
             held += self._chunk_rows(held, held + 1)

@@ -154,10 +154,10 @@ class PageAttention(HostAttention):
         g, pool = self._cache.layout, self._pool(place)
         if place not in self._bounds:
             self._bounds[place] = PageBounds(
-                pool.pages, g.layers * g.kv_heads, g.head_dim, g.dtype, g.device
+                pool.pages_taken, g.layers * g.kv_heads, g.head_dim, g.dtype, g.device
             )
         bounds = self._bounds[place]
-        bounds.grow(pool.pages)
+        bounds.grow(pool.pages_taken)
         self._rows.clear()
         for layer, page in pool.opened_pages(pairs.group, pool.slots.of[pairs.group, pairs.token]):
             heads = slice(None) if g.grouping == "shared" else self._heads(layer)

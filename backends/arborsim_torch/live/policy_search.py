@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
@@ -25,12 +26,14 @@ from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
 from arborsim.trace.schema import PER_LAYER, VECTORS
+from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import STAGED, Layout, Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.ondemand import PageAttention
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, MAX_PENDING_BYTES, Capture
 from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder
+from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.live.executor import LiveExecutor, device_peak_bytes, waits_on
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.models import cache_shape
@@ -45,6 +48,7 @@ from arborsim_torch.tiers.link import HostLink
 from arborsim_torch.token_signals import SKETCH_SIZE
 
 _GAUGED_EVERY = 256  # iterations
+_HOST_SHARE = 0.25  # of the host's free memory that a search sets aside at most
 _WHILE_LEAVING = 64  # steps decoded, at most as a rule, while tokens are on their way to DDR
 
 
@@ -260,7 +264,7 @@ class PolicySearch:
         on_tokens: Callable[[int], None] | None = None,
         wrap: Callable[[LiveExecutor, Mover], Executor] | None = None,
     ) -> None:
-        model, self._setup = setup.model, setup
+        model, self._setup, self._policy = setup.model, setup, policy
         layout = Layout.of(model, policy.grouping)
         layers = tuple(range(layout.layers))
         needs = policy.reads()
@@ -288,6 +292,7 @@ class PolicySearch:
         controller = make_controller(policy, driven, budget_tokens, model, shape, meters)
         self._reserved_tokens = self._kept_tokens = 0
         self._reserve(policy, budget_tokens, len(problem.prompt), search.slots, machine)
+        self._reserve_host(policy, budget_tokens, len(problem.prompt), search.slots)
         self._feed = Feed(
             [controller], capture, needs, layers, _Readable(self.cache), self._executor.attach,
             setup.clock,
@@ -295,7 +300,7 @@ class PolicySearch:
         self._on_tokens, self._iterations = on_tokens, 0
         self._recorder = setup.recorder(problem, capture, self._feed, self.cache, self._went_on)
         self._problem, self._clock = problem, setup.clock
-        self._policy, self._block, self._recall = policy, setup.prefill_block, machine.recall
+        self._block, self._recall = setup.prefill_block, machine.recall
 
     def _reserve(
         self, policy: Policy, budget: int, prompt: int, slots: int, machine: CacheOptions
@@ -329,6 +334,23 @@ class PolicySearch:
             # Of a tree, it is not known what active paths hold; other recall modes have buffers.
             elif place.staged and slots == 1 and machine.recall == "stage":
                 pool.keep(room if policy.bounds_page else expected)  # it reads some pages alone
+
+    def _reserve_host(self, policy: Policy, budget: int, prompt: int, slots: int) -> None:
+        """Set the host's memory aside that the policy's DDR will need, as engines do at start.
+
+        Locking its pages while tokens move would hold the search up for longer than their copies.
+        Each format has room for all: how many tokens there are of each is known later.  Of a tree,
+        what the paths that are open at a time have; pools grow for the others.
+        """
+        places = [at for at in self._places if at.on_host]
+        tokens = policy.ddr_tokens(prompt, slots * self._setup.max_tokens, budget)
+        if not places or not tokens:
+            return
+        room = int(_HOST_SHARE * usable_bytes(torch.device("cpu")))
+        for place in places:
+            pool = self.cache.pools[place]
+            assert isinstance(pool, HostPool)
+            room -= pool.reserve_up_to(tokens + slots * _WHILE_LEAVING, max(0, room))
 
     def steps(self) -> Iterations[EpisodeResult]:
         """See `EpisodeRecorder.steps`; raises `BudgetInfeasible` where the policy does."""
@@ -430,9 +452,10 @@ class PolicySearch:
         return here, found
 
     @property
-    def _places(self) -> set[Place]:
+    def _places(self) -> list[Place]:
         """Where the policy's tokens can be."""
-        return {Place[tier.name] for tier in self._policy.method.tiers if tier != Tier.EVICTED}
+        tiers = self._policy.method.tiers
+        return sorted({Place[tier.name] for tier in tiers if tier != Tier.EVICTED})
 
     def _waiting_bytes(self, geometry: Geometry) -> tuple[int, int]:
         """Signals of the prompt that wait on the device until they are taken to the host.
