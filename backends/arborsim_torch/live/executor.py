@@ -258,12 +258,13 @@ class LiveGauge:
             size = pool.used_bytes
             if place.staged:
                 staging += size
-            elif place.on_host:
+                continue
+            quantised += size if place.quantised else 0  # on the host, too
+            if place.on_host:
                 ddr += size
             else:
                 hbm += size
                 held += pool.slots.total
-                quantised += size if place.quantised else 0
         beside = self._mover.cache.buffer_bytes
         staging += beside
         if ddr:  # where what leaves has its rows already
