@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from arborsim.core.measurements import check_share
 from arborsim.machine.fidelity import Evidence
 from arborsim.machine.machine import KvPool
 from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
@@ -69,6 +70,11 @@ class Quality:
     kept_note: str = ""
     #: Share of the searches in which a plan left tokens unread that were held (`Plan.reads`).
     unread: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses shares that no policy can have."""
+        for name in ("attention_kept", "peak_kept", "unread"):
+            check_share(getattr(self, name), name.replace("_", " "), "a plan's quality")
 
     @property
     def exact(self) -> bool:

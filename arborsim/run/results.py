@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from arborsim.core.errors import ArborsimError
-from arborsim.core.measurements import Measurements, TimeSplit
+from arborsim.core.measurements import Measurements, TimeSplit, check_figures
 from arborsim.core.score import Score
 from arborsim.core.units import quantity
 
@@ -36,7 +36,7 @@ _AS_IF = "The figures are those of a machine with enough memory."
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """One search under one policy and budget."""
+    """One search under one policy and budget; refuses figures that none can have."""
 
     trace: str  # name of the trace file
     episode: int
@@ -56,6 +56,11 @@ class EpisodeResult:
     #: of layers and heads is measured on rows of captured layers, else on the mean row of all
     per: str = "shared"
     kept_note: str = ""  # why attention kept is NaN on a trace that holds attention, or ""
+
+    def __post_init__(self) -> None:
+        whose = f"{self.trace}, episode {self.episode}, {at_budget(self.policy, self.budget)}"
+        budget = self.budget_tokens if self.bounded else None
+        check_figures(self.measured, whose, self.attention_kept, budget)
 
 
 @dataclass(frozen=True)
