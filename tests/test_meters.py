@@ -115,7 +115,9 @@ def test_what_rows_sum_to_does_not_matter(attention: str, scale: float, tmp_path
     if attention == "dense":
         other = dataclasses.replace(rows, values=rows.values * scale, sums=None)
     else:
-        other = dataclasses.replace(rows, value=rows.value * scale, rest=rows.rest * scale, sums=None)
+        other = dataclasses.replace(
+            rows, value=rows.value * scale, rest=rows.rest * scale, sums=None
+        )
     kept = []
     for each in (rows, other):
         meter = AttentionKept()

@@ -387,7 +387,9 @@ def _rows(rows, attention):
         return DenseRows(np.concatenate(rows), offsets)
     index = [np.arange(0, len(row), 2, dtype=np.int32) for row in rows]
     values = [row[at] for row, at in zip(rows, index, strict=True)]
-    rest = [row.astype(float).sum() - v.astype(float).sum() for row, v in zip(rows, values, strict=True)]
+    rest = [
+        row.astype(float).sum() - v.astype(float).sum() for row, v in zip(rows, values, strict=True)
+    ]
     offsets = np.concatenate([[0], np.cumsum([len(at) for at in index])])
     lengths = np.array([len(row) for row in rows])
     return SparseRows(
