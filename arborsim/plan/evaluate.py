@@ -10,9 +10,8 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.places import ClosedLoop
-from arborsim.machine.price import Price
-from arborsim.machine.program import PricedProgram
-from arborsim.machine.terms import plan_name
+from arborsim.machine.server import ServingEngine
+from arborsim.machine.terms import check_explained, plan_name
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import MixDemands, solved
 from arborsim.plan.largest import LargestLoad
@@ -33,23 +32,32 @@ from arborsim.plan.workload import Candidate, Hardware, Workload
 HIDDEN = "hidden behind others"
 
 
-def cost_terms(priced: PricedProgram, price: Price, alone_s: float) -> Mapping[str, float]:
-    """Seconds of each cost term of one search; they add up to `alone_s`, what it takes by itself.
+def cost_terms(engine: ServingEngine, number: int) -> Mapping[str, float]:
+    """Seconds of each cost term of one of the engine's searches by itself.
 
     Reading memory and computing hide behind each other (a roofline), and streaming and attention on
-    the CPU behind both: what is hidden is the last term, and negative.
+    the CPU behind both: what is hidden is the last term, and negative.  Each term comes from what
+    the search asks for, and what it takes from serving it (`ServingEngine.alone`); raises
+    `ResultError` if these differ (`check_explained`).
     """
+    priced, price, alone = engine.demands[number], engine.price, engine.alone[number]
     terms: dict[str, float] = defaultdict(float)
+    hidden_s = 0.0
     for op in priced.ops:
         for term in price.op_terms(priced.info, op):
             terms[plan_name(term.name)] += term.seconds
     for name, term in price.iteration_terms(priced.info, priced.demand.pieces):
         terms[name] += term.seconds + term.hidden_s
+        hidden_s += term.hidden_s
+    behind_s = -alone.waited_s  # transfers hide as far as nothing waits for them
     for chain in priced.chains:
         for leg in chain:
             name = "transfers to HBM" if leg.up else "transfers to DDR"
-            terms[name] += price.transfer_s(leg.bytes, leg.up)
-    terms[HIDDEN] = alone_s - sum(terms.values())
+            terms[name] += (seconds := price.transfer_s(leg.bytes, leg.up))
+            behind_s += seconds
+    terms[HIDDEN] = -(hidden_s + behind_s)
+    whose = f"{priced.info.policy}, episode {priced.info.episode} of {priced.info.trace}"
+    check_explained(sum(terms.values()), alone.seconds, whose)
     return dict(terms)
 
 
@@ -92,8 +100,8 @@ def served_alone(bench: Bench) -> tuple[Alone, dict[int, int]]:
         for s, each in zip(report.searches, engine.alone, strict=True)
     ])  # fmt: skip
     terms: dict[str, float] = defaultdict(float)
-    for weight, priced, seconds in zip(weights, engine.demands, latency, strict=True):
-        for name, value in cost_terms(priced, engine.price, float(seconds)).items():
+    for number, weight in enumerate(weights.tolist()):
+        for name, value in cost_terms(engine, number).items():
             terms[name] += float(weight * value)
 
     def at_percentile(seconds: np.ndarray) -> float:
