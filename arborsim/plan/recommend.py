@@ -27,6 +27,7 @@ from arborsim.plan.results import (
     machines_for,
     middle_cost,
     middle_solved,
+    order_cost,
 )
 from arborsim.plan.statistics import mean_interval
 from arborsim.plan.words import limits_of, load_of, named
@@ -151,7 +152,7 @@ def _rank(candidate: CandidateResult) -> tuple[float, float, int]:
     fleet = candidate.fleet
     assert candidate.largest is not None
     gpus = fleet.gpus if fleet is not None else candidate.gpus / candidate.largest
-    return middle_cost(candidate), gpus, candidate.number
+    return order_cost(candidate), gpus, candidate.number
 
 
 def _doubt(row: CandidateResult, demanded: Demanded) -> str:
@@ -185,7 +186,9 @@ def _why(
 ) -> str:
     all_kept, name = not demanded.anything, named(best)
     one = "keeps every token" if all_kept else "reaches the quality that was asked for"
-    first = "the cheapest" if math.isfinite(middle_cost(best)) else "the one with the fewest GPUs"
+    first = "the one with the fewest GPUs"
+    if math.isfinite(order_cost(best)):
+        first = f"{'as far as runs that saw no limit can tell ' * best.is_open}the cheapest"
     several = "keep every token exactly" if all_kept else "reach the quality that was asked for"
     if not good:
         return (

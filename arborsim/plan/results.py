@@ -384,6 +384,21 @@ def middle_cost(result: CandidateResult) -> float:
     return math.inf if cost is None else (cost[0] + cost[1]) / 2
 
 
+def order_cost(result: CandidateResult) -> float:
+    """What candidates are ordered by: `middle_cost`, or where no limit was seen what it is at most.
+
+    That is no figure to show: it keeps a machine that seems far cheaper from being passed over.
+    """
+    price, fleet, point = result.price_per_hour, result.fleet, result.at_largest
+    if not result.is_open or price is None or point is None:
+        return middle_cost(result)
+    machines, served_per_s = _UNSEEN, point.served_per_s.value
+    if fleet is not None:
+        machines = machines_for(fleet.load, point.load / _UNSEEN)
+        served_per_s = fleet.machines * (result.at_stated or point).served_per_s.value
+    return 1000 * machines * (price[0] + price[1]) / 2 / 3600 / served_per_s
+
+
 def middle_solved(result: CandidateResult) -> float:
     """The middle of the costs of 1,000 solved searches there; infinite where it is not known."""
     point = compared_point(result)

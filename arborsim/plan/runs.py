@@ -373,7 +373,7 @@ _IN_TAIL = 5  # distinct searches beyond the percentile, below which a verdict i
 def few_distinct(workload: Workload, drawn: Mapping[int, np.ndarray]) -> str:
     """A remark if so few distinct searches were drawn that one more or less decides; else ""."""
     count = len(np.unique(np.concatenate(list(drawn.values()))))
-    beyond = 1 - workload.target.percentile / 100
+    beyond = (100 - workload.target.percentile) / 100
     if count * beyond >= _IN_TAIL:
         return ""
     return f"; few distinct searches ({count:,}): draw more ({math.ceil(_IN_TAIL / beyond):,})"
