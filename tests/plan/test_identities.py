@@ -22,9 +22,13 @@ LONG = (
     ("warm_up = 8", "warm_up = 64\nresolution = 0.06"),
     ('gpus = ["rtx4090", "h100"]', 'gpus = ["h100"]'),
     ('search = "20 s"', 'search = "2.5 s"'),
+    ("[serving]\nmax_searches = 24\n", ""),
 )
 SHORT = (*LONG, ("searches = 320", "searches = 40"), ("warm_up = 64", "warm_up = 8"))
-CLIENTS = ('kind = "poisson"\nrate_per_s = 20.0', 'kind = "closed"\nclients = 12\nthink = "1 s"')
+CLIENTS = (
+    'kind = "poisson"\nrate_per_s = 20.0',
+    'kind = "closed-loop"\nclients = 12\nthink_s = 1.0',
+)
 
 
 @cache

@@ -271,8 +271,9 @@ def test_costs_at_the_stated_load_are_those_of_whole_machines(load: float) -> No
 def test_the_stated_load_of_clients_is_costed_by_what_they_get_done() -> None:
     """Searches that machines finish with their part of the clients, from the same runs."""
     loop = 'kind = "closed-loop"\nclients = 30\nthink_s = 0.5'
-    workload = small_workload(('kind = "poisson"\nrate_per_s = 20.0', loop))
-    plan = Planner(workload).run()
+    limit = ('search = "20 s"', 'search = "5 s"')
+    plan = Planner(small_workload(('kind = "poisson"\nrate_per_s = 20.0', loop), limit)).run()
+    assert not any(row.is_open for row in plan.met())
     assert any(row.fleet and row.fleet.machines > 1 for row in plan.met())
     for row in plan.met():
         fleet, part = row.fleet, row.at_stated
