@@ -151,23 +151,28 @@ class Measurements:
 
 
 def check_figures(
-    measured: Measurements, whose: str, kept: float = math.nan, budget_tokens: int | None = None
+    measured: Measurements, whose: str, kept: float = math.nan, clocks_s: float = 0.0
 ) -> None:
     """Raise `ResultError` for figures that no search can have; `whose` are they, in words.
 
-    No bytes, tokens or seconds are below 0, and attention kept (NaN: unknown) is a share.  With
-    `budget_tokens`, which a policy keeps to after every decision, HBM holds no more than the
-    prompt, or than the budget and what one iteration decodes.
+    No bytes, tokens or seconds are below 0 (but for `clocks_s`, by which clocks of a live machine
+    may differ), and attention kept (NaN: unknown) is a share.
     """
-    slack = _ROUNDING * max(1.0, abs(measured.time.total_s))
+    slack = clocks_s + _ROUNDING * max(1.0, abs(measured.time.total_s))
     for record in (measured, measured.time):
         for each in fields(record):
             value = getattr(record, each.name)
             if isinstance(value, int | float) and value < -slack * isinstance(value, float):
                 raise _impossible(whose, f"{each.name} is {value:.6g}, below 0")
     check_share(kept, "attention kept", whose)
-    if budget_tokens is None:
-        return
+
+
+def check_peak(measured: Measurements, whose: str, budget_tokens: int) -> None:
+    """Raise `ResultError` if HBM held more than a policy that keeps to a budget can hold.
+
+    That is the prompt, or the budget and what one iteration decodes.  Live, tokens that are on
+    their way out count as well, so this is for simulated searches.
+    """
     most = max(measured.prompt_tokens, budget_tokens + measured.widest)
     if measured.peak_hbm_kv_tokens > most:
         held = f"{measured.peak_hbm_kv_tokens} tokens in HBM"
