@@ -420,7 +420,7 @@ def _episode(row: Mapping[str, Any], kv_bytes: Mapping[str, int]) -> EpisodeResu
         row["trace"], row["episode"], row["policy"], row["budget"], row["budget_tokens"],
         measured(row), row["attention_kept"], kv_bytes.get(row["trace"], 0), row["output_error"],
         row["bounded"], (), row["per"], row["attention_kept_note"],
-    )  # fmt: skip
+    ).simulated()  # fmt: skip
 
 
 def measured(row: Mapping[str, Any]) -> Any:

@@ -333,7 +333,7 @@ def _play(
         executor.terms(),
         cell.policy.grouping,
         played.kept_note,
-    )
+    ).simulated()
     if film is None or mapper is None:
         return replace(outcome, result=result)
     where = (cell.policy.label, cell.budget.text, outcome.trace, episode.index)
