@@ -13,6 +13,7 @@ from arborsim.api.equivalent import equivalent
 from arborsim.api.replay import measured
 from arborsim.api.results import Results
 from arborsim.core.errors import MissingSignal, UnknownName, UsageError
+from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by, with_left_out
 
 if TYPE_CHECKING:
@@ -308,10 +309,11 @@ class SearchResults(Results):
             (*said["notes"], *missing),
             self._skipped,
         )
-        write_search_page(report, Path(path))
+        path = output_path(path)
+        write_search_page(report, path)
         if stopped:
             raise KeyboardInterrupt
-        return Path(path)
+        return path
 
     def _trees(
         self, problems: Sequence[int], progress: bool

@@ -76,7 +76,7 @@ class CalibrationOutput:
         """Refuse, before the work, what cannot be written."""
         check_writable(self.out, "--out")
         check_writable(self.page, "--plot")
-        if self.page.resolve() == self.out.resolve():
+        if self.page == self.out:
             raise UsageError(f"--out {self.out} is where the plot goes: name it .toml")
 
     def write(self, made: Calibration, figure: Any, notes: Iterable[str]) -> None:
