@@ -335,13 +335,12 @@ class SearchResults(Results):
             return (), [_NO_TREES], True
 
     def print(self, console: Console | None = None) -> None:
-        from rich.console import Console as Terminal
-
         from arborsim.bank.results import rows_of
         from arborsim.show.search import print_searches
+        from arborsim.show.table import terminal
         from arborsim.show.words import plain
 
-        console = console or Terminal(highlight=False)
+        console = console or terminal()
         said = self.metadata
         print_searches(rows_of(self.raw, self._skipped), said["heading"], console)
         for line in (*said["verdicts"], *said["notes"], *said["left_out"]):

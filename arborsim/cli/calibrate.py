@@ -253,11 +253,9 @@ def arkv(
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console
+    from arborsim.show.table import grid, terminal
 
-    from arborsim.show.table import grid
-
-    Console(highlight=False).print(grid(rows, heads, right=range(1, len(heads))))
+    terminal().print(grid(rows, heads, right=range(1, len(heads))))
 
 
 def _show_bands(found: Any, traces: int, padding: str) -> list[str]:

@@ -10,7 +10,7 @@ from arborsim.core.units import scale_for
 from arborsim.machine.terms import Term, total
 from arborsim.plan.results import CandidateResult, LoadPoint
 from arborsim.run.results import EpisodeResult
-from arborsim.show.table import print_heading, print_list
+from arborsim.show.table import print_heading, print_list, terminal
 from arborsim.show.words import plain
 
 
@@ -24,7 +24,7 @@ def explained(episodes: Sequence[EpisodeResult]) -> dict[tuple[str, str, str], t
 
 def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = None) -> None:
     """Print a table per trace, policy and budget that adds up to its total time."""
-    console = console or Console(highlight=False)
+    console = console or terminal()
     for (trace, policy, budget), terms in explained(episodes).items():
         console.print()
         print_heading(console, policy, f"budget {budget}, {trace}")
@@ -40,7 +40,7 @@ def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = Non
 
 def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:
     """Print how a candidate's memory comes about, and every term of a search's time."""
-    console = console or Console(highlight=False)
+    console = console or terminal()
     console.print()
     console.print(plain(candidate.name), style="bold", markup=False)
     if pool := candidate.pool:
