@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from arborsim.cli.app import main
 from arborsim.cli.command import files_named
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
-from arborsim.core.outputs import Lock, check_writable, refuse_inputs, whole, write_text
+from arborsim.core.outputs import Lock, check_writable, refuse_inputs, scratch, whole, write_text
 from arborsim.trace.schema import TraceInfo
 from arborsim.trace.writer import TraceWriter
 from tests.helpers.traces import make_info, random_trace_columns
@@ -71,6 +72,32 @@ with whole(Path(sys.argv[1])) as part:
         living.write_text("whole")
     assert names(tmp_path) == [".out.csv.bak", "out.csv"]
     assert out.read_text() == "whole"
+
+
+def test_what_a_killed_plan_left_among_temporary_files_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = """
+import os, signal, sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from arborsim.core.outputs import scratch
+with scratch("arborsim-plan-") as folder:
+    (folder / "generated.parquet").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (tmp_path / "arborsim-plan-of-mine").mkdir()
+    with scratch("arborsim-plan-") as living:
+        (living / "trace").touch()
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+            left = {each.name for each in tmp_path.iterdir() if each.is_dir()}
+            assert len(left) == 3, "each removes what the one before it left"
+        with scratch("arborsim-plan-") as other:
+            left = {each.name for each in tmp_path.iterdir() if each.is_dir()}
+            assert left == {living.name, other.name, "arborsim-plan-of-mine"}
+        assert (living / "trace").exists()
+    assert names(tmp_path) == ["arborsim-plan-of-mine"]
 
 
 def test_links_and_permissions_stay(tmp_path: Path) -> None:

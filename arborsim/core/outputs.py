@@ -13,6 +13,7 @@ import contextlib
 import errno
 import glob
 import os
+import shutil
 import stat
 import tempfile
 import weakref
@@ -84,6 +85,33 @@ def _remove_stumps(folder: Path, begin: str) -> None:
     for stump in folder.glob(f"{glob.escape(begin)}????????{_PART}*"):
         with contextlib.suppress(ImportError, OSError), _locked(stump):
             stump.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A folder for meanwhile, among the temporary files; `prefix` tells whose it is.
+
+    What killed processes left of their own with this prefix is removed.
+    """
+    place = Path(tempfile.gettempdir())
+    for owner in place.glob(f"{glob.escape(prefix)}????????.lock"):
+        with contextlib.suppress(ImportError, OSError), _locked(owner):
+            shutil.rmtree(owner.with_suffix(""), ignore_errors=True)
+            owner.unlink(missing_ok=True)
+    folder = place / f"{prefix}{os.urandom(4).hex()}"
+    owner = folder.with_suffix(".lock")
+    with contextlib.ExitStack() as stack:
+        try:
+            with contextlib.suppress(ImportError):  # there are no locks on Windows
+                stack.enter_context(_locked(owner, wait=True))
+            folder.mkdir(0o700)
+        except OSError as error:
+            raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            owner.unlink(missing_ok=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
