@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import scratch
 from arborsim.core.workers import unfold
 from arborsim.machine.fidelity import evidence
 from arborsim.plan.answers import counted
@@ -154,8 +154,8 @@ class Planner:
     @contextmanager
     def _traces(self) -> Iterator[list[Path]]:
         """One per entry of the mix; generated ones are there meanwhile."""
-        with tempfile.TemporaryDirectory(prefix="arborsim-plan-") as folder:
-            yield self.workload.write_traces(Path(folder))
+        with scratch("arborsim-plan-") as folder:
+            yield self.workload.write_traces(folder)
 
     def _evaluated(self, traces: Sequence[Path], advance: Advance) -> Iterator[CandidateResult]:
         """Candidates as they are done: they follow as soon as their searches are recorded."""

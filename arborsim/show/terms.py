@@ -11,7 +11,7 @@ from arborsim.core.units import scale_for
 from arborsim.machine.terms import Term, check_explained, total
 from arborsim.plan.results import CandidateResult, LoadPoint
 from arborsim.run.results import EpisodeResult
-from arborsim.show.table import print_heading, print_list
+from arborsim.show.table import print_heading, print_list, terminal
 from arborsim.show.words import plain
 
 
@@ -29,7 +29,7 @@ def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = Non
     The total is what the searches were measured to take; raises `ResultError` if the terms leave
     more than 0.5% of it unexplained.
     """
-    console = console or Console(highlight=False)
+    console = console or terminal()
     measured_s: dict[tuple[str, str, str], float] = defaultdict(float)
     for each in episodes:
         measured_s[each.trace, each.policy, each.budget] += each.measured.time.total_s
@@ -51,7 +51,7 @@ def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = Non
 
 def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:
     """Print how a candidate's memory comes about, and every term of a search's time."""
-    console = console or Console(highlight=False)
+    console = console or terminal()
     console.print()
     console.print(plain(candidate.name), style="bold", markup=False)
     if pool := candidate.pool:
