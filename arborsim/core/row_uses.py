@@ -32,9 +32,9 @@ class RowUse:
     group, entropy, variance and kurtosis of its layer (`arborsim.signals.spread` has both).
 
     A position is used by a query that pays it at least the median of what it pays those that it can
-    read (of an even number the lower of the two in the middle).  With `page` a page of as many positions is
-    used if any is paid more than `threshold`, and the last page always.  Positions of the prompt
-    are among them if its queries count.
+    read (of an even number the lower of the two in the middle).  With `page` a page of as many
+    positions is used if any is paid more than `threshold`, and the last page always.  Positions of
+    the prompt are among them if its queries count.
     """
 
     grouping: str

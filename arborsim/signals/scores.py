@@ -248,11 +248,12 @@ class ScoreBook:
 
         Without, all can be read.
         """
-        known = tree.num_tokens - run.num_tokens
-        held = np.ones((1, known), dtype=bool) if tier is None else None
+        if tier is None:
+            tier = np.zeros((1, tree.num_tokens - run.num_tokens), dtype=np.int8)
+        held: np.ndarray | None = None
         for state in self._states:
             if state.knows_held:
-                held = tier != Tier.EVICTED if held is None else held
+                held = np.asarray(tier != Tier.EVICTED) if held is None else held
                 state.hold(held)
             state.begin(run, tree, generated)
 

@@ -228,7 +228,7 @@ class AttnHS(RollingPolicy):
     official: ClassVar[str] = (
         "stevenkolawole/epiphany-kv-cache@d424208: literally, AttentionHSProductEviction on the "
         "rows and z-scores of 22 live searches (chains of 12 lines, budgets of 91 and 110 tokens "
-        "of about 166): 1,504 of 1,504 decisions are the same"
+        "of about 160): 1,504 of 1,504 decisions are the same"
     )
     summary: ClassVar[str] = "most attended tokens, or where the hidden state turns"
     formula: ClassVar[str] = (

@@ -33,7 +33,7 @@ class Raas(StreamPolicy):
     paper: ClassVar[str] = "Hu et al. 2025, ACL Findings; as run by EpiKV, arXiv:2606.26472"
     official: ClassVar[str] = (
         "stevenkolawole/epiphany-kv-cache@d424208: literally, RaaSEviction on the rows of 22 live "
-        "searches (chains of 12 lines, budgets of 91 and 110 tokens of about 166): 1,441 of 1,441 "
+        "searches (chains of 12 lines, budgets of 91 and 110 tokens of about 160): 1,441 of 1,441 "
         "decisions are the same, with ties broken as here"
     )
     summary: ClassVar[str] = "evict what attention has not refreshed for longest"
