@@ -17,6 +17,7 @@ LINES = 32
 PROMPT = 5 * LINES + 4  # tokens of a chain program of LINES lines
 #: Shares of the whole search's tokens; the prompt is always kept.
 CLIFF = ("0.95", "0.87", "0.81", "0.69", "0.56")
+SHORT = ("0.95", "0.85", "0.7")  # of chains of 12 lines
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def _cliff() -> Experiment:
         for label, (name, settings) in pinned.items()
         for budget in ("0.95", "0.87", "0.81")
     ]
+    arms += [Arm("raas", "raas", budget, {}) for budget in ("0.69", "0.56")]
     return Experiment(CHAIN, (FULL, *arms, *_needed(*CLIFF, "0.5", "0.4", "0.25")))
 
 
@@ -124,11 +126,11 @@ def _epikv_rivals() -> Experiment:
     """EpiKV's family against the methods of its paper, and what its parts are good for.
 
     ThinKV keeps at most 64 of 128 tokens of a segment, so it never uses these budgets up; its
-    short segments keep the share that the budgets leave.  Swapped layers rank by ``z_B - z_A``.
+    short segments keep the share that the budgets leave.  Inverted arms swap both layers: they rank by ``z_B - z_A``.
     """
     kept = {"pin_prompt": "true", "recent": "16"}
     short = {"segment": "32", "keep_r": "32", "keep_e": "28", "keep_t": "20"}
-    swapped = {"layer_a": str(21 / 32), "layer_b": str(10 / 32)}
+    inverted = {"layer_a": str(21 / 32), "layer_b": str(10 / 32)}
     raw = {"window": "1"}
     both, one = ("0.95", "0.87"), ("0.87",)
     kinds: list[tuple[str, str, dict[str, str], tuple[str, ...]]] = [
@@ -136,8 +138,8 @@ def _epikv_rivals() -> Experiment:
         ("thinkv, short segments", "thinkv", short, both),
         ("segment-hs", "segment-hs", {}, both),
         ("segment-hs, short segments", "segment-hs", short, both),
-        ("epikv, layers swapped", "epikv", swapped, ("0.95", "0.87", "0.69", "0.56")),
-        ("hs-variance, layers swapped", "hs-variance", swapped, one),
+        ("epikv, inverted", "epikv", inverted, ("0.95", "0.87", "0.69", "0.56")),
+        ("hs-variance, inverted", "hs-variance", inverted, one),
         ("hs-variance, not smoothed", "hs-variance", raw, one),
         ("kv-key, not smoothed", "kv-key", raw, ("0.95", "0.87", "0.81", "0.69", "0.56")),
         ("kv-value, not smoothed", "kv-value", raw, ("0.87", "0.69")),
@@ -369,8 +371,36 @@ def _tail(model: str, depth: int, layer: int) -> Experiment:
     return Experiment({"model": model}, (FULL, *_needed(*TAIL, recent="32"), *arms))
 
 
+def _published(search: dict[str, Any], *budgets: str) -> Experiment:
+    """Methods as their authors run them: no setting differs from theirs but where a label says so.
+
+    H2O ranks for each layer and KV head; a second arm pins its prompt.  RaaS counts pages (by
+    medians, as EpiKV's authors have it, it is in other experiments).  SnapKV compresses the prompt
+    alone, once: budgets above the prompt are all the same to it.
+    """
+    kinds: dict[str, tuple[str, dict[str, str]]] = {
+        "h2o": ("h2o", {"per": "head"}),
+        "h2o, prompt kept": ("h2o", {"per": "head", "pin_prompt": "true"}),
+        "tova": ("tova", {}),
+        "raas": ("raas", {"variant": "pages"}),
+        "rkv": ("rkv", {}),
+        "adakv": ("adakv", {}),
+    }
+    arms = [
+        Arm(label, name, budget, settings)
+        for label, (name, settings) in kinds.items()
+        for budget in budgets
+    ]
+    arms.append(Arm("snapkv", "snapkv", min(budgets), {}))
+    return Experiment(search, (FULL, *arms))
+
+
 EXPERIMENTS = {
     "cliff": _cliff,
+    "published": lambda: _published(CHAIN, *CLIFF),
+    "published-12": lambda: _published(CHAIN | {"task_options": {"lines": 12}}, *SHORT),
+    "published-tail": lambda: _published({"model": "tail"}, *TAIL[2:]),
+    "published-deep": lambda: _published({"model": "tail-deep"}, *TAIL[2:]),
     "family": _family,
     "epikv-rivals": _epikv_rivals,
     "grid": _grid,

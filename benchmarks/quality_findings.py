@@ -146,9 +146,10 @@ def findings(stored: Stored) -> list[str]:
             "tokens and nearly everything at 0.69. Attention tells what will be needed: at 0.87, "
             f"H2O {at('h2o', '0.87')}, random {at('random', '0.87')}, the newest "
             f"{at('streaming', '0.87')}. **EpiKV with the published layers does worse than "
-            f"chance**, {at('epikv', '0.87')}: their contrast has the wrong sign here. With the "
-            "layers that `calibrate bands` picks it is right about as often as full retention "
-            "(docs/calibration.md, reports/claims)."
+            f"chance**, {at('epikv', '0.87')}: their contrast has the wrong sign here. "
+            "Inverted, z_B - z_A, it is right about as often as full retention; the paper's own "
+            "protocol refuses that contrast on this model, too (held-out rho -0.006: "
+            "docs/calibration.md, reports/claims)."
             + (f" Later arms at 0.87: {more}." if more else "")
         ]
     if stored.name == "family":

@@ -50,7 +50,7 @@ ABOUT = {
     "family": "chain, 32 lines, greedy; all keep the prompt and the newest 16 tokens.",
     "epikv-rivals": "chain, 32 lines, greedy; all but H2O keep the prompt and the newest 16 "
     "tokens. ThinKV's segments of 128 tokens keep 64 at most, whatever the budget; short segments "
-    "of 32 keep 32, 28 or 20. Swapped layers rank by z_B - z_A. H2O is as the paper runs it.",
+    "of 32 keep 32, 28 or 20. Inverted arms swap both layers: they rank by z_B - z_A. H2O is as the paper runs it.",
     "long": "chain, 120 lines, greedy: the first 100 problems like those of the shipped trace "
     "`chain-linear`, under policies as they come.",
     "grid": "chain, 32 lines, greedy; beta is the share of the survivors in HBM (the others lie in "
