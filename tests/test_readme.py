@@ -113,9 +113,9 @@ def test_the_number_of_policies_is_that_of_the_registry() -> None:
 def test_the_first_numbers_are_those_of_the_stored_results(name: str) -> None:
     said = " ".join((ROOT / name).read_text().split())
     cells = figures.points(pd.read_parquet(figures.RESULTS)).set_index(["policy", "budget"])
-    h2o, streaming = cells.loc["h2o", "0.85"], cells.loc["streaming-llm", "0.7"]
-    assert f"keeps **{h2o.kept:.1f}%** of the attention" in said
-    assert f"answers **{h2o.right:.0f} of {h2o.n:.0f}** problems" in said
+    tova, streaming = cells.loc["tova", "0.85"], cells.loc["streaming-llm", "0.7"]
+    assert f"keeps **{tova.kept:.1f}%** of the attention" in said
+    assert f"answers **{tova.right:.0f} of {tova.n:.0f}** problems" in said
     assert f"keeps {streaming.kept:.1f}% and answers {streaming.right:.0f}." in said
     live = pd.read_parquet(ROOT / "reports" / "quality" / "results.parquet")
     cliff = live.query("experiment == 'cliff' and label == 'h2o'").groupby("budget")["correct"]

@@ -45,9 +45,9 @@ def chain() -> tuple[Any, Any]:
     [
         ("cliff", "streaming", "0.69"),
         ("cliff", "random", "0.56"),
-        ("cliff", "h2o", "0.87"),
+        ("cliff", "h2o, shared", "0.87"),
         ("cliff", "epikv", "0.95"),
-        ("cliff", "raas", "0.95"),
+        ("cliff", "raas, median", "0.95"),
         ("cliff", "hierarchy r=0.1", "1"),
         ("cliff", "rkv", "0.95"),
         ("cliff", "needed", "0.5"),

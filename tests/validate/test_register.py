@@ -105,7 +105,7 @@ def of(name: str, **settings: object) -> pd.DataFrame:
 
 
 def h2o_collapses() -> tuple[float, int]:
-    right = answers("cliff", "h2o", "0.81")
+    right = answers("cliff", "h2o, shared", "0.81")
     return right.sum() / len(right), len(right)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect, pin_prompt_setting
@@ -36,6 +37,7 @@ class Raas(StreamPolicy):
         "searches (chains of 12 lines, budgets of 91 and 110 tokens of about 160): 1,441 of 1,441 "
         "decisions are the same, with ties broken as here"
     )
+    published: ClassVar[Mapping[str, Any]] = {"variant": "pages"}
     summary: ClassVar[str] = "evict what attention has not refreshed for longest"
     formula: ClassVar[str] = (
         "s(i) = last iteration t with a_t(i) >= the lower median of a_t over generated tokens "
