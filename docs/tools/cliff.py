@@ -22,8 +22,8 @@ FIGURE = ROOT / "docs" / "assets" / "eviction-cliff.svg"
 PANELS: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "chain (lines 32), linear": (
         "Chains of 32 lines", 0.5,
-        ("h2o", "h2o pin_prompt=true", "raas", "rkv", "tova", "adakv", "epikv inverted recent=16",
-         "random recent=16"),
+        ("h2o", "h2o pin_prompt=true", "rkv interval=16 pin_prompt=true", "raas", "tova", "adakv",
+         "epikv inverted recent=16", "random recent=16"),
     ),
     "game24, tot-bfs": (
         "Game of 24, breadth-first tree of thoughts", 0.2,
