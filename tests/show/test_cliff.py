@@ -132,7 +132,7 @@ def test_a_replay_is_plotted_by_what_was_counted_for_its_task():
 def test_a_replays_page_shows_its_own_task_and_settings():
     (made,) = of_replay(game(), "g")
     coloured = [t["name"] for t in made["figure"]["data"] if t.get("name") != "others"]
-    assert {"h2o", "epikv recent=8"} <= set(coloured)
+    assert {"h2o per=shared", "epikv recent=8"} <= set(coloured)
     assert made["title"] == "game24, tot-bfs"
     assert not of_replay(game(), "other")
     assert not of_replay(game(), "g", Answers())[:0]
