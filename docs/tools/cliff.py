@@ -22,8 +22,8 @@ FIGURE = ROOT / "docs" / "assets" / "eviction-cliff.svg"
 PANELS: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "chain (lines 32), linear": (
         "Chains of 32 lines", 0.5,
-        ("h2o", "h2o pin_prompt=true", "rkv interval=16 pin_prompt=true", "raas", "tova", "adakv",
-         "epikv inverted recent=16", "random recent=16"),
+        ("h2o", "h2o pin_prompt=true", "raas", "rkv interval=16 pin_prompt=true", "tova", "adakv",
+         "epikv inverted recent=16"),
     ),
     "game24, tot-bfs": (
         "Game of 24, breadth-first tree of thoughts", 0.2,
@@ -34,12 +34,12 @@ PANELS: dict[str, tuple[str, float, tuple[str, ...]]] = {
 WORDS = {"pin_prompt=true": "prompt kept", "per=shared": "one ranking", "inverted": "inverted"}
 #: The pages' colours, but for ink and grey, and five more: in light, and at night.
 MORE = (
-    ("#7a4fb5", "#b08be8"), ("#8a5a2b", "#c08a55"), ("#6b7a00", "#b3c43a"), ("#b0123b", "#ff6b8b"),
+    ("#7a4fb5", "#b08be8"), ("#4a5568", "#cbd5e0"), ("#6b7a00", "#b3c43a"), ("#b0123b", "#ff6b8b"),
     ("#00838a", "#3fc3ca"),
 )  # fmt: skip
 WIDTH, PANEL, HEAD, FOOT = 640, 300, 44, 34
 LEFT, RIGHT, TOP, BOTTOM = 62, 20, 14, 46
-ROW, ACROSS = 24, 3  # of a legend: pixels of a row, and entries in it
+ROW, ACROSS = 24, 2  # of a legend: pixels of a row, and entries in it
 _APART = 4.0  # pixels between the whiskers of two lines
 
 
@@ -131,12 +131,12 @@ class Panel:
     def legend(self) -> list[str]:
         parts = []
         for number, label in enumerate((*self.labels, "full retention")):
-            x, y = 24 + 204 * (number % ACROSS), self.head + 46 + ROW * (number // ACROSS)
+            x, y = 24 + 306 * (number % ACROSS), self.head + 46 + ROW * (number // ACROSS)
             paint, dash = f"var({colours().get(label, '--bound')})", ""
             if label not in colours():
                 dash = ' stroke-dasharray="6 4"'
             parts.append(f'<path d="M{x} {y - 5}h24" stroke="{paint}" stroke-width="3"{dash}/>')
-            parts.append(text(x + 31, y, said(label)))
+            parts.append(text(x + 31, y, said(label) if label in colours() else label))
         return parts
 
     def grey(self, line: Line) -> str:
