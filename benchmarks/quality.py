@@ -184,12 +184,15 @@ class _Masked:
         UsageError
             A search that is not greedy, or of which full retention is not known.
         """
-        from arborsim_torch import reference
+        from arborsim_torch.live.run import facts
+        from arborsim_torch.models import load_model
 
         if request.search != "linear" or request.temperature:
             raise UsageError("masked searches are greedy: run this experiment live")
-        model, task = reference.load(request.model, **request.task_options)
-        model.requires_grad_(False)
+        loaded = load_model(request.model, request.task, task_options=request.task_options)
+        watch.began(facts(loaded, request), request.episodes)
+        model, task = loaded.model.requires_grad_(False), loaded.task
+        assert task is not None
         (cell,) = request.cells
         missing = [i for i in range(request.episodes) if watch.wants(i, cell)]
         whole = cell.policy.name == "full"  # which finds out how long searches are

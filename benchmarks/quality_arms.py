@@ -1,7 +1,8 @@
 """The experiments of `benchmarks/quality.py`: what is searched, and the arms compared on it.
 
 An arm is a policy with settings under a budget.  Labels and budgets name arms in the stored rows,
-so that renaming one means running it again.
+so that renaming one means running it again.  ``h2o, shared`` ranks once for the whole model and
+``raas, median`` by EpiKV's medians; bare names are the authors' forms.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ LINES = 32
 PROMPT = 5 * LINES + 4  # tokens of a chain program of LINES lines
 #: Shares of the whole search's tokens; the prompt is always kept.
 CLIFF = ("0.95", "0.87", "0.81", "0.69", "0.56")
+SHORT = ("0.95", "0.85", "0.7")  # of chains of 12 lines
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _cliff() -> Experiment:
     kinds = {
         "random": ("random", {"recent": "16"}),
         "streaming": ("streaming-llm", {"sinks": str(PROMPT)}),
-        "h2o": ("h2o", {"pin_prompt": "true", "recent_share": "0.05"}),
+        "h2o, shared": ("h2o", {"pin_prompt": "true", "recent_share": "0.05"}),
         "epikv": ("epikv", {"recent": "16"}),
     }
     arms = [
@@ -97,7 +99,7 @@ def _cliff() -> Experiment:
         arms.append(Arm(f"hierarchy r={r}", "hierarchy", "1", settings))
     pinned: dict[str, tuple[str, dict[str, str]]] = {
         "tova": ("tova", {"pin_prompt": "true"}),
-        "raas": ("raas", {}),
+        "raas, median": ("raas", {}),
         "rkv": ("rkv", {"pin_prompt": "true", "interval": "16"}),
         "quest, 2 layers dense": ("quest", {"pin_prompt": "true"}),
         "adakv": ("adakv", {"pin_prompt": "true", "window": "16"}),
@@ -108,6 +110,7 @@ def _cliff() -> Experiment:
         for label, (name, settings) in pinned.items()
         for budget in ("0.95", "0.87", "0.81")
     ]
+    arms += [Arm("raas, median", "raas", budget, {}) for budget in ("0.69", "0.56")]
     return Experiment(CHAIN, (FULL, *arms, *_needed(*CLIFF, "0.5", "0.4", "0.25")))
 
 
@@ -124,11 +127,12 @@ def _epikv_rivals() -> Experiment:
     """EpiKV's family against the methods of its paper, and what its parts are good for.
 
     ThinKV keeps at most 64 of 128 tokens of a segment, so it never uses these budgets up; its
-    short segments keep the share that the budgets leave.  Swapped layers rank by ``z_B - z_A``.
+    short segments keep the share that the budgets leave.  Inverted arms swap both layers: they rank
+    by ``z_B - z_A``.
     """
     kept = {"pin_prompt": "true", "recent": "16"}
     short = {"segment": "32", "keep_r": "32", "keep_e": "28", "keep_t": "20"}
-    swapped = {"layer_a": str(21 / 32), "layer_b": str(10 / 32)}
+    inverted = {"layer_a": str(21 / 32), "layer_b": str(10 / 32)}
     raw = {"window": "1"}
     both, one = ("0.95", "0.87"), ("0.87",)
     kinds: list[tuple[str, str, dict[str, str], tuple[str, ...]]] = [
@@ -136,8 +140,8 @@ def _epikv_rivals() -> Experiment:
         ("thinkv, short segments", "thinkv", short, both),
         ("segment-hs", "segment-hs", {}, both),
         ("segment-hs, short segments", "segment-hs", short, both),
-        ("epikv, layers swapped", "epikv", swapped, ("0.95", "0.87", "0.69", "0.56")),
-        ("hs-variance, layers swapped", "hs-variance", swapped, one),
+        ("epikv, inverted", "epikv", inverted, ("0.95", "0.87", "0.69", "0.56")),
+        ("hs-variance, inverted", "hs-variance", inverted, one),
         ("hs-variance, not smoothed", "hs-variance", raw, one),
         ("kv-key, not smoothed", "kv-key", raw, ("0.95", "0.87", "0.81", "0.69", "0.56")),
         ("kv-value, not smoothed", "kv-value", raw, ("0.87", "0.69")),
@@ -152,7 +156,7 @@ def _epikv_rivals() -> Experiment:
     # As the paper runs H2O: four sinks, prompt evictable, sums from the first generated token on.
     h2o = {"sinks": "4", "recent_share": "0.05", "count_prompt": "false"}
     arms += [
-        Arm("h2o, prompt evictable", "h2o", budget, h2o)
+        Arm("h2o, shared, prompt evictable", "h2o", budget, h2o)
         for budget in ("0.95", "0.87", "0.5", "0.25")
     ]
     return Experiment(CHAIN, (FULL, *arms))
@@ -229,7 +233,7 @@ def _trees(search: dict[str, Any], *budgets: str) -> Experiment:
         "arborkv, no rehydration": ("arborkv", {"rehydrate": "false"}),
         "random": ("random", {"recent": "8"}),
         "streaming": ("streaming-llm", {}),
-        "h2o": ("h2o", {}),
+        "h2o, shared": ("h2o", {}),
         "epikv": ("epikv", {"recent": "8"}),
     }
     arms = [
@@ -247,7 +251,7 @@ def _arborkv_ablations() -> Experiment:
         "arborkv, no rehydration": ("arborkv", {"rehydrate": "false"}),
         "thinkv": ("thinkv", {}),
         "streaming": ("streaming-llm", {}),
-        "h2o": ("h2o", {}),
+        "h2o, shared": ("h2o", {}),
         "MSVE only": ("arborkv", {"lambda_distance": "0"}),
         "tail only": ("arborkv", {"retain": "tail", "pin_prompt": "false"}),
         "sinks + tail": ("arborkv", {"retain": "sinks+tail", "pin_prompt": "false"}),
@@ -269,7 +273,7 @@ def _arborkv_ablations() -> Experiment:
 _OLDER = {
     "random": ("random", {"recent": "16"}),
     "streaming": ("streaming-llm", {}),
-    "h2o": ("h2o", {}),
+    "h2o, shared": ("h2o", {}),
     "epikv": ("epikv", {"recent": "16"}),
 }
 
@@ -308,8 +312,12 @@ def _newer(
 
 def _long() -> Experiment:
     """The problems of the shipped trace ``chain-linear``, under policies as they come."""
-    names = ("h2o", "streaming-llm", "epikv", "arkv", "lag-kv")
-    arms = [Arm(name, name, budget) for name in names for budget in ("0.95", "0.85", "0.7")]
+    names = {"h2o, shared": "h2o"}
+    names |= {name: name for name in ("streaming-llm", "epikv", "arkv", "lag-kv")}
+    arms = [
+        Arm(label, name, budget) for label, name in names.items()
+        for budget in ("0.95", "0.85", "0.7")
+    ]  # fmt: skip
     return Experiment(CHAIN | {"task_options": {"lines": 120}}, (FULL, *arms))
 
 
@@ -335,11 +343,11 @@ def _tail(model: str, depth: int, layer: int) -> Experiment:
     kinds: dict[str, tuple[str, dict[str, str]]] = {
         "random": ("random", free | {"sinks": "4"}),
         "streaming": ("streaming-llm", {}),
-        "h2o": ("h2o", {"sinks": "4", "recent_share": "0.1"}),
+        "h2o, shared": ("h2o", {"sinks": "4", "recent_share": "0.1"}),
         "tova": ("tova", {}),
         "snapkv": ("snapkv", {"window": "32"}),
         "rkv": ("rkv", {"window": "32", "interval": "16"}),
-        "raas": ("raas", {"pin_prompt": "false"}),
+        "raas, median": ("raas", {"pin_prompt": "false"}),
         **{name: (name, free) for name in ("epikv", "band-adaptive", "hs-variance")},
         "epikv, one layer": ("band-adaptive", free | _layer(layer, depth)),
         "kv-key, not smoothed": ("kv-key", free | {"window": "1"}),
@@ -369,8 +377,36 @@ def _tail(model: str, depth: int, layer: int) -> Experiment:
     return Experiment({"model": model}, (FULL, *_needed(*TAIL, recent="32"), *arms))
 
 
+def _published(search: dict[str, Any], *budgets: str) -> Experiment:
+    """Methods as their authors run them: no setting differs from theirs but where a label says so.
+
+    H2O ranks for each layer and KV head; a second arm pins its prompt.  RaaS counts pages (by
+    medians, as EpiKV's authors have it, it is in other experiments).  SnapKV compresses the prompt
+    alone, once: budgets above the prompt are all the same to it.
+    """
+    kinds: dict[str, tuple[str, dict[str, str]]] = {
+        "h2o": ("h2o", {"per": "head"}),
+        "h2o, prompt kept": ("h2o", {"per": "head", "pin_prompt": "true"}),
+        "tova": ("tova", {}),
+        "raas": ("raas", {"variant": "pages"}),
+        "rkv": ("rkv", {}),
+        "adakv": ("adakv", {}),
+    }
+    arms = [
+        Arm(label, name, budget, settings)
+        for label, (name, settings) in kinds.items()
+        for budget in budgets
+    ]
+    arms.append(Arm("snapkv", "snapkv", min(budgets), {}))
+    return Experiment(search, (FULL, *arms))
+
+
 EXPERIMENTS = {
     "cliff": _cliff,
+    "published": lambda: _published(CHAIN, *CLIFF),
+    "published-12": lambda: _published(CHAIN | {"task_options": {"lines": 12}}, *SHORT),
+    "published-tail": lambda: _published({"model": "tail"}, *TAIL[2:]),
+    "published-deep": lambda: _published({"model": "tail-deep"}, *TAIL[2:]),
     "family": _family,
     "epikv-rivals": _epikv_rivals,
     "grid": _grid,

@@ -28,6 +28,10 @@ from benchmarks.quality_findings import Stored, about_needed, findings, side_by_
 
 TITLES = {
     "cliff": "The eviction cliff",
+    "published": "Methods as their authors run them: chains of 32 lines",
+    "published-12": "Methods as their authors run them: chains of 12 lines",
+    "published-tail": "Methods as their authors run them: a task with filler",
+    "published-deep": "Methods as their authors run them: filler, 24 layers",
     "family": "EpiKV's family and other scores without attention",
     "epikv-rivals": "EpiKV's family against the methods of its paper",
     "long": "The shipped chains",
@@ -42,15 +46,28 @@ TITLES = {
     "tail": "A task of which most tokens are read by nothing later",
     "tail-deep": "The same task, 24 layers",
 }
+PUBLISHED = (
+    "Settings are the authors': H2O ranks for each layer and KV head and keeps the newest half of "
+    "the budget, and with `prompt kept` the prompt as well (small budgets cannot hold both); TOVA "
+    "ranks per layer; RaaS counts pages of 16 tokens and keeps the prompt; R-KV decides every 128 "
+    "iterations and holds more until then (see its peaks; chains of 12 lines are over before); "
+    "R-KV and AdaKV rank per KV head; SnapKV cuts a prompt larger than the budget, once, which "
+    "none is here. The prompt is evictable unless said. Arms without a row have not been run."
+)
 ABOUT = {
     "cliff": "chain, 32 lines, greedy; the prompt is kept by all (its share of a search is about "
     "0.37), the budget is a share of the search's tokens. The hierarchy destroys the share r of "
     "the reasoning tokens instead of keeping to a budget. The arms from TOVA on were run on "
     "2026-11-23.",
+    "published": f"chain, 32 lines, greedy. {PUBLISHED}",
+    "published-12": f"chain, 12 lines, greedy. {PUBLISHED}",
+    "published-tail": f"tail, 16 lines, greedy. {PUBLISHED}",
+    "published-deep": f"tail, 16 lines, greedy, the model of 24 layers. {PUBLISHED}",
     "family": "chain, 32 lines, greedy; all keep the prompt and the newest 16 tokens.",
     "epikv-rivals": "chain, 32 lines, greedy; all but H2O keep the prompt and the newest 16 "
     "tokens. ThinKV's segments of 128 tokens keep 64 at most, whatever the budget; short segments "
-    "of 32 keep 32, 28 or 20. Swapped layers rank by z_B - z_A. H2O is as the paper runs it.",
+    "of 32 keep 32, 28 or 20. Inverted arms swap both layers: they rank by z_B - z_A. H2O is "
+    "as EpiKV's authors run it.",
     "long": "chain, 120 lines, greedy: the first 100 problems like those of the shipped trace "
     "`chain-linear`, under policies as they come.",
     "grid": "chain, 32 lines, greedy; beta is the share of the survivors in HBM (the others lie in "

@@ -1,6 +1,7 @@
 """What the structure of the package is: sizes, imports, and how much code one replay runs through.
 
-``python benchmarks/structure.py [--out FILE]`` prints JSON.
+``python benchmarks/structure.py [--out FILE]`` prints JSON.  With ``--page`` it writes sizes and
+cycles into ``docs/architecture.md`` instead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "arborsim"
+PAGE = ROOT / "docs" / "architecture.md"
+#: What stands around the counts of the page.
+MARKS = ("<!-- structure: begin -->\n", "<!-- structure: end -->\n")
 #: Commands by name.  SimPy is told the time only while something is transferred.
 RUNS = {
     "replay": ("replay", "traces/chain-linear.parquet", "--policy", "h2o", "--episodes", "1"),
@@ -96,11 +100,14 @@ def graph() -> dict[str, Any]:
     between: Counter[tuple[str, str]] = Counter()
     at_load: dict[str, set[str]] = {}
     by_module: dict[str, set[str]] = {}
+    modules_at_load: dict[str, set[str]] = {}
     by_part: dict[str, set[str]] = {}
     for name, path in known.items():
         for other, when in set(imports(path, known)):
             if other != name and when != "typing":
                 by_module.setdefault(name, set()).add(other)
+                if when == "load":
+                    modules_at_load.setdefault(name, set()).add(other)
             if part(name) == part(other) or when == "typing":
                 continue
             between[part(name), part(other)] += 1
@@ -117,6 +124,7 @@ def graph() -> dict[str, Any]:
         "cycles_of_parts": cycles(by_part),
         "cycles_of_parts_at_load": cycles(at_load),
         "cycles_of_modules": cycles(by_module),
+        "cycles_of_modules_at_load": cycles(modules_at_load),
     }
 
 
@@ -132,6 +140,44 @@ def size() -> dict[str, Any]:
         "lines": lines.total(),
         "by_part": {name: {"files": files[name], "lines": lines[name]} for name in sorted(files)},
     }
+
+
+def counts() -> str:
+    """The page's lines on size and cycles, as they are now.
+
+    Sizes are rounded, so that not every change of a line is one of the page.
+    """
+    sizes, found = size(), graph()
+    lines = [
+        f"`arborsim/` has about {round(sizes['files'], -1):,} files with "
+        f"{round(sizes['lines'], -3):,} lines. Cycles of imports, without those for types:",
+        "",
+        "| | when modules are loaded | with imports in functions |",
+        "|---|---|---|",
+    ]
+    for what, key in (("packages", "cycles_of_parts"), ("modules", "cycles_of_modules")):
+        cells = [_listed(found[f"{key}_at_load"]), _listed(found[key])]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _listed(groups: list[list[str]]) -> str:
+    """Cycles as the names that they go through, by package: ``"`show`: claims, claims_page"``."""
+    shown = []
+    for names in groups:
+        package, same = part(names[0]), len({part(name) for name in names}) == 1
+        inner = [
+            name.removeprefix(f"arborsim.{package}." if same else "arborsim.") for name in names
+        ]
+        shown.append((f"`{package}`: " if same else "") + ", ".join(inner))
+    return "; ".join(shown) or "none"
+
+
+def write_page(path: Path = PAGE) -> None:
+    """Put the counts between the marks of the page."""
+    begin, end = MARKS
+    before, _, rest = path.read_text().partition(begin)
+    path.write_text(f"{before}{begin}{counts()}{end}{rest.partition(end)[2]}")
 
 
 def called(arguments: tuple[str, ...]) -> dict[str, Any]:
@@ -216,7 +262,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", choices=tuple(RUNS), help="only this command's calls")
     parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    parser.add_argument("--page", action="store_true", help="write sizes and cycles into the page")
     given = parser.parse_args()
+    if given.page:
+        write_page()
+        return
     if given.run:
         found = called(RUNS[given.run])
     else:

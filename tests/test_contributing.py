@@ -127,7 +127,7 @@ def test_a_cost_term_is_one_place(tmp_path: Path, capsys: pytest.CaptureFixture[
     exec(code.group(1), {})
     try:
         engine = ServingEngine([demand], profile, geometry)
-        found = cost_terms(engine.demands[0], engine.price, engine.alone[0].seconds)
+        found = cost_terms(engine, 0)
         assert main(f"replay {trace} --policy full --no-quality --explain".split()) == 0
     finally:
         terms.ITERATION_TERMS.pop()

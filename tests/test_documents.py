@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # `benchmarks` is no installed package
+from benchmarks import structure  # noqa: E402
+
 PACKAGES = {"arborsim": ROOT / "arborsim", "arborsim_torch": ROOT / "backends" / "arborsim_torch"}
 DOCUMENTS = sorted(
     path
@@ -94,6 +98,29 @@ def test_the_table_of_the_architecture_lists_the_packages() -> None:
     )
     names = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
     assert names == {path.parent.name for path in (ROOT / "arborsim").glob("*/__init__.py")}
+
+
+def test_the_counts_of_the_architecture_are_those_of_the_sources() -> None:
+    """``python benchmarks/structure.py --page`` writes them."""
+    begin, end = structure.MARKS
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert page.count(begin) == page.count(end) == 1
+    assert page.partition(begin)[2].partition(end)[0] == structure.counts()
+
+
+def test_cycles_are_found_whenever_the_import_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (package := tmp_path / "arborsim" / "a").mkdir(parents=True)
+    (package / "one.py").write_text("from arborsim.a import two\n")
+    (package / "two.py").write_text("def late():\n    import arborsim.a.one\n")
+    (package / "three.py").write_text("import arborsim.a.one\n")
+    for name, path in (("ROOT", tmp_path), ("PACKAGE", tmp_path / "arborsim")):
+        monkeypatch.setattr(structure, name, path)
+    found = structure.graph()
+    assert found["cycles_of_modules"] == [["arborsim.a.one", "arborsim.a.two"]]
+    assert found["cycles_of_modules_at_load"] == []
+    assert "| modules | none | `a`: one, two |" in structure.counts()
 
 
 def _dotted(text: str) -> Iterator[str]:

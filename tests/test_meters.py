@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.core.errors import BudgetInfeasible
+from arborsim import replay
+from arborsim.core.errors import BudgetInfeasible, TraceError
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
 from arborsim.policies.registry import build
@@ -75,6 +78,53 @@ def literal(episode, after) -> float:  # type: ignore[no-untyped-def]
             row = episode.attention.row(t)
             assert len(row) == len(chain)
             gone = [i < len(before) and before[i] == Tier.EVICTED for i in chain]
-            kept.append(1.0 - math.fsum(w for w, g in zip(row.tolist(), gone, strict=True) if g))
+            lost = math.fsum(w for w, g in zip(row.tolist(), gone, strict=True) if g)
+            kept.append(1.0 - lost / math.fsum(row.tolist()))
         born, before = len(tiers), tiers
     return float(np.mean(kept))
+
+
+FIELD = Path(__file__).parents[2] / "shared" / "data" / "field" / "rows"
+
+
+@pytest.mark.skipif(not FIELD.is_dir(), reason="the field's cases are not here")
+@pytest.mark.parametrize("name", ["sum_ones", "sum_zeros"])
+def test_rows_that_are_no_distributions_are_refused(name: str) -> None:
+    """Three of four rows are all ones, or all zeros."""
+    with pytest.raises(TraceError, match=f"{name}.parquet: episode 0, row 1: attention sums to"):
+        replay(FIELD / f"{name}.parquet", policies="streaming-llm", budgets=0.3)
+
+
+@pytest.mark.skipif(not FIELD.is_dir(), reason="the field's cases are not here")
+def test_rows_that_are_distributions_are_measured() -> None:
+    found = replay(FIELD / "sum_ok.parquet", policies="streaming-llm", budgets=0.3).summary()
+    kept = found.set_index("policy")["attention_kept"]
+    assert kept["streaming-llm"] == pytest.approx(0.631, abs=5e-4)
+
+
+@pytest.mark.parametrize("scale", [0.93, 1.07])
+@pytest.mark.parametrize("attention", ["dense", "sparse"])
+def test_what_rows_sum_to_does_not_matter(attention: str, scale: float, tmp_path: Path) -> None:
+    """Rounded rows are off by less: all of them off alike change no share of attention."""
+    path = make_trace(
+        tmp_path / "x.parquet", seed=3, episodes=1, kind="tree", prompt=9, nodes=10, block=(2, 9),
+        attention=attention, attention_top=4,
+    )  # fmt: skip
+    episode = next(iter(TraceReader(path).episodes([Signal.ATTENTION])))
+    rows = episode.attention
+    if attention == "dense":
+        other = dataclasses.replace(rows, values=rows.values * scale, sums=None)
+    else:
+        other = dataclasses.replace(
+            rows, value=rows.value * scale, rest=rows.rest * scale, sums=None
+        )
+    kept = []
+    for each in (rows, other):
+        meter = AttentionKept()
+        made = build("streaming-llm", {})
+        Controller(
+            made, PlainExecutor(), budget_tokens=20, layers=6, vocabulary=128, meters=[meter]
+        ).run(play(dataclasses.replace(episode, attention=each)))
+        kept.append(meter.share)
+    assert 0.1 < kept[0] < 0.99
+    assert kept[1] == pytest.approx(kept[0], abs=1e-3 if attention == "sparse" else 1e-12)

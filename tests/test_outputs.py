@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import arborsim
 from arborsim.cli.app import main
 from arborsim.cli.command import files_named
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
-from arborsim.core.outputs import Lock, check_writable, refuse_inputs, whole, write_text
+from arborsim.core.outputs import Lock, check_writable, refuse_inputs, scratch, whole, write_text
 from arborsim.trace.schema import TraceInfo
 from arborsim.trace.writer import TraceWriter
 from tests.helpers.traces import make_info, random_trace_columns
@@ -72,6 +74,32 @@ with whole(Path(sys.argv[1])) as part:
     assert out.read_text() == "whole"
 
 
+def test_what_a_killed_plan_left_among_temporary_files_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = """
+import os, signal, sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from arborsim.core.outputs import scratch
+with scratch("arborsim-plan-") as folder:
+    (folder / "generated.parquet").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (tmp_path / "arborsim-plan-of-mine").mkdir()
+    with scratch("arborsim-plan-") as living:
+        (living / "trace").touch()
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+            left = {each.name for each in tmp_path.iterdir() if each.is_dir()}
+            assert len(left) == 3, "each removes what the one before it left"
+        with scratch("arborsim-plan-") as other:
+            left = {each.name for each in tmp_path.iterdir() if each.is_dir()}
+            assert left == {living.name, other.name, "arborsim-plan-of-mine"}
+        assert (living / "trace").exists()
+    assert names(tmp_path) == ["arborsim-plan-of-mine"]
+
+
 def test_links_and_permissions_stay(tmp_path: Path) -> None:
     out, link = tmp_path / "out.txt", tmp_path / "link"
     out.write_text("old")
@@ -81,6 +109,104 @@ def test_links_and_permissions_stay(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert out.read_text() == "new"
     assert out.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+@pytest.mark.parametrize("name", ["o.csv", "o.json", "o.parquet", "page.html", "t.parquet"])
+def test_new_files_are_open_to_whom_the_umask_says(
+    tmp_path: Path, umask: int, mode: int, name: str
+) -> None:
+    out = str(tmp_path / name)
+    command = {
+        "page.html": ["replay", str(CHAIN), "--episodes", "1", "--no-oracle", "--report", out],
+        "t.parquet": ["generate", "--searches", "1", "--out", out],
+    }.get(name, ["replay", str(CHAIN), "--episodes", "1", "--no-oracle", "--out", out])
+    before = os.umask(umask)
+    try:
+        assert main(command) == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / name).stat().st_mode & 0o777 == mode
+
+
+def test_nobody_else_can_read_what_replaces_a_private_file(tmp_path: Path) -> None:
+    out = tmp_path / "prompts.txt"
+    out.touch(0o600)
+    with whole(out) as part:
+        assert part.stat().st_mode & 0o077 == 0
+        part.write_text("mine")
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+COMMANDS_THAT_WRITE = [
+    "replay {trace} --no-oracle --report {out}",
+    "generate --searches 1 --out {out} --overwrite",
+    "record --model game24 --out {out} --overwrite",
+    "search {games} --algorithm rebase --report {out}",
+    "plan {workload} --perfetto {out}",
+    "calibrate hardware --out {out}",
+    "results {folder} --report {out}",
+    "plot {trace} --out {out}",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS_THAT_WRITE)
+def test_links_to_themselves_named_pipes_and_names_of_folders_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    ending = ".html" if "--report" in command or "plot" in command else ".parquet"
+    loop, pipe = Path(f"loop{ending}"), Path(f"pipe{ending}")
+    loop.symlink_to(loop)
+    os.mkfifo(pipe)
+    traces = CHAIN.parent
+    inputs = {
+        "trace": CHAIN, "games": traces / "game24-bank.parquet", "folder": tmp_path,
+        "workload": traces.parent / "tests" / "golden" / "workload.toml",
+    }  # fmt: skip
+    for out, says in (
+        (loop, "a symbolic link that leads to itself"),
+        (pipe, "a named pipe: name a file, or /dev/stdout"),
+        (f"new{ending}/", "this is the name of a folder: name a file"),
+    ):
+        assert main(command.format(out=out, **inputs).split()) == 2
+        error = capsys.readouterr().err
+        assert says in error
+        assert error.count("\n") == 1
+    assert names(tmp_path) == [loop.name, pipe.name]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["inspect {}", "replay {}", "search {}", "compare {} {}", "plot {}", "replay {trace} --gpu {}",
+     "plan {}", "sweep {} --out cells", "models {}"],
+)  # fmt: skip
+def test_what_leads_to_itself_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert main(command.format(*2 * [loop], trace=CHAIN).split()) == 2
+    assert capsys.readouterr().err.startswith(f"arborsim: {loop}: ")
+
+
+@pytest.mark.parametrize("command", ["inspect", "replay", "search", "compare", "plot"])
+def test_no_command_waits_for_who_writes_a_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    again = [str(pipe)] if command == "compare" else []
+    assert main([command, str(pipe), *again]) == 2
+    assert "it is a pipe: write it to a file first" in capsys.readouterr().err
+
+
+def test_names_of_folders_are_no_files_in_python(tmp_path: Path) -> None:
+    found = arborsim.replay(CHAIN, episodes=1, oracle=False)
+    for write in (found.save, found.report):
+        with pytest.raises(UsageError, match="this is the name of a folder"):
+            write(f"{tmp_path}/new.csv/")
+    assert names(tmp_path) == []
 
 
 def test_devices_are_written_in_place() -> None:

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import DenseRows, Observations, SparseRows
+from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals import rows as attention_rows
 from arborsim.signals.attention import CumulativeAttention, NewestAttention
 from arborsim.signals.last_attended import LastAttended
 from arborsim.signals.rows import SparseSums
-from arborsim.signals.scores import Score, ScoreBook
+from arborsim.signals.scores import Score, ScoreBook, Steps
 
 PROMPT = 3
 SCORES: dict[str, tuple[Score, Score]] = {
@@ -61,22 +62,36 @@ class Pair:
     def __init__(self, scores: tuple[Score, Score]) -> None:
         self.tree = ThoughtTree()
         self.tree.open(0, -1)
+        self.tier = np.zeros((1, 0), dtype=np.int8)
         self.books = [ScoreBook({"it": score}, 1) for score in scores]
 
     def begin(self, rng: np.random.Generator, leaf: int, steps: int) -> list[Observations]:
-        """Enter a run; leaf 0 is the prompt."""
+        """Enter a run; leaf 0 is the prompt.  Some generated tokens were evicted before it."""
+        old = np.arange(self.tier.shape[1])
+        self.tier[:, old[(old >= PROMPT) & (rng.random(len(old)) < 0.2)]] = Tier.EVICTED
         self.tree.append((leaf,), steps)
         path = len(self.tree.path(leaf))
         rows = sparse_rows(rng, np.arange(path - steps + 1, path + 1))
         seen = [Observations(steps, rows), Observations(steps, written_out(rows))]
         for book, observed in zip(self.books, seen, strict=True):
             run = TokenRun((leaf,), steps, np.zeros(steps, dtype=np.int32), observed)
-            book.begin(run, self.tree, generated=leaf > 0)
+            book.begin(run, self.tree, leaf > 0, self.tier)
+        self.tier = np.pad(self.tier, ((0, 0), (0, steps)))
         return seen
 
+    def evict(self, rng: np.random.Generator, known: int, *steps: Steps) -> None:
+        """Perhaps one of the first `known` generated tokens, but the newest, within a run."""
+        (held,) = np.nonzero(self.tier[0, PROMPT : known - 1] == Tier.HBM)
+        if len(held) and rng.random() < 0.5:
+            gone = PROMPT + int(rng.choice(held))
+            self.tier[0, gone] = Tier.EVICTED
+            for each in steps:
+                each.lose(np.arange(known), [gone])
+
     def values(self, known: int) -> tuple[np.ndarray, np.ndarray]:
-        """Both scores of the generated tokens among the first `known`."""
-        one, other = (book.values()["it"][..., PROMPT:known] for book in self.books)
+        """Both scores of the generated tokens that are held among the first `known`."""
+        held = PROMPT + np.flatnonzero(self.tier[0, PROMPT:known] == Tier.HBM)
+        one, other = (book.values()["it"][..., held] for book in self.books)
         return one, other
 
 
@@ -100,11 +115,11 @@ def test_order_and_ties_are_those_of_rows_written_out(name: str, seed: int, step
             pair.begin(rng, leaf, steps)
             born = pair.tree.num_tokens - steps
             if stepwise:
-                for t, _ in enumerate(
-                    zip(*(book.steps(steps) for book in pair.books), strict=True)
-                ):
+                both = [book.steps(steps) for book in pair.books]
+                for t, _ in enumerate(zip(*both, strict=True)):
                     one, other = pair.values(born + t + 1)
                     assert order(one) == order(other)
+                    pair.evict(rng, born + t + 1, *both)
             else:
                 for book in pair.books:
                     book.skip(steps)

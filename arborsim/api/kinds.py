@@ -61,6 +61,8 @@ def read(path: Path) -> Results:
 def _is_log(path: Path) -> bool:
     """Whether a file looks like JSON lines with a head, as live runs write them."""
     try:
+        if path.is_fifo():  # whose writer may never come
+            return False
         with path.open("rb") as file:
             return file.read(10) == b'{"format":'
     except OSError:

@@ -16,6 +16,7 @@ from arborsim.api.problems import DEFAULTS, Problems, live_fields
 from arborsim.api.replay import measured
 from arborsim.api.results import Results
 from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by
 
 if TYPE_CHECKING:
@@ -149,8 +150,8 @@ class LiveRun:
             name: value for name, value in locals().items() if name not in ("self", "problems")
         }
         command = equivalent("live", live, given | problems | {"trace": None}, DEFAULTS)
-        self.out = None if out is None else Path(out)
-        recorded = None if trace is None else Path(trace)
+        self.out = None if out is None else output_path(out)
+        recorded = None if trace is None else output_path(trace)
         choices.at_least(1, batch=batch)
         choices.at_least(0, attention_top=attention_top)
         choices.at_least(0, MOST_PAGE_TOKENS, page_tokens=page_tokens)
@@ -353,8 +354,9 @@ class LiveResults(Results):
     def report(self, path: str | os.PathLike[str]) -> Path:
         from arborsim.show.live_page import write_live_page
 
-        write_live_page(self.raw, Path(path))
-        return Path(path)
+        path = output_path(path)
+        write_live_page(self.raw, path)
+        return path
 
     def print(self, console: Console | None = None) -> None:
         from arborsim.show.live import print_live

@@ -13,6 +13,7 @@ from arborsim.api import choices
 from arborsim.api.equivalent import equivalent
 from arborsim.api.results import Results
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import output_path, real_path
 from arborsim.core.tables import made_by
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def gpu_names(given: str | Sequence[str]) -> list[str]:
     """
     named = choices.names([str(each) for each in choices.listed(given)])
     return [
-        str(Path(gpu).resolve()) if gpu.endswith(".toml") or "/" in gpu else gpu for gpu in named
+        str(real_path(Path(gpu))) if gpu.endswith(".toml") or "/" in gpu else gpu for gpu in named
     ]
 
 
@@ -369,7 +370,7 @@ class PlanResults(Results):
         from arborsim.show.plan_page import PlanReport, write_plan_page
         from arborsim.show.progress import shown
 
-        path, planner = Path(path), self._planner
+        path, planner = output_path(path), self._planner
         if planner is None:
             write_plan_page(PlanReport(self.raw), path)
             return path

@@ -11,6 +11,7 @@ from arborsim.api import choices
 from arborsim.api.equivalent import equivalent
 from arborsim.api.problems import DEFAULTS, Problems, search_fields, split_settings
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.outputs import output_path
 from arborsim.core.settings import whole_number
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class Recording:
             raise UnknownName("form of attention", attention, known)
         self.request = RecordRequest(
             **found,
-            out=Path(out),
+            out=output_path(out),
             capture=_capture(capture or ("tree" if bank else "signals")),
             qkv_layers=_layers("--qkv-layers", qkv_layers),
             attention_layers=_layers("--attention-layers", attention_layers),

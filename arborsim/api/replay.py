@@ -11,6 +11,7 @@ from arborsim.api import choices
 from arborsim.api.equivalent import equivalent
 from arborsim.api.results import Results, not_in_file
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import output_path
 from arborsim.core.score import Score
 from arborsim.core.tables import check_columns, columns_of, made_by
 
@@ -337,8 +338,9 @@ class ReplayResults(Results):
         if not self._job.pictures and self.raw.episodes:
             self.raw = _with_pictures(self.raw, self._job)
             self._job = replace(self._job, pictures=True)
-        write_report(self.raw, Path(path), self._known)
-        return Path(path)
+        path = output_path(path)
+        write_report(self.raw, path, self._known)
+        return path
 
     def print(self, console: Console | None = None, view: str = "auto") -> None:
         """Print the results as `view` says.
@@ -420,7 +422,7 @@ def _episode(row: Mapping[str, Any], kv_bytes: Mapping[str, int]) -> EpisodeResu
         row["trace"], row["episode"], row["policy"], row["budget"], row["budget_tokens"],
         measured(row), row["attention_kept"], kv_bytes.get(row["trace"], 0), row["output_error"],
         row["bounded"], (), row["per"], row["attention_kept_note"],
-    )  # fmt: skip
+    ).simulated()  # fmt: skip
 
 
 def measured(row: Mapping[str, Any]) -> Any:

@@ -133,9 +133,9 @@ class Results(ABC):
         UsageError
             The ending is another one, or the file cannot be written.
         """
-        from arborsim.core.outputs import write_text
+        from arborsim.core.outputs import output_path, write_text
 
-        path = Path(path)
+        path = output_path(path)
         check_format(path)
         if path.suffix == ".json":
             write_text(path, f"{self.to_json()}\n")

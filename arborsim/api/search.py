@@ -13,6 +13,7 @@ from arborsim.api.equivalent import equivalent
 from arborsim.api.replay import measured
 from arborsim.api.results import Results
 from arborsim.core.errors import MissingSignal, UnknownName, UsageError
+from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by, with_left_out
 
 if TYPE_CHECKING:
@@ -308,10 +309,11 @@ class SearchResults(Results):
             (*said["notes"], *missing),
             self._skipped,
         )
-        write_search_page(report, Path(path))
+        path = output_path(path)
+        write_search_page(report, path)
         if stopped:
             raise KeyboardInterrupt
-        return Path(path)
+        return path
 
     def _trees(
         self, problems: Sequence[int], progress: bool
@@ -333,13 +335,12 @@ class SearchResults(Results):
             return (), [_NO_TREES], True
 
     def print(self, console: Console | None = None) -> None:
-        from rich.console import Console as Terminal
-
         from arborsim.bank.results import rows_of
         from arborsim.show.search import print_searches
+        from arborsim.show.table import terminal
         from arborsim.show.words import plain
 
-        console = console or Terminal(highlight=False)
+        console = console or terminal()
         said = self.metadata
         print_searches(rows_of(self.raw, self._skipped), said["heading"], console)
         for line in (*said["verdicts"], *said["notes"], *said["left_out"]):

@@ -12,6 +12,7 @@ from arborsim.api import choices
 from arborsim.api.equivalent import equivalent
 from arborsim.api.results import Results
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
+from arborsim.core.outputs import output_path
 from arborsim.core.tables import made_by
 
 if TYPE_CHECKING:
@@ -378,8 +379,9 @@ class SweepResults(Results):
         """Write one self-contained HTML page: cells, or groups of `by`, and their Pareto plots."""
         from arborsim.show.sweep import write_page
 
-        write_page(self.raw, Path(path), self.metadata["command"])
-        return Path(path)
+        path = output_path(path)
+        write_page(self.raw, path, self.metadata["command"])
+        return path
 
     def print(self, console: Console | None = None) -> None:
         from arborsim.show.sweep import print_sweep

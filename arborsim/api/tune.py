@@ -11,6 +11,7 @@ from arborsim.api import choices
 from arborsim.api.equivalent import equivalent
 from arborsim.api.results import Results, not_in_file
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import output_path
 from arborsim.core.settings import MOST_INT
 from arborsim.core.tables import made_by
 
@@ -219,8 +220,9 @@ class TuneResults(Results):
             raise not_in_file("the page shows memory over time", self._again)
         if self.raw.held_out is None:
             raise UsageError("no trace has a second episode, so nothing was held out to report on")
-        write_report(self.raw.held_out, Path(path))
-        return Path(path)
+        path = output_path(path)
+        write_report(self.raw.held_out, path)
+        return path
 
     def print(self, console: Console | None = None) -> None:
         from arborsim.show.tune import print_front

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.api.results import Results
 from arborsim.core import documents
+from arborsim.core.outputs import output_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,13 +67,14 @@ class ValidationResults(Results):
     def report(self, path: str | os.PathLike[str]) -> Path:
         from arborsim.show.validation_page import write_page
 
-        write_page(self.raw, Path(path))
-        return Path(path)
+        path = output_path(path)
+        write_page(self.raw, path)
+        return path
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         from arborsim.validate.results import write_results
 
-        path = Path(path)
+        path = output_path(path)
         if path.suffix != ".parquet":
             return super().save(path)
         write_results(self.raw, self._request, path)

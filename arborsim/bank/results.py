@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from arborsim.bank.arms import REFERENCE
-from arborsim.core.measurements import Measurements, TimeSplit
+from arborsim.core.measurements import Measurements, TimeSplit, check_figures
 from arborsim.core.statistics import clopper_pearson
 
 #: ETS's choice of lambda_b: the option, the range, and what the accuracy may lose.
@@ -45,7 +45,10 @@ _APART = {"simulated", "by_levels"}  # of a result: no columns of a table
 
 @dataclass(frozen=True)
 class SearchResult:
-    """One search over one problem, on one machine under one policy and budget."""
+    """One search over one problem, on one machine under one policy and budget.
+
+    Refuses figures that no search can have.
+    """
 
     trace: str
     episode: int
@@ -69,6 +72,10 @@ class SearchResult:
     kv_bytes_per_token: int
     simulated: Simulated
     by_levels: bool = True  #: whether its KV size can be compared (`arborsim.search.Search`)
+
+    def __post_init__(self) -> None:
+        whose = f"{self.trace}, problem {self.episode}, {self.label}, {self.policy}"
+        check_figures(self.simulated.measured, whose, self.simulated.attention_kept)
 
     @property
     def label(self) -> str:

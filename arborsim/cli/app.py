@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -16,7 +17,8 @@ import typer.core
 
 from arborsim import __version__
 from arborsim.cli.command import PanelCommand
-from arborsim.core.errors import ArborsimError
+from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.show.words import plain
 
 # Typer may use the click package or a copy of its own; this is whichever it raises.
 ClickException: type[Exception] = next(
@@ -167,10 +169,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 @contextmanager
 def _any_output() -> Iterator[None]:
-    """Printing works where output is closed, or knows only some characters."""
+    """Printing works where an output knows only some characters, or only errors go nowhere."""
     with ExitStack() as opened:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
+            if stream is None and name == "stdout":
+                raise UsageError("standard output is closed: send it to a file, or to /dev/null")
             if stream is None:
                 setattr(sys, name, opened.enter_context(open(os.devnull, "w", encoding="utf-8")))
                 opened.callback(setattr, sys, name, None)
@@ -192,11 +196,21 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _fail(message: str, code: int = 2) -> int:
-    from arborsim.show.words import plain
-
+def _remedy(message: str) -> str:
+    """What to do where not the command is wrong, but where it runs."""
+    if os.strerror(errno.EMFILE) in message:
+        return ": raise the limit of open files (ulimit -n 4096), or run fewer --jobs"
     try:
-        print(f"arborsim: {plain(' '.join(message.split()))}", file=sys.stderr, flush=True)
+        os.getcwd()
+    except OSError:
+        return "; the working folder was deleted: change to one that exists"
+    return ""
+
+
+def _fail(message: str, code: int = 2) -> int:
+    said = plain(" ".join(f"{message}{_remedy(message)}".split()))
+    try:
+        print(f"arborsim: {said}", file=sys.stderr, flush=True)
     except OSError:  # only the exit code can tell; what is left is not tried again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return code

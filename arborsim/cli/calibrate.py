@@ -76,7 +76,7 @@ class CalibrationOutput:
         """Refuse, before the work, what cannot be written."""
         check_writable(self.out, "--out")
         check_writable(self.page, "--plot")
-        if self.page.resolve() == self.out.resolve():
+        if self.page == self.out:
             raise UsageError(f"--out {self.out} is where the plot goes: name it .toml")
 
     def write(self, made: Calibration, figure: Any, notes: Iterable[str]) -> None:
@@ -253,11 +253,9 @@ def arkv(
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console
+    from arborsim.show.table import grid, terminal
 
-    from arborsim.show.table import grid
-
-    Console(highlight=False).print(grid(rows, heads, right=range(1, len(heads))))
+    terminal().print(grid(rows, heads, right=range(1, len(heads))))
 
 
 def _show_bands(found: Any, traces: int, padding: str) -> list[str]:

@@ -38,7 +38,7 @@ import typer
 import typer.core
 
 from arborsim.core.errors import UsageError
-from arborsim.core.outputs import refuse_inputs
+from arborsim.core.outputs import output_path, refuse_inputs
 from arborsim.core.settings import MOST_COUNT, MOST_INT
 
 T = TypeVar("T")
@@ -81,6 +81,8 @@ def panel(name: str | None, kind: Callable[..., Any] = typer.Option) -> Callable
         writes: bool = False, **more: Any,
     ) -> Any:  # fmt: skip
         completion = completing(complete) if complete else None
+        if writes:
+            more["parser"] = output_path
         about = kind(
             *names, help=help, rich_help_panel=name, show_default=shown or True,
             autocompletion=completion, **more,

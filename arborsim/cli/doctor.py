@@ -31,13 +31,11 @@ def doctor(json: bool = json_option()) -> int:
 
 
 def _print(found: Installation) -> None:
-    from rich.console import Console
-
     from arborsim.core.units import quantity
-    from arborsim.show.table import grid
+    from arborsim.show.table import grid, terminal
     from arborsim.show.words import counted, plain
 
-    console = Console(highlight=False)
+    console = terminal()
     memory = f", {quantity('bytes', found.memory_bytes)} of memory" if found.memory_bytes else ""
     console.print(
         f"arborsim {found.arborsim}, Python {found.python}, {found.platform}, "

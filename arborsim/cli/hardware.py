@@ -31,13 +31,12 @@ def hardware(
     json: bool = json_option(),
 ) -> None:
     """List the GPUs and hosts, or explain one: every number with unit, source and date."""
-    from rich.console import Console
-
     from arborsim.machine.lookup import load_prices, load_profile, profile_names
+    from arborsim.show.table import terminal
 
     priced = load_prices(prices)
     found = [load_profile(one, host or None) for one in ([name] if name else profile_names())]
-    console = Console(highlight=False)
+    console = terminal()
     if json:
         documents = [_document(profile, priced) for profile in found]
         print_json(documents[0] if name else documents)
@@ -64,10 +63,8 @@ def import_(
 
     Needs the extra `kernels`.
     """
-    from rich.console import Console
-
     from arborsim.machine.aiconfigurator import read, write_profile
-    from arborsim.show.table import print_list
+    from arborsim.show.table import print_list, terminal
 
     if out is not None:
         _check_profile(out, overwrite)
@@ -79,7 +76,7 @@ def import_(
     for table, version in found.versions.items():
         of_type = {kind: len(each) for (name, kind), each in found.tables.items() if name == table}
         rows.append([table, ", ".join(of_type), f"{sum(of_type.values()):,}", version])
-    print_list(Console(highlight=False), ["table", "types", "rows", engine], rows)
+    print_list(terminal(), ["table", "types", "rows", engine], rows)
     megabytes = tables.stat().st_size / 1e6
     typer.echo(f"\n{found.header['source']}, {found.header['licence']}")
     use = f"arborsim replay TRACE --gpu {out} --engine {engine}"

@@ -25,13 +25,12 @@ def models(
     json: bool = json_option(),
 ) -> None:
     """List the models, or explain one: bytes of a token, weights, and what a GPU has room for."""
-    from rich.console import Console
-
     from arborsim.machine.config import with_types
     from arborsim.machine.lookup import geometry_names, load_geometry, load_profile
     from arborsim.machine.machine import kv_room
+    from arborsim.show.table import terminal
 
-    profile, console = load_profile(gpu), Console(highlight=False)
+    profile, console = load_profile(gpu), terminal()
     found = [load_geometry(one) for one in ([name] if name else geometry_names())]
     found = [with_types(each, weights, kv_dtype) for each in found]
     rooms = [(each, kv_room(profile, each, pass_tokens=prefill_tokens)) for each in found]

@@ -46,8 +46,6 @@ def plot(
     if out is not None:
         check_format(out)
         check_writable(out, "--out")
-        if out.resolve() == results.resolve():
-            raise UsageError(f"--out {out}: the command reads it; choose another name")
     if dark and (out is None or out.suffix == ".html"):
         raise UsageError("--dark: only for --out FILE.svg or .png; a page follows its reader")
     found = load_results(results)

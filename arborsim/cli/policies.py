@@ -45,12 +45,11 @@ def policies(
     markdown: bool = output_option(False, "Print docs/policies.md.", "--markdown"),
 ) -> None:
     """List the policies, or explain one: its method, source, parameters and what it reads."""
-    from rich.console import Console
-
     from arborsim.policies.registry import available
+    from arborsim.show.table import terminal
 
     found = [facts_of(one) for one in ([name] if name else available())]
-    console = Console(highlight=False)
+    console = terminal()
     if markdown:
         print(document(found), end="")
     elif json:

@@ -9,7 +9,7 @@ import typer
 from arborsim.cli.command import argument, command, option
 from arborsim.cli.options import check_ending, json_option, output_option
 from arborsim.core.errors import UsageError
-from arborsim.core.outputs import check_writable
+from arborsim.core.outputs import check_writable, real_path
 
 
 @command
@@ -37,7 +37,7 @@ def results(
             check_ending(path, name, ".html" if name == "--report" else name.replace("--", "."))
             check_writable(path, name)
             for own in (folder / part for part in PARTS):
-                if own.resolve() in path.resolve().parents:
+                if real_path(own) in real_path(path).parents:
                     raise UsageError(f"{name} {path}: {own} is for cells: choose another name")
             if path.suffix != ".html":
                 check_format(path)

@@ -21,7 +21,7 @@ from arborsim.cli.options import (
     run_option,
 )
 from arborsim.cli.problems import ProblemOptions, problem_option
-from arborsim.cli.progress import interrupted, interruptible
+from arborsim.cli.progress import interrupted
 from arborsim.core.errors import UsageError
 from arborsim.show.progress import LiveBar, PatientProgress
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from arborsim.live.backends import LiveFacts, LiveRequest
     from arborsim.show.published import Published
     from arborsim.validate.published import PlayedRun
+    from arborsim.validate.published_log import PublishedLog
     from arborsim.validate.results import CellCheck
     from arborsim.validate.serving import ServingRun
 
@@ -97,6 +98,7 @@ class PublishedOutput(OutputOptions):
     fidelity: Path | None = expert_option(
         None, "Write errors by kind of run, as `plan` quotes them, to this TOML file.", writes=True
     )
+    resume: bool = output_option(False, "Go on where --out was interrupted.", "--resume")
 
     def check(self) -> None:
         from arborsim.show.published import check_format
@@ -104,6 +106,8 @@ class PublishedOutput(OutputOptions):
         super().check()
         if self.out is not None:
             check_format(self.out)
+        elif self.resume:
+            raise UsageError("--resume needs --out, the table to go on with")
 
 
 @command
@@ -117,7 +121,8 @@ def published(
 
     Each run is played on the server that `plan` uses: a closed loop of clients, ten requests each.
     Shows errors of the time per output token, the time to first token and the output tokens per
-    second, on runs that no constant was fitted on, with the worst and odd runs by name.
+    second, on runs that no constant was fitted on, with the worst and odd runs by name. With --out
+    every run is kept as soon as it was played: Ctrl-C loses one, --resume goes on.
     """
     from arborsim.show.published import Published, print_published
     from arborsim.validate.aiconfigurator import installed
@@ -125,8 +130,15 @@ def published(
 
     output.check()
     runs, other = read_runs(file), installed() if aiconfigurator else ""
-    result = Published(_compared(runs, jobs, bool(other)), _sources(file, other))
+    log = None
+    if output.out is not None:
+        from arborsim.validate.published_log import PublishedLog
+
+        log = PublishedLog(output.out, runs, other, resume=output.resume)
+    result = Published(_compared(runs, jobs, bool(other), log), _sources(file, other))
     _write(result, output)
+    if log is not None:
+        log.path.unlink()
     print_published(result)
 
 
@@ -165,16 +177,31 @@ def claims(
 SUBCOMMANDS = {"published": published, "claims": claims}
 
 
-def _compared(runs: list[ServingRun], jobs: int, ask: bool) -> tuple[PlayedRun, ...]:
-    """Every run, played."""
+def _compared(
+    runs: list[ServingRun], jobs: int, ask: bool, log: PublishedLog | None
+) -> tuple[PlayedRun, ...]:
+    """Every run, played; what is new is in the log before the next one."""
     from arborsim.core.workers import in_order
     from arborsim.validate.published import compare, compare_asking
+    from arborsim.validate.published_log import Kept
 
-    found = []
-    with interruptible(), PatientProgress(len(runs)) as progress:
-        for each in in_order(compare_asking if ask else compare, runs, jobs):
-            progress.advance(each.run.model, 1)
-            found.append(each)
+    found = [] if log is None else log.played
+    rest = runs[len(found) :]
+    try:
+        with PatientProgress(len(rest)) as progress:
+            for each in in_order(compare_asking if ask else compare, rest, jobs):
+                progress.advance(each.run.model, 1)
+                if log is not None:
+                    log.add(Kept.of(len(found), each))
+                found.append(each)
+    except KeyboardInterrupt:
+        left = "; nothing was written (--out keeps what is done)"
+        if log is not None:
+            left = f": {log.path} holds {len(found)} of {len(runs)} runs; --resume goes on"
+        raise typer.Exit(interrupted(left)) from None
+    finally:
+        if log is not None:
+            log.close()
     return tuple(found)
 
 

@@ -7,6 +7,7 @@
     │   └── UnknownName       no policy, GPU, model, ... of that name (carries the nearest names)
     ├── TraceError            a trace file is missing, damaged, or not what was asked for
     │   └── MissingSignal     the trace lacks what a policy reads
+    ├── ResultError           figures that no search can have: a damaged file, or a fault
     ├── PlanError             a policy or search asked for something that cannot be done
     └── BudgetInfeasible      protected tokens and floors alone exceed the budget
 
@@ -53,6 +54,10 @@ class TraceError(ArborsimError):
 
 class MissingSignal(TraceError):
     """The trace lacks an observation that a policy reads."""
+
+
+class ResultError(ArborsimError):
+    """Figures that no search can have: of a damaged file, or by a fault of arborsim's."""
 
 
 class PlanError(ArborsimError):

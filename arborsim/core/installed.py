@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -30,7 +30,6 @@ _PROBE_S = 180.0  # first imports of torch from a cold disk take long
 _BROWSERS = (
     "google-chrome", "google-chrome-stable", "chrome", "chromium", "chromium-browser",
 )  # fmt: skip
-_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[\w,-]+\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
@@ -116,46 +115,34 @@ def packages(declared: Sequence[str] | None = None) -> tuple[Package, ...]:
     `declared` are requirements as package metadata has them, by default arborsim's own.  Each is
     listed once; those that every command needs come first.
     """
+    from packaging.requirements import Requirement
+
     if declared is None:
         try:
             declared = requires("arborsim") or ()
         except PackageNotFoundError:  # run from a folder of sources
             declared = ()
     found: dict[str, Package] = {}
-    for text in declared:
-        made = _REQUIREMENT.fullmatch(text.strip())
-        if made is None or made[1] == "arborsim":
+    for made in map(Requirement, declared):
+        extra = _EXTRA.search(str(made.marker or ""))
+        if made.name == "arborsim" or (extra and extra[1] in ("test", "dev", "docs")):
             continue
-        name, wanted = made[1], ",".join(part.strip() for part in made[2].split(",") if part)
-        extra = _EXTRA.search(made[3] or "")
-        if extra and extra[1] in ("test", "dev", "docs"):
-            continue
-        there = _version(name)
+        there, wanted = _version(made.name), str(made.specifier)
         problem = f"version {there} is not {wanted}" if there and not meets(there, wanted) else ""
-        package = Package(name, wanted.strip(), extra[1] if extra else "", there, problem)
-        found.setdefault(name, package)
+        package = Package(made.name, wanted, extra[1] if extra else "", there, problem)
+        found.setdefault(made.name, package)
     return tuple(sorted(found.values(), key=lambda each: bool(each.extra)))
 
 
 def meets(version: str, wanted: str) -> bool:
-    """Whether a version is one of those wanted, e.g. ``">=5.4,<6"``; by its release numbers."""
-    have = _release(version)
-    tests: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-        ">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "==": lambda a, b: a == b,
-        "!=": lambda a, b: a != b, ">": lambda a, b: a > b, "<": lambda a, b: a < b,
-    }  # fmt: skip
-    for part in filter(None, wanted.split(",")):
-        sign, number = re.match(r"\s*([<>=!]=?|~=)?\s*(.*)", part).groups()  # type: ignore[union-attr]
-        width = max(len(have), len(other := _release(number)))
-        padded = [each + (0,) * (width - len(each)) for each in (have, other)]
-        if sign in tests and not tests[sign](padded[0], padded[1]):
-            return False
-    return True
+    """Whether a version, also one before its release, is among those wanted: ``">=5.4,<6"``."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion
 
-
-def _release(version: str) -> tuple[int, ...]:
-    digits = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, digits[0].split("."))) if digits else ()
+    try:
+        return SpecifierSet(wanted).contains(version, prereleases=True)
+    except InvalidVersion:  # of a build of one's own
+        return not wanted
 
 
 def versions(*names: str) -> dict[str, str]:

@@ -6,9 +6,15 @@ Simulated and live executors fill in the same records, so that they can be laid 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 
 import numpy as np
+
+from arborsim.core.errors import ResultError
+
+#: What rounding may take a share beyond its ends, and a sum of seconds below 0.
+_ROUNDING = 1e-6
 
 
 @dataclass
@@ -137,3 +143,51 @@ class Measurements:
     @property
     def tokens_per_s(self) -> float:
         return self.generated_tokens / self.time.total_s if self.time.total_s else float("nan")
+
+    @property
+    def widest(self) -> int:
+        """No iteration can have decoded more tokens than this: each has decoded one."""
+        return max(1, self.generated_tokens - self.iterations + 1)
+
+
+def check_figures(
+    measured: Measurements, whose: str, kept: float = math.nan, clocks_s: float = 0.0
+) -> None:
+    """Raise `ResultError` for figures that no search can have; `whose` are they, in words.
+
+    No bytes, tokens or seconds are below 0 (but for `clocks_s`, by which clocks of a live machine
+    may differ), and attention kept (NaN: unknown) is a share.
+    """
+    slack = clocks_s + _ROUNDING * max(1.0, abs(measured.time.total_s))
+    for record in (measured, measured.time):
+        for each in fields(record):
+            value = getattr(record, each.name)
+            if isinstance(value, int | float) and value < -slack * isinstance(value, float):
+                raise _impossible(whose, f"{each.name} is {value:.6g}, below 0")
+    check_share(kept, "attention kept", whose)
+
+
+def check_peak(measured: Measurements, whose: str, budget_tokens: int) -> None:
+    """Raise `ResultError` if HBM held more than a policy that keeps to a budget can hold.
+
+    That is the prompt, or the budget and what one iteration decodes.  Live, tokens that are on
+    their way out count as well, so this is for simulated searches.
+    """
+    most = max(measured.prompt_tokens, budget_tokens + measured.widest)
+    if measured.peak_hbm_kv_tokens > most:
+        held = f"{measured.peak_hbm_kv_tokens} tokens in HBM"
+        why = f"{held}, although the policy keeps to {budget_tokens} and could reach {most}"
+        raise _impossible(whose, why)
+
+
+def check_share(share: float | None, what: str, whose: str) -> None:
+    """Raise `ResultError` unless a share lies in [0, 1], up to rounding, or is not known."""
+    if share is not None and (share < -_ROUNDING or share > 1 + _ROUNDING):
+        raise _impossible(whose, f"{what} is {share:.6g}, not between 0 and 1")
+
+
+def _impossible(whose: str, why: str) -> ResultError:
+    return ResultError(
+        f"{whose}: {why}: no search can have that; the file is damaged (make it again), or this is "
+        "a fault of arborsim or of a policy of your own (report it)"
+    )

@@ -7,8 +7,9 @@ rounded to the trace's float16, so that the same bits lead to the same decisions
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
 from typing import Protocol
 
@@ -61,11 +62,12 @@ class Signal(StrEnum):
     """Search value of a node, given at its boundary, in [0, 1]."""
 
 
-# Rows are widened from float16 in blocks: NumPy converts a block far faster than single rows, and
-# the block bounds the memory (32 MiB).  An episode of up to 64 MiB is widened once, for
+# Rows are widened from float16 in blocks: a block converts far faster than single rows, and it
+# bounds the memory (32 MiB).  An episode of up to 64 MiB is widened once, for
 # all policies and meters that read it.
 _BLOCK_VALUES = 1 << 22
 _WIDEN_VALUES = 1 << 23
+_SUMMED_VALUES = 1 << 16  # values to add up at once
 _LISTED_VALUES = 1 << 16  # listed positions of sparse rows: they stay in the processor's cache
 _KEPT_BYTES = 1 << 28  # rows of heads that are kept for the next policy (256 MiB)
 _KEPT_PATHS = 64
@@ -81,12 +83,39 @@ def _blocks(offsets: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         first = last
 
 
+@cache
+def _doubles() -> np.ndarray:
+    """Every float16 in float64, by its bits."""
+    with np.errstate(invalid="ignore"):  # NaN with a payload
+        return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float64)
+
+
+def in_float64(values: np.ndarray) -> np.ndarray:
+    """Float16 or float64 numbers in float64; by table, as NumPy takes five times as long."""
+    if values.dtype != np.float16:
+        return values.astype(np.float64, copy=False)
+    return _doubles().take(values.view(np.uint16))
+
+
+def _row_sums(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Float64 ``[rows]``: what each row's own `values` sum to; a row without any to 0."""
+    sums = np.zeros(len(offsets) - 1)
+    for first, last in _blocks(offsets, _SUMMED_VALUES):
+        own, start = offsets[first : last + 1], int(offsets[first])
+        held = np.flatnonzero(own[1:] > own[:-1])  # `reduceat` has no sum of nothing
+        if len(held):
+            block = in_float64(values[start : int(own[-1])])
+            sums[first + held] = np.add.reduceat(block, own[held] - start)
+    return sums
+
+
 @dataclass(frozen=True)
 class DenseRows:
     """Rows stored whole."""
 
     values: np.ndarray  # float16 or float64 [sum of lengths]
     offsets: np.ndarray  # int64 [rows + 1]: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``
+    sums: np.ndarray | None = None  # float64 [rows]; None where nobody has added them up yet
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -99,18 +128,25 @@ class DenseRows:
         """The same rows in float64, if they are few enough to keep that way."""
         if len(self.values) > _WIDEN_VALUES:
             return self
-        return DenseRows(self.values.astype(np.float64), self.offsets)
+        return DenseRows(in_float64(self.values), self.offsets, self.sums)
+
+    def summed(self) -> DenseRows:
+        """The same rows with their `sums`: about 1, as far as float16 can say it."""
+        if self.sums is not None:
+            return self
+        return replace(self, sums=_row_sums(self.values, self.offsets))
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for first, last in _blocks(self.offsets, _BLOCK_VALUES):
             start = self.offsets[first]
-            block = self.values[start : self.offsets[last]].astype(np.float64, copy=False)
+            block = in_float64(self.values[start : self.offsets[last]])
             for a, b in pairwise((self.offsets[first : last + 1] - start).tolist()):
                 yield block[a:b]
 
     def __getitem__(self, tokens: slice) -> DenseRows:
         start, stop, _ = tokens.indices(len(self))
-        return DenseRows(self.values, self.offsets[start : stop + 1])
+        sums = None if self.sums is None else self.sums[start:stop]
+        return DenseRows(self.values, self.offsets[start : stop + 1], sums)
 
 
 @dataclass(frozen=True)
@@ -122,9 +158,19 @@ class SparseRows:
     offsets: np.ndarray  # int64 [rows + 1]
     rest: np.ndarray  # float32 [rows]: mass on the positions that are not listed
     lengths: np.ndarray  # int64 [rows]: full length of each row
+    sums: np.ndarray | None = None  # float64 [rows], rest included; None where not yet added up
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def summed(self) -> SparseRows:
+        """The same rows with their `sums`: about 1, as far as float16 can say it."""
+        if self.sums is not None:
+            return self
+        listed = _row_sums(self.value, self.offsets)
+        # Where a row lists all of its positions, its rest is spread over none.
+        rest = np.where(self.lengths > np.diff(self.offsets), self.rest, 0.0)
+        return replace(self, sums=listed + rest)
 
     def row(self, i: int) -> np.ndarray:
         a, b, n = self.offsets[i], self.offsets[i + 1], int(self.lengths[i])
@@ -153,7 +199,7 @@ class SparseRows:
         for first, last in _blocks(self.offsets, _LISTED_VALUES):
             start = self.offsets[first]
             index = self.index[start : self.offsets[last]].astype(np.int64)
-            value = self.value[start : self.offsets[last]].astype(np.float64)
+            value = in_float64(self.value[start : self.offsets[last]])
             bounds = (self.offsets[first : last + 1] - start).tolist()
             for i, (a, b) in enumerate(pairwise(bounds), first):
                 yield lengths[i], index[a:b], value[a:b], shares[i]
@@ -166,6 +212,7 @@ class SparseRows:
             self.offsets[start : stop + 1],
             self.rest[start:stop],
             self.lengths[start:stop],
+            None if self.sums is None else self.sums[start:stop],
         )
 
 

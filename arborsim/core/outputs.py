@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
+import shutil
 import stat
 import tempfile
 import weakref
@@ -23,15 +25,17 @@ from arborsim.core.errors import UsageError
 
 #: In the names of files that are being written.
 _PART = ".part"
+_ENDS_FOLDERS = tuple(filter(None, (os.sep, os.altsep)))
 
 
 @contextlib.contextmanager
 def whole(path: Path, ending: str | None = None) -> Iterator[Path]:
     """A name to write to, which takes the place of `path` when the block ends without an error.
 
-    The name ends as `path` does, for writers that go by it, or in `ending`.  Devices and pipes are
-    written in place.  A link stays a link: what it points to is replaced.  What killed processes
-    left of writing `path` is removed.
+    The name ends as `path` does, for writers that go by it, or in `ending`.  Devices and pipes of
+    the shell are written in place.  A link stays a link: what it points to is replaced.  A new file
+    is open to whom the umask says, a replaced one to whom it was.  What killed processes left of
+    writing `path` is removed.
 
     Raises
     ------
@@ -39,24 +43,22 @@ def whole(path: Path, ending: str | None = None) -> Iterator[Path]:
         The file cannot be written; `path` is as it was.
     """
     try:
-        if _is_special(path):
+        if _in_place(path):
             yield path
             return
-        target = path.resolve()
-        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644
+        target = _target(path)
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
         begin = f".{target.name[:100]}."
         _remove_stumps(target.parent, begin)
-        handle, name = tempfile.mkstemp(
-            dir=target.parent,
-            prefix=begin,
-            suffix=f"{_PART}{target.suffix if ending is None else ending}",
-        )
-        os.close(handle)
-        part = Path(name)
+        end = f"{_PART}{target.suffix if ending is None else ending}"
+        part = target.with_name(f"{begin}{os.urandom(4).hex()}{end}")
+        new = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        os.close(os.open(part, new, 0o666 if mode is None else 0o600))
         try:
             with _kept(part):
                 yield part
-                part.chmod(mode)
+                if mode is not None:
+                    part.chmod(mode)
                 _to_disk(part)
                 part.replace(target)
         except BaseException:
@@ -85,6 +87,33 @@ def _remove_stumps(folder: Path, begin: str) -> None:
             stump.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A folder for meanwhile, among the temporary files; `prefix` tells whose it is.
+
+    What killed processes left of their own with this prefix is removed.
+    """
+    place = Path(tempfile.gettempdir())
+    for owner in place.glob(f"{glob.escape(prefix)}????????.lock"):
+        with contextlib.suppress(ImportError, OSError), _locked(owner):
+            shutil.rmtree(owner.with_suffix(""), ignore_errors=True)
+            owner.unlink(missing_ok=True)
+    folder = place / f"{prefix}{os.urandom(4).hex()}"
+    owner = folder.with_suffix(".lock")
+    with contextlib.ExitStack() as stack:
+        try:
+            with contextlib.suppress(ImportError):  # there are no locks on Windows
+                stack.enter_context(_locked(owner, wait=True))
+            folder.mkdir(0o700)
+        except OSError as error:
+            raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            owner.unlink(missing_ok=True)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a UTF-8 file, whole or not at all; a `UsageError` if it cannot be written."""
     write_bytes(path, text.encode())
@@ -95,6 +124,19 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     # A killed process leaves the name, which must not pass for a file of its kind.
     with whole(Path(path), "") as part:
         part.write_bytes(content)
+
+
+def output_path(given: str | os.PathLike[str]) -> Path:
+    """The file of that name; a `UsageError` if it says a folder, which `Path` would forget."""
+    name = os.fspath(given)
+    if name.endswith(_ENDS_FOLDERS):
+        raise UsageError(f"cannot write {name}: this is the name of a folder: name a file")
+    return Path(name)
+
+
+def real_path(path: Path) -> Path:
+    """From the root on and without links; one that points to itself stays."""
+    return Path(os.path.realpath(path))  # `Path.resolve` raises a RuntimeError for such a link
 
 
 def check_writable(path: Path, option: str) -> None:
@@ -110,10 +152,10 @@ def check_writable(path: Path, option: str) -> None:
         raise UsageError(f"{option} {said}: the name is not UTF-8: choose another name") from None
     # Asking for permissions would not do: read-only disks and special folders refuse all the same.
     try:
-        if _is_special(path):
+        if _in_place(path):
             with path.open("ab"):
                 return
-        with tempfile.TemporaryFile(dir=path.resolve().parent):
+        with tempfile.TemporaryFile(dir=_target(path).parent):
             pass
     except OSError as error:
         raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from None
@@ -142,12 +184,12 @@ def refuse_inputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
             raise UsageError(f"{option} {path}: the command reads it{same}; choose another name")
         if _is_special(path):
             continue  # /dev/null takes everything
-        for known in filter(None, (key, path.resolve())):
+        for known in filter(None, (key, real_path(path))):
             if other := taken.get(known):
                 raise UsageError(
                     f"{option} {path}: {other} names the same file; choose another name"
                 )
-        taken |= dict.fromkeys(filter(None, (key, path.resolve())), option)
+        taken |= dict.fromkeys(filter(None, (key, real_path(path))), option)
 
 
 class Busy(UsageError):
@@ -170,7 +212,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         try:
-            target = Path(os.path.realpath(path))  # however many names a file has, it has one lock
+            target = _target(path)  # however many names a file has, it has one lock
             name = target.with_name(f".{target.name}.lock")
             file = _locked(name)
         except BlockingIOError:
@@ -209,6 +251,21 @@ def _locked(name: Path, wait: bool = False) -> IO[bytes]:
             file.close()
             raise
         file.close()
+
+
+def _target(path: Path) -> Path:
+    """The file that a name leads to, there or not; `OSError` for a link that leads to itself."""
+    target = real_path(path)
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, "a symbolic link that leads to itself: remove it", str(path))
+    return target
+
+
+def _in_place(path: Path) -> bool:
+    """Whether to write into what is there; `OSError` for a named pipe, which may have no reader."""
+    if path.is_fifo() and real_path(path).exists():  # the shell's own have no name
+        raise OSError(errno.ESPIPE, "a named pipe: name a file, or /dev/stdout", str(path))
+    return _is_special(path)
 
 
 def _is_special(path: Path) -> bool:

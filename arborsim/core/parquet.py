@@ -7,6 +7,7 @@ Footers may lie about that, so the headers of all pages that Arrow would read ar
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ class ParquetTables:
         self.path, self.shown = path, shown or str(path)
         self._error, self._remedy = error, remedy
         try:
+            _refuse_pipe(path)
             self.file = pq.ParquetFile(path, page_checksum_verification=True)
             self.schema = self.file.schema_arrow
             self.schema.names  # noqa: B018 - names that are no text fail only when read
@@ -154,6 +156,9 @@ class ParquetTables:
                 f"{self.shown}: {what}out of memory: {takes}: run fewer processes, or take a "
                 "machine with more memory"
             )
+        if isinstance(problem, OSError) and problem.errno:  # of damage Arrow gives no number
+            why = os.strerror(problem.errno)
+            return self._error(f"{self.shown}: {what}cannot be read ({why})")
         why = one_line(problem)
         return self._error(f"{self.shown}: {what}{subject} damaged ({why}); {self._remedy}")
 
@@ -202,11 +207,18 @@ def one_line(error: BaseException) -> str:
 
 def ends_of(path: Path) -> tuple[bool, bool, int]:
     """Whether a file begins, and ends, as Parquet does, and its bytes; may raise `OSError`."""
+    _refuse_pipe(path)
     with path.open("rb") as file:
         head = file.read(4)
         size = file.seek(0, 2)
         file.seek(max(size - 4, 0))
         return head == _MAGIC, file.read(4) == _MAGIC and size >= 12, size
+
+
+def _refuse_pipe(path: Path) -> None:
+    """An `OSError` for a pipe: its writer may never come, and Parquet is read from the end."""
+    if path.is_fifo():
+        raise OSError(errno.ESPIPE, "it is a pipe: write it to a file first", str(path))
 
 
 def _gb(count: int) -> str:

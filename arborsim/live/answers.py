@@ -117,16 +117,25 @@ class Counted(Score):
 
     @cached_property
     def changed(self) -> dict[str, Any]:
-        """The settings that are not the policy's defaults."""
-        defaults = defaults_of(self.policy)
+        """The settings in which it is not what the policy's authors run."""
+        theirs = authors_form(self.policy)
         return {name: value for name, value in self.settings.items()
-                if defaults.get(name, _NOTHING) != value}  # fmt: skip
+                if theirs.get(name, _NOTHING) != value}  # fmt: skip
 
     @property
     def label(self) -> str:
-        """``"epikv recent=16"``: the policy with the settings that were changed."""
-        changed = (f"{name}={_text(value)}" for name, value in sorted(self.changed.items()))
-        return " ".join((self.policy, *changed))
+        """``"h2o per=shared"``: the policy with the settings that are not its authors'.
+
+        ``"epikv inverted"`` is EpiKV with its two layers swapped.
+        """
+        changed, theirs = dict(self.changed), authors_form(self.policy)
+        layers = [(changed.get(f"layer_{one}"), theirs.get(f"layer_{other}"))
+                  for one, other in ("ab", "ba")]  # fmt: skip
+        inverted = all(value is not None and value == other for value, other in layers)
+        if inverted:  # both layers swapped: the contrast has the other sign
+            del changed["layer_a"], changed["layer_b"]
+        said = (f"{name}={_text(value)}" for name, value in sorted(changed.items()))
+        return " ".join((self.policy, *["inverted"] * inverted, *said))
 
 
 @dataclass(frozen=True)
@@ -266,14 +275,14 @@ _PLAINLY = 4  # times as many right answers
 def disagreement() -> tuple[Counted, Counted] | None:
     """Two settings of one run, of which the one that keeps less attention is far more right.
 
-    That is: visibly, and several times as often.  Of those that come with the package: the first
-    keeps the most attention of all for which there is such another, the second has the most right
-    answers of these.
+    That is: visibly, and several times as often.  Of those that come with the package, as their
+    authors run them: the first keeps the most attention of all for which there is such another, the
+    second has the most right answers of these.
     """
     known = [
         row
         for row in shipped().rows
-        if not math.isnan(row.attention_kept) and row.policy != BASELINE
+        if not math.isnan(row.attention_kept) and row.policy != BASELINE and not row.changed
     ]
     for more in sorted(known, key=lambda row: -row.attention_kept):
         others = [
@@ -414,6 +423,18 @@ def defaults_of(policy: str) -> dict[str, Any]:
         return resolved(build(policy, code=False))
     except ArborsimError:
         return {}
+
+
+@cache
+def authors_form(policy: str) -> dict[str, Any]:
+    """The settings with which a policy is what its authors run (`Policy.published`)."""
+    from arborsim.policies.registry import find
+
+    try:
+        published = find(policy, code=False).published
+    except ArborsimError:
+        published = {}
+    return {**defaults_of(policy), **published}
 
 
 def resolved(policy: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.installed import in_words
-from arborsim.core.measurements import Measurements
+from arborsim.core.measurements import Measurements, check_figures
 from arborsim.trace.schema import Capture
 
 if TYPE_CHECKING:
@@ -168,6 +168,9 @@ class LiveRequest(SearchRequest):
     command: str = ""
 
 
+_CLOCKS_S = 0.01  # seconds are differences of what several clocks say
+
+
 @dataclass(frozen=True)
 class LiveResult:
     """One search under one cell."""
@@ -191,6 +194,11 @@ class LiveResult:
     #: are; None where the task does not count them
     steps_right: int | None = None
     steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses figures that no search can have."""
+        whose = f"problem {self.episode}, {self.policy} at budget {self.budget}"
+        check_figures(self.measured, whose, clocks_s=_CLOCKS_S)
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ class KernelTables:
             raise UsageError(f"{unread}: {error.strerror}") from None
         if not (begins and ends):
             raise UsageError(f"{unread}: it is no Parquet file, or was cut off")
-        shown = f"{path}: damaged kernel tables"
+        shown = f"{path}: kernel tables"
         self._file = ParquetTables(path, shown, remedy="import them again")
         stored = self._file.schema.metadata or {}
         try:

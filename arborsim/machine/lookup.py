@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import Geometry
+from arborsim.core.outputs import real_path
 from arborsim.core.records import (
     Text,
     from_toml,
@@ -215,7 +216,7 @@ def _read(name_or_path: str | Path, kind: _Kind) -> tuple[str, str, str]:
             )
         path = path / "config.json" if suffix == ".json" and path.is_dir() else path
         # config.json says nothing about the model: the folder it lies in does
-        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        name = real_path(path).parent.name if path.name == "config.json" else path.stem
         return read_text(path), str(path), name
     name = kind.aliases.get(given.lower(), given.lower())
     known = kind.names()

@@ -404,7 +404,9 @@ class ServingEngine:
         """Play one search on the machine as if memory had no end."""
         options = replace(self.options, nvme_bytes=UNBOUNDED, prefix_host_bytes=0)
         server = play_closed_form([priced], [0], self.price, options, UNBOUNDED, Timed(((0.0, 0),)))
-        return Alone(server.state.searches[0].finish_s, server.state.tally.peak_hbm_bytes)
+        tally = server.state.tally
+        waited_s = tally.idle_s + tally.link_wait_s
+        return Alone(server.state.searches[0].finish_s, tally.peak_hbm_bytes, waited_s)
 
 
 @dataclass(frozen=True)
@@ -413,6 +415,7 @@ class Alone:
 
     seconds: float
     peak_hbm_bytes: int
+    waited_s: float = 0.0  #: of the seconds, for transfers in the background
 
 
 def _private(priced: PricedProgram, shared: tuple[Part, ...]) -> PricedProgram:

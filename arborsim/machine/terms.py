@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from arborsim.core.errors import ResultError
 from arborsim.core.sourced import Basis
 from arborsim.machine.cost import Array
 from arborsim.machine.profile import PolicySeconds
@@ -262,6 +263,19 @@ PREFILL_KERNELS = {
     PREFILL_TERMS[0]: ("products", "experts"), PREFILL_TERMS[1]: ("prefill attention",),
     REHYDRATION: ("products", "prefill attention"),
 }  # fmt: skip
+
+
+_UNEXPLAINED = 0.005  # of the seconds
+
+
+def check_explained(explained_s: float, measured_s: float, whose: str) -> None:
+    """Raise `ResultError` if terms leave more than 0.5% of the seconds unexplained, either way."""
+    rest_s = measured_s - explained_s
+    if abs(rest_s) > _UNEXPLAINED * abs(measured_s):
+        raise ResultError(
+            f"{whose}: cost terms explain {explained_s:.6g} s of {measured_s:.6g} s and leave "
+            f"{rest_s:.3g} s unexplained: a fault of arborsim or of a term of your own; report it"
+        )
 
 
 def total(searches: Iterable[Iterable[Term]]) -> tuple[Term, ...]:

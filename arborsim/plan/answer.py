@@ -30,11 +30,19 @@ def answer(
     point = compared_point(best)
     assert point is not None
     fleet, solved = best.fleet, solved_known([best])
-    machines = fleet.machines if fleet is not None else 1
+    ends = (1, 1) if fleet is None else (fleet.machines, fleet.machines)
+    if fleet is not None and best.is_open:
+        ends = machines_if_off(best, fleet)
+    machines = " to ".join(map(str, dict.fromkeys(ends)))
     at = f"{load_of(point.load, plan)}"
     if fleet is None:
         at += ", the largest load it carries (none is stated)"
-    if best.price_per_hour is None:
+    if best.is_open:
+        cost = (
+            f"what searches cost is not known, as runs of {best.searches:,} searches saw no limit; "
+            f"give more per run (searches = {2 * best.searches})"
+        )
+    elif best.price_per_hour is None:
         cost = f"its price is not known; it serves {at}"
     else:
         range_of = paid_solved if solved else paid
@@ -62,7 +70,11 @@ def _hourly(best: CandidateResult, plan: PlanResult, solved: bool) -> str:
     gpus = [best.gpus if fleet is None else fleet.gpus]
     served = f"the target is met: {plan.percentile:g}% of the searches within {limits_of(plan)}"
     parts = []
-    if price is not None:
+    if price is not None and best.is_open:
+        parts.append(
+            f"{money(price, plan.currency)} an hour for each machine of {_gpus([best.gpus])}"
+        )
+    elif price is not None:
         hourly = price
         if fleet is not None and fleet.price_per_hour is not None:
             fewest, most = machines_if_off(best, fleet)
@@ -101,8 +113,8 @@ def _bounds(best: CandidateResult, alternative: CandidateResult | None, plan: Pl
     assert point is not None
     assert best.largest is not None
     name = RESOURCES[point.saturated]
-    if best.limited_by == "run length":
-        limit = f"No limit was seen in runs of {plan.searches:,} searches (busiest: {name})"
+    if best.is_open:
+        limit = f"No limit was seen in runs of {best.searches:,} searches (busiest: {name})"
     elif best.limited_by == "target" and point.saturated in TIME:
         limit = f"The latency target limits it ({name} is busiest)"
     else:
@@ -110,11 +122,11 @@ def _bounds(best: CandidateResult, alternative: CandidateResult | None, plan: Pl
     machines = 1 if fleet is None else fleet.machines
     carried = load_of(machines * best.largest, plan)
     subject = "they" if machines > 1 else "it"
-    if best.limited_by == "run length":  # a queue that grows slowly is not seen either
+    if best.is_open:  # a queue that grows slowly is not seen either
         parts = [f"{limit}: {subject} carried {carried}; longer runs can show more or less"]
     else:
         parts = [f"{limit}: {subject} {'carry' if machines > 1 else 'carries'} up to {carried}"]
-    if fleet is not None:
+    if fleet is not None and not best.is_open:
         least, largest = machines_if_off(best, fleet)
         if least < largest:
             parts.append(f"the seconds' error leaves {least} to {largest} machines open")

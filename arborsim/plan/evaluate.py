@@ -1,66 +1,63 @@
-"""One candidate: whether it fits, the largest load that meets the target, and figures there.
-
-The largest load is found run by run, then confirmed.  Loads in searches per second lie 2% apart
-(`Workload.resolution`); numbers of clients are whole, and 2% apart where that is more than one.
-Candidates that are compared are therefore tried at the same loads, with the same arrivals and
-searches: where one meets the target at all loads at which another does, its largest load is no
-smaller.
-"""
+"""One candidate: whether it fits, the largest load that meets the target, and figures there."""
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from statistics import NormalDist
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.places import ClosedLoop
-from arborsim.machine.price import Price
-from arborsim.machine.program import PricedProgram
-from arborsim.machine.terms import plan_name
+from arborsim.machine.server import ServingEngine
+from arborsim.machine.terms import check_explained, plan_name
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import MixDemands, solved
+from arborsim.plan.largest import LargestLoad
 from arborsim.plan.results import (
     INFEASIBLE,
-    MET,
     MISSED,
+    RUN_LENGTH,
     UNFIT,
     Alone,
     CandidateResult,
     LoadPoint,
-    machines_for,
+    without_costs,
 )
-from arborsim.plan.runs import MOST_AT_ONCE, Bench, Run, summed_up
-from arborsim.plan.statistics import Estimate, rate_interval
+from arborsim.plan.runs import Bench, few_distinct, summed_up
 from arborsim.plan.workload import Candidate, Hardware, Workload
 
 #: Terms that hide behind others, or behind each other; what is not hidden adds up.
 HIDDEN = "hidden behind others"
 
 
-def cost_terms(priced: PricedProgram, price: Price, alone_s: float) -> Mapping[str, float]:
-    """Seconds of each cost term of one search; they add up to `alone_s`, what it takes by itself.
+def cost_terms(engine: ServingEngine, number: int) -> Mapping[str, float]:
+    """Seconds of each cost term of one of the engine's searches by itself.
 
     Reading memory and computing hide behind each other (a roofline), and streaming and attention on
-    the CPU behind both: what is hidden is the last term, and negative.
+    the CPU behind both: what is hidden is the last term, and negative.  Each term comes from what
+    the search asks for, and what it takes from serving it (`ServingEngine.alone`); raises
+    `ResultError` if these differ (`check_explained`).
     """
+    priced, price, alone = engine.demands[number], engine.price, engine.alone[number]
     terms: dict[str, float] = defaultdict(float)
+    hidden_s = 0.0
     for op in priced.ops:
         for term in price.op_terms(priced.info, op):
             terms[plan_name(term.name)] += term.seconds
     for name, term in price.iteration_terms(priced.info, priced.demand.pieces):
         terms[name] += term.seconds + term.hidden_s
+        hidden_s += term.hidden_s
+    behind_s = -alone.waited_s  # transfers hide as far as nothing waits for them
     for chain in priced.chains:
         for leg in chain:
             name = "transfers to HBM" if leg.up else "transfers to DDR"
-            terms[name] += price.transfer_s(leg.bytes, leg.up)
-    terms[HIDDEN] = alone_s - sum(terms.values())
+            terms[name] += (seconds := price.transfer_s(leg.bytes, leg.up))
+            behind_s += seconds
+    terms[HIDDEN] = -(hidden_s + behind_s)
+    whose = f"{priced.info.policy}, episode {priced.info.episode} of {priced.info.trace}"
+    check_explained(sum(terms.values()), alone.seconds, whose)
     return dict(terms)
 
 
@@ -85,23 +82,32 @@ def too_many_refused(bench: Bench) -> str:
     )
 
 
-def served_alone(bench: Bench) -> tuple[Alone, bool]:
-    """Searches one after the other, and whether enough of them are within the limits."""
+def served_alone(bench: Bench) -> tuple[Alone, dict[int, int]]:
+    """Searches one after the other; and by seed, how many of its measured ones miss the target.
+
+    Each seed is judged by itself, as it is together with others: every run must meet the target.
+    """
     engine, workload = bench.engine, bench.workload
     target = workload.target
     report = engine.run(ClosedLoop(1, tuple(range(len(engine.demands)))))
-    drawn = np.concatenate([each[workload.warm_up :] for each in bench.drawn.values()])
+    by_seed = {seed: each[workload.warm_up :] for seed, each in bench.drawn.items()}
+    drawn = np.concatenate(list(by_seed.values()))
     weights = np.bincount(drawn, minlength=len(engine.demands)) / len(drawn)
     latency = np.array([each.seconds for each in engine.alone])
     token = np.array([s.per_token_s for s in report.searches])
-    within = [
-        not s.refused and target.allows(each.seconds, s.per_token_s)
+    misses = np.array([
+        s.refused != "" or not target.allows(each.seconds, s.per_token_s)
         for s, each in zip(report.searches, engine.alone, strict=True)
-    ]
+    ])  # fmt: skip
     terms: dict[str, float] = defaultdict(float)
-    for weight, priced, seconds in zip(weights, engine.demands, latency, strict=True):
-        for name, value in cost_terms(priced, engine.price, float(seconds)).items():
+    for number, weight in enumerate(weights.tolist()):
+        for name, value in cost_terms(engine, number).items():
             terms[name] += float(weight * value)
+
+    def at_percentile(seconds: np.ndarray) -> float:
+        """Of the seed that takes the longest."""
+        each = (np.percentile(seconds[mine], target.percentile) for mine in by_seed.values())
+        return float(max(each))
 
     def mean(values: list[float]) -> float:
         return float(weights @ np.array(values, dtype=np.float64))
@@ -113,15 +119,16 @@ def served_alone(bench: Bench) -> tuple[Alone, bool]:
         mean([each.peak_ddr_bytes for each in sources]),
         mean([each.prompt_tokens for each in sources]),
         mean([each.generated_tokens for each in sources]),
-        float(np.percentile(latency[drawn], target.percentile)),
-        float(np.percentile(token[drawn], target.percentile)),
+        at_percentile(latency),
+        at_percentile(token),
         dict(terms),
     )
-    return alone, float(weights @ within) >= target.percentile / 100 - 1e-9
+    return alone, {seed: int(misses[mine].sum()) for seed, mine in by_seed.items()}
 
 
-def too_slow_alone(workload: Workload, alone: Alone) -> str:
-    """By how much the target is missed, and what would be met."""
+def too_slow_alone(bench: Bench, alone: Alone, misses: Mapping[int, int]) -> str:
+    """By how much the target is missed, in which seed, and what would be met."""
+    workload = bench.workload
     target, missed = workload.target, []
     if target.search_s is not None and alone.at_percentile_s > target.search_s:
         missed.append(f"{alone.at_percentile_s:.3g} s per search, not {target.search_s:.3g} s")
@@ -129,13 +136,23 @@ def too_slow_alone(workload: Workload, alone: Alone) -> str:
     if target.token_s is not None and token_s > target.token_s:
         missed.append(f"{1e3 * token_s:.3g} ms per token, not {1e3 * target.token_s:.3g} ms")
     what = " and ".join(missed) or "a search that meets one limit misses the other"
-    return f"even alone on the machine, {target.percentile:g}% of the searches take up to {what}"
+    said = f"even alone on the machine, {target.percentile:g}% of the searches take up to {what}"
+    if min(misses.values()) > bench.allowed:
+        return said
+    seed, count = max(misses.items(), key=lambda pair: pair[1])
+    return (
+        f"{said} in seed {seed}, where {count} of {workload.searches - workload.warm_up} miss it "
+        f"and {bench.allowed} may{few_distinct(workload, bench.drawn)}"
+    )
 
 
-def evaluate(workload: Workload, candidate: Candidate, found: MixDemands) -> CandidateResult:
+def evaluate(
+    workload: Workload, candidate: Candidate, found: MixDemands, longer: bool = True
+) -> CandidateResult:
     """Find the largest load of one candidate, whose hardware need not be the workload's.
 
-    `found` holds the demands of the workload's searches under the candidate.
+    `found` holds the demands of the workload's searches under the candidate.  Where the runs are
+    too short to see a limit, `longer` ones are made of the same searches, over and over.
     """
     hardware = candidate.hardware
     result = _without(candidate, INFEASIBLE, found.infeasible)
@@ -150,13 +167,39 @@ def evaluate(workload: Workload, candidate: Candidate, found: MixDemands) -> Can
     result = replace(result, pool=bench.engine.pool, quality=quality)
     if why := too_many_refused(bench):
         return replace(result, status=UNFIT, reason=why)
-    alone, meets = served_alone(bench)
+    alone, misses = served_alone(bench)
     result = replace(result, alone=alone)
-    if not meets:
-        return replace(result, status=MISSED, reason=too_slow_alone(workload, alone))
+    if max(misses.values()) > bench.allowed:
+        return replace(result, status=MISSED, reason=too_slow_alone(bench, alone, misses))
     # What dropping tokens does to answers is not known, so a solved search has no cost.
     share = solved(workload, found.verdicts) if quality.exact else None
-    return LargestLoad(bench, result, share).found()
+    best = LargestLoad(bench, result, share).found()
+    for times in _longer(bench, longer):
+        if best.limited_by != RUN_LENGTH:
+            break
+        best = LargestLoad(bench.longer(times), result, share).found()
+    return best
+
+
+#: Runs in which no limit was seen are lengthened up to this many times, and as long as a load takes
+#: no more searches than this in all seeds together.
+_LONGEST, _MOST_SERVED = 8, 20_000
+
+
+def _longer(bench: Bench, longer: bool) -> list[int]:
+    """How many times as long runs are, one try after the other.
+
+    The first is long enough to know the machine's rate (`Bench.knows_rate`), if any is.
+    """
+    workload, seeds = bench.workload, bench.workload.seeds()
+    most = min(_LONGEST, _MOST_SERVED // (workload.searches * workload.runs)) if longer else 1
+    tries = [times for times in (2, 4, 8) if times <= most]
+    if isinstance(workload.arrivals, ClientLoop):
+        return tries
+    knows = [
+        times for times in tries if all(bench.longer(times).knows_rate(seed) for seed in seeds)
+    ]
+    return knows or tries[-1:]
 
 
 def unfit(workload: Workload, candidate: Candidate) -> CandidateResult | None:
@@ -201,6 +244,7 @@ def load_curve(
     if result.largest is None or result.at_largest is None:
         return ()
     bench, share = Bench(workload, hardware, found), solved(workload, found.verdicts)
+    bench = bench.longer(max(1, result.searches // workload.searches))
     loads = {factor * result.largest for factor in shares}
     if isinstance(workload.arrivals, ClientLoop):
         loads = {float(max(1, round(load))) for load in loads}
@@ -209,190 +253,6 @@ def load_curve(
         points.append(result.at_stated)
     for load in sorted(loads - {point.load for point in points}):
         runs = [bench.run(load, seed) for seed in workload.seeds()]
-        points.append(summed_up(bench, load, runs, share))
+        point = summed_up(bench, load, runs, share)
+        points.append(point if result.at_largest.cost_per_1000 else without_costs(point))
     return tuple(sorted(points, key=lambda point: point.load))
-
-
-_WIDEST = 32  # steps of the grid
-_MOST_CLIENTS = 1_000_000
-_RATES = (6e-18, 1.6e17)  # searches per second: what any machine serves lies well between
-
-
-@cache
-def rates(resolution: float) -> tuple[float, ...]:
-    """Searches per second, 1 among them, that lie a share of `resolution` apart."""
-    step = 1 + resolution
-    least, most = (int(math.log(each) / math.log(step)) for each in _RATES)
-    return tuple(step**k for k in range(least, most))
-
-
-@cache
-def clients(resolution: float) -> tuple[float, ...]:
-    """Whole numbers from 1 on, a share of `resolution` apart where that is more than one."""
-    found = [1.0]
-    while found[-1] < _MOST_CLIENTS:
-        found.append(max(found[-1] + 1, float(math.floor(found[-1] * (1 + resolution)))))
-    return tuple(found)
-
-
-def below(loads: Sequence[float], load: float) -> int:
-    """Which of `rates` or `clients` is the largest that is not above `load`; -1 for none."""
-    return bisect_right(loads, load) - 1
-
-
-def largest(meets: Callable[[int], bool], low: int, high: int, start: int) -> tuple[int, int]:
-    """The last k at which something holds that holds up to some k and not beyond; and the next.
-
-    Goes from `start` in growing steps until it has passed the border, then halves: the closer the
-    start to the border, the fewer questions.  `meets` is asked about each k at most once, and only
-    between `low`, at which it holds, and `high`, at which it does not.
-    """
-    width, k, rose, turned = 1, start, None, False
-    while high - low > 1:
-        k = (low + high) // 2 if turned else min(max(k, low + 1), high - 1)
-        rises = meets(k)
-        low, high = (k, high) if rises else (low, k)
-        turned = turned or rose not in (None, rises)
-        rose = rises
-        k += width if rises else -width
-        width = min(2 * width, _WIDEST)
-    return low, high
-
-
-_IDLE = 0.01  # a load that keeps a machine busy for this share of the time counts as none
-_FIRST_GUESS = 0.8  # of what the machine finishes at most
-_SCOUT = 0.25  # of a run, to find out where to begin
-_SCOUTED = 400  # searches that a run has before its beginning tells anything
-
-
-class LargestLoad:
-    """The search for the largest load, run by run, and the figures at it.
-
-    `result` has `alone`; what is found is added to it.  `solved` is the share of searches with a
-    correct answer, if solved ones have a cost.
-    """
-
-    def __init__(self, bench: Bench, result: CandidateResult, solved: Estimate | None) -> None:
-        self._bench, self._workload = bench, bench.workload
-        self._result, self._solved = result, solved
-        self._closed = isinstance(bench.workload.arrivals, ClientLoop)
-        grid = clients if self._closed else rates
-        self._loads = grid(bench.workload.resolution)
-        self._last: dict[int, tuple[int, Run]] = {}  # seed -> k, its last run that met the target
-
-    def found(self) -> CandidateResult:
-        """The result with its largest load and the figures there, or why there is none."""
-        borders: list[int] = []
-        beyond, limits = [], []
-        for seed in self._workload.seeds():
-            low, high, why = self._range(seed)
-            guess = borders[-1] if borders else self._guess(seed, low, high)
-            border, over = largest(partial(self._meets, seed), low, high, guess)
-            if border == low:
-                return self._never()
-            borders.append(border)
-            beyond.append(over)
-            limits.append(why if over == high else "target")
-        k, runs = self._confirmed(min(borders))
-        if not runs:
-            return self._never()
-        loads = [self._loads[each] for each in borders]
-        point = self._point(self._loads[k], runs)
-        return replace(
-            self._result,
-            status=MET,
-            largest=self._loads[k],
-            largest_by_seed=tuple(loads),
-            spread=rate_interval(loads),
-            refuted=self._loads[min(beyond)],
-            limited_by=limits[int(np.argmin(borders))],
-            at_largest=point,
-            at_stated=self._at_stated(point),
-        )
-
-    def _at_stated(self, at_largest: LoadPoint) -> LoadPoint | None:
-        """One machine of as many as the stated load needs, with its part of it."""
-        stated = self._workload.arrivals.stated
-        if stated is None:
-            return None
-        load = stated / machines_for(stated, at_largest.load)
-        if self._closed:
-            load = float(max(1, round(load)))
-        if load == at_largest.load:
-            return at_largest
-        return self._point(load, [self._bench.run(load, seed) for seed in self._workload.seeds()])
-
-    def _range(self, seed: int) -> tuple[int, int, str]:
-        """A k that meets the target, one that does not, and why that one does not."""
-        if self._closed:
-            most = self._workload.searches * MOST_AT_ONCE
-            return -1, below(self._loads, most) + 1, "run length"
-        rate, full = self._bench.keeps_up_with(seed)
-        alone = self._result.alone
-        assert alone is not None
-        low = below(self._loads, _IDLE / alone.seconds)
-        why = "throughput" if full and self._bench.knows_rate(seed) else "run length"
-        return low, max(low + 1, below(self._loads, rate) + 1), why
-
-    def _guess(self, seed: int, low: int, high: int) -> int:
-        """Where to begin: where the beginning of the run seems to have its border."""
-        first = (low + high) // 2
-        if not self._closed:
-            first = below(self._loads, self._expected(self._loads[high]))
-        if self._workload.searches < _SCOUTED:
-            return first
-
-        def meets(k: int) -> bool:
-            return self._bench.scout(self._loads[k], seed, _SCOUT)
-
-        return largest(meets, low, high, first)[0]
-
-    def _expected(self, full_per_s: float) -> float:
-        """About the rate that meets the target, of a machine that finishes `full_per_s` at most.
-
-        A search takes longer with every other one that is in the machine: alone what it takes alone
-        (`result.alone`), and with as many as a run can hold what Little's law says.  So the target
-        tells how many others it allows.  Where the rate is m per search's stay, an arriving search
-        meets Poisson(m) others, of which the target's percentile counts.
-        """
-        alone, target = self._result.alone, self._workload.target
-        assert alone is not None
-        pairs = ((target.search_s, alone.at_percentile_s),
-                 (target.token_s, alone.token_at_percentile_s))  # fmt: skip
-        slower = min(limit / taken for limit, taken in pairs if limit is not None and taken > 0)
-        most = max(2, int(self._workload.searches * MOST_AT_ONCE))
-        each = (most / full_per_s / alone.seconds - 1) / (most - 1)  # slower by, per other search
-        ceiling = _FIRST_GUESS * full_per_s
-        if each <= 0 or slower <= 1:
-            return ceiling
-        z = NormalDist().inv_cdf(target.percentile / 100)
-        others = (slower - 1) / each
-        met = ((math.sqrt(z * z + 4 * others) - z) / 2) ** 2
-        return min(ceiling, met / (alone.seconds * (1 + met * each)))
-
-    def _meets(self, seed: int, k: int) -> bool:
-        run = self._bench.attempt(self._loads[k], seed)
-        if run is not None:
-            # Later ones are closer to the border: only there is a run looked at again.
-            self._last[seed] = (k, run)
-        return run is not None
-
-    def _confirmed(self, k: int) -> tuple[int, list[Run]]:
-        """All runs at the largest load that meets the target in every one of them, from k down."""
-        for lower in range(k, max(k - 20, -1), -1):
-            runs = [
-                self._last[seed][1]
-                if seed in self._last and self._last[seed][0] == lower
-                else self._bench.run(self._loads[lower], seed)
-                for seed in self._workload.seeds()
-            ]
-            if all(run.meets for run in runs):
-                return lower, runs
-        return k, []
-
-    def _point(self, load: float, runs: list[Run]) -> LoadPoint:
-        return summed_up(self._bench, load, runs, self._solved, None if self._closed else load)
-
-    def _never(self) -> CandidateResult:
-        reason = "searches meet the target alone, but not together with others"
-        return replace(self._result, status=MISSED, reason=reason)

@@ -94,15 +94,12 @@ class PlanLog(RecordLog[CandidateResult]):
         self._held: set[int] = set()
 
     def resume(self) -> dict[int, CandidateResult]:
-        """The candidates that an interrupted plan has finished, by number.
+        """The candidates that an interrupted plan has finished, by number; none without a file.
 
-        Refuses a file that is not there, damaged or of another plan.
+        Refuses a file that is damaged or of another plan.
         """
-        if not self.path.exists():
-            raise UsageError(
-                f"--resume: there is no {self.path}: nothing was interrupted there after a "
-                "candidate was finished; run without --resume"
-            )
+        if not self.path.exists():  # killed before a candidate was finished, or never begun
+            return {}
         head = self.read()
         if head and head.get("plan") != self._plan:
             raise UsageError(

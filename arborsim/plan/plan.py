@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import scratch
 from arborsim.core.workers import unfold
 from arborsim.machine.fidelity import evidence
 from arborsim.plan.answers import counted
@@ -30,6 +30,7 @@ from arborsim.plan.provenance import (
     assumed_numbers,
     bases_of_seconds,
     cautions,
+    lengthened,
     settings_of,
     short_prompts,
 )
@@ -40,6 +41,7 @@ from arborsim.plan.results import (
     PlanResult,
     Recommendation,
     fleet_for,
+    without_costs,
 )
 from arborsim.plan.statistics import Estimate, Solved, cost_per_solved, solved_share
 from arborsim.plan.workload import Candidate, Workload
@@ -152,8 +154,8 @@ class Planner:
     @contextmanager
     def _traces(self) -> Iterator[list[Path]]:
         """One per entry of the mix; generated ones are there meanwhile."""
-        with tempfile.TemporaryDirectory(prefix="arborsim-plan-") as folder:
-            yield self.workload.write_traces(Path(folder))
+        with scratch("arborsim-plan-") as folder:
+            yield self.workload.write_traces(folder)
 
     def _evaluated(self, traces: Sequence[Path], advance: Advance) -> Iterator[CandidateResult]:
         """Candidates as they are done: they follow as soon as their searches are recorded."""
@@ -221,13 +223,21 @@ class Planner:
             answers_of=self.answers_of,
             settings={**settings_of(self.workload), **bases_of_seconds(self.workload)},
             assumed=assumed_numbers(self.workload),
-            notes=(*cautions(self.workload, done, self._solved, self.answers_of), *self._short),
+            notes=(
+                *cautions(self.workload, done, self._solved, self.answers_of),
+                *self._short,
+                *lengthened(self.workload, done),
+            ),
             complete=not self.missing,
         )
         return replace(plan, recommendation=recommend(plan, self.demanded))
 
     def _dressed(self, candidate: CandidateResult, load: float | None) -> CandidateResult:
         """With what does not depend on its own runs: its fleet, accuracy and evidence."""
+        if candidate.is_open:
+            points = (candidate.at_largest, candidate.at_stated)
+            at_largest, at_stated = (each and without_costs(each) for each in points)
+            candidate = replace(candidate, at_largest=at_largest, at_stated=at_stated)
         accuracy = self.accuracies.get((candidate.policy, candidate.budget))
         if candidate.quality is not None and accuracy is not None:
             candidate = replace(

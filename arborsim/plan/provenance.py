@@ -300,3 +300,29 @@ def short_prompts(workload: Workload, facts: Sequence[Facts]) -> Iterator[str]:
                 f"shorter than shared_prompt_tokens = {shared:,}: each shares its whole prompt, "
                 "and that with prompts of the same length only."
             )
+
+
+def lengthened(workload: Workload, found: Sequence[CandidateResult]) -> Iterator[str]:
+    """Which candidates were served in longer runs, and of which no limit was seen in these."""
+    longer = [each for each in found if each.searches > workload.searches and not each.is_open]
+    if longer:
+        most = max(each.searches for each in longer)
+        yield (
+            f"Runs of {workload.searches:,} searches saw no limit of {_several(longer)}: they were "
+            f"served in longer ones of the same searches, of up to {most:,}."
+        )
+    still = [each for each in found if each.is_open]
+    if still:
+        most = max(each.searches for each in still)
+        yield (
+            f"No limit was seen of {_several(still)}, in runs of up to {most:,} searches: the load "
+            "that they carried is no bound in either direction, and nothing is said of their "
+            f"costs. More searches per run (searches = {2 * most}) can tell."
+        )
+
+
+def _several(found: Sequence[CandidateResult]) -> str:
+    """Their names, of many the first ones."""
+    named = [each.name for each in found[:3]]
+    more = len(found) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")

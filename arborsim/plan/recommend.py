@@ -27,6 +27,7 @@ from arborsim.plan.results import (
     machines_for,
     middle_cost,
     middle_solved,
+    order_cost,
 )
 from arborsim.plan.statistics import mean_interval
 from arborsim.plan.words import limits_of, load_of, named
@@ -38,7 +39,7 @@ def none_met(plan: PlanResult) -> str:
         best, alone = nearest
         return (
             f"No candidate meets {limits_of(plan)} for {plan.percentile:g}% of the searches. "
-            f"Nearest: {best.name}, {_missed_by(alone, plan)}."
+            f"Nearest: {best.name}, {_missed_by(alone, best.reason, plan)}."
         )
     if not plan.candidates:
         return "No candidate was finished."
@@ -53,7 +54,7 @@ def _nearest(plan: PlanResult) -> tuple[CandidateResult, Alone] | None:
     return min(missed, key=lambda pair: (_excess(pair[1], plan), pair[0].number), default=None)
 
 
-def _missed_by(alone: Alone, plan: PlanResult) -> str:
+def _missed_by(alone: Alone, reason: str, plan: PlanResult) -> str:
     """How many times the limits even a search alone takes, and which limits it would meet."""
     over, enough = [], []
     for value, limit, scale, unit, key in (
@@ -64,11 +65,11 @@ def _missed_by(alone: Alone, plan: PlanResult) -> str:
             over.append(f"{scale * value:.3g} {unit} per {key} ({value / limit:.3g}x)")
             enough.append(f'{key} = "{_up(scale * value)} {unit}"')
     if not over:
-        return (
-            "which meets it alone, but not together with others. Relax the target or take faster "
-            "GPUs"
-        )
-    return f"alone {', '.join(over)}. Relax to {', '.join(enough)}, or take faster or more GPUs"
+        return f"of which {reason}. Relax the target or take faster GPUs"
+    few = reason.partition("; few distinct")
+    luck = f" ({''.join(few[1:]).removeprefix('; ')})" if few[1] else ""
+    relaxed = f"Relax to {', '.join(enough)}, or take faster or more GPUs"
+    return f"alone {', '.join(over)}{luck}. {relaxed}"
 
 
 def _excess(alone: Alone, plan: PlanResult) -> float:
@@ -151,7 +152,7 @@ def _rank(candidate: CandidateResult) -> tuple[float, float, int]:
     fleet = candidate.fleet
     assert candidate.largest is not None
     gpus = fleet.gpus if fleet is not None else candidate.gpus / candidate.largest
-    return middle_cost(candidate), gpus, candidate.number
+    return order_cost(candidate), gpus, candidate.number
 
 
 def _doubt(row: CandidateResult, demanded: Demanded) -> str:
@@ -185,17 +186,20 @@ def _why(
 ) -> str:
     all_kept, name = not demanded.anything, named(best)
     one = "keeps every token" if all_kept else "reaches the quality that was asked for"
+    first = "the one with the fewest GPUs"
+    if math.isfinite(order_cost(best)):
+        first = f"{'as far as runs that saw no limit can tell ' * best.is_open}the cheapest"
     several = "keep every token exactly" if all_kept else "reach the quality that was asked for"
     if not good:
         return (
-            f"{name} is the cheapest of {len(met)} candidates that meet the target, but none of "
+            f"{name} is {first} of {len(met)} candidates that meet the target, but none of "
             f"them is known to be good enough: none {one}."
         )
     candidates = len(plan.candidates)
     if len(good) == 1:
         return f"{name} is the only candidate of {candidates} that meets the target and {one}."
     return (
-        f"{name} is the cheapest of the {len(good)} candidates (of {candidates}) that meet the "
+        f"{name} is {first} of the {len(good)} candidates (of {candidates}) that meet the "
         f"target and {several}."
     )
 
@@ -254,7 +258,7 @@ def _included(shown: Sequence[CandidateResult]) -> list[str]:
     errors = {
         each.hardware: "nothing" if each.error is None else share_text(each.error)
         for each in shown
-        if each.price_per_hour is not None and each.evidence is not None
+        if each.price_per_hour is not None and each.evidence is not None and not each.is_open
     }
     if not errors:
         return []
@@ -275,7 +279,9 @@ def _left_open(a: CandidateResult, b: CandidateResult) -> str:
     the differences of costs at these limits, which two runs are too few for.  Runs that all agree
     leave nothing open.
     """
-    if len(a.largest_by_seed) < 2 or a.price_per_hour is None or b.price_per_hour is None:
+    if a.is_open or b.is_open or len(a.largest_by_seed) < 2:
+        return ""
+    if a.price_per_hour is None or b.price_per_hour is None:
         return ""
     prices = sum(a.price_per_hour), sum(b.price_per_hour)
     if a.fleet is not None and b.fleet is not None:

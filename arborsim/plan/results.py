@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from arborsim.core.measurements import check_share
 from arborsim.machine.fidelity import Evidence
 from arborsim.machine.machine import KvPool
 from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
@@ -48,6 +49,8 @@ MET = "met"  # some load meets the target
 MISSED = "missed"  # not even a search alone on the machine does
 INFEASIBLE = "infeasible"  # the policy cannot keep to the budget, or the demand cannot be described
 UNFIT = "does not fit"  # the model, or one search, does not fit the memory
+#: A `CandidateResult.limited_by`: no limit was seen, so the load is no bound in either direction.
+RUN_LENGTH = "run length"
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class Quality:
     #: Share of the searches in which a plan left tokens unread that were held (`Plan.reads`).
     unread: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuses shares that no policy can have."""
+        for name in ("attention_kept", "peak_kept", "unread"):
+            check_share(getattr(self, name), name.replace("_", " "), "a plan's quality")
+
     @property
     def exact(self) -> bool:
         """Whether nothing was dropped, rounded or left unread: answers are full retention's."""
@@ -85,7 +93,8 @@ class Alone:
     peak_ddr_bytes: float
     prompt_tokens: float
     generated_tokens: float
-    #: Seconds at the target's percentile over the drawn searches: no load does better.
+    #: Seconds at the target's percentile over the drawn searches, of the seed whose searches take
+    #: the longest: no load does better.
     at_percentile_s: float
     token_at_percentile_s: float
     terms_s: Mapping[str, float] = field(default_factory=dict)  #: seconds of each cost term
@@ -191,6 +200,7 @@ class CandidateResult:
     #: machine finishes no more, however long searches may take; or "run length" if runs are too
     #: short to show more. Only for "target" was `refuted` served.
     limited_by: str = ""
+    searches: int = 0  #: per run: as many as the plan's, or more where these saw no limit
     at_largest: LoadPoint | None = None  #: figures at the largest load
     #: Figures of one machine of the fleet, at its part of the stated load.
     at_stated: LoadPoint | None = None
@@ -203,6 +213,11 @@ class CandidateResult:
     def error(self) -> float | None:
         """The median error of its seconds, as a share; None if it is not known."""
         return None if self.evidence is None else self.evidence.error
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no limit was seen, so that no number of machines, and no cost, is known."""
+        return self.limited_by == RUN_LENGTH
 
     @property
     def name(self) -> str:
@@ -263,13 +278,18 @@ class PlanResult:
         return [each for each in self.candidates if each.status == MET]
 
 
+def without_costs(point: LoadPoint) -> LoadPoint:
+    """The same without the costs, which would rest on its load."""
+    return replace(point, cost_per_1000=None, cost_per_solved=None)
+
+
 def machines_for(load: float, largest_load: float) -> int:
     """How many machines share a load so that none has more than the largest."""
     return max(1, math.ceil(load / largest_load - 1e-9))
 
 
 def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
-    """Machines for a load, each with an equal part of it.
+    """Machines for a load, each with an equal part of it; no price where their number is open.
 
     An hour of the fleet costs the same however busy it is.  Of clients, how many searches they get
     done is taken from the runs at that part of the load.
@@ -277,7 +297,7 @@ def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
     if load is None or candidate.largest is None or candidate.at_largest is None:
         return None
     machines = machines_for(load, candidate.largest)
-    price = candidate.price_per_hour
+    price = None if candidate.is_open else candidate.price_per_hour
     hourly = None if price is None else (machines * price[0], machines * price[1])
     point = candidate.at_stated or candidate.at_largest
     idle = machines * point.load / load
@@ -296,14 +316,20 @@ def scaled(found: Estimate, factor: float) -> Estimate:
     )
 
 
+_UNSEEN = 1.25  # runs too short to see a limit carried up to 22% more than long ones
+
+
 def machines_if_off(candidate: CandidateResult, fleet: Fleet) -> tuple[int, int]:
     """The fewest and the most machines, where seconds are off by their error either way.
 
-    A machine that takes longer for each token carries as much less.
+    A machine that takes longer for each token carries as much less.  Where no limit was seen, one
+    may do, and a queue that grew too slowly to be seen may take `_UNSEEN` more.
     """
     assert candidate.largest is not None
     off = 1 + (candidate.error or 0.0)
     ends = candidate.largest * off, candidate.largest / off
+    if candidate.is_open:
+        return 1, machines_for(fleet.load, ends[1] / _UNSEEN)
     return machines_for(fleet.load, ends[0]), machines_for(fleet.load, ends[1])
 
 
@@ -356,6 +382,21 @@ def middle_cost(result: CandidateResult) -> float:
     """The middle of `compared_cost`; infinite without a price."""
     cost = compared_cost(result)
     return math.inf if cost is None else (cost[0] + cost[1]) / 2
+
+
+def order_cost(result: CandidateResult) -> float:
+    """What candidates are ordered by: `middle_cost`, or where no limit was seen what it is at most.
+
+    That is no figure to show: it keeps a machine that seems far cheaper from being passed over.
+    """
+    price, fleet, point = result.price_per_hour, result.fleet, result.at_largest
+    if not result.is_open or price is None or point is None:
+        return middle_cost(result)
+    machines, served_per_s = _UNSEEN, point.served_per_s.value
+    if fleet is not None:
+        machines = machines_for(fleet.load, point.load / _UNSEEN)
+        served_per_s = fleet.machines * (result.at_stated or point).served_per_s.value
+    return 1000 * machines * (price[0] + price[1]) / 2 / 3600 / served_per_s
 
 
 def middle_solved(result: CandidateResult) -> float:

@@ -9,7 +9,9 @@ so what runs out is not simply the larger one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TypeVar
@@ -100,6 +102,7 @@ class Run:
     queue: float
     peak_concurrency: int
     report: ServingReport
+    seed: int = 0
 
 
 class Bench:
@@ -110,9 +113,22 @@ class Bench:
         options = replace(workload.serving, tensor_parallel=hardware.gpus)
         self.engine = ServingEngine(found.demands, hardware.profile, workload.geometry, options)
         self.drawn = {seed: found.numbers(workload.draws(seed)) for seed in workload.seeds()}
-        self._found = found
+        self._found, self._drawn_for = found, workload
         self._in_order: dict[tuple[int, int], list[int]] = {}  # what `_searches` has found
         self._tokens = np.array([each.demand.generated_tokens for each in self.engine.demands])
+
+    def longer(self, times: int) -> Bench:
+        """The same machine with runs that are so many times as long.
+
+        They serve the same searches over and over: no others were recorded.
+        """
+        other, base = copy(self), self.workload
+        other.workload = base.with_run_length(
+            times * base.searches, times * base.warm_up, base.runs
+        )
+        other.drawn = {seed: np.tile(each, times) for seed, each in self.drawn.items()}
+        other._in_order = {}
+        return other
 
     @property
     def allowed(self) -> int:
@@ -130,13 +146,13 @@ class Bench:
         each command of the engine, too.
         """
         watch = replace(self._watch(), allowed=None)
-        return self._measured(self._served(load, seed, watch, also), watch)
+        return self._measured(self._served(load, seed, watch, also), watch, seed)
 
     def attempt(self, load: float, seed: int) -> Run | None:
         """The run if it meets the target; None, as soon as that is certain, if it does not."""
         watch = self._watch()
         report = self._served(load, seed, watch)
-        run = None if watch.given_up else self._measured(report, watch)
+        run = None if watch.given_up else self._measured(report, watch, seed)
         return run if run is not None and run.meets else None
 
     def scout(self, load: float, seed: int, share: float) -> bool:
@@ -149,8 +165,9 @@ class Bench:
     def _searches(self, seed: int, count: int) -> list[int]:
         """Demands of the first `count` searches, and of as many behind them."""
         if (seed, count) not in self._in_order:
-            numbers = self._found.numbers(self.workload.served(seed, count))
-            self._in_order[seed, count] = numbers.tolist()
+            known = min(count, self._drawn_for.searches)
+            numbers = self._found.numbers(self._drawn_for.served(seed, known))
+            self._in_order[seed, count] = np.resize(numbers, 2 * count).tolist()
         return self._in_order[seed, count]
 
     def _watch(self, share: float = 1.0) -> Verdicts:
@@ -179,7 +196,7 @@ class Bench:
             arrivals, partial(play_closed_form, watch=watch if also is None else both)
         )
 
-    def _measured(self, report: ServingReport, watch: Verdicts) -> Run:
+    def _measured(self, report: ServingReport, watch: Verdicts, seed: int) -> Run:
         measured = report.searches[watch.first : watch.count]
         return Run(
             len(measured) - watch.within <= self.allowed,
@@ -187,6 +204,7 @@ class Bench:
             sum(s.preemptions for s in measured),
             *_occupation(report, measured[0].arrival_s, measured[-1].arrival_s),
             report,
+            seed,
         )
 
     def keeps_up_with(self, seed: int) -> tuple[float, bool]:
@@ -304,12 +322,12 @@ def summed_up(
     load: float,
     runs: Sequence[Run],
     solved: Estimate | None,
-    arriving_per_s: float | None = None,
 ) -> LoadPoint:
     """Figures of a load over all runs of it, at least one.
 
-    `solved` is the share of searches with a correct answer.  Costs are per search that arrives, if
-    `arriving_per_s` says how many do in the long run; else per search that the runs finished.
+    `solved` is the share of searches with a correct answer.  At every load, costs are the price
+    over the searches that arrive and are not refused; of clients, who wait for their answers, over
+    those that the runs finished.
     """
     measured = [search for run in runs for search in run.measured]
     refusals = [search.refused for search in measured if search.refused]
@@ -319,7 +337,8 @@ def summed_up(
     )
     served = rate_interval([run.served_per_s for run in runs])
     refused = len(refusals) / len(measured)
-    rate = served.value if arriving_per_s is None else (1 - refused) * arriving_per_s
+    closed = isinstance(bench.workload.arrivals, ClientLoop)
+    rate = served.value if closed else (1 - refused) * load
     price = bench.hardware.price_per_hour
     costs = () if price is None else tuple(cost_per_search(each, rate) for each in price)
     return LoadPoint(
@@ -346,6 +365,18 @@ def summed_up(
         cost_per_1000=_ends([1000 * cost for cost in costs]),
         cost_per_solved=_ends([cost_per_solved(cost, solved) for cost in costs if solved]),
     )
+
+
+_IN_TAIL = 5  # distinct searches beyond the percentile, below which a verdict is luck of the draw
+
+
+def few_distinct(workload: Workload, drawn: Mapping[int, np.ndarray]) -> str:
+    """A remark if so few distinct searches were drawn that one more or less decides; else ""."""
+    count = len(np.unique(np.concatenate(list(drawn.values()))))
+    beyond = (100 - workload.target.percentile) / 100
+    if count * beyond >= _IN_TAIL:
+        return ""
+    return f"; few distinct searches ({count:,}): draw more ({math.ceil(_IN_TAIL / beyond):,})"
 
 
 def _ends(values: Sequence[T]) -> tuple[T, T] | None:

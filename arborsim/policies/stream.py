@@ -296,6 +296,7 @@ class Composed(Policy):
                 over -= len(block)
             if over > 0:
                 gone = pool.pop(over)
+                steps.lose(ids, gone)
                 at_step += [step] * len(gone)
                 gone_at += gone
                 over -= len(gone)

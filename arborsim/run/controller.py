@@ -274,7 +274,7 @@ class Controller:
     def _enter(self, run: TokenRun) -> None:
         """Let the tree know of `run`'s tokens, and the scores that they are about to come."""
         self.tree.append(run.leaves, run.steps)
-        self._scores.begin(run, self.tree, generated=True)
+        self._scores.begin(run, self.tree, True, self.executor.tier)
         self.iterations += run.steps
 
     def _execute(self, run: TokenRun, moves: Moves) -> None:

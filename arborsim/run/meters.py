@@ -6,7 +6,7 @@ take, and what must be read for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from arborsim.core.observations import (
     Observations,
     Signal,
     SparseRows,
+    in_float64,
 )
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
@@ -61,7 +62,8 @@ class AttentionKept(_OfWhatIsRead):
     """Share of the recorded attention of generated tokens that falls on tokens that are read.
 
     The recording saw the whole cache; what it attended to and the policy has evicted, or does not
-    read, is lost.  Each row is a distribution, so rows weigh the same.
+    read, is lost.  Each row is a distribution, so rows weigh the same: what a row loses is a share
+    of what the row itself sums to, which float16 leaves a little above or below 1.
 
     `rows` names what it is measured on.  One group: the mean row over all layers and heads
     (`Signal.ATTENTION`).  Several groups: each on its own rows, the mean over the query heads that
@@ -90,17 +92,20 @@ class AttentionKept(_OfWhatIsRead):
         if not gone.any() and not (moves.target == Tier.EVICTED).any():
             return
         assert run.observed.attention is not None, "the reader was not asked for attention"
+        attention = run.observed.attention.summed()
         if len(run.leaves) == 1:
-            self._one_leaf(run.observed.attention, tree.path(run.leaves[0]), gone[0], moves)
+            self._one_leaf(attention, tree.path(run.leaves[0]), gone[0], moves)
             return
         lost_at = np.concatenate([gone[0], np.zeros(run.num_tokens)])
-        rows = iter(run.observed.attention)
+        rows, whole = iter(attention), _sums(attention)
         paths = [tree.path(leaf) for leaf in run.leaves]
         assert not len(moves), "runs of several leaves are decided one iteration at a time"
-        for _ in range(run.steps):
-            for path in paths:
-                row = next(rows)
-                self._lost += float(row.dot(lost_at[path[: len(row)]]))
+        lost = [
+            float(row.dot(lost_at[path[: len(row)]]))
+            for _ in range(run.steps)
+            for path, row in zip(paths, rows, strict=False)
+        ]
+        self._lost += _shares(lost, whole)
 
     def _by_group(self, run: TokenRun, tree: ThoughtTree, gone: np.ndarray, moves: Moves) -> None:
         groups = len(gone)
@@ -109,7 +114,7 @@ class AttentionKept(_OfWhatIsRead):
         for step in range(run.steps):
             for leaf in range(len(paths)):
                 mass = self._mass(run.observed, step * len(paths) + leaf, groups)
-                lost = lost_mass(mass, gone[:, paths.places(leaf, mass.shape[2])])
+                lost = lost_share(mass, gone[:, paths.places(leaf, mass.shape[2])])
                 known = ~np.isnan(lost)
                 self._lost += float(lost[known].sum())
                 self._rows += int(np.count_nonzero(known))
@@ -137,14 +142,25 @@ class AttentionKept(_OfWhatIsRead):
         lost_at = np.concatenate([gone, np.zeros(len(rows))])
         steps, targets = step.tolist(), at.tolist()
         following = 0
-        lost = 0.0
+        lost = []
         first = 0 if gone.any() else min(steps, default=len(rows))  # nothing is lost before
         for t, row in enumerate(rows[first:], first):
-            lost += float(row.dot(lost_at[: len(row)]))
+            lost.append(float(row.dot(lost_at[: len(row)])))
             while following < len(steps) and steps[following] == t:
                 lost_at[targets[following]] = 1.0
                 following += 1
-        self._lost += lost
+        self._lost += _shares(lost, _sums(rows)[first:])
+
+
+def _sums(rows: AttentionRows) -> np.ndarray:
+    """What each row sums to, float64 ``[rows]``."""
+    assert rows.sums is not None
+    return rows.sums
+
+
+def _shares(lost: Sequence[float], whole: np.ndarray) -> float:
+    """Added up over rows: what each has lost, as a share of its own sum."""
+    return float(np.divide(np.asarray(lost, dtype=np.float64), whole).sum())
 
 
 def _evict(gone: np.ndarray, moves: Moves) -> None:
@@ -156,13 +172,15 @@ def _evict(gone: np.ndarray, moves: Moves) -> None:
     gone[moves.group[single], moves.token[single]] = True
 
 
-def lost_mass(mass: np.ndarray, gone: np.ndarray) -> np.ndarray:
-    """Attention of one query to what is gone, by group: mean over the heads that read the group.
+def lost_share(mass: np.ndarray, gone: np.ndarray) -> np.ndarray:
+    """Share of one query's attention to what is gone, by group: mean over its heads' rows.
 
     `mass` is ``[groups, heads, positions]``, `gone` bool ``[groups, positions]``; the result is
     float64 ``[groups]``, NaN for groups none of whose heads has numbers.
     """
-    lost = np.matmul(mass.astype(np.float64), gone[:, :, None].astype(np.float64))[:, :, 0]
+    weights = mass.astype(np.float64)
+    lost = np.matmul(weights, gone[:, :, None].astype(np.float64))[:, :, 0]
+    lost /= weights.sum(axis=2)
     known = ~np.isnan(lost)
     total, count = np.where(known, lost, 0.0).sum(axis=1), known.sum(axis=1)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
@@ -178,7 +196,7 @@ def _evicted_on(path: np.ndarray, moves: Moves) -> tuple[np.ndarray, np.ndarray]
 
 
 def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np.ndarray) -> float:
-    """Attention of a run's rows to evicted positions, many rows at once.
+    """Attention of a run's rows to evicted positions, as shares of the rows, many at once.
 
     `gone` is bool ``[positions before the run]``; `at` and `step`, int64 ``[evictions]``, are the
     positions evicted during the run, and the iterations after which they are.
@@ -189,20 +207,20 @@ def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np
     gone_from = np.full(len(gone) + count, count, dtype=np.int32)
     gone_from[: len(gone)][gone] = 0
     gone_from[at] = step + 1
-    gone_listed = np.zeros(count)
+    gone_listed, per_sum = np.zeros(count), 1.0 / _sums(rows)
     lost = 0.0
     for first in range(0, count, _ROWS_AT_ONCE):
         last = min(first + _ROWS_AT_ONCE, count)
         a, b = int(rows.offsets[first]), int(rows.offsets[last])
         row = np.repeat(np.arange(first, last, dtype=np.int32), listed[first:last])
         hit = gone_from.take(rows.index[a:b]) <= row
-        lost += float(np.dot(rows.value[a:b].astype(np.float64), hit))
+        lost += float(np.dot(in_float64(rows.value[a:b]), hit * per_sum.take(row)))
         ends = np.concatenate([[0], np.cumsum(hit)])[rows.offsets[first : last + 1] - a]
         gone_listed[first:last] = np.diff(ends)
     gone_by = np.count_nonzero(gone) + np.cumsum(np.bincount(step + 1, minlength=count)[:count])
     others = np.maximum(rows.lengths - listed, 1)
     share = np.where(rows.lengths > listed, rows.rest / others, 0.0)
-    return lost + float((share * (gone_by - gone_listed)).sum())
+    return lost + float((share * (gone_by - gone_listed) * per_sum).sum())
 
 
 class OutputError(_OfWhatIsRead):

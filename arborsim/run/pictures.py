@@ -58,13 +58,25 @@ class TreePicture:
 
 
 class TreeFilm:
-    """Takes a frame at every `Transition`, `Boundary` and `Answer`.
+    """Takes at most `MAX_FRAMES` frames, each at a `Transition`, `Boundary` or `Answer`.
 
-    Tokens are counted by tier in the first cache group.
+    Of the `moments` at which it could, all in all, it takes those that lie evenly, the first and
+    the last among them.  Tokens are counted by tier in the first cache group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moments: int) -> None:
+        chosen = np.linspace(0, moments - 1, min(moments, MAX_FRAMES)).round().astype(int)
+        self._chosen = frozenset(chosen.tolist())
+        self._passed = 0
         self._frames: list[Frame] = []
+
+    @classmethod
+    def of(cls, episode: Episode) -> TreeFilm:
+        """For a whole recorded search, whose transitions come in batches (`play`)."""
+        kind = episode.kind
+        turns = kind == Kind.TRANSITION
+        first = turns & ~np.concatenate([[False], turns[:-1]])
+        return cls(int((first | np.isin(kind, (Kind.BOUNDARY, Kind.ANSWER))).sum()))
 
     def watch(self, events: Iterable[Event], controller: Controller) -> Iterator[Event]:
         """Pass `events` on, and take a frame after each of those that are filmed."""
@@ -80,17 +92,18 @@ class TreeFilm:
                     label = "answer"
                 case _:
                     continue
-            time_s, table = controller.executor.clock(), tokens_by_tier(controller)
-            self._frames.append(Frame(time_s, label, controller.view().leaves, table))
+            if self._passed in self._chosen:
+                time_s, table = controller.executor.clock(), tokens_by_tier(controller)
+                self._frames.append(Frame(time_s, label, controller.view().leaves, table))
+            self._passed += 1
 
     def finish(self, tree: ThoughtTree) -> tuple[tuple[NodeRecord, ...], tuple[Frame, ...]]:
-        """The blocks as they are now, and at most `MAX_FRAMES`, first and last included."""
-        last, count = len(self._frames) - 1, min(len(self._frames), MAX_FRAMES)
+        """The blocks as they are now, and the frames, with all blocks in each."""
         frames = []
-        for i in np.linspace(0, last, count).round().astype(int):
-            table = self._frames[i].tokens_by_tier
-            table = np.pad(table, ((0, len(tree) - len(table)), (0, 0)))
-            frames.append(replace(self._frames[i], tokens_by_tier=table))
+        for frame in self._frames:
+            later = len(tree) - len(frame.tokens_by_tier)
+            table = np.pad(frame.tokens_by_tier, ((0, later), (0, 0)))
+            frames.append(replace(frame, tokens_by_tier=table))
         nodes = tuple(
             NodeRecord(n.parent, n.depth, tree.num_node_tokens(i), n.reward, n.pruned, n.closed)
             for i, n in enumerate(tree.nodes)

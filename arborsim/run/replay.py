@@ -313,7 +313,7 @@ def _play(
     """Fill in the outcome of its cell."""
     cell = outcome.cell
     executor = machine.executor(cell.policy, episode.info)
-    film = TreeFilm() if pictures else None
+    film = TreeFilm.of(episode) if pictures else None
     mapper = TokenMapper.of(episode) if pictures else None
     played = play_episode(
         episode, cell, executor, quality=quality, meters=[mapper] if mapper else (),
@@ -333,7 +333,7 @@ def _play(
         executor.terms(),
         cell.policy.grouping,
         played.kept_note,
-    )
+    ).simulated()
     if film is None or mapper is None:
         return replace(outcome, result=result)
     where = (cell.policy.label, cell.budget.text, outcome.trace, episode.index)

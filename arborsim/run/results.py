@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from arborsim.core.errors import ArborsimError
-from arborsim.core.measurements import Measurements, TimeSplit
+from arborsim.core.measurements import Measurements, TimeSplit, check_figures, check_peak
 from arborsim.core.score import Score
 from arborsim.core.units import quantity
 
@@ -31,12 +31,13 @@ MARK = "\u2020"
 #: The setting that gives GPU, host, model and type of its cache in a line.
 MACHINE = "simulated on"
 _MOST_NAMED = 6
+_CLOCKS_S = 0.01  # live searches are shown by the same records
 _AS_IF = "The figures are those of a machine with enough memory."
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """One search under one policy and budget."""
+    """One search under one policy and budget; refuses figures that none can have."""
 
     trace: str  # name of the trace file
     episode: int
@@ -56,6 +57,21 @@ class EpisodeResult:
     #: of layers and heads is measured on rows of captured layers, else on the mean row of all
     per: str = "shared"
     kept_note: str = ""  # why attention kept is NaN on a trace that holds attention, or ""
+
+    def __post_init__(self) -> None:
+        check_figures(self.measured, self.whose, self.attention_kept, _CLOCKS_S)
+
+    @property
+    def whose(self) -> str:
+        """What it is the result of, for messages."""
+        return f"{self.trace}, episode {self.episode}, {at_budget(self.policy, self.budget)}"
+
+    def simulated(self) -> EpisodeResult:
+        """Itself, of one clock: refuses any negative time, and a peak that the budget rules out."""
+        check_figures(self.measured, self.whose)
+        if self.bounded:
+            check_peak(self.measured, self.whose, self.budget_tokens)
+        return self
 
 
 @dataclass(frozen=True)

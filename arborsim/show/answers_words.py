@@ -91,7 +91,7 @@ def not_ranking() -> str:
         return ""
     more, less = pair
     said = [
-        f"{each.policy} at {each.budget} kept {each.attention_kept:.1%} of the attention and was "
+        f"{each.label} at {each.budget} kept {each.attention_kept:.1%} of the attention and was "
         f"right in {each.right} of {each.n}"
         for each in pair
     ]

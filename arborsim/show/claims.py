@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arborsim.core.errors import UsageError
-from arborsim.show.table import Column, Table, name_column, print_tables
+from arborsim.show.table import Column, Table, name_column, print_tables, terminal
 from arborsim.show.words import counted, plain
 from arborsim.validate.claim_numbers import EXACT, UNITS, Number
 from arborsim.validate.claims import Claim, Judged, Paper, Verdict, to_frame
@@ -109,9 +109,7 @@ def summary_table(papers: Sequence[Paper]) -> Table[Paper]:
 
 def print_claims(papers: Sequence[Paper], console: Console | None = None) -> None:
     """Print the summary and what is contradicted."""
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
     console.print(headline(papers), markup=False)
     print_tables(console, [("", summary_table(papers))])
     against = contradicted(papers)

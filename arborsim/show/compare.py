@@ -22,7 +22,16 @@ from arborsim.run.results import BASELINE, ReplayResult, aggregate
 from arborsim.show import live, plan_words, replay, search
 from arborsim.show.live import LiveReport, live_rows
 from arborsim.show.provenance import parameters
-from arborsim.show.table import LABEL, Column, Table, grid, name_column, print_heading, print_tables
+from arborsim.show.table import (
+    LABEL,
+    Column,
+    Table,
+    grid,
+    name_column,
+    print_heading,
+    print_tables,
+    terminal,
+)
 from arborsim.show.words import counted, plain
 
 if TYPE_CHECKING:
@@ -337,9 +346,7 @@ def print_comparison(
 
     `names` and `commands` are the files of the two runs, A and B, and what made them.
     """
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
     rows = [[sign, name, command] for sign, name, command in
             zip("AB", map(plain, names), map(plain, commands), strict=True)]  # fmt: skip
     console.print(grid(rows, dim={2}))

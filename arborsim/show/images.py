@@ -26,6 +26,7 @@ from arborsim.core.outputs import write_bytes, write_text
 from arborsim.show import page
 from arborsim.show.characters import drawn
 from arborsim.show.page import Figure
+from arborsim.show.table import terminal
 from arborsim.show.words import plain
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ class Plot:
 
 def print_plots(plots: Sequence[Plot], console: Console | None = None, height: int = 22) -> None:
     """Print plots in characters at the width of the terminal."""
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
     for number, each in enumerate(plots):
         for text in ([""] if number else []) + each.lines(console.width, height):
             console.print(text, markup=False, style="bold" if text == plain(each.title) else "")

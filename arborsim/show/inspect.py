@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arborsim.show.describe import Description, draw_tree, escaped
+from arborsim.show.table import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,9 +42,7 @@ def print_trace(
 
     A tree has at most `nodes` nodes.
     """
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
     unicode = console.encoding.startswith("utf")
     if everything:
         _show_tables(console, found, unicode)
@@ -149,7 +148,7 @@ def _table(
     columns = heads or ("", "")
     for i, name in enumerate(columns):
         if numbers:
-            table.add_column(name, justify="right" if i else "left", no_wrap=i > 0)
+            table.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
         else:
             table.add_column(name, no_wrap=i < len(columns) - 1, overflow="fold")
     for row in rows:

@@ -16,7 +16,16 @@ from arborsim.live.log import describe
 from arborsim.run.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
 from arborsim.show.replay import COLUMNS, NAMES, flat_measurements
 from arborsim.show.replay_words import budget_of_reading
-from arborsim.show.table import NOTHING, UNKNOWN, Column, Table, print_heading, print_tables, shown
+from arborsim.show.table import (
+    NOTHING,
+    UNKNOWN,
+    Column,
+    Table,
+    print_heading,
+    print_tables,
+    shown,
+    terminal,
+)
 from arborsim.show.words import counted, hundredths, interval, plain
 
 if TYPE_CHECKING:
@@ -256,9 +265,7 @@ def print_live(report: LiveReport, console: Console | None = None) -> None:
 
     Three tables, or fewer where two fit side by side.
     """
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
     facts, rows = report.facts, live_rows(report)
     print_heading(
         console, f"{facts.model}, {report.request['search']}",

@@ -23,7 +23,7 @@ from arborsim.plan.words import limits_of, load_of
 from arborsim.show.plan_closing import closing_table, counted, finding
 from arborsim.show.plan_tables import at_largest
 from arborsim.show.plan_words import kept, kept_note, middle, shared_prefixes
-from arborsim.show.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown
+from arborsim.show.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown, terminal
 from arborsim.show.words import digits, hundredths, plain
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
     Where right answers were counted live, a small table and one sentence sum up what that makes of
     policies.
     """
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
 
     def say(text: str, style: str = "") -> None:
         console.print(plain(text), style=style, markup=False)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from arborsim.show.table import terminal
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -74,7 +76,6 @@ def _has_terminal(stream: TextIO) -> bool:
 def _bar(time_left: bool = True) -> Progress:
     """A line that says "n of m", whatever its width: what is being worked on gives way."""
     from rich import progress
-    from rich.console import Console
     from rich.table import Column
 
     rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -83,7 +84,7 @@ def _bar(time_left: bool = True) -> Progress:
         progress.MofNCompleteColumn(separator=" of "),
         *([progress.TimeRemainingColumn()] if time_left else []),
         progress.TextColumn("{task.description}", markup=False, table_column=rest),
-        console=Console(stderr=True),
+        console=terminal(stderr=True),
         transient=True,
         expand=True,
         disable=not _has_terminal(sys.stderr),  # rich would still print an empty line

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.errors import UnknownName
 from arborsim.core.tables import made_by, write_table
-from arborsim.show.table import LABEL, REMARK, Column, Table, name_column, print_tables
+from arborsim.show.table import LABEL, REMARK, Column, Table, name_column, print_tables, terminal
 from arborsim.show.words import counted, percent, plain
 from arborsim.validate import published
 from arborsim.validate.aiconfigurator import NotPredicted, Prediction
@@ -148,9 +148,7 @@ def odd_runs(runs: Sequence[PlayedRun]) -> list[str]:
 
 def print_published(result: Published, console: Console | None = None) -> None:
     """Print the answer, errors by group, the worst runs, and what is odd or was not played."""
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
 
     def say(text: str, **style: Any) -> None:
         console.print(plain(text), markup=False, **style)

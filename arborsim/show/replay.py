@@ -31,6 +31,7 @@ from arborsim.show.table import (
     print_tables,
     scales,
     shown,
+    terminal,
 )
 from arborsim.show.words import counted, interval, plain
 
@@ -193,9 +194,7 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
     the figures that decide.  ``"auto"`` takes the matrix where there is much to compare, all
     figures from `WIDE` columns on, and otherwise a table of those that decide.
     """
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
     rows = result.rows()
     traces = _by_trace(result)
     if view == "auto":

@@ -18,6 +18,7 @@ from arborsim.show.table import (
     name_column,
     print_tables,
     shown,
+    terminal,
 )
 from arborsim.show.words import hundredths, interval, plain
 
@@ -139,9 +140,7 @@ def print_searches(rows: Sequence[Row], heading: str, console: Console | None = 
 
     Groups of columns share a table where they fit side by side.
     """
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
     console.print(plain(heading), style="bold", markup=False)
     if not rows:
         console.print("No search was completed.")

@@ -24,6 +24,7 @@ from arborsim.show.table import (
     print_heading,
     print_tables,
     shown,
+    terminal,
 )
 from arborsim.show.words import counted, listed, plain
 from arborsim.sweep.cells import DONE, WENT_WRONG, CellRow
@@ -168,9 +169,7 @@ def _title(report: SweepReport, by: Sequence[str]) -> str:
 
 def print_sweep(report: SweepReport, console: Console | None = None) -> None:
     """Print the tables at the width of the terminal, and what could not run."""
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
     for place, each in tables(report):
         print_heading(console, place, "")
         print_tables(console, [("", each)], implied=("right_interval", "total"))

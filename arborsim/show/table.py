@@ -34,6 +34,8 @@ UNKNOWN, NOTHING = "unknown", "nothing"
 _FORMS = ((3, 20), (2, 20), (1, 20), (1, 14))
 _WORDS = 9  # characters of a line of words among numbers
 _TEXT = Scale("", 1.0, 0)  # of columns that hold text
+#: Characters of a line, at least: below, tables would be cut.
+LEAST_WIDTH = 60
 _DASH, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
 
@@ -210,6 +212,22 @@ class Table(Generic[R]):
 def _unit(column: Column[R], units: dict[str, Scale]) -> str:
     unit = units[column.key].unit
     return f"{unit}·{column.per}" if column.per else unit
+
+
+def terminal(stderr: bool = False) -> Console:
+    """What every command prints on, as wide as the terminal, but not narrower than `LEAST_WIDTH`.
+
+    Bars, on standard error, give way instead.  A width of 0 is not known (``COLUMNS=0``, a serial
+    line): 80 stands in.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False, stderr=stderr)
+    if not console.width:
+        console.width = 80
+    elif not stderr:
+        console.width = max(console.width, LEAST_WIDTH)
+    return console
 
 
 def print_heading(console: Console, name: str, about: str) -> None:

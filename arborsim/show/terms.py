@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from rich.console import Console
 
 from arborsim.core.units import scale_for
-from arborsim.machine.terms import Term, total
+from arborsim.machine.terms import Term, check_explained, total
 from arborsim.plan.results import CandidateResult, LoadPoint
 from arborsim.run.results import EpisodeResult
-from arborsim.show.table import print_heading, print_list
+from arborsim.show.table import print_heading, print_list, terminal
 from arborsim.show.words import plain
 
 
@@ -23,12 +24,22 @@ def explained(episodes: Sequence[EpisodeResult]) -> dict[tuple[str, str, str], t
 
 
 def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = None) -> None:
-    """Print a table per trace, policy and budget that adds up to its total time."""
-    console = console or Console(highlight=False)
+    """Print a table per trace, policy and budget that adds up to its total time.
+
+    The total is what the searches were measured to take; raises `ResultError` if the terms leave
+    more than 0.5% of it unexplained.
+    """
+    console = console or terminal()
+    measured_s: dict[tuple[str, str, str], float] = defaultdict(float)
+    for each in episodes:
+        measured_s[each.trace, each.policy, each.budget] += each.measured.time.total_s
     for (trace, policy, budget), terms in explained(episodes).items():
+        whole_s = measured_s[trace, policy, budget]
+        whose = f"{policy} at budget {budget} on {trace}"
+        check_explained(sum(term.seconds for term in terms), whole_s, whose)
         console.print()
         print_heading(console, policy, f"budget {budget}, {trace}")
-        _print(console, terms, sum(term.seconds for term in terms), replayed=True)
+        _print(console, terms, whole_s, replayed=True)
     for note in (
         "rests on: the kernels of a term, or the numbers of the profile or engine behind it: "
         "measured (or published), interpolated between measurements, extrapolated from them, "
@@ -40,7 +51,7 @@ def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = Non
 
 def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:
     """Print how a candidate's memory comes about, and every term of a search's time."""
-    console = console or Console(highlight=False)
+    console = console or terminal()
     console.print()
     console.print(plain(candidate.name), style="bold", markup=False)
     if pool := candidate.pool:

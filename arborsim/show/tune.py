@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.calibrate.tune import Figures, Trial, Tuned
 from arborsim.core.tables import check_columns, columns_of
-from arborsim.show.table import LABEL, UNKNOWN, Column, Table, name_column, print_tables, shown
+from arborsim.show.table import (
+    LABEL,
+    UNKNOWN,
+    Column,
+    Table,
+    name_column,
+    print_tables,
+    shown,
+    terminal,
+)
 from arborsim.show.words import counted
 
 if TYPE_CHECKING:
@@ -80,9 +89,7 @@ def notes(tuned: Tuned) -> list[str]:
 
 def print_front(tuned: Tuned, console: Console | None = None) -> None:
     """Print the front, at the width of the terminal, and what to know about it."""
-    from rich.console import Console as Terminal
-
-    console = console or Terminal(highlight=False)
+    console = console or terminal()
     print_tables(console, [(f"{tuned.policy}: the front", front_table(tuned))])
     for line in notes(tuned):
         console.print(line, markup=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from arborsim.show.table import LABEL, Column, Table, name_column, print_tables
+from arborsim.show.table import LABEL, Column, Table, name_column, print_tables, terminal
 from arborsim.show.words import counted, percent, plain
 from arborsim.validate import results
 
@@ -207,9 +207,7 @@ COLUMNS: tuple[Column[results.Line], ...] = (
 
 def print_validation(result: results.Validation, console: Console | None = None) -> None:
     """Print the verdict, the lines and the terms of the time; fits 80 columns."""
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
+    console = console or terminal()
     if not result.checks:
         console.print("Nothing was compared.")
         return

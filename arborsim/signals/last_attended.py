@@ -21,8 +21,8 @@ class LastAttended(Score):
 
     Prompt tokens have 0; `with_prompt` they count as generated ones, one iteration each, in all
     that follows.  Without `page`, a generated token is refreshed when the newest query pays it at
-    least the median of what it pays the generated tokens of its path (EpiKV's variant of RaaS; of
-    an even number the lower of the two in the middle).  Else a page of that many consecutive
+    least the median of what it pays the generated tokens that it can read (EpiKV's variant of RaaS;
+    of an even number the lower of the two in the middle).  Else a page of that many consecutive
     generated tokens is refreshed when the query pays any of them more than `threshold`, and when it
     receives a token (Hu et al. 2025, ACL Findings).
 
@@ -61,13 +61,25 @@ class LastAttended(Score):
 
 
 class _LastAttendedState(RowState):
+    knows_held: ClassVar[bool] = True
+
     def __init__(self, spec: LastAttended) -> None:
         super().__init__(spec.use)
         self._spec = spec
         self._iteration = 0
         self._prompt_tokens = 0
         self._generated = False
+        self._held: np.ndarray = np.ones(0, dtype=bool)  # by token: whether queries can read it
+        self._gone = 0
         self._stamps = _SparseStamps()
+
+    def hold(self, held: np.ndarray) -> None:
+        self._held = np.asarray(held.any(axis=0))
+
+    def lose(self, tokens: np.ndarray) -> None:
+        self._held[tokens] = False
+        self._gone += len(tokens)
+        self._stamps.gone += len(tokens)
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         self._generated = generated or self._spec.prompt
@@ -76,6 +88,8 @@ class _LastAttendedState(RowState):
             self._prompt_tokens = run.num_tokens
             return
         super().begin(run, tree, generated)
+        self._held = np.concatenate([self._held, np.ones(run.num_tokens, dtype=bool)])
+        self._gone = len(self._held) - int(np.count_nonzero(self._held))
         stamps = self.values[0, self._prompt_tokens :]
         born = self._iteration + 1.0 + np.arange(run.steps)
         stamps[len(stamps) - run.num_tokens :] = np.repeat(born, len(run.leaves))
@@ -83,6 +97,7 @@ class _LastAttendedState(RowState):
         follows = self._spec.up_to_constant and self._spec.page is None and self._paths.straight
         if follows and isinstance(rows, SparseRows):
             self._updater = self._stamps
+            self._stamps.hold(self._held[self._prompt_tokens :])
             self._stamps.begin(rows, stamps, self._iteration)
         else:
             self._updater = None
@@ -109,9 +124,11 @@ class _LastAttendedState(RowState):
             return
         paid = row[self._prompt_tokens :]
         stamps = now[at]  # a view if `at` is a slice, else a copy
+        held = self._held[at][self._prompt_tokens :] if self._gone else None
         if self._spec.page is None:
-            fresh = paid >= median(paid)
+            fresh = paid >= median(paid if held is None else paid[held])
         else:
+            paid = paid if held is None else np.where(held, paid, 0.0)
             fresh = fresh_pages(paid, self._spec.page, self._spec.threshold)
         np.putmask(stamps[self._prompt_tokens :], fresh, float(self._iteration))
         if not isinstance(at, slice):
@@ -137,15 +154,25 @@ def median(values: np.ndarray) -> float:
 class _SparseStamps(SparseUpdater):
     """Timestamps of generated tokens, less the newest iteration.
 
-    A token refreshed now has 0, others are negative.  Where the share of the positions that a row
-    does not list is its median, everything is refreshed but the few that it lists with less: only
-    these change, and those that were not refreshed the last time.
+    A token refreshed now has 0, others are negative; what evicted ones have is of no use.  Where
+    the share of the positions that a row does not list is its median, everything is refreshed but
+    the few that it lists with less: only these change, and those that were not refreshed the last
+    time.
     """
 
     def __init__(self) -> None:
         self._prompt_tokens = 0
         self._stale: np.ndarray | None = None  # which are negative; None: not known
         self._shifted = False
+        self._held = np.empty(0, dtype=bool)
+        self.gone = 0  # generated tokens that no query reads any more
+
+    def hold(self, held: np.ndarray) -> None:
+        """Which tokens can be read, bool ``[generated tokens]``, with those of the next run.
+
+        Kept up to date by whom it belongs to, as is `gone`.
+        """
+        self._held, self.gone = held, len(held) - int(np.count_nonzero(held))
 
     def begin(self, rows: SparseRows, values: np.ndarray, iteration: int = 0) -> None:
         """Take the rows of a run, after the iterations before it.
@@ -169,19 +196,25 @@ class _SparseStamps(SparseUpdater):
         row = next(self._next)
         length, index, value, share = row
         count = length - self._prompt_tokens
+        readable = count - self.gone
         if not lists_numbers(row):
             self._age(count)
-        elif count - len(value) > (count - 1) // 2 and not (
+        elif readable - len(value) > (readable - 1) // 2 and not (
             len(value) and np.minimum.reduce(value) < share
         ):
             self._refresh(count, index[:0])
         else:
             first = int(np.searchsorted(index, self._prompt_tokens))
-            self._compare(count, index[first:] - self._prompt_tokens, value[first:], share)
+            token, paid = index[first:] - self._prompt_tokens, value[first:]
+            if self.gone:
+                held = self._held[token]
+                token, paid = token[held], paid[held]
+            self._compare(count, token, paid, share)
 
     def _compare(self, count: int, token: np.ndarray, paid: np.ndarray, share: float) -> None:
         """Take in what a row pays the first `count` tokens: `paid` those listed, others `share`."""
-        low, others, middle = paid < share, count - len(token), (count - 1) // 2
+        readable = count - self.gone
+        low, others, middle = paid < share, readable - len(token), (readable - 1) // 2
         at_most = others + int(np.count_nonzero(paid <= share))
         if np.count_nonzero(low) <= middle < at_most and others:
             stale = token[low]
@@ -190,7 +223,7 @@ class _SparseStamps(SparseUpdater):
         row = np.full(count, share)
         row[token] = paid
         self._age(count)
-        self._values[:count][row >= median(row)] = 0.0
+        self._values[:count][row >= median(row[self._held[:count]] if self.gone else row)] = 0.0
 
     def _age(self, count: int) -> None:
         """An iteration passes: of the first `count` tokens only the newest is fresh."""

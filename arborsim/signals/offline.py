@@ -41,11 +41,17 @@ class _Iteration:
     first: int = 0  # number of the first of its rows
 
     def rows(self) -> Iterator[tuple[np.ndarray, Row]]:
-        """Each query's positions, and its row by group."""
+        """Each query's positions, and its row by group, as shares of what it sums to."""
         for number, path in enumerate(self.paths, self.first):
             assert self.source is not None
-            row = self.source.row(number)
+            row = tuple(map(_of_one, self.source.row(number)))
             yield path[: len(row[0])], row
+
+
+def _of_one(row: np.ndarray) -> np.ndarray:
+    """A row, float64 ``[positions]``, that sums to 1, as the meter counts it; without sum as is."""
+    whole = row.sum()
+    return row / whole if whole > 0 else row
 
 
 def is_exact(tokens: int, budget_tokens: int, groups: int = 1) -> bool:

@@ -25,6 +25,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import Observations, Signal
 from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
 
 GROUPINGS = ("shared", "layer", "head")
@@ -117,6 +118,18 @@ class ScoreState(ABC):
         """Float64 ``[groups, tokens]``, or vectors ``[groups, tokens, size]``."""
         return np.empty((0, 0)) if self._table is None else self._table.values
 
+    #: Whether it tells tokens that queries can read from others (`hold`, `lose`)
+    knows_held: ClassVar[bool] = False
+
+    def hold(self, held: np.ndarray) -> None:  # noqa: B027 - most have no use for it
+        """Before `begin`: which of the tokens so far can be read, bool ``[cache groups, tokens]``.
+
+        Those of the run itself can.
+        """
+
+    def lose(self, tokens: np.ndarray) -> None:  # noqa: B027 - most have no use for it
+        """No query of the rest of the run reads these tokens of its path; one cache group only."""
+
     @abstractmethod
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         """Take in a run whose tokens the tree already holds; `generated` is False for a prompt."""
@@ -191,6 +204,7 @@ class Steps(Iterator[int]):
 
     def __init__(self, states: Sequence[ScoreState], count: int) -> None:
         self._states, self._next, self._count = states, 0, count
+        self._told = [state for state in states if state.knows_held]
 
     def __next__(self) -> int:
         step = self._next
@@ -210,6 +224,11 @@ class Steps(Iterator[int]):
                 state.observe_all(first, self._next)
         return self._next - first
 
+    def lose(self, path: np.ndarray, positions: list[int]) -> None:
+        """After the iteration that it is at, what stands there on the `path` was evicted."""
+        for state in self._told:
+            state.lose(path[positions])
+
 
 class ScoreBook:
     """The scores of one search that a policy asked for, kept up to date together.
@@ -222,8 +241,20 @@ class ScoreBook:
         self._named = {name: followed[score] for name, score in scores.items()}
         self._states = tuple(dict.fromkeys(self._named.values()))
 
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+    def begin(
+        self, run: TokenRun, tree: ThoughtTree, generated: bool, tier: np.ndarray | None = None
+    ) -> None:
+        """Take in a run; `tier`, int8 ``[cache groups, tokens]``, is that of the tokens before it.
+
+        Without, all can be read.
+        """
+        if tier is None:
+            tier = np.zeros((1, tree.num_tokens - run.num_tokens), dtype=np.int8)
+        held: np.ndarray | None = None
         for state in self._states:
+            if state.knows_held:
+                held = np.asarray(tier != Tier.EVICTED) if held is None else held
+                state.hold(held)
             state.begin(run, tree, generated)
 
     def steps(self, count: int) -> Steps:

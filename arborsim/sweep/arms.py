@@ -13,6 +13,7 @@ from typing import Any
 
 from arborsim.core.documents import digest, file_digest
 from arborsim.core.errors import UsageError
+from arborsim.core.outputs import real_path
 from arborsim.core.plugins import source_files
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, values_of
@@ -61,7 +62,7 @@ def arms_of(
             names = [name for name in available() if name not in (*BOUNDS, BASELINE)]
             found += [(name, {}, False) for name in names]
             continue
-        use = str((base / table.use).resolve()) if table.use.endswith(".toml") else table.use
+        use = str(real_path(base / table.use)) if table.use.endswith(".toml") else table.use
         found += [(use, settings, True) for settings in settings_of(table.set)]
     return found
 

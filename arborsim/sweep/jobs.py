@@ -20,6 +20,7 @@ from arborsim.calibrate.documents import apply, read_calibration
 from arborsim.core.documents import digest, file_digest
 from arborsim.core.errors import MissingSignal, UsageError
 from arborsim.core.installed import sources
+from arborsim.core.outputs import real_path
 from arborsim.core.records import convert, located
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import load_geometry, load_profile
@@ -211,7 +212,7 @@ class _Replays:
             names = sorted(glob.glob(str(self._base / text))) if glob.has_magic(text) else [text]
             if not names:
                 raise UsageError(f"traces: no file is called {text}")
-            found |= dict.fromkeys((self._base / name).resolve() for name in names)
+            found |= dict.fromkeys(real_path(self._base / name) for name in names)
         return list(found)
 
     def _arms(self, group: Group, reader: TraceReader) -> list[Arm]:
@@ -262,7 +263,7 @@ def _whole(base: Path, name: str, ending: str = ".toml") -> str:
     """The whole path of a file, or a name as it is."""
     path = base / name
     named = name.endswith(ending) or ("/" in name and path.exists())
-    return str(path.resolve()) if named else name
+    return str(real_path(path)) if named else name
 
 
 # ------------------------------------------------------------------------- live runs
@@ -313,7 +314,7 @@ def _with_files(told: Mapping[str, Any], base: Path) -> tuple[dict[str, Any], di
         path = base / str(told.get(key) or ".")
         if told.get(key) and path.exists():
             files[key] = digest({p.name: file_digest(p) for p in _files(path)})
-            given[key] = str(path.resolve())
+            given[key] = str(real_path(path))
     if "gpu" in told:
         given["gpu"] = _whole(base, str(told["gpu"]))
     if told.get("shadow"):  # a simulated machine

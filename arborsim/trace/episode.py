@@ -27,7 +27,14 @@ from arborsim.core.observations import (
 )
 from arborsim.trace.columns import ends_of, kinds_of, lists_of, numbers_of, values_of
 from arborsim.trace.schema import LATER, PER_LAYER, ROW_COLUMNS, Kind, TraceInfo
-from arborsim.trace.validate import Where, check_attention, check_finite, check_layer_rows, validate
+from arborsim.trace.validate import (
+    Where,
+    check_attention,
+    check_finite,
+    check_layer_rows,
+    check_sums,
+    validate,
+)
 
 _NEVER_NULL = ("episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth")
 _AS_THEY_ARE = (
@@ -107,6 +114,9 @@ def decode_episode(
         check_attention(attention, episode.position, episode.token_rows, where)
         if isinstance(attention, DenseRows):
             attention = attention.widened()
+        attention = attention.summed()
+        assert attention.sums is not None
+        check_sums(attention.sums, episode.token_rows, where)
         found["attention"] = attention
     if embedding:
         found["embedding_rows"], found["embedding"] = _embeddings(table, where)

@@ -195,7 +195,10 @@ class Capture:
             rows = whole.half()
             if self._rows_of.first(state.metadata, self._prompt) < state.queries:
                 self._rows.append((first, whole if self._top else rows))
-        self._reducer.take(state, rows, self._prompt)
+        cache, readable = decoder.cache, list[np.ndarray | None]()
+        if state.queries == 1 and self._reducer.wants_readable:
+            readable = [cache.readable(seq) for seq in range(len(cache.leaves))]
+        self._reducer.take(state, rows, self._prompt, readable)
         if self._row_layers:
             apart = torch.stack([state.layer_rows[layer] for layer in self._row_layers])
             self._rows_apart.append((first, float16(apart)))

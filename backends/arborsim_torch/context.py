@@ -212,9 +212,7 @@ class PassContext:
         large, of_model = torch.stack(self._counts), (0, 1, 3)
         self._counts.clear()
         rows = (large > 0).sum(of_model)
-        entries = torch.addcmul(rows, rows, self.metadata.at[:, self.first_counted :])
-        counted = large.sum(of_model, dtype=torch.float64)
-        self._sparsity = (entries - counted) / entries.clamp(min=1)
+        self._sparsity = torch.stack((rows, large.sum(of_model)), dim=-1).double()
 
     def settle(self) -> None:
         """Put what the layers have left together: afterwards nothing is as long as the model."""
@@ -259,10 +257,9 @@ class PassContext:
         return self._sum / self._layers.clamp(min=1)
 
     def sparsity(self) -> Tensor:
-        """Share of small entries, of heads whose rows are numbers; 0 if there are none.
+        """How many rows of heads are numbers, and how many large entries these have.
 
-        Float64 ``[seqs, queries]``, of the queries from `first_counted` on; a path's positions
-        that are not held count as small ones.
+        Float64 ``[seqs, queries, 2]``, of the queries from `first_counted` on.
         """
         if self._counts:
             self._compare()

@@ -92,6 +92,9 @@ class PrefixDecoder:
         """Always 0: positions are not observed here."""
         return 0
 
+    def readable(self, seq: int) -> None:
+        """Nothing is evicted here."""
+
     def thoughts(self, leaf: int, start: int, stop: int) -> list[tuple[int, int, int]]:
         """See `Observed`: new tokens are the leaf's own."""
         return [(leaf, start, stop)]

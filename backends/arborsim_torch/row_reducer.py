@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from arborsim.core.row_uses import RowUse
 from arborsim.machine.live_memory import TILE_BYTES
 from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.context import PassContext
+from arborsim_torch.tiers.copies import to_device
 from arborsim_torch.token_signals import float16
 
 _POSITIONS = 1024  # buffers grow by this
@@ -84,8 +86,19 @@ class RowReducer:
         """How many of its newest positions a query pays nothing to in sums of groups."""
         return max((use.spared(prompt)[1] for use in self._held), default=0)
 
-    def take(self, state: PassContext, rows: Tensor | None, prompt: int) -> None:
-        """Take in a pass; `rows` are those of the model, float16, from `state.first_row` on."""
+    @property
+    def wants_readable(self) -> bool:
+        """Whether `take` has to know what can be read."""
+        return any(use.keeps == "last" for use in self._held)
+
+    def take(
+        self, state: PassContext, rows: Tensor | None, prompt: int,
+        readable: Sequence[np.ndarray | None] = (),
+    ) -> None:  # fmt: skip
+        """Take in a pass; `rows` are those of the model, float16, from `state.first_row` on.
+
+        `readable` are by sequence the positions that can be read, int64, None where all can.
+        """
         for use, held in self._held.items():
             first = first_of(use, state.metadata, prompt)
             if first >= state.queries:
@@ -105,7 +118,7 @@ class RowReducer:
             assert not isinstance(held, _Reach)
             own = rows[:, first - state.first_row :]
             if isinstance(held, _Last):
-                held.use(own, [at + first for at in state.metadata.first], prompt)
+                held.use(own, [at + first for at in state.metadata.first], prompt, readable)
             elif use.keeps == "newest" or own.shape[1] == 1:
                 held.add(own[:, -1:])
             else:
@@ -200,18 +213,18 @@ class _Reach:
 
 
 class _Joined:
-    """A number for each query, one after the other: ``[seqs, 1, queries]``."""
+    """Numbers of each query, one query after the other: ``[seqs, numbers, queries]``."""
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
 
     def add(self, numbers: Tensor) -> None:
-        """Take in a pass's ``[seqs, queries]``, which the next one may overwrite."""
+        """Take in a pass's ``[seqs, queries, numbers]``, which the next one may overwrite."""
         self._parts.append(numbers.clone())
 
     def finish(self) -> Tensor | None:
         parts, self._parts = self._parts, []
-        return torch.cat(parts, dim=1)[:, None] if parts else None
+        return torch.cat(parts, dim=1).transpose(1, 2) if parts else None
 
 
 class _Newest:
@@ -240,7 +253,9 @@ class _Last:
         self._last: Tensor | None = None  # int32 [seqs, positions]
         self._count = 0
 
-    def use(self, rows: Tensor, at: list[int], prompt: int) -> None:
+    def use(
+        self, rows: Tensor, at: list[int], prompt: int, readable: Sequence[np.ndarray | None] = ()
+    ) -> None:
         """Take in rows ``[seqs, queries, positions]``, of sequences whose first ones stand `at`."""
         seqs, queries, positions = rows.shape
         last = rows.new_zeros((seqs, positions), dtype=torch.int32)
@@ -250,8 +265,15 @@ class _Last:
         for query in range(queries):
             self._count += 1
             for seq in range(seqs):
-                own = slice(begin, at[seq] + query + 1)
-                last[seq, own].masked_fill_(self._used(rows[seq, query, own]), self._count)
+                end, some = at[seq] + query + 1, readable[seq] if readable else None
+                if some is not None and self._use.page is None:
+                    own = to_device(some[np.searchsorted(some, begin) :], rows.device)
+                    used = self._used(rows[seq, query].index_select(0, own))
+                    before = last[seq].index_select(0, own)
+                    last[seq].index_copy_(0, own, before.masked_fill_(used, self._count))
+                else:  # pages take what was evicted for what it is paid: nothing
+                    used = self._used(rows[seq, query, begin:end])
+                    last[seq, begin:end].masked_fill_(used, self._count)
         self._last = last
 
     def _used(self, paid: Tensor) -> Tensor:

@@ -431,9 +431,13 @@ def test_output_that_is_closed_or_full_or_knows_few_characters(tmp_path: Path) -
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
              "PYTHONIOENCODING": "ascii"}  # fmt: skip
     for command, code, error in (
-        (f"{inspect} >&-", 0, b""),
+        (
+            f"{inspect} >&-",
+            2,
+            b"arborsim: standard output is closed: send it to a file, or to /dev/null\n",
+        ),
         (f"{inspect}x 2>&-", 2, b""),
-        (f"{inspect} >&- 2>&-", 0, b""),
+        (f"{inspect} >&- 2>&-", 2, b""),
         (f"{inspect} > /dev/full", 2, b"arborsim: No space left on device\n"),
     ):
         done = _run(command)
@@ -441,6 +445,36 @@ def test_output_that_is_closed_or_full_or_knows_few_characters(tmp_path: Path) -
     done = _run(inspect, env=plain)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"chain-linear" in done.stdout
+
+
+@pytest.mark.parametrize("options", ["", "--jobs 2"])
+def test_too_few_files_may_be_open(tmp_path: Path, options: str) -> None:
+    trace = Path(__file__).parents[2] / "traces" / "chain-linear.parquet"
+    command = f"{sys.executable} -m arborsim replay {trace} --episodes 2 --no-oracle {options}"
+    done = _run(f"ulimit -n 6; {command}")
+    said = done.stderr.decode().splitlines()
+    assert done.returncode == 2, said
+    assert len(said) == 1, said
+    assert "ulimit -n 4096" in said[0]
+    assert "damaged" not in said[0]
+
+
+@pytest.mark.parametrize("options", ["--out x.csv", "--policy mine:Policy", "--gpu ./mine.toml"])
+def test_a_working_folder_that_was_deleted(tmp_path: Path, options: str) -> None:
+    trace = Path(__file__).parents[2] / "traces" / "chain-linear.parquet"
+    (gone := tmp_path / "gone").mkdir()
+    script = (
+        "import os, sys; from arborsim.cli.app import main; os.rmdir(os.getcwd()); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "replay", str(trace), "--no-oracle", *options.split()],
+        capture_output=True, text=True, check=False, cwd=gone,
+    )  # fmt: skip
+    said = done.stderr.splitlines()
+    assert done.returncode == 2, said
+    assert len(said) == 1, said
+    assert said[0].endswith("; the working folder was deleted: change to one that exists")
 
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,6 +144,15 @@ def test_the_example_itself_can_be_planned() -> None:
     assert share_of_plan(small_workload()) > share_of_plan(found), "short plans, same page"
 
 
+def test_with_nothing_to_go_on_with_resume_begins(workload: Path) -> None:
+    arguments = ["plan", str(workload), "--searches", "20", "--warm-up", "2", "--runs", "1"]
+    assert main([*arguments, "--out", "begun.json", "--resume"]) == 0
+    assert main([*arguments, "--out", "plain.json"]) == 0
+    begun, plain = (json.loads(Path(f"{name}.json").read_text()) for name in ("begun", "plain"))
+    assert begun["candidates"] == plain["candidates"]
+    assert not Path("begun.json.partial.jsonl").exists()
+
+
 def test_ctrl_c_leaves_what_is_done_and_resume_goes_on(
     workload: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,7 +224,6 @@ def test_profiles_in_files_are_candidates(
         (["plan", "small.toml", "--answers", "small.toml"], "not a log of format arborsim-live"),
         (["plan", "small.toml", "--candidate", "9"], "there are 4, counted from 0"),
         (["plan", "small.toml", "--searches", "5", "--warm-up", "5"], "leaves none"),
-        (["plan", "small.toml", "--resume"], "there is no small.toml.partial.jsonl"),
         (["plan", "small.toml", "--explain", "--json"], "leave --json out"),
         (["plan", "small.toml", "--out", "x.json", "--perfetto", "x.json"], "names the same file"),
     ],

@@ -225,7 +225,7 @@ def _scribbled(path: Path) -> None:
     [
         (Path.unlink, "cannot be read as kernel tables"),
         (_cut, "cannot be read as kernel tables"),
-        (_scribbled, "damaged kernel tables"),
+        (_scribbled, "kernel tables: product, bf16: the file is damaged"),
         (lambda path: pq.write_table(pa.table({"a": [1]}), path), "of format unknown"),
         (lambda path: _with_header(path, b'{"format": 2}'), "kernel tables of format 2, and this"),
         (lambda path: _with_header(path, b'{"format": 1}'), "no gpu, engine, versions"),

@@ -97,16 +97,25 @@ def test_last_uses_are_those_of_rows_looked_at_one_by_one(data: st.DataObject) -
     for queries in counts:
         at = [first + more for more in longer]
         rows = np.zeros((seqs, queries, max(at) + queries), dtype=np.float16)
+        readable: list[np.ndarray | None] = [None] * seqs
         for q in range(queries):
             step += 1
             for seq, start in enumerate(at):
                 paid = rng.integers(0, 5, start + q + 1) * 0.05  # ties, and the threshold itself
+                held = np.ones(len(paid), dtype=bool)
+                if queries == 1:  # evicted ones are paid nothing
+                    held[:-1] = rng.random(len(paid) - 1) < rng.choice([1.0, 0.5])
+                    paid[~held] = 0.0
+                    readable[seq] = None if held.all() else np.flatnonzero(held)
                 rows[seq, q, : len(paid)] = paid
-                own = rows[seq, q, begin : len(paid)].astype(np.float64)
-                pages = page and fresh_pages(own, page, use.threshold)
-                wanted[seq, begin : len(paid)][own >= median(own) if page is None else pages] = step
+                own, held = rows[seq, q, begin : len(paid)].astype(np.float64), held[begin:]
+                used = held & (own >= median(own[held]))
+                if page is not None:
+                    used = fresh_pages(own, page, use.threshold)
+                wanted[seq, begin : len(paid)][used] = step
         metadata: Any = SimpleNamespace(first=at, queries=queries)
-        reducer.take(PassContext(metadata, first_row=0), torch.from_numpy(rows), prompt)
+        state = PassContext(metadata, first_row=0)
+        reducer.take(state, torch.from_numpy(rows), prompt, readable)
         first += queries
     found = reducer.finish()[use][:, 0]
     np.testing.assert_array_equal(found, wanted[:, : found.shape[1]])
@@ -454,25 +463,26 @@ def test_heads_that_are_not_numbers_are_left_out_of_the_sparsity() -> None:
     assert state.collect
     assert not state.wants_rows
     found = state.sparsity()
-    np.testing.assert_allclose(found[:, 0], [(6 - 3) / 6, 1 / 8])
+    # By layer: of the first, three large entries of one row; of the second, three and four.
+    assert found.tolist() == [[[2, 6]], [[4, 14]]]
     assert found.dtype == torch.float64
     state.settle()
-    assert state.within(SimpleNamespace(num_seqs=1, positions=4)).sparsity().tolist() == [[0.5]]  # type: ignore[arg-type]
+    assert state.within(SimpleNamespace(num_seqs=1, positions=4)).sparsity().tolist() == [[[2, 6]]]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompt_counts", [0, ALL_QUERIES])
 def test_sparsity_of_a_run_is_that_of_its_passes(prompt_counts: int) -> None:
     """A block of the prompt and two steps, whose numbers the next pass overwrites."""
     reducer = RowReducer([RowUse("shared", "sparsity", prompt_counts, part=0.5)])
-    memory = torch.zeros((2, 1), dtype=torch.float64)
+    memory = torch.zeros((2, 1, 1), dtype=torch.float64)
     for first, queries, numbers in ((0, 3, None), (3, 1, [1.0, 2.0]), (4, 1, [3.0, 4.0])):
         metadata: Any = SimpleNamespace(first=[first] * 2, queries=queries)
         wanted = 0 if prompt_counts or first else queries
         assert reducer.first_counted(metadata, prompt=3) == wanted
         assert reducer.first_row(metadata, prompt=3) == queries  # nothing but counts
-        fresh = torch.full((2, queries), 9.0, dtype=torch.float64)
+        fresh = torch.full((2, queries, 1), 9.0, dtype=torch.float64)
         if numbers is not None:
-            fresh = memory.copy_(torch.tensor(numbers)[:, None])
+            fresh = memory.copy_(torch.tensor(numbers)[:, None, None])
         reducer.take(PassContext(metadata, part=0.5, _sparsity=fresh), None, prompt=3)
     (found,) = reducer.finish().values()
     before = [9.0] * 3 if prompt_counts else []

@@ -1,4 +1,4 @@
-"""A small workload that is planned in about a second."""
+"""A small workload that is planned in seconds; its machines are full with 24 searches."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ rate_per_s = 20.0
 gpus = ["rtx4090", "h100"]
 policies = ["full", "streaming-llm"]
 budgets = [0.5]
+
+[serving]
+max_searches = 24
 
 [target]
 percentile = 90

@@ -34,7 +34,7 @@ def test_no_value_is_a_repr_of_python() -> None:
 
 
 def test_serving_options_have_units() -> None:
-    text = settings_of(small_workload())["serving"]
+    text = settings_of(small_workload(("max_searches = 24\n", "")))["serving"]
     for words in ("max_searches as many as fit", "prefix_sharing on", "watermark 0.01",
                   "all_reduce_bytes_per_s 450 GB/s", "all_reduce_latency_s 10.0 µs",
                   "nvme_bytes_per_s 6.00 GB/s"):  # fmt: skip
@@ -144,7 +144,7 @@ def _rests_on(notes: tuple[str, ...]) -> list[str]:
 def test_a_stated_solve_rate_enters_costs_exactly() -> None:
     """0.6 of 4 drawn searches would be 2 or 3 of them."""
     workload = small_workload(("solved = 0.5", "solved = 0.6"))
-    plan = Planner(workload.with_run_length(20, 2, 1)).run()
+    plan = Planner(workload.with_run_length(40, 4, 1)).run()
     assert plan.solved == Estimate(0.6, 0.6, 0.6, 0)
     assert plan.solved_origin == "stated"
     known = [

@@ -192,7 +192,7 @@ def test_a_curve_over_clients_has_whole_ones_once() -> None:
     ).with_run_length(24, 4, 1)
     planner = Planner(workload)
     candidate, demands = planner.candidates[0], planner.demands_of(0)
-    result = evaluate(workload, candidate, demands)
+    result = evaluate(workload, candidate, demands, longer=False)
     curve = load_curve(workload, candidate.hardware, demands, result, (0.1, 0.11, 0.5, 1.0))
     clients = [point.load for point in curve]
     assert clients == sorted({max(1, round(s * result.largest)) for s in (0.1, 0.11, 0.5, 1.0)})

@@ -90,12 +90,13 @@ class SlowThinKV(SlowAttention):
             return
         path = self.adaptation == "path"
         stream = world.active_tokens() if path else list(range(len(world.tier)))
-        safe = self.protected(world)
+        safe, newest = self.protected(world), self.newest_tokens(world)
         segments: dict[int, list[int]] = {}
         for place, token in enumerate(stream):
-            if world.tier[token] in (HBM, HBM_Q) and token not in safe:
+            if world.tier[token] in (HBM, HBM_Q) and token not in newest:
                 segments.setdefault(place // self.segment, []).append(token)
         entropy = {j: self.entropy(tokens) for j, tokens in segments.items()}
+        segments = {j: [t for t in own if t not in safe] for j, own in segments.items()}
         ordered = sorted(entropy.values())
         low = ordered[len(ordered) // 3] if ordered else 0.0
         high = ordered[2 * len(ordered) // 3] if ordered else 0.0

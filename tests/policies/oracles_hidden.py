@@ -124,15 +124,18 @@ class SlowTurn(SlowRolling):
 
 
 class SlowAttnHS(SlowRolling):
-    """Attention received and what the token had at birth, scaled over those that may go."""
+    """Attention received and what the token had at birth, scaled over what was generated."""
 
     def __init__(self, adaptation: str = "path") -> None:
         super().__init__(Signal.HIDDEN_CHANGE, (A,), True, adaptation=adaptation)
 
     def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
+        path = self.adaptation == "path"
+        stream = world.active_tokens() if path else range(len(world.node))
+        held = [t for t in stream if t >= self.outside(world) and world.tier[t] in (HBM, HBM_Q)]
         score = dict.fromkeys(free, 0.0)
         for part in (world.attended, self.born):
-            low, high = min(part[t] for t in free), max(part[t] for t in free)
+            low, high = min(part[t] for t in held), max(part[t] for t in held)
             for t in free:
                 score[t] += 0.5 * ((part[t] - low) / (high - low)) if high > low else 0.0
         worst_first = sorted(free, key=lambda t: (score[t], t))

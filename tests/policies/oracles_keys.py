@@ -140,11 +140,15 @@ class SlowThinKVPaper(SlowGroups):
 
     def see(self, world: SlowWorld, token: int) -> None:
         small = entries = 0
-        for layer in world.episode.head_attention.row(token):
-            for head in layer:
-                limit = float(np.float32(0.01) * head.max())
-                small += sum(weight < limit for weight in head.tolist())
-                entries += len(head)
+        path = world.path(world.node[token])
+        rows = world.episode.head_attention.row(token)
+        shared = rows.shape[0] * rows.shape[1] // world.groups  # query heads of a cache group
+        for number, head in enumerate(rows.reshape(-1, rows.shape[2])):
+            tier = world.tiers[number // shared]
+            read = [w for t, w in zip(path, head.tolist(), strict=False) if tier[t] != EVICTED]
+            limit = float(np.float32(0.01) * np.float32(max(read)))
+            small += sum(weight < limit for weight in read)
+            entries += len(read)
         self.sparsity.append(small / entries)
 
     def shrink(self, world: SlowWorld) -> None:

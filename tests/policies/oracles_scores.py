@@ -53,16 +53,18 @@ class SlowRaas(SlowStream):
         path = world.path(world.node[token])
         row = world.episode.attention.row(token).tolist()
         first = self.outside(world)
-        paid = dict(zip(path[first : len(row)], row[first:], strict=True))
+        read = zip(path[first : len(row)], row[first:], strict=True)
+        paid = {t: weight if world.tier[t] != EVICTED else None for t, weight in read}
         if not self.page:
-            middle = statistics.median_low(paid.values())
-            again = [t for t, weight in paid.items() if weight >= middle]
+            held = {t: weight for t, weight in paid.items() if weight is not None}
+            middle = statistics.median_low(held.values())
+            again = [t for t, weight in held.items() if weight >= middle]
         else:
             again = []
             tokens = list(paid)
             for start in range(0, len(tokens), self.page):
                 page = tokens[start : start + self.page]
-                if token in page or any(paid[t] > self.threshold for t in page):
+                if token in page or any((paid[t] or 0.0) > self.threshold for t in page):
                     again += page
         for t in again:
             self.used[t] = self.clock

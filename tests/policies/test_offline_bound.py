@@ -63,7 +63,8 @@ class Watcher(Nothing):
     def step(self, world: SlowWorld) -> None:
         paid = np.zeros(self.tokens)
         for token in range(self.held[-1], len(world.tier)):
-            paid[world.path(world.node[token])] += world.episode.attention.row(token)
+            row = world.episode.attention.row(token)
+            paid[world.path(world.node[token])] += row / row.sum()
         self.paid.append(paid)
         self.held.append(len(world.tier))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from arborsim.core.errors import ResultError
 from arborsim.core.measurements import Measurements, TimeSplit
 from arborsim.core.units import quantity, scale_for
 from arborsim.run.results import EpisodeResult, aggregate
@@ -108,3 +110,38 @@ def test_quantities_in_sentences():
     assert quantity("seconds", 95.42) == "95.4 s"
     assert quantity("bytes", 0) == "0 B"
     assert quantity("rate", math.nan) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"attention_kept": -203.26}, "attention kept is -203.26, not between 0 and 1"),
+        ({"attention_kept": 1.00001}, "attention kept is 1.00001, not between 0 and 1"),
+        ({"peak_ddr_bytes": -1}, "peak_ddr_bytes is -1, below 0"),
+        ({"hbm_byte_seconds": -2.5}, "hbm_byte_seconds is -2.5, below 0"),
+        ({"time": TimeSplit(decode_s=-0.5)}, "decode_s is -0.5, below 0"),
+        # 100 tokens in 80 iterations: at most 21 in one of them
+        ({"peak_hbm_kv_tokens": 122}, "122 tokens in HBM, although the policy keeps to 100"),
+    ],
+)
+def test_figures_that_no_search_can_have_are_refused(changed, said):
+    good = search("h2o", 3, 40, 100, 2.0, 0.9)
+    good = replace(good, measured=replace(good.measured, iterations=80, peak_hbm_kv_tokens=121))
+    own = {name: value for name, value in changed.items() if name != "attention_kept"}
+    kept = changed.get("attention_kept", 0.9)
+    with pytest.raises(ResultError) as caught:
+        replace(good, measured=replace(good.measured, **own), attention_kept=kept).simulated()
+    assert str(caught.value).startswith(f"a.parquet, episode 3, h2o at budget 0.5: {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_rounding_unknown_figures_and_policies_without_bounds_are_not_refused():
+    good = search("h2o", 3, 40, 100, 2.0, 1 + 1e-9)
+    replace(good, attention_kept=math.nan)
+    replace(good, measured=replace(good.measured, time=TimeSplit(hidden_transfer_s=-1e-12)))
+    peak = replace(good.measured, iterations=100, peak_hbm_kv_tokens=500)
+    replace(good, bounded=False, measured=peak).simulated()
+    replace(good, measured=replace(peak, prompt_tokens=500)).simulated()
+    live = replace(good, measured=peak)  # tokens on their way out count as well
+    with pytest.raises(ResultError):
+        live.simulated()

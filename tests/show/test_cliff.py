@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.live.answers import Answers, Counted, Searched, answered, shipped
+from arborsim.live.answers import Answers, Counted, Searched, answered, authors_form, shipped
 from arborsim.run.results import ReplayResult
 from arborsim.show import replay_figures
 from arborsim.show.cliff import MOST, MOST_INFEASIBLE, cliffs, of_replay
@@ -55,12 +55,35 @@ def test_circles_stand_where_their_accuracy_is():
     found = re.findall(r'cy="([\d.]+)" r="4.5" [^>]*><title>[^:]*: (\d+) of (\d+) right', picture)
     assert len(found) > 20
     for y, right, n in found:
-        places = [
-            drawing.HEAD + drawing.PANEL * panel + drawing.PANEL - drawing.BOTTOM
-            - int(right) / int(n) * (drawing.PANEL - drawing.TOP - drawing.BOTTOM)
-            for panel in range(len(drawing.PANELS))
-        ]  # fmt: skip
-        assert min(abs(float(y) - place) for place in places) < 0.06
+        share, height = int(right) / int(n), drawing.PANEL - drawing.TOP - drawing.BOTTOM
+        feet = [panel.top + drawing.PANEL - drawing.BOTTOM for panel in drawing.panels()]
+        assert min(abs(float(y) - (foot - share * height)) for foot in feet) < 0.06
+
+
+def test_a_colour_stands_for_one_setting_and_its_legend_says_which():
+    """Settings that are not those of a policy's authors stand beside its name."""
+    picture = drawing.FIGURE.read_text()
+    circles = re.findall(r'r="4.5" fill="var\((--\w+)\)"><title>(.*?) at budget', picture)
+    legend = dict(re.findall(r'stroke="var\((--\w+)\)" stroke-width="3"/>\s*'
+                             r'<text [^>]*>([^<]*)</text>', picture))  # fmt: skip
+    by_colour: dict[str, set[str]] = {}
+    for colour, label in circles:
+        by_colour.setdefault(colour, set()).add(unescape(label))
+    assert all(len(labels) == 1 for labels in by_colour.values()), by_colour
+    labels = [label for (label,) in by_colour.values()]
+    assert len(set(labels)) == len(labels) > 8
+    values = [picture.split(f"{colour}: ")[number].split(";")[0]
+              for colour in by_colour for number in (1, 2)]  # fmt: skip
+    assert len(set(values[::2])) == len(set(values[1::2])) == len(labels)
+    counted = {row.label: row for row in shipped().rows}
+    for colour, (label,) in by_colour.items():
+        row = counted[label]
+        theirs = authors_form(row.policy)
+        differ = {name for name, value in row.settings.items() if theirs[name] != value}
+        assert legend[colour].count(",") == len(differ) - ("inverted" in label)
+    assert authors_form("h2o")["per"] == "head"
+    assert legend[drawing.colours()["h2o"]] == "h2o"
+    assert legend[drawing.colours()["h2o per=shared"]] == "h2o, one ranking"
 
 
 def row(policy: str, budget: str, right: int = 5, n: int = 10, infeasible: int = 0) -> Counted:
@@ -109,7 +132,7 @@ def test_a_replay_is_plotted_by_what_was_counted_for_its_task():
 def test_a_replays_page_shows_its_own_task_and_settings():
     (made,) = of_replay(game(), "g")
     coloured = [t["name"] for t in made["figure"]["data"] if t.get("name") != "others"]
-    assert {"h2o", "epikv recent=8"} <= set(coloured)
+    assert {"h2o per=shared", "epikv recent=8"} <= set(coloured)
     assert made["title"] == "game24, tot-bfs"
     assert not of_replay(game(), "other")
     assert not of_replay(game(), "g", Answers())[:0]

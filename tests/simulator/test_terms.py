@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from arborsim.cli.app import main
+from arborsim.core.errors import ResultError
 from arborsim.core.tiers import RECALLS, Budget, Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
@@ -17,10 +19,13 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.price import Price
 from arborsim.machine.program import DemandInfo, Op
 from arborsim.machine.reading import PAGE_TOKENS, PAGES_TOP
-from arborsim.machine.terms import Term, names, total
+from arborsim.machine.server import ServingEngine
+from arborsim.machine.terms import Term, check_explained, names, total
+from arborsim.plan.evaluate import HIDDEN, cost_terms
 from arborsim.policies.registry import build
 from arborsim.run.replay import Replay
 from arborsim.show.terms import explained
+from tests.helpers.demands import record_demands
 from tests.helpers.traces import make_trace
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
 
@@ -205,3 +210,39 @@ def test_the_host_works_on_every_transfer(recall: str) -> None:
 def test_pages_are_those_of_the_live_backend() -> None:
     remote = pytest.importorskip("arborsim_torch.cache.ondemand")
     assert (remote.PAGE_TOKENS, remote.PAGES_TOP) == (PAGE_TOKENS, PAGES_TOP)
+
+
+@pytest.mark.parametrize("off", [0.9, 1.1])
+def test_terms_that_leave_time_unexplained_are_an_error(
+    tree: Path, off: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a replay and of a plan's search: the total is not made of the terms."""
+    original = Price.iteration_terms
+
+    def wrong(*given: Any) -> list[tuple[str, Term]]:
+        found = original(*given)
+        return [(plan, replace(term, seconds=off * term.seconds)) for plan, term in found]
+
+    machine = Machine(load_profile("h100"), load_geometry("llama-3.1-8b"))
+    (demand,) = record_demands(tree, build("full"), Budget.parse("1"), machine)
+    engine = ServingEngine([demand], machine.profile, load_geometry("llama-3.1-8b"))
+    right = cost_terms(engine, 0)
+    assert sum(right.values()) == pytest.approx(engine.alone[0].seconds, rel=1e-9)
+    assert right[HIDDEN] < 0
+    monkeypatch.setattr(Price, "iteration_terms", wrong)
+    with pytest.raises(ResultError, match=r"full, .*: cost terms explain .* and leave .* unexpl"):
+        cost_terms(engine, 0)
+    command = ["replay", str(tree), "--policy", "random", "--no-quality", "--explain"]
+    assert main(command) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "cost terms explain" in said
+    assert "report it" in said
+
+
+def test_a_remainder_within_half_a_percent_is_rounding() -> None:
+    check_explained(0.9951, 1.0, "it")
+    check_explained(0.0, 0.0, "nothing")
+    with pytest.raises(ResultError, match=r"it: cost terms explain 0\.9949 s of 1 s"):
+        check_explained(0.9949, 1.0, "it")
+    with pytest.raises(ResultError):
+        check_explained(1.0051, 1.0, "it")

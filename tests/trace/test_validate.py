@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from arborsim.core import observations
 from arborsim.core.errors import TraceError
-from arborsim.core.observations import DenseRows, Signal
-from arborsim.trace import validate
+from arborsim.core.observations import DenseRows, Signal, SparseRows
 from arborsim.trace.columns import encode
 from arborsim.trace.episode import decode_episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, Kind
-from arborsim.trace.validate import Where, check_attention
+from arborsim.trace.validate import Where, check_sums
 from tests.helpers.traces import Rows, make_info, sparse_columns
 
 P, T, TURN, END, PRUNE, ANSWER = Kind
@@ -363,16 +363,35 @@ def test_the_prompt_itself_may_go_on_before_any_transition(tmp_path):
     read(write(tmp_path / "t.parquet", columns))
 
 
-def test_long_attention_is_checked_on_a_sample(monkeypatch):
-    rows = [np.full(p + 1, 1 / (p + 1), dtype=np.float16) for p in range(20)]
-    rows[13] = rows[13] / 2
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-    dense = DenseRows(np.concatenate(rows), offsets)
-    position, where = np.arange(20), Where("t", 0)
-    with pytest.raises(TraceError, match=r"row 13: attention sums to 0\.4999 instead of 1"):
-        check_attention(dense, position, position, where)
-    monkeypatch.setattr(validate, "SUM_CHECK_VALUES", 30)
-    check_attention(dense, position, position, where)  # every seventh row: 0, 7, 14
-    rows[14] = rows[14] / 2
-    with pytest.raises(TraceError, match="row 14"):
-        check_attention(DenseRows(np.concatenate(rows), offsets), position, position, where)
+@pytest.mark.parametrize("wrong", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("attention", ["dense", "sparse"])
+def test_every_row_of_long_attention_is_added_up(attention, wrong, monkeypatch):
+    count, bad = 600, 599  # 180,300 weights: sums are taken in blocks
+    rows = [np.full(p + 1, 1 / (p + 1), dtype=np.float16) for p in range(count)]
+    monkeypatch.setattr(observations, "_SUMMED_VALUES", 1000)
+    right = _rows(rows, attention).summed().sums
+    assert right == pytest.approx([row.astype(float).sum() for row in rows], abs=1e-6)
+    token_rows, where = np.arange(count), Where("t", 0)
+    check_sums(right, token_rows, where)
+    rows[bad] = np.full(count, wrong / count, dtype=np.float16)
+    with pytest.raises(TraceError, match=r"episode 0, row 599: attention sums to .* instead of 1"):
+        check_sums(_rows(rows, attention).summed().sums, token_rows, where)
+    cut = _rows(rows, attention).summed()[10:20]
+    assert cut.sums == pytest.approx(right[10:20])
+
+
+def _rows(rows, attention):
+    """Dense, or with every second weight listed and the rest for the others."""
+    if attention == "dense":
+        offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+        return DenseRows(np.concatenate(rows), offsets)
+    index = [np.arange(0, len(row), 2, dtype=np.int32) for row in rows]
+    values = [row[at] for row, at in zip(rows, index, strict=True)]
+    rest = [
+        row.astype(float).sum() - v.astype(float).sum() for row, v in zip(rows, values, strict=True)
+    ]
+    offsets = np.concatenate([[0], np.cumsum([len(at) for at in index])])
+    lengths = np.array([len(row) for row in rows])
+    return SparseRows(
+        np.concatenate(index), np.concatenate(values), offsets, np.float32(rest), lengths
+    )

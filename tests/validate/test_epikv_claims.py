@@ -144,7 +144,7 @@ def test_two_claims_worked_out_anew(numbers: dict[tuple[str, str], float]) -> No
         and (row["plus"], row["minus"], row["smoothing"]) == ("g4", "g2", "z-64")
     }  # fmt: skip
     assert sorted(masked) == list(range(200))
-    label = "EpiKV, layers as calibrated on the model, 87%"
+    label = "EpiKV inverted (z_B - z_A), 87%"
     assert numbers["epikv-table-3-against-h2o", label] == sum(masked.values()) / 200
     seconds = {
         (row["gpu"], row["budget"], row["policy"]): row["as_run_s"]

@@ -22,6 +22,7 @@ from arborsim.show.published import Published, print_published, to_frame
 from arborsim.validate import published
 from arborsim.validate.aiconfigurator import Prediction, installed
 from arborsim.validate.published import PlayedRun, compare, error_lines
+from arborsim.validate.published_log import Kept, PublishedLog
 from arborsim.validate.serving import ServingRun, read_runs
 from tests.helpers.demands import record_demands
 
@@ -246,6 +247,59 @@ def test_results_do_not_depend_on_the_number_of_jobs(sample: Path, tmp_path: Pat
         assert main(["validate", *arguments, "--no-aiconfigurator"]) == 0
         texts.append(out.read_text())
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_an_interruption_loses_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [ROW.replace("1000,100,4", f"1000,100,{n}") for n in (1, 2, 3)]
+    rows.append(ROW.replace("llama-3.1-8b", "no-model"))
+    file, out = tmp_path / "runs.csv", tmp_path / "errors.csv"
+    file.write_text("\n".join([HEAD, *rows]) + "\n")
+    log = tmp_path / "errors.csv.partial.jsonl"
+    arguments = ["validate", "published", str(file), "--no-aiconfigurator", "--out", str(out)]
+    real, played = published.compare, []
+
+    def pressed_at_the_third(run: ServingRun) -> PlayedRun:
+        played.append(run.concurrency)
+        if len(played) == 3:
+            raise KeyboardInterrupt
+        return real(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(published, "compare", pressed_at_the_third)
+        assert main(arguments) == 130
+        assert f": {log} holds 2 of 4 runs; --resume goes on" in capsys.readouterr().err
+        assert not out.exists()
+        assert main(arguments) == 2
+        assert "holds an interrupted comparison" in capsys.readouterr().err
+        assert main([*arguments, "--resume"]) == 0
+    assert played == [1, 2, 3, 3, 4], "what was done is not played again"
+    assert not log.exists()
+    resumed = out.read_bytes()
+    assert main(arguments) == 0
+    assert out.read_bytes() == resumed
+    assert main([*arguments, "--resume"]) == 0, "with nothing to go on with, it begins"
+
+
+def test_a_log_of_other_runs_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "runs.csv", tmp_path / "errors.csv"
+    file.write_text(f"{HEAD}\n{ROW}\n{ROW}\n")
+    other = Prediction(0.1, 0.01, 100.0)
+    log = PublishedLog(out, read_runs(file), "", resume=False)
+    log.add(Kept.of(0, replace(compare(read_runs(file)[0]), other=other)))
+    log.close()
+    again = PublishedLog(out, read_runs(file), "", resume=True)
+    assert [each.other for each in again.played] == [other]
+    again.close()
+    file.write_text(f"{HEAD}\n{ROW}\n")
+    arguments = ["validate", "published", str(file), "--no-aiconfigurator", "--resume"]
+    assert main([*arguments, "--out", str(out)]) == 2
+    assert "is of other runs, or another arborsim" in capsys.readouterr().err
+    assert main(arguments) == 2
+    assert "--resume needs --out" in capsys.readouterr().err
 
 
 def test_figures_are_those_of_the_rows_that_are_written(

@@ -22,6 +22,7 @@ from arborsim_torch import reference  # noqa: E402
 from benchmarks.quality import run  # noqa: E402
 from benchmarks.quality_arms import EXPERIMENTS  # noqa: E402
 from benchmarks.quality_masked import check, search  # noqa: E402
+from benchmarks.quality_page import read  # noqa: E402
 
 REPORT = ROOT / "reports" / "quality"
 PROBLEMS = 4
@@ -45,9 +46,9 @@ def chain() -> tuple[Any, Any]:
     [
         ("cliff", "streaming", "0.69"),
         ("cliff", "random", "0.56"),
-        ("cliff", "h2o", "0.87"),
+        ("cliff", "h2o, shared", "0.87"),
         ("cliff", "epikv", "0.95"),
-        ("cliff", "raas", "0.95"),
+        ("cliff", "raas, median", "0.95"),
         ("cliff", "hierarchy r=0.1", "1"),
         ("cliff", "rkv", "0.95"),
         ("cliff", "needed", "0.5"),
@@ -106,3 +107,15 @@ def test_the_command_goes_on_where_live_runs_stopped(tmp_path: Path) -> None:
     assert len((tmp_path / "cliff.jsonl").read_text().splitlines()) == len(rows) + 1
     with pytest.raises(UsageError, match="masked searches are greedy"):
         run("game24", 2, 2, tmp_path, ["random@0.7"], masked=True)
+
+
+def test_an_experiment_may_begin_masked(tmp_path: Path) -> None:
+    """What it was run with comes first in its file; H2O per head, whose prompt is kept or not."""
+    arms = ["full@1", "h2o@0.85", "h2o, prompt kept@0.85"]
+    for _ in range(2):  # what is finished is not searched again
+        run("published-12", 2, 2, tmp_path, arms, masked=True)
+    (stored,) = read(tmp_path)
+    assert stored.head["facts"]["model"] == "arborsim-chain"
+    assert len(stored.rows) == 6
+    assert {row["masked"] for row in stored.rows} == {True}
+    assert stored.head["arms"][stored.rows[-1]["arm"]]["label"] == "h2o, prompt kept"

@@ -103,7 +103,7 @@ def of(name: str, **settings: object) -> pd.DataFrame:
 
 
 def h2o_collapses() -> tuple[float, int]:
-    right = answers("cliff", "h2o", "0.81")
+    right = answers("cliff", "h2o, shared", "0.81")
     return right.sum() / len(right), len(right)
 
 
@@ -164,9 +164,9 @@ RECOMPUTED: dict[tuple[str, str], Callable[[], tuple[float, int]]] = {
     ("arborkv-table-1-game24-half", "ArborKV less full retention"): arborkv_game24,
     ("arkv-table-2-quant-collapses", "base_quant by the equations / full"): arkv_quantised_all,
     ("arkv-table-7-quantised-share", "FP8 share of the tokens held"): arkv_quantised_share,
-    ("epikv-section-4-1-collapse", "H2O, 81%"): h2o_collapses,
+    ("epikv-section-4-1-collapse", "H2O (shared), 81%"): h2o_collapses,
     ("epikv-figure-6-requests", "budget of 2,048 tokens"): epikv_requests,
-    ("hierarchy-figure-2-cliff", "H2O, 69% of the generated tokens"): h2o_collapses,
+    ("hierarchy-figure-2-cliff", "H2O (shared), 69% of the generated tokens"): h2o_collapses,
     ("hierarchy-table-10-overhead", "transfers / time, 50% HBM, stream"): hierarchy_transfers,
     ("ets-table-1-kv-width-256", "REBASE / ETS, lambda_b 2: 10 levels"): ets_kv,
     ("ets-table-1-accuracy-kept", "ETS less REBASE, lambda_b 1: Game of 24"): ets_answers,

@@ -105,8 +105,10 @@ class AdaKV(Voting):
         "score": "attention from the end of the prompt on, pooled over the prompt",
     }
     official: ClassVar[str] = (
-        "FFY0/AdaKV@efe4e2e: literally, on 60 random prompts; the 240 heads keep the tokens of "
-        "AdaptiveSnapKVCluster, mean-pooled, but for one where the code rounds"
+        "FFY0/AdaKV@efe4e2e: literally, AdaptiveSnapKVCluster, mean-pooled, on 60 random prompts "
+        "(80 to 399 tokens, four KV heads, normal vectors): with budgets drawn evenly up to the "
+        "prompt 142 of 240 heads keep the same tokens, with C - W a multiple of 5 220; all others "
+        "one token more or one less, because the code truncates the floor and rounds each share"
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "published for the prompt; while tokens are generated, the lowest of a layer over its "
@@ -116,6 +118,7 @@ class AdaKV(Voting):
         "heads by what they would keep of their attention",
         "the window takes at most half of the budget",
         "probabilities are averaged over the query heads that share a KV head",
+        "while tokens are generated, votes for the prompt are pooled with those of evicted ones",
     )
 
     @cached_property

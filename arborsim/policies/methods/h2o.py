@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect, ProtectSome
@@ -37,6 +38,7 @@ class H2O(StreamPolicy):
         "Zefan-Cai/KVCache-Factory@c97f9d7: update_kv of H2OKVCluster read, not run: it adds up "
         "the attention of all queries of the prompt, cuts the prompt alone, and its window is fixed"
     )
+    published: ClassVar[Mapping[str, Any]] = {"per": "head"}
     summary: ClassVar[str] = "keep the most attended tokens and a recent window"
     formula: ClassVar[str] = "s(i) = sum over queries t of a_t(i)"
     deviations: ClassVar[tuple[str, ...]] = (

@@ -66,7 +66,8 @@ class LagKVOfficial(StreamPolicy):
     name: ClassVar[str] = "lag-kv-official"
     paper: ClassVar[str] = "Liang et al. 2025, arXiv:2504.04704"
     official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts hold the same tokens as after "
+        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, half of "
+        "each partition kept, two KV heads, normal vectors) hold the same tokens as after "
         "LagKVPress; the authors' repository in the same way, its commit was not noted"
     )
     summary: ClassVar[str] = "keep half of each partition: what differs most from the next one"

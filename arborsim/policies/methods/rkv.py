@@ -73,8 +73,9 @@ class RKV(StreamPolicy):
     name: ClassVar[str] = "rkv"
     paper: ClassVar[str] = "R-KV, Cai et al. 2025, arXiv:2505.24133"
     official: ClassVar[str] = (
-        "Zefan-Cai/R-KV@d15c976: literally, with as_published 120 of 120 random chains (40 with "
-        "prompts longer than the cache) hold the same tokens at every step"
+        "Zefan-Cai/R-KV@d15c976: literally, with as_published 120 of 120 random chains (prompts of "
+        "14 to 39 tokens and five thoughts of 8 to 14; caches of 9 tokens to 20 more than the "
+        "prompt, 40 smaller than it) hold the same tokens at every step"
     )
     summary: ClassVar[str] = "keep what is attended to and not repeated, per layer and KV head"
     formula: ClassVar[str] = (

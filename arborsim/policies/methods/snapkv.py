@@ -35,8 +35,9 @@ class SnapKV(Composed):
     name: ClassVar[str] = "snapkv"
     paper: ClassVar[str] = "Li et al. 2024, arXiv:2404.14469"
     official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts hold the same tokens as "
-        "after SnapKVPress; the authors' repository in the same way, its commit was not noted"
+        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
+        "% of them kept, two KV heads, normal vectors) hold the same tokens as after "
+        "SnapKVPress; the authors' repository in the same way, its commit was not noted"
     )
     summary: ClassVar[str] = "compress the prompt by the attention of its last queries, once"
     formula: ClassVar[str] = (

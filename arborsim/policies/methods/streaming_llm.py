@@ -21,9 +21,9 @@ class StreamingLLM(StreamPolicy):
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "Xiao et al. 2024, arXiv:2309.17453"
     official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts hold the same tokens as "
-        "after StreamingLLMPress; the authors' repository in the same way, its commit was not "
-        "noted"
+        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
+        "% of them kept, two KV heads, normal vectors) hold the same tokens as after "
+        "StreamingLLMPress; the authors' repository in the same way, its commit was not noted"
     )
     summary: ClassVar[str] = "keep attention sinks and a sliding window"
     formula: ClassVar[str] = "keep i < sinks and the newest K - sinks"

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
-from arborsim.policies.base import CacheView
+from arborsim.core.tiers import Tier, hbm_mask
+from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import (
     Allocation,
     Decision,
@@ -57,45 +57,66 @@ class Segments(Pool):
 
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Evict what the segments of the stream do not keep."""
-        stream = at.view.stream(self.adaptation)
-        whole = len(stream) == len(tier)  # then tokens are at their own numbers
-        held = np.flatnonzero(free if whole else free[stream])  # positions in the stream
-        tokens = held if whole else stream[held]
-        kept = self.kept(held, tokens, at.view.scores["attention"], at.rank[group], over)
-        tier[tokens[~kept]] = Tier.EVICTED
+        view = at.view
+        stream = view.stream(self.adaptation)
+        protection = at.policy.protection(view.budget_tokens)
+        newest = self.protected(view, Protection(recent=protection.recent))
+        held = np.flatnonzero((hbm_mask(tier) & ~newest)[stream])  # positions in the stream
+        tokens = stream[held]
+        may_go = free[tokens]
+        kept = self.kept(held, tokens, may_go, view.scores["attention"], at.rank[group], over)
+        tier[tokens[may_go][~kept]] = Tier.EVICTED
 
     def kept(
-        self, held: np.ndarray, tokens: np.ndarray, rows: np.ndarray, rank: np.ndarray, over: int
-    ) -> np.ndarray:
-        """Which tokens the segments keep if `over` or more have to leave; bool ``[n]``.
+        self, held: np.ndarray, tokens: np.ndarray, may_go: np.ndarray, rows: np.ndarray,
+        rank: np.ndarray, over: int,
+    ) -> np.ndarray:  # fmt: skip
+        """Which of the tokens that `may_go` segments keep if `over` or more have to; bool ``[m]``.
 
-        `held` and `tokens`, int64 ``[n]``, are rising positions in the stream and the tokens there;
-        rows, float64 ``[layers, all tokens]``, are the newest query's attention, and `rank` is
-        float64 ``[all tokens]``.
+        `held` and `tokens`, int64 ``[n]``, are rising positions in the stream and the tokens there,
+        but for the newest: `may_go`, bool ``[n]``, leaves out a prompt that is pinned, which counts
+        in entropies and tertiles all the same.  Rows, float64 ``[layers, all tokens]``, are the
+        newest query's attention, and `rank` is float64 ``[all tokens]``.
         """
         sizes = segment_sizes(held, self.segment)
+        some = sizes > 0
         mean = sum_in_order(rows.take(tokens, axis=1), axis=0) / len(rows)
-        keeps = np.array(self.keeps)[tertiles(segment_entropy(mean, sizes))]
-        return fill_segments(sizes, keeps, rank.take(tokens), len(held) - over)
+        keeps = np.array(self.keeps)[tertiles(segment_entropy(mean, sizes[some]))]
+        own = segment_sizes(held[may_go], self.segment, len(sizes))[some]
+        room = int(np.count_nonzero(may_go)) - over
+        return fill_segments(own, keeps, rank.take(tokens[may_go]), room)
 
 
 class SegmentPool(ChangingPool):
-    """Candidates in segments, of which those go that `segments` do not keep."""
+    """Candidates in segments, of which those go that `segments` do not keep.
+
+    What is held before position `start` is no candidate, but counts in entropies.
+    """
 
     def __init__(
-        self, segments: Segments, attention: np.ndarray, rank: np.ndarray, *candidates: Any
-    ) -> None:
-        super().__init__(rank, *candidates)
+        self, segments: Segments, attention: np.ndarray, rank: np.ndarray, ids: np.ndarray,
+        alive: np.ndarray, start: int, stop: int,
+    ) -> None:  # fmt: skip
+        super().__init__(rank, ids, alive, start, stop)
         self._segments, self._attention = segments, attention
+        self._pinned, self._old = np.flatnonzero(alive[:start]), stop
+
+    def admit(self, stop: int) -> None:
+        self._old = stop
+        super().admit(stop)
 
     def pop(self, over: int) -> list[int]:
-        held, tokens = self._at[: self._count], self._known[: self._count]
-        kept = np.zeros(len(held), dtype=bool)
-        if over < len(held):
-            kept = self._segments.kept(held, tokens, self._attention, self._scores, over)
-        gone: list[int] = held[~kept].tolist()
-        count = self._count = len(held) - len(gone)
-        self._at[:count], self._known[:count] = held[kept], tokens[kept]
+        at, known = self._at[: self._count], self._known[: self._count]
+        kept = np.zeros(len(at), dtype=bool)
+        if over < len(at):
+            pinned = self._pinned[self._pinned < self._old]
+            held = np.concatenate([pinned, at])
+            tokens = np.concatenate([self._of[pinned], known])
+            may_go = np.arange(len(held)) >= len(pinned)
+            kept = self._segments.kept(held, tokens, may_go, self._attention, self._scores, over)
+        gone: list[int] = at[~kept].tolist()
+        count = self._count = len(at) - len(gone)
+        self._at[:count], self._known[:count] = at[kept], known[kept]
         return gone
 
 
@@ -146,6 +167,11 @@ class ThinKV(SegmentPolicy):
 
     name: ClassVar[str] = "thinkv"
     paper: ClassVar[str] = "Ramachandran et al. 2026, as re-implemented by EpiKV, arXiv:2606.26472"
+    official: ClassVar[str] = (
+        "stevenkolawole/epiphany-kv-cache@d424208: literally, ThinKVEviction on the rows of 11 "
+        "live searches (chains of 32 lines, a budget of 374 tokens of about 430): the first "
+        "decision is the same in 11 of 11; later ones cut other segments"
+    )
     summary: ClassVar[str] = "keep more of the segments to which attention is narrow"
     formula: ClassVar[str] = (
         "H_j = -sum p_i ln p_i over the tokens i of segment j, p_i = a_t(i) / sum_j a_t, t the "
@@ -161,7 +187,8 @@ class ThinKV(SegmentPolicy):
         "rows=mean (default) takes the row averaged over all layers and heads, which every trace "
         "holds; rows=layers, as run by EpiKV, takes entropies of the mean row of the last 4 "
         "captured layers and ranks tokens by the row of the last one",
-        "segments are 128 consecutive tokens of the stream, evicted ones counted; an entropy "
+        "segments are 128 consecutive tokens of the stream, evicted ones counted, where the "
+        "authors' code cuts what the cache holds into new segments at every decision; an entropy "
         "is taken over those still held",
         "a segment without attention counts as evenly attended",
     )
@@ -187,6 +214,11 @@ class SegmentHS(SegmentPolicy):
 
     name: ClassVar[str] = "segment-hs"
     paper: ClassVar[str] = PAPER
+    official: ClassVar[str] = (
+        "stevenkolawole/epiphany-kv-cache@d424208: literally, HybridSegmentHSEviction on the rows "
+        "and scores of 11 live searches (chains of 32 lines, a budget of 374 tokens of about 430): "
+        "the first decision is the same in 11 of 11; later ones cut other segments"
+    )
     summary: ClassVar[str] = "thinkv's segments, tokens inside ranked by the hidden state"
     formula: ClassVar[str] = (
         "segments by the entropy of the newest query's attention, as `thinkv`; inside, "
@@ -195,7 +227,7 @@ class SegmentHS(SegmentPolicy):
     deviations: ClassVar[tuple[str, ...]] = (
         "the paper does not say which hidden-state score ranks inside: EpiKV's",
         "the prompt, for which that score is not defined, is protected (section 3.3), unlike "
-        "by `thinkv`",
+        "by `thinkv`; it counts in entropies and tertiles, as in the authors' code",
         "segments and entropies as in `thinkv`, with its deviations",
         SCALED,
         POSITIONS,
@@ -207,12 +239,12 @@ class SegmentHS(SegmentPolicy):
         return HiddenChangeContrast(self.layer_a, self.layer_b, self.window)
 
 
-def segment_sizes(places: np.ndarray, length: int) -> np.ndarray:
-    """How many of some rising positions lie in each segment, but for those without any."""
-    last = int(places[-1]) if len(places) else 0
-    bounds = np.searchsorted(places, np.arange(0, last + length + 1, length))
-    sizes = bounds[1:] - bounds[:-1]
-    return np.asarray(sizes[sizes > 0])
+def segment_sizes(places: np.ndarray, length: int, segments: int | None = None) -> np.ndarray:
+    """How many of some rising positions lie in each segment; of as many as they need, or more."""
+    if segments is None:
+        segments = int(places[-1]) // length + 1 if len(places) else 0
+    bounds = np.searchsorted(places, np.arange(segments + 1) * length)
+    return np.asarray(bounds[1:] - bounds[:-1])
 
 
 def segment_entropy(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:

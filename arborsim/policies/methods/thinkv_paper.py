@@ -23,7 +23,7 @@ from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBirth, FixedScore, Score, ScoreState, Vectors, sum_in_order
+from arborsim.signals.scores import AtBegin, Score, ScoreState, Vectors, sum_in_order
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
 # Distances and means are rounded, so that ties do not depend on the order of summation.
@@ -31,11 +31,12 @@ _DECIMALS = 9
 
 
 @dataclass(frozen=True)
-class AttentionSparsity(FixedScore):
+class AttentionSparsity(Score):
     """Share of a row's entries under a part of its maximum, mean over captured layers and heads.
 
-    ThinKV (Ramachandran et al. 2025, arXiv:2510.01290), where the part is 1 %.  Heads whose softmax
-    overflowed are left out.  Prompt tokens have 0, unless `prompt` is set.
+    ThinKV (Ramachandran et al. 2025, arXiv:2510.01290), where the part is 1 %.  Entries are of the
+    tokens that a head can read.  Heads whose softmax overflowed are left out.  Prompt tokens have
+    0, unless `prompt` is set.
     """
 
     part: float = 0.01
@@ -53,32 +54,59 @@ class AttentionSparsity(FixedScore):
         return frozenset({self.use})
 
     def start(self, layers: int) -> ScoreState:
-        return AtBirth(self.compute) if self.prompt else _OfGenerated(self.compute)
-
-    def compute(self, run: TokenRun) -> np.ndarray:
-        reduced = run.observed.reduced.get(self.use)
-        if reduced is not None:
-            return np.stack(reduced.leaves, axis=-1).reshape(1, run.num_tokens)
-        rows = head_rows(run.observed)
-        return np.array([[row_sparsity(rows.row(i), self.part) for i in range(run.num_tokens)]])
+        return _SparsityState(self)
 
 
-class _OfGenerated(AtBirth):
-    """Values of generated tokens alone; those of the prompt are 0."""
+class _SparsityState(AtBegin):
+    knows_held: ClassVar[bool] = True
+
+    def __init__(self, spec: AttentionSparsity) -> None:
+        super().__init__()
+        self._spec = spec
+        self._held = np.ones((1, 0), dtype=bool)  # [cache groups, tokens before the run]
+
+    def hold(self, held: np.ndarray) -> None:
+        self._held = held
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        if generated:
-            super().begin(run, tree, generated)
-        else:
-            self._grow(1, run.num_tokens)
+        now = self._grow(1, run.num_tokens)
+        if not (generated or self._spec.prompt):
+            return
+        reduced = run.observed.reduced.get(self._spec.use)
+        of_leaf = []
+        for leaf, node in enumerate(run.leaves):
+            held = self._held[:, tree.path(node)[: -run.steps]]
+            if reduced is None:
+                of_leaf.append(self._from_rows(run, leaf, held))
+                continue
+            heads, large = reduced.leaves[leaf]
+            entries = heads * (held.sum(1).mean() + 1 + np.arange(run.steps))
+            of_leaf.append((entries - large) / np.maximum(entries, 1))
+        now[0, now.shape[1] - run.num_tokens :] = np.stack(of_leaf, axis=-1).ravel()
+
+    def _from_rows(self, run: TokenRun, leaf: int, held: np.ndarray) -> np.ndarray:
+        rows, width = head_rows(run.observed), len(run.leaves)
+        found = np.empty(run.steps)
+        for step in range(run.steps):
+            own = np.pad(held, ((0, 0), (0, step + 1)), constant_values=True)
+            found[step] = row_sparsity(rows.row(step * width + leaf), self._spec.part, own)
+        return found
 
 
-def row_sparsity(row: np.ndarray, part: float) -> float:
-    """Sparsity of one token's rows ``[layers, heads, positions]``; 0 if all are NaN."""
+def row_sparsity(row: np.ndarray, part: float, held: np.ndarray | None = None) -> float:
+    """Sparsity of one token's rows ``[layers, heads, positions]``; 0 if all are NaN.
+
+    Of the entries that are `held`, bool ``[cache groups, positions]``; None: of all.
+    """
     heads = row.reshape(-1, row.shape[-1])
-    heads = heads[~np.isnan(heads).any(axis=1)]
-    small = np.count_nonzero(heads < np.float32(part) * heads.max(axis=1, keepdims=True))
-    return float(small / max(1, heads.size))
+    here = np.ones(heads.shape, dtype=bool)
+    if held is not None:
+        here = np.repeat(held, len(heads) // len(held), axis=0)
+    numbers = ~np.isnan(heads).any(axis=1)
+    heads, here = heads[numbers], here[numbers]
+    largest = np.where(here, heads, 0.0).max(axis=1, keepdims=True, initial=0.0)
+    small = np.count_nonzero(here & (heads < np.float32(part) * largest))
+    return float(small / max(1, int(np.count_nonzero(here))))
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ class Tova(StreamPolicy):
     name: ClassVar[str] = "tova"
     paper: ClassVar[str] = "Oren et al. 2024, arXiv:2401.06104"
     official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts hold the same tokens as "
-        "after TOVAPress; the authors' repository in the same way, its commit was not noted"
+        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
+        "% of them kept, two KV heads, normal vectors) hold the same tokens as after TOVAPress; "
+        "the authors' repository in the same way, its commit was not noted"
     )
     summary: ClassVar[str] = "evict what the newest query attends to least"
     formula: ClassVar[str] = "s(i) = a_t(i), t the newest query, mean over heads"

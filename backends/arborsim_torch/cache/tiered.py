@@ -164,6 +164,12 @@ class TieredCache:
         """Tokens on the path of a sequence, evicted ones included."""
         return self._state.lengths[seq]
 
+    def readable(self, seq: int) -> np.ndarray | None:
+        """Positions on the path of a sequence whose tokens some group holds, int64; None: all."""
+        path = self.tree.path(self.leaves[seq])
+        held = (self.place.values[:, path] != Place.LOST).any(axis=0)
+        return None if held.all() else np.flatnonzero(held)
+
     @torch.inference_mode()
     def drop(self, node: int) -> None:
         """Free all tokens of a node that nothing will read again."""

@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
+from arborsim.core.outputs import scratch
 from arborsim.core.tiers import CAPTURED_RECALLS, Budget
 from arborsim.live.backends import (
     LayerChoice,
@@ -111,8 +111,8 @@ class ValidationRun:
 
     def _problem(self, number: int) -> tuple[CellCheck, ...]:
         cells = self.request.cells
-        with TemporaryDirectory(prefix="arborsim-") as folder:
-            trace = Path(folder) / "shadow.parquet"
+        with scratch("arborsim-validate-") as folder:
+            trace = folder / "shadow.parquet"
             shadows = self._shadow(number, trace)
             # Budgets in tokens: shares were of the search that the shadow run made first.
             played = [
