@@ -1,6 +1,6 @@
 """Draw the eviction cliff, `eviction-cliff.svg` in ``docs/assets``: ``python docs/tools/cliff.py``.
 
-Right answers by budget, counted live, from ``arborsim/live/answers.csv``: a panel for chains and
+Right answers by budget, live or masked, from ``arborsim/live/answers.csv``: a panel for chains and
 one for trees, a line per policy with its settings.  The same answers give the same bytes.
 """
 
@@ -183,7 +183,7 @@ def figure() -> str:
     """The figure as SVG; its ``metadata`` holds the answers of its panels."""
     found = panels()
     height = int(found[-1].top) + PANEL + FOOT
-    told = "Right answers by budget, counted live: a cliff on chains, a slope on trees"
+    told = "Right answers by budget: a cliff on chains, a slope on trees"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="cliff" viewBox="0 0 {WIDTH} {height}" '
         f'role="img" aria-label="{told}">',
@@ -191,7 +191,10 @@ def figure() -> str:
         style(),
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="var(--card)"/>',
         text(
-            24, 30, "Right answers by budget, tokens really removed (95% intervals)", kind="strong"
+            24,
+            30,
+            "Right answers by budget, tokens removed or masked (95% intervals)",
+            kind="strong",
         ),
     ]
     for panel in found:
