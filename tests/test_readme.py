@@ -143,7 +143,7 @@ def test_the_figure_is_that_of_the_stored_results() -> None:
 def test_the_errors_of_seconds_are_those_of_the_published_runs() -> None:
     section = (DOCS / "trust.md").read_text().split("<!-- fidelity -->\n")[1].split("\n\n")[0]
     shown = [[cell.strip() for cell in row.strip("|").split("|")] for row in section.split("\n")]
-    runs = pd.read_csv(ROOT / "reports" / "validation" / "published" / "runs.csv")
+    runs = pd.read_parquet(ROOT / "reports/validation/published/runs.parquet")
     runs = runs[(runs["side"] == "judged") & runs["simulated_tpot_ms"].notna()]
     alone = runs["tensor_parallel"] * runs["data_parallel"].fillna(1) == 1
     groups = {"all": runs, "one GPU": runs[alone], "several GPUs": runs[~alone]}

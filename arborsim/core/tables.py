@@ -92,7 +92,9 @@ def write_table(frame: pd.DataFrame, path: Path, metadata: Mapping[str, Any]) ->
         table = pa.Table.from_pandas(frame, preserve_index=False)
         said = json.dumps(strict(metadata), sort_keys=True, allow_nan=False).encode()
         table = table.replace_schema_metadata({**table.schema.metadata, KEY: said})
-        pq.write_table(table, part, compression="zstd", compression_level=9, write_page_checksum=True)
+        pq.write_table(
+            table, part, compression="zstd", compression_level=9, write_page_checksum=True
+        )
 
 
 def csv_text(frame: pd.DataFrame) -> str:
