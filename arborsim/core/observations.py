@@ -115,7 +115,7 @@ class DenseRows:
 
     values: np.ndarray  # float16 or float64 [sum of lengths]
     offsets: np.ndarray  # int64 [rows + 1]: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``
-    sums: np.ndarray | None = None  # float64 [rows]; None where nobody has added them up yet
+    sums: np.ndarray | None = None  # float64 [rows]; None before they are added up
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

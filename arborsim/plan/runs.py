@@ -118,7 +118,7 @@ class Bench:
         self._tokens = np.array([each.demand.generated_tokens for each in self.engine.demands])
 
     def longer(self, times: int) -> Bench:
-        """The same machine with runs that are so many times as long.
+        """The same machine with longer runs, by a factor.
 
         They serve the same searches over and over: no others were recorded.
         """

@@ -56,8 +56,8 @@ class Design:
 
 
 def make_design(on_gpu: bool, quick: bool) -> Design:
-    """On a GPU, longer prompts: short ones all cost the same, reading them is next to nothing
-    beside the weights, and few steps of theirs have the same graph."""
+    """On a GPU, longer prompts: short ones all cost the same, since the weights are most of what
+    is read, and few of their steps have the same graph."""
     lanes, held = (1, 2, 4, 8, 16), frozenset({2, 8})
     lengths: tuple[int, ...]
     if quick:

@@ -90,7 +90,7 @@ def _both_ways(timer: Timer, block: int) -> float:
     with HostLink(timer.device) as link:
         host = [link.host_empty((block,), torch.uint8).zero_() for _ in range(2)]
 
-        # So many that the waits for them are next to nothing.
+        # Enough that the waits for them are next to nothing.
         times, best = _QUEUED if timer.device.type == "cuda" else 1, float("inf")
         for _ in range(timer.rounds * timer.repeats):  # by the clock: other threads do the work
             began = time.perf_counter()

@@ -265,8 +265,8 @@ class LiveGauge:
             else:
                 hbm += size
                 held += pool.slots.total
-        beside = self._mover.cache.buffer_bytes
-        staging += beside
+        buffers = self._mover.cache.buffer_bytes
+        staging += buffers
         if ddr:  # where what leaves has its rows already
             held -= int(self._mover.leaving_tokens.sum())
         self._note_peak(hbm + staging)
@@ -277,7 +277,7 @@ class LiveGauge:
         self._peak_ddr = max(self._peak_ddr, ddr)
         self._peak_quantised = max(self._peak_quantised, quantised)
         self._peak_staging = max(self._peak_staging, staging)
-        self._note_allocated(beside)
+        self._note_allocated(buffers)
         if self._seen % self._every == 0:
             flying = self._mover.in_flight_bytes
             self._samples.append((time_s, hbm - flying, staging, flying, ddr))
