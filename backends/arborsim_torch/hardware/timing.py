@@ -6,7 +6,7 @@ one faster than the machine is.  On a CPU with one thread it is that thread's CP
 counts: what it takes when nothing else runs.
 
 On CUDA a kernel may be over before the host has launched the next one, and events around a single
-call then time the host.  Therefore many calls are captured in one CUDA graph, which is launched at once.
+call then time the host.  Therefore many calls are captured in one CUDA graph, launched at once.
 """
 
 from __future__ import annotations

@@ -306,11 +306,11 @@ class LiveGauge:
         if self._peak_after is not None:
             self._peak_after = max(self._peak_after, held)
 
-    def _note_allocated(self, beside_bytes: int) -> None:
+    def _note_allocated(self, buffer_bytes: int) -> None:
         pools = self._mover.cache.pools
         if self._on_device is None:
             self._on_device = [pool for place, pool in pools.items() if not place.on_host]
-        allocated = beside_bytes
+        allocated = buffer_bytes
         for pool in self._on_device:
             allocated += pool.capacity_bytes
         self.allocated_bytes = max(self.allocated_bytes, allocated)
