@@ -16,7 +16,8 @@ from arborsim.plan.sensitivity import compared, detailed, work
 from tests.plan.make import SMALL, small_workload
 
 ONE_POLICY = ('policies = ["full", "streaming-llm"]', 'policies = ["full"]')
-TEXT = SMALL.replace(*ONE_POLICY)
+FEW = ("max_searches = 24", "max_searches = 3")  # short runs see this limit, so costs are known
+TEXT = SMALL.replace(*ONE_POLICY).replace(*FEW)
 LENGTHS = ["--searches", "24", "--warm-up", "4", "--runs", "1"]
 
 

@@ -42,6 +42,7 @@ class Model:
 
     def __init__(self) -> None:
         self.device, self.config = torch.device("cuda"), SimpleNamespace()
+        self.dtype, self.model = torch.float32, SimpleNamespace()
 
 
 def graphs() -> Graphs:
@@ -234,8 +235,8 @@ def test_a_step_that_cannot_be_captured_is_computed_eagerly(invalid: bool) -> No
             for _ in range(2):
                 run.run(bucket, compute)
         assert len(refused(model)) == 3
-        said = f"CUDA graphs, 3 not captured: {run.refused[0]}"
-        assert kind_of_steps(model, True) == said
+        said = f"CUDA graphs, 3 not captured: {run.refused[0]}, small operations apart: "
+        assert kind_of_steps(model, True).startswith(said)
         other = Graphs(model)
         for _ in range(3):
             other.run("good", good)
