@@ -197,7 +197,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _remedy(message: str) -> str:
-    """What to do where not the command is wrong, but where it runs."""
+    """Advice for errors of the environment rather than of the command."""
     if os.strerror(errno.EMFILE) in message:
         return ": raise the limit of open files (ulimit -n 4096), or run fewer --jobs"
     try:

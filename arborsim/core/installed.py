@@ -260,7 +260,7 @@ def revision() -> str:
 
 
 def _bundle_digest(listed: Path) -> str:
-    """Of the files that a bundle's list names, as they are now: they may have been changed."""
+    """Digest of the files in a bundle's list as they are now; they may have been changed."""
     digest = hashlib.sha256()
     for name in sorted(json.loads(listed.read_text(encoding="utf-8"))["files"]):
         digest.update(f"{name}\0".encode())

@@ -37,7 +37,7 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float,
 
 
 def student_reach(degrees: int, level: float = LEVEL) -> float:
-    """What a Student's t of whole `degrees` of freedom exceeds on neither side, with `level`.
+    """Two-sided quantile of Student's t with whole `degrees` of freedom.
 
     By bisection on its distribution (Abramowitz and Stegun 26.7.3 and 26.7.4): machines with a GPU
     need not have SciPy.

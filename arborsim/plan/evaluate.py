@@ -105,7 +105,7 @@ def served_alone(bench: Bench) -> tuple[Alone, dict[int, int]]:
             terms[name] += float(weight * value)
 
     def at_percentile(seconds: np.ndarray) -> float:
-        """Of the seed that takes the longest."""
+        """The result of the slowest seed."""
         each = (np.percentile(seconds[mine], target.percentile) for mine in by_seed.values())
         return float(max(each))
 

@@ -385,7 +385,7 @@ def middle_cost(result: CandidateResult) -> float:
 
 
 def order_cost(result: CandidateResult) -> float:
-    """What candidates are ordered by: `middle_cost`, or where no limit was seen what it is at most.
+    """Order of candidates: `middle_cost`, or its upper bound where no limit was seen.
 
     That is no figure to show: it keeps a machine that seems far cheaper from being passed over.
     """

@@ -313,7 +313,7 @@ class Composed(Policy):
         return kind.candidates is Composed.candidates and kind.rank is Composed.rank
 
     def _evict_lowest(self, view: CacheView, protection: Protection) -> Moves:
-        """What `decide_run` does after one iteration of a chain: the lowest candidate goes."""
+        """Evict the lowest candidate: `decide_run` after one iteration of a chain."""
         first, stop = protection.head(view.prompt_tokens), view.num_tokens - protection.recent
         if first < stop:
             there = hbm_mask(view.tier[0, first:stop])

@@ -153,7 +153,7 @@ class AttentionKept(_OfWhatIsRead):
 
 
 def _sums(rows: AttentionRows) -> np.ndarray:
-    """What each row sums to, float64 ``[rows]``."""
+    """The sum of each row, float64 ``[rows]``."""
     assert rows.sums is not None
     return rows.sums
 

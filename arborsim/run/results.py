@@ -63,7 +63,7 @@ class EpisodeResult:
 
     @property
     def whose(self) -> str:
-        """What it is the result of, for messages."""
+        """Name of the search and policy, for messages."""
         return f"{self.trace}, episode {self.episode}, {at_budget(self.policy, self.budget)}"
 
     def simulated(self) -> EpisodeResult:

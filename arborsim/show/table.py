@@ -215,7 +215,7 @@ def _unit(column: Column[R], units: dict[str, Scale]) -> str:
 
 
 def terminal(stderr: bool = False) -> Console:
-    """What every command prints on, as wide as the terminal, but not narrower than `LEAST_WIDTH`.
+    """The console of every command, as wide as the terminal and at least `LEAST_WIDTH`.
 
     Bars, on standard error, give way instead.  A width of 0 is not known (``COLUMNS=0``, a serial
     line): 80 stands in.

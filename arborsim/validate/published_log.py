@@ -18,7 +18,7 @@ _FORMAT, _VERSION = "arborsim-published", 1
 
 @dataclass(frozen=True)
 class Kept:
-    """What was found of a run; the run itself, and what follows from it, are not kept."""
+    """Figures of one run, without the run itself and what follows from it."""
 
     number: int  #: of the run in its file, from 0
     simulated: Simulated | None

@@ -54,7 +54,7 @@ def refusal(model: Any) -> str:
 
 
 def unknown(model: Any) -> str:
-    """What in a model the fused layers would not compute as it does; empty if there is nothing."""
+    """Why the fused layers would not compute what a model does; empty if they would."""
     core = model.model
     turn: Any = getattr(core, "rotary_emb", None)
     if not _is(core, "LlamaModel") or not _is(turn, "LlamaRotaryEmbedding"):
@@ -116,7 +116,7 @@ class _FusedLayers:
         self._ready: tuple[Tensor, Tensor] | None = None  # a layer's output, and its norm
 
     def normed(self, norm: Any, x: Tensor) -> Tensor:
-        """Of what the last layer left, or of anything else."""
+        """The norm of a layer's output, computed with it, or of another tensor."""
         ready, self._ready = self._ready, None
         if ready is not None and ready[0] is x:
             return ready[1]

@@ -22,7 +22,7 @@ _MOST_REFUSALS = 3  #: failed captures of a model, after which none is tried any
 
 
 class _Captures:
-    """What captures of one model share: a stream, and the memory of their graphs.
+    """A stream, and memory for graphs, shared by all captures of one model.
 
     The caching allocator forgets a pool with the last of its graphs, and then lets nothing be
     captured into it as long as any tensor of it is held (``use_count > 0`` is asserted in

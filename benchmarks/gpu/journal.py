@@ -200,7 +200,7 @@ def memory_facts(error: BaseException, device: torch.device) -> Facts:
 
 
 def failure(error: BaseException) -> Facts:
-    """What went wrong, and the end of the traceback."""
+    """The error, and the end of its traceback."""
     lines = "".join(traceback.format_exception(error)).splitlines()
     return {
         "error": f"{type(error).__name__}: {error}"[:_SAID],

@@ -132,7 +132,7 @@ def _plain_attention(case: Case, q: Tensor) -> Facts:
 
 
 def compare_prefix(tokens: int, seqs: int, device: str) -> Facts:
-    """What all sequences read of a pool by an attention package, what single ones do by Triton.
+    """Shared tokens of a pool read by an attention package, those of single sequences by Triton.
 
     Against all of it in Triton, and both against float64 on the CPU.
     """

@@ -27,7 +27,7 @@ _EXTRA = "torch"
 
 
 def requirements(torch: bool = True) -> list[str]:
-    """What `pyproject.toml` asks for and a run needs, with or without the live backend's."""
+    """Requirements in `pyproject.toml` that a run needs, with or without the live backend's."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     asked = project["dependencies"] + (project["optional-dependencies"][_EXTRA] if torch else [])
@@ -42,7 +42,7 @@ def name_of(requirement: str) -> str:
 
 
 def manifest() -> dict[str, object]:
-    """What the bundle says about itself; empty in a checkout."""
+    """The bundle's own description; empty in a checkout."""
     path = ROOT / MANIFEST
     if not path.exists():
         return {}
@@ -51,7 +51,7 @@ def manifest() -> dict[str, object]:
 
 
 def refusals(torch: bool = True) -> Iterator[str]:
-    """What keeps a run from starting, one line each; also puts a bundle's libraries on the path.
+    """Reasons not to start a run, one line each; also puts a bundle's libraries on the path.
 
     A library that is installed here is preferred, unless it is older than what is asked for.
     """
@@ -75,7 +75,7 @@ def refusals(torch: bool = True) -> Iterator[str]:
 
 
 def warnings(torch: bool = True) -> Iterator[str]:
-    """What looks odd here and may work."""
+    """Oddities of this machine that may work."""
     for text in requirements(torch):
         if version := outdated(text):
             yield f"{name_of(text)} {version} is installed, arborsim is tested with {text}"

@@ -17,7 +17,7 @@ Facts = dict[str, Any]
 
 
 def identity(plan: Plan) -> Facts:
-    """What must be the same for records to go together; known before the model is loaded.
+    """Facts that records of one run share; known before the model is loaded.
 
     The driver, clocks and the host may differ: another machine with the same GPU goes on.
     """

@@ -126,7 +126,7 @@ def kv_rates(timer: Timer, geometry: Geometry, dtype: torch.dtype, quick: bool) 
 
 
 def _attention(query: Tensor, pool: Tensor) -> Callable[[], Any]:
-    """Of ``[kv_heads, group, head_dim]`` over keys and values ``[2, kv_heads, n, head_dim]``."""
+    """Attend ``[kv_heads, group, head_dim]`` over keys, values ``[2, kv_heads, n, head_dim]``."""
     keys, values = pool
     if not in_triton(query.device, query.dtype):
         return partial(sdpa, query[None], keys[None], values[None])

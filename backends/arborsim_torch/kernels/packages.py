@@ -30,7 +30,7 @@ _OUT, _LSE = 0.03, 0.03  # largest errors of 16-bit types; numbers and logits ar
 
 @dataclass(frozen=True)
 class Package:
-    """What a package offers.
+    """An attention package and its functions.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ def _numbers(*shape: int) -> Tensor:
 
 
 def _try_prefill(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """What is wrong about a block of 5 queries, over 9 keys, and over themselves."""
+    """Try a block of 5 queries, over 9 keys and over themselves; returns what is wrong."""
     kernel, scale = prefill(name), 1 / head_dim
     for n, causal in ((9, False), (5, True)):
         q, k, v = _numbers(2, 5, head_dim), _numbers(2, n, head_dim), _numbers(2, n, head_dim)
@@ -212,7 +212,7 @@ def _try_prefill(name: str, device: torch.device, dtype: torch.dtype, head_dim: 
 
 
 def _try_decode(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """What is wrong about 4 heads that read 20 of 32 tokens of 2 KV heads."""
+    """Try 4 heads that read 20 of 32 tokens of 2 KV heads; returns what is wrong."""
     scale, length = 1 / head_dim, 20
     q, pool = _numbers(1, 1, 4, head_dim), _numbers(2, 2, 32, head_dim)
     keys, values = (part.transpose(0, 1)[None] for part in pool.to(device, dtype).unbind())

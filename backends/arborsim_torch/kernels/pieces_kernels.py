@@ -351,7 +351,7 @@ def _weights(
     logits, far, lse, query_head, there, heads, seq, spot, own, entries, rows, far_row,
     HEADS: tl.constexpr, DIM: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
-    """Of one sequence, summed over some query heads: loads of one tile, which do not wait."""
+    """Sum over some query heads of a sequence, loaded as one tile: loads do not wait."""
     base = tl.load(lse + seq * heads * HEADS + query_head, mask=there, other=0.0)
     base = tl.where(base == float("-inf"), 0.0, base)
     row = (query_head // HEADS).to(tl.int64) * rows + seq * HEADS + query_head % HEADS

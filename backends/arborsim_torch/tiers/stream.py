@@ -132,7 +132,7 @@ class LayerStream:
         self._in_use = None
 
     def forget(self) -> None:
-        """What was ordered while a capture failed never sets out; nothing may wait for it."""
+        """Drop copies ordered while a capture failed: they never start, so nothing may wait."""
         self._arriving.clear()
         self._in_use, self._turn = None, 0
 
