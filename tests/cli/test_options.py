@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import typer
 
-import arborsim.cli
+import arborsim.products
 from arborsim.cli.app import COMMANDS, load, main
-from arborsim.cli.command import (
+from arborsim.products.command import (
     NAMES,
     RENAMED,
     PanelCommand,
@@ -27,7 +27,11 @@ from arborsim.cli.command import (
     panel,
 )
 
-SOURCES = sorted(Path(arborsim.cli.__file__).parent.glob("*.py"))
+SOURCES = sorted(
+    path
+    for path in Path(arborsim.products.__file__).parent.rglob("*.py")
+    if "command" in path.stem or path.parent.name == "catalog"
+)
 LONGEST_COMMAND = 60
 
 
