@@ -165,12 +165,14 @@ def graph() -> dict[str, Any]:
 
 
 def size() -> dict[str, Any]:
-    """Files and lines, of all and by top-level package."""
+    """Files and lines, of all and by top-level package; of the products, by product."""
     lines: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for name, path in modules().items():
-        lines[part(name)] += len(path.read_text().splitlines())
-        files[part(name)] += 1
+        inner = path.relative_to(PACKAGE).parts
+        at = "/".join(inner[:2]) if inner[0] == "products" and len(inner) > 2 else part(name)
+        lines[at] += len(path.read_text().splitlines())
+        files[at] += 1
     return {
         "files": files.total(),
         "lines": lines.total(),
