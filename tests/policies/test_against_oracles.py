@@ -132,6 +132,7 @@ def slow_moves(snapshots: list[list[int]], groups: int) -> list[tuple[int, int, 
 def test_same_decisions_as_the_literal_oracle(
     name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
+    """Invariants 3 and 4: run by run, step by step, and as the literal code decides."""
     policy, oracle = PAIRS[name]
     kind = data.draw(st.sampled_from(["linear", "tree"]), label="kind")
     seed = data.draw(st.integers(0, 10_000), label="seed")
