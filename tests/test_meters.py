@@ -58,6 +58,7 @@ def test_kept_is_what_a_plain_sum_says(
     except BudgetInfeasible:
         return
     assert meter.share == pytest.approx(literal(episode, after), abs=1e-9)
+    assert 0 <= meter.share <= 1
 
 
 def literal(episode, after) -> float:  # type: ignore[no-untyped-def]

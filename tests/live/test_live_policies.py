@@ -154,6 +154,7 @@ class WithLedger:
 def test_uneven_heads_use_the_bytes_of_the_ledger(
     kind: str, name: str, request: pytest.FixtureRequest
 ) -> None:
+    """Invariant 19: after every decision."""
     setup = request.getfixturevalue(kind)
     small = {"recent": "20", "sinks": "2"} if name == "duoattention" else {"window": "8"}
     beside: list[WithLedger] = []
