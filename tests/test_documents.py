@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # `benchmarks` is no installed package
 from benchmarks import structure  # noqa: E402
+from tests.conftest import LONGEST  # noqa: E402
 
 PACKAGES = {"arborsim": ROOT / "arborsim", "arborsim_torch": ROOT / "backends" / "arborsim_torch"}
 DOCUMENTS = sorted(
@@ -125,6 +126,10 @@ def test_every_invariant_is_held_by_a_test_and_every_number_is_one() -> None:
         for number in re.findall(r"\d+", said)
     }
     assert named == set(numbers)
+
+
+def test_files_that_are_tested_first_exist() -> None:
+    assert not [name for name in LONGEST if not (ROOT / "tests" / name).is_file()]
 
 
 def test_ceilings_hold() -> None:
