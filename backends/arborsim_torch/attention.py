@@ -28,7 +28,8 @@ from arborsim_torch.kernels.dense import attend, pack, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.kernels.merge import merge
-from arborsim_torch.kernels.pieces import MeanRows, attend_pieces, in_triton
+from arborsim_torch.kernels.piece import MeanRows, in_triton
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.kernels.rows import adds_rows, attend_rows, count_paid
 
 NAME = "arborsim_tree"

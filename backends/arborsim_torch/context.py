@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.forward import AttentionMetadata, LayerView
-from arborsim_torch.kernels.pieces import MeanRows
-from arborsim_torch.kernels.rows import BlockRows
+from arborsim_torch.kernels.piece import BlockRows, MeanRows
 
 
 @dataclass

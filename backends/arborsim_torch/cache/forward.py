@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.pool import Pool
-from arborsim_torch.kernels.pieces import Elsewhere, Piece
+from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.copies import to_device
 
 if TYPE_CHECKING:

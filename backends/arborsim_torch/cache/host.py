@@ -21,7 +21,7 @@ from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.kernels.near import HostPiece, NearAttention, Pending
-from arborsim_torch.kernels.pieces import Elsewhere
+from arborsim_torch.kernels.piece import Elsewhere
 from arborsim_torch.tiers.codec import Packed
 from arborsim_torch.tiers.copies import HeldUp
 from arborsim_torch.tiers.link import HostLink

@@ -23,7 +23,7 @@ from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.cache.slots import SlotTable
 from arborsim_torch.kernels.fused import choose_decode
 from arborsim_torch.kernels.packages import DECODERS
-from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.kernels.piece import Piece
 from arborsim_torch.tiers.copies import to_device
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.slots import SlotTable
-from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.kernels.piece import Piece
 from arborsim_torch.tiers.codec import Codec, Packed
 from arborsim_torch.tiers.copies import to_device
 

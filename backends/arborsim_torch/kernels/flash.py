@@ -7,21 +7,14 @@ is taken, is in `arborsim_torch.kernels.fused`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import attend, pack, unpack
-from arborsim_torch.kernels.fused import KERNELS, Choice, choose
+from arborsim_torch.kernels.fused import KERNELS, choose
 from arborsim_torch.kernels.merge import accumulator, merge
 from arborsim_torch.kernels.packages import Kernel, decode
-
-if TYPE_CHECKING:
-    from arborsim_torch.kernels.pieces import Piece
-
-__all__ = ["Choice", "Prefix", "attend_flash", "attend_prefill", "attend_prefix", "choose"]
+from arborsim_torch.kernels.piece import Piece
 
 
 def attend_flash(
@@ -105,25 +98,6 @@ def attend_prefill(
         return own
     past = attend_flash(q, *history, scale, kernel=kernel)
     return merge((past[0], own[0]), (past[1], own[1]))
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """What a piece of plain keys and values is, as a contiguous cache and a rest.
-
-    Attributes
-    ----------
-    length : int32 Tensor ``[1]``
-        All sequences read slots 0 .. length - 1; at least one.
-    rest : Piece or None
-        What else is read of the pool.
-    package : str
-        One of `arborsim_torch.kernels.packages.DECODERS`, whose kernel reads it.
-    """
-
-    length: Tensor
-    rest: Piece | None
-    package: str = "flash-attn"
 
 
 def attend_prefix(q: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor]:

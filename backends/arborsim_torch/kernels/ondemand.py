@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, unpack
-from arborsim_torch.kernels.pieces import in_triton
+from arborsim_torch.kernels.piece import in_triton
 
 
 class PageBounds:
@@ -182,6 +182,7 @@ def choose_pages(
     if in_triton(q.device, q.dtype):
         from arborsim_torch.kernels import ondemand_triton
 
-        return ondemand_triton.choose(bounds, q, pages_top, readable)
+        sets = [(each.low, each.high, each.filled) for each in bounds]
+        return ondemand_triton.choose(sets, q, pages_top, readable)
     first, *others = bounds
     return first.joined(others).select(q, pages_top, shared=True, readable=readable)

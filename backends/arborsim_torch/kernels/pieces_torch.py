@@ -10,17 +10,14 @@ all pieces, of which one softmax is taken, and its values are added up the same 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, softmax_, unpack
 from arborsim_torch.kernels.merge import accumulator, finite
+from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.codec import E4M3_UNIT, Packed, Plain, e4m3_as_half
-
-if TYPE_CHECKING:
-    from arborsim_torch.kernels.pieces import Elsewhere, Piece
 
 _TILE_NUMBERS = 1 << 17  # 0.5 MB in float32: a tile and its stored form stay in a CPU's cache
 _LEAST_TILE = 64

@@ -9,8 +9,6 @@ Triton make the weights again from that (`arborsim_torch.kernels.rows_triton`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,43 +17,7 @@ from arborsim.machine.live_memory import TILE_BYTES
 from arborsim_torch.kernels.dense import wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.merge import accumulator
-from arborsim_torch.kernels.pieces import in_triton
-
-
-@dataclass
-class BlockRows:
-    """What is wanted of a block's rows, and found; a row that is not a number counts nowhere.
-
-    Attributes
-    ----------
-    mean : float32 Tensor ``[queries, n]`` or None
-        Rows of as many last queries of the block, averaged over heads, are added to it.
-    numbers : int64 Tensor ``[queries, 1]`` or None
-        Raised by 1 for each of these rows that is a number.
-    groups : {"layer", "head"} or None
-        Whose rows are wanted apart.
-    of_groups : int
-        How many of the block's last queries count there.
-    recent : int
-        Of `sums`: a query pays nothing to its newest keys, this many with its own.
-    sums : float64 Tensor ``[groups, n]`` or None
-        Found: the sum of their rows, if it is more than one, or if newest keys are left out.
-    newest : float32 Tensor ``[groups, n]`` or None
-        Found: the row of the last query, NaN if it is none.
-    """
-
-    mean: Tensor | None = None
-    numbers: Tensor | None = None
-    groups: Literal["layer", "head"] | None = None
-    of_groups: int = 0
-    recent: int = 0
-    sums: Tensor | None = None
-    newest: Tensor | None = None
-
-    @property
-    def of_mean(self) -> int:
-        """How many of the block's last queries have a row in `mean`."""
-        return 0 if self.mean is None else len(self.mean)
+from arborsim_torch.kernels.piece import BlockRows, in_triton
 
 
 def adds_rows(device: torch.device, dtype: torch.dtype) -> bool:
