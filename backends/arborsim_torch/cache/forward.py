@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,8 +19,21 @@ from arborsim_torch.cache.pool import Pool
 from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.copies import to_device
 
-if TYPE_CHECKING:
-    from arborsim_torch.cache.host import HostAttention
+
+class OffloadedAttention(Protocol):
+    """Attention over tokens that stay on the host: see `arborsim_torch.cache.host`."""
+
+    def start(
+        self, layer: int, query: Tensor, scale: float, window: int | None
+    ) -> Callable[[], tuple[Tensor, Tensor]] | None: ...
+
+    def host_share(
+        self, layer: int, query: Tensor, scale: float, window: int | None, mass: bool
+    ) -> HostShare | None: ...
+
+    def rows(
+        self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
+    ) -> tuple[Tensor, LayerView]: ...
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,7 @@ class AttentionMetadata:
         Of a layer: keys and values ``[kv_heads, n, head_dim]`` each, the new tokens included.
     store : callable
         Take a layer's new keys and values ``[seqs, kv_heads, queries, head_dim]``.
-    host_attention : HostAttention or None
+    host_attention : OffloadedAttention or None
         Attends to tokens that stay on the host.
     causal : bool
         The queries are the last tokens of one sequence and entry ``p`` has position ``p``.
@@ -152,7 +165,7 @@ class AttentionMetadata:
     entries: Callable[[int], Entries]
     content: Callable[[int], tuple[Tensor, Tensor]]
     store: Callable[[int, Tensor, Tensor], None]
-    host_attention: HostAttention | None = None
+    host_attention: OffloadedAttention | None = None
     causal: bool = False
     pieces: Callable[[int], list[PlacedPiece]] | None = None
     plain: Sequence[Tensor] | None = None

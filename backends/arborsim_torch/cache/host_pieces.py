@@ -9,7 +9,6 @@ read: it changes where tokens move.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,15 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from arborsim_torch.cache.forward import PlacedPiece
-from arborsim_torch.cache.host import HostSlots, HostStream, HostTokens
+from arborsim_torch.cache.host import HostSlots, HostTokens
 from arborsim_torch.cache.host_pool import PAGE_TOKENS, HostPool
+from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pieces import PieceTable, rounded
 from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.tiers.codec import Packed
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
 
 
 class HostPieces:
@@ -33,7 +31,7 @@ class HostPieces:
 
     Parameters
     ----------
-    cache : TieredCache
+    cache : CacheState
     stay : bool
         Tokens are read on the host, as `HostTokens`.
     stream : HostStream or None
@@ -48,7 +46,7 @@ class HostPieces:
         By layer, if there are any and they stay.
     """
 
-    def __init__(self, cache: TieredCache, stay: bool, stream: HostStream | None) -> None:
+    def __init__(self, cache: CacheState, stay: bool, stream: HostStream | None) -> None:
         self._cache, self._layout = cache, cache.layout
         self._stay, self._stream = stay, stream
         self._version = 0
@@ -192,7 +190,7 @@ def _host_pool(table: PieceTable) -> HostPool:
     return table.pool
 
 
-def tokens_on_host(cache: TieredCache) -> list[HostTokens]:
+def tokens_on_host(cache: CacheState) -> list[HostTokens]:
     """What the active paths read of the host, by layer."""
     layout, paths = cache.layout, [cache.tree.path(leaf) for leaf in cache.leaves]
     union = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
@@ -206,7 +204,7 @@ def tokens_on_host(cache: TieredCache) -> list[HostTokens]:
 
 
 def _tokens_of(
-    cache: TieredCache,
+    cache: CacheState,
     groups: range,
     union: np.ndarray,
     wanted: np.ndarray,
@@ -250,7 +248,7 @@ def _run(slots: np.ndarray) -> slice | None:
 
 
 def _chunks(
-    cache: TieredCache, groups: range, union: np.ndarray, wanted: np.ndarray
+    cache: CacheState, groups: range, union: np.ndarray, wanted: np.ndarray
 ) -> Iterator[tuple[Place, int, list[np.ndarray]]]:
     """Tokens of each group by place and chunk on the host, as far as there are any."""
     for place, pool in cache.pools.items():

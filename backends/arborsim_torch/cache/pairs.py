@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from arborsim_torch.cache.host_pool import BlockList, HostPool
+from arborsim_torch.cache.host_pool import HostPool
+from arborsim_torch.cache.host_rows import BlockList
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import StoredTokens
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.tiers.copies import Ticket
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
 
 #: A group, tokens, and what reads what they hold: nothing is allocated before it is called.
 GroupContent = tuple[int, np.ndarray, Callable[[], StoredTokens]]
@@ -97,7 +95,7 @@ class PendingCopy:
         """Whether it has some of the tokens in bool ``[groups, tokens]``."""
         return bool(moving[self.pairs.group, self.pairs.token].any())
 
-    def places(self, cache: TieredCache) -> np.ndarray:
+    def places(self, cache: CacheState) -> np.ndarray:
         """Where each token is read."""
         places: np.ndarray = cache.place.values[self.pairs.group, self.pairs.token]
         return places

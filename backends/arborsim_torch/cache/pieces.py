@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,13 +20,11 @@ from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.cache.slots import SlotTable
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.kernels.fused import choose_decode
 from arborsim_torch.kernels.packages import DECODERS
 from arborsim_torch.kernels.piece import Piece
 from arborsim_torch.tiers.copies import to_device
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
 
 _LIST_BELOW = 0.7  # of a pool's slots: if fewer are read, they are listed
 _ANEW_BELOW = 0.5  # of a table's entries: if fewer are read, it is made anew
@@ -75,7 +72,7 @@ class PieceTable:
 
     Parameters
     ----------
-    cache : TieredCache
+    cache : CacheState
     place : Place
     held : callable
         Gives the pairs that are read of this pool, and their entries, int64 ``[m]``.
@@ -89,7 +86,7 @@ class PieceTable:
     """
 
     def __init__(
-        self, cache: TieredCache, place: Place, held: Callable[[], tuple[Pairs, np.ndarray]]
+        self, cache: CacheState, place: Place, held: Callable[[], tuple[Pairs, np.ndarray]]
     ) -> None:
         self._cache, self.place, self._held = cache, place, held
         self._layout: Layout = cache.layout

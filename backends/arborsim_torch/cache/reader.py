@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,13 +16,12 @@ from torch import Tensor
 
 from arborsim.core.tree import GrowingTable
 from arborsim_torch.cache.forward import Entries, PlacedPiece
-from arborsim_torch.cache.host import HostStream, HostTokens
+from arborsim_torch.cache.host import HostTokens
 from arborsim_torch.cache.host_pieces import HostPieces
+from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pieces import NOT_READ, Pairs, PieceTable
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.cache.state import CacheState
 
 
 class PieceReader:
@@ -31,7 +29,7 @@ class PieceReader:
 
     Parameters
     ----------
-    cache : TieredCache
+    cache : CacheState
     split_host : bool
         Tokens on the host are not read as pieces, but listed as `HostTokens`.
     stream : HostStream or None
@@ -44,7 +42,7 @@ class PieceReader:
     """
 
     def __init__(
-        self, cache: TieredCache, split_host: bool = False, stream: HostStream | None = None
+        self, cache: CacheState, split_host: bool = False, stream: HostStream | None = None
     ) -> None:
         self._cache, self._layout = cache, cache.layout
         self.stale = True
