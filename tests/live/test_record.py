@@ -23,7 +23,7 @@ from arborsim.trace.schema import Kind
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.models import rope_of
 from arborsim_torch.recorder import EpisodeRecorder
-from arborsim_torch.reference.tasks import get_task
+from arborsim_torch.reference import get_task
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import TaskSource
 from tests.live.tiny import FakeSource, save_tiny, tiny_model, torch
