@@ -152,7 +152,6 @@ class TreeDecoder:
 
         Parameters
         ----------
-        token_ids : sequence of int
         on_block : callable, optional
             Gets every block's logits, ``[block, vocabulary]``.
 
@@ -235,7 +234,6 @@ class Pass:
 
     Attributes
     ----------
-    decoder : TreeDecoder
     ids : int64 array ``[seqs, queries]``
     metadata : AttentionMetadata or None
         None if the tokens are new, and announced to the cache when they are computed.

@@ -155,14 +155,6 @@ class Graphs:
 
     All graphs of a model share one stream and one memory pool, so what one leaves behind must be
     used before another runs.  The first step of a bucket runs eagerly, the second is captured.
-
-    Parameters
-    ----------
-    model
-
-    Attributes
-    ----------
-    captures, replays : int
     """
 
     def __init__(self, model: Any) -> None:
@@ -189,8 +181,6 @@ class Graphs:
 
         Parameters
         ----------
-        bucket : hashable
-        compute : callable
         begin_again : callable, optional
             Prepares for another `compute`, after one whose capture has failed.
         """

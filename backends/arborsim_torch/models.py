@@ -34,7 +34,6 @@ class LoadedModel:
 
     Attributes
     ----------
-    name : str
     model
         In evaluation mode, on its device.
     task : Task or None

@@ -30,9 +30,6 @@ class PrefixDecoder:
 
     Parameters
     ----------
-    model : PreTrainedModel
-    observer : Observer, optional
-    prefill_block : int
     cache : TieredCache, optional
         A new one; nodes in it are single tokens, in order of their computation.
 

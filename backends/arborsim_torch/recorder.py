@@ -50,13 +50,10 @@ class EpisodeRecorder:
     ----------
     model
         A causal language model that `TreeDecoder` takes.
-    source : Source
     search : Search
         A new object.
     capture : Capture or None
         None records the tree alone.
-    sampler : Sampler
-    seed : int
     max_tokens : int
         Generated tokens per path.
     dedupe : bool
@@ -64,7 +61,6 @@ class EpisodeRecorder:
         `keeps_duplicates` says that they count.
     on_tokens : callable, optional
         Told how many tokens each iteration generated.
-    listener : Listener, optional
     cache : TieredCache, optional
         A new one; by default one that keeps everything until the search drops it.
     prefill_block : int

@@ -311,10 +311,6 @@ class WindowRows:
 
     Device memory: the queries that wait; of a KV head, keys in float32, its query heads x queries
     x positions, twice 4 bytes, and of statistics a few times `TILE_BYTES` at most.
-
-    Parameters
-    ----------
-    uses : iterable of RowUse
     """
 
     def __init__(self, uses: Iterable[RowUse]) -> None:

@@ -41,8 +41,6 @@ class StaticStep:
 
     Parameters
     ----------
-    model
-    cache : TieredCache
     graphs : bool
         Capture steps as CUDA graphs.
 

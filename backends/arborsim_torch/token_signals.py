@@ -204,7 +204,6 @@ def top_entries(row: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray, floa
     Parameters
     ----------
     row : float32 ``[positions]``
-    top : int
 
     Returns
     -------

@@ -42,7 +42,6 @@ class PlacedPiece:
 
     Attributes
     ----------
-    piece : Piece
     position : callable
         Gives an int64 Tensor ``[kv_heads or 1, room]``; 0 where nothing is read.
     key : Hashable
@@ -82,7 +81,6 @@ class HostShare:
     ----------
     pieces : list of PlacedPiece
         On their way to the device (`Piece.ready`).
-    elsewhere : PlacedElsewhere or None
     position : int Tensor ``[kv_heads or 1, entries]`` or None
         Of all pieces, if they are a layer's own.
     """
@@ -123,7 +121,6 @@ class Entries:
     on_path : bool Tensor ``[groups, seqs, n]`` or None
         Which entries lie on a sequence's path; None if all do.
     position : int64 Tensor ``[groups, n]`` or None
-    n : int
     """
 
     on_path: Tensor | None

@@ -41,7 +41,6 @@ class ReadTokens:
     Attributes
     ----------
     token : int64 array ``[n]``, rising
-    pieces : list of StoredSlots
     order : int64 Tensor ``[n]`` or None
         Puts the pieces, one after the other, into the order of tokens; None if they are.
     """
@@ -75,7 +74,6 @@ class GatherReader:
 
     Parameters
     ----------
-    cache : CacheState
     split_host : bool
         Tokens on the host are not gathered with the others, but listed as `HostTokens`.
     stream : HostStream or None

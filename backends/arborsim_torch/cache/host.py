@@ -33,7 +33,6 @@ class HostSlots:
 
     Attributes
     ----------
-    place : Place
     chunk : int
         The part of the host's memory that they lie in.
     index : int64 Tensor ``[m]`` or ``[kv_heads, m]``
@@ -61,10 +60,8 @@ class HostTokens:
 
     Attributes
     ----------
-    pieces : list of HostSlots
     position : int64 Tensor ``[kv_heads or 1, n]``
     on_path : bool Tensor ``[kv_heads or 1, seqs, n]``
-    n : int
     """
 
     pieces: list[HostSlots]
@@ -88,10 +85,6 @@ class _Host:
 
 class HostAttention:
     """The CPU's part of each layer's attention, over tokens on the host.
-
-    Parameters
-    ----------
-    cache : CacheState
 
     Attributes
     ----------

@@ -31,7 +31,6 @@ class HostPieces:
 
     Parameters
     ----------
-    cache : CacheState
     stay : bool
         Tokens are read on the host, as `HostTokens`.
     stream : HostStream or None

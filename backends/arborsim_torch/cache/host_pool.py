@@ -42,7 +42,6 @@ class HostPool(Pool):
 
     Parameters
     ----------
-    layout : Layout
     codec : Codec
         How tokens are stored; not with scales that tokens share, which stay in HBM.
     pinned : bool
@@ -54,7 +53,6 @@ class HostPool(Pool):
     ----------
     slots : RowTable
         Rows of tokens.
-    row_bytes : int
     arriving : list of BlockList
         Rows of copies that have not ended.  What lies between two runs may then be written, so no
         runs are joined.

@@ -36,11 +36,6 @@ class _Arriving:
 class HostStream:
     """Feeds a `LayerStream` from host pools.
 
-    Parameters
-    ----------
-    link : HostLink
-    layers : int
-
     Attributes
     ----------
     places : list of lists of Tensor
@@ -78,7 +73,6 @@ class HostStream:
         ----------
         pieces : callable
             What a layer needs: pools and slots.
-        anew : bool
         """
         if anew or self._moved or self._fixed is not None:
             self.discard()

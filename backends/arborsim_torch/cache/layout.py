@@ -28,7 +28,6 @@ class Layout:
 
     Attributes
     ----------
-    layers, kv_heads, head_dim : int
     dtype : torch.dtype
         Of keys and values at full precision.
     device : torch.device

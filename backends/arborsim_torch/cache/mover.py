@@ -38,8 +38,6 @@ class Mover:
 
     Parameters
     ----------
-    cache : TieredCache
-    link : HostLink
     recall : {"stage", "stream", "near", "ondemand"}
     overlap : bool
         False waits for every copy at once.

@@ -64,7 +64,6 @@ class _Ordered:
         All of them, in order.
     arriving : list of (HostPool, list of Tensor, BlockList)
         Of each place: the pool, and where its pages will lie on the device.
-    ticket : Ticket
     """
 
     chosen: np.ndarray
@@ -106,8 +105,6 @@ class PageAttention(HostAttention):
 
     Parameters
     ----------
-    cache : CacheState
-    link : HostLink
     pages_top : int
         Pages that each KV head chooses in a step.
 

@@ -71,7 +71,6 @@ class PendingCopy:
         Their rows on the host.
     buffers : list of Tensor
         What the rows are copied from, or to, on the device.
-    ticket : Ticket
     to_stage : bool
         They come up.
     """

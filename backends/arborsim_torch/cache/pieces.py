@@ -55,7 +55,6 @@ class Pairs:
 
     Attributes
     ----------
-    group, token : int64
     on_path : bool ``[seqs, m]``
     """
 
@@ -72,8 +71,6 @@ class PieceTable:
 
     Parameters
     ----------
-    cache : CacheState
-    place : Place
     held : callable
         Gives the pairs that are read of this pool, and their entries, int64 ``[m]``.
 
@@ -289,7 +286,6 @@ class PieceTable:
 
         Parameters
         ----------
-        layer : int
         rows : list of Tensor ``[rows, 1, records, heads, ...]``, optional
             Parts of the layer's first rows, if the pool is the host's: on the device.
         room : int or None

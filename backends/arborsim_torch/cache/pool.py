@@ -64,16 +64,13 @@ class Pool:
 
     Parameters
     ----------
-    layout : Layout
     codec : Codec
         How tokens are stored.
-    device : torch.device
     page_tokens : int
         The number of slots of a group is a multiple of this.
 
     Attributes
     ----------
-    slots : SlotTable
     allocations : int
         How often tensors have been allocated: views of them are valid until the next time.
     """

@@ -27,7 +27,6 @@ class SharedPrefix:
 
     Parameters
     ----------
-    device : torch.device
     package : str
         Whose kernel reads it (`arborsim_torch.kernels.packages.DECODERS`).
 

@@ -29,7 +29,6 @@ class PieceReader:
 
     Parameters
     ----------
-    cache : CacheState
     split_host : bool
         Tokens on the host are not read as pieces, but listed as `HostTokens`.
     stream : HostStream or None

@@ -17,10 +17,6 @@ _MOST_NOTED = 1 << 17  # pairs that came or went between two looks; beyond, all 
 class SlotTable:
     """The slot of every token, per group.
 
-    Parameters
-    ----------
-    groups : int
-
     Attributes
     ----------
     high : int64 ``[groups]``

@@ -212,7 +212,6 @@ def make_pools(
 
     Parameters
     ----------
-    layout : Layout
     quantised : sequence of Codec
         Formats of the places that hold quantised tokens, by rung; without a second there are no
         places for coarse ones.

@@ -25,13 +25,8 @@ _MOST_STEPS = 256  # pending at a time
 class TokenTable:
     """Tables with one entry per token.
 
-    Parameters
-    ----------
-    groups : int
-
     Attributes
     ----------
-    tree : ThoughtTree
     place : GrowingTable of int8 ``[groups, tokens]``
         Where attention reads each token (`Place`).
     vocabulary_id, position : GrowingArray of int32 ``[tokens]``
@@ -126,11 +121,6 @@ class CacheState:
     """The token table, the pools and the selection of a cache.
 
     Reading the table or the pools enters the pending steps first.
-
-    Parameters
-    ----------
-    layout : Layout
-    pools : dict of Place to Pool
 
     Attributes
     ----------

@@ -39,7 +39,6 @@ class TieredCache(CacheState):
 
     Parameters
     ----------
-    layout : Layout
     quantised : sequence of Codec, optional
         Formats of quantised tokens, and of coarse ones; FP8 if there are none.
     page_tokens : int
@@ -50,7 +49,6 @@ class TieredCache(CacheState):
     recall : {"stage", "stream", "near", "ondemand"}
         How tokens in DDR that are not staged take part in attention.  Without a link, they are
         copied layer by layer while the computation waits.
-    link : HostLink, optional
 
     """
 

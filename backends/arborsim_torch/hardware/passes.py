@@ -25,7 +25,6 @@ class Design:
     ----------
     lengths, lanes : tuple of int
         Rising.
-    held_lengths, held_lanes : frozenset of int
     held_layers : bool
         Whether two thirds of the depth are timed, too, and held out.
     sweeps, rounds, thought : int

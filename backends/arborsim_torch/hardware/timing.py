@@ -78,7 +78,6 @@ class Timer:
 
     Attributes
     ----------
-    device : torch.device
     rounds, repeats : int
         Rounds, and repetitions in each.
     limit_s : float

@@ -87,7 +87,6 @@ def attend_prefill(
     q : Tensor ``[seqs, heads, queries, head_dim]``
     k, v : Tensor ``[kv_heads, queries, head_dim]``
         Of the block; query i reads the first i + 1.
-    scale : float
     history : (Tensor, Tensor) or None
         Keys and values ``[kv_heads, n, head_dim]``, in any order, that all queries read.
     kernel : str or None
@@ -112,7 +111,6 @@ def attend_prefix(q: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor
     q : Tensor ``[seqs, heads, head_dim]``
     piece : Piece
         With a `Prefix`.
-    scale : float
 
     Returns
     -------

@@ -40,8 +40,6 @@ def choose(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
     ----------
     device : torch.device
         Of queries, keys and values.
-    dtype : torch.dtype
-    head_dim : int
     """
     if device.type == "cpu":
         return Choice("torch-cpu", "PyTorch's fused attention for CPU takes every type")

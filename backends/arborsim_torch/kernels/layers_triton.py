@@ -115,7 +115,6 @@ def add_norm(
         Nothing is added if None.
     weight : Tensor ``[size]``
         In the type of `x`.
-    eps : float
 
     Returns
     -------

@@ -319,7 +319,6 @@ class NearAttention:
         pieces : sequence of HostPiece
             At least one, on the host; must not change until the result is there, and copies into
             them must have ended.
-        scale : float
         logits : bool
             Whether logits are wanted, too.
         """

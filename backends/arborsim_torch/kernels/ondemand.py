@@ -24,9 +24,6 @@ class PageBounds:
 
     Parameters
     ----------
-    pages : int
-    kv_heads : int
-    head_dim : int
     dtype : torch.dtype
         Of the keys (as attention reads them, hence decoded ones).
     device : torch.device, optional
@@ -171,7 +168,6 @@ def choose_pages(
     bounds : sequence of PageBounds
         At least one.
     q : Tensor ``[seqs, heads, head_dim]``
-    pages_top : int
     readable : bool Tensor ``[kv_heads or 1, pages]``
 
     Returns

@@ -34,7 +34,6 @@ class Package:
 
     Attributes
     ----------
-    name : str
     module : str
         As it is imported.
     prefill, decode : str
@@ -88,7 +87,6 @@ def decode(
     q : Tensor ``[1, 1, heads, head_dim]``
     keys, values : Tensor ``[1, tokens, kv_heads, head_dim]``
     length : int32 Tensor ``[1]``
-    scale : float
 
     Returns
     -------
@@ -145,8 +143,6 @@ def first_that_works(
     what : {"prefill", "decode"}
     device : torch.device
         On CUDA.
-    dtype : torch.dtype
-    head_dim : int
     """
     reasons = []
     for name, package in PACKAGES.items():

@@ -49,7 +49,6 @@ class Piece:
         As `codec` stores them: `head_dim` numbers, or of `Packed` a record of bytes.  With keys in
         groups of tokens `keys` are the codes, and `values` whole records.  Heads may overlap
         (stride 0) if each has an index of its own.
-    codec : Codec
     key_scale, value_scale : Tensor or None
         Float32 ``[kv_heads, capacity]`` of 8-bit formats with a scale per vector; of keys in groups
         of tokens, `key_scale` is uint8 ``[kv_heads, groups, bytes]``: their spans.

@@ -126,8 +126,6 @@ def attend_fused(
     keys, values : Tensor ``[kv_heads, n, head_dim]``
         Of the same type; vectors are contiguous.
     mask : bool Tensor ``[seqs or 1, kv_heads or 1, n]`` or None
-    scale : float
-    seqs : int
 
     Returns
     -------

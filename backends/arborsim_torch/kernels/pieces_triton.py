@@ -44,11 +44,8 @@ class LaunchShape(NamedTuple):
         Entries that a program reads at a time.
     block_rows : int
         Rows of a program; `row_blocks` of them serve all sequences.
-    row_blocks : int
     per_split : int
         Entries of a split, a multiple of `block`.
-    splits : int
-    warps : int
     """
 
     block: int
@@ -69,15 +66,12 @@ def launch_shape(
 
     Parameters
     ----------
-    room : int
     rows : int
         Sequences times query heads per KV head.
-    kv_heads : int
     dim : int
         Elements of a key.
     itemsize : int
         Bytes of an element of the queries; float32 has no tensor cores to keep it exact.
-    processors : int
     packed : bool
         What is unpacked takes twice the registers.
     """
@@ -212,7 +206,6 @@ def storage(codec: Codec, dim: int, block_dim: int, e4m3: bool = True) -> dict[s
 
     Parameters
     ----------
-    codec : Codec
     dim, block_dim : int
         Numbers of a vector, and the power of 2 that holds them.
     e4m3 : bool

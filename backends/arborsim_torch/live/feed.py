@@ -63,7 +63,6 @@ class Feed:
 
     Parameters
     ----------
-    controllers : sequence of Driven
     capture : Capture or None
         That of the recorder; None if no policy needs a signal.
     needs : set of Signal

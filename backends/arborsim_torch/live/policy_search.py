@@ -60,17 +60,12 @@ class SearchSetup:
     ----------
     model
         A causal language model that `TreeDecoder` takes.
-    source : Source
     make_search : callable
         A new search object.
-    temperature, top_p : float
-    seed : int
     max_tokens : int
         Generated tokens per path.
-    dedupe : bool
     attention_top : int
         Positions kept per attention row; 0 keeps rows whole.
-    prefill_block : int
     clock : callable
         Seconds since some moment: what all times are measured with.
     reward : Reward or None
@@ -152,8 +147,6 @@ class LiveOutcome:
 
     Attributes
     ----------
-    episode : EpisodeResult
-    measured : Measurements
     allocated_bytes : int
         Largest size of the pools' tensors on the device.
     device_peak_bytes : int
@@ -388,8 +381,6 @@ class PolicySearch:
 
         Parameters
         ----------
-        simulated : Measurements
-        geometry : Geometry
         moved : MostMoved
             Of the same simulation.
         """

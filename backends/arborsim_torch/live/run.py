@@ -77,11 +77,8 @@ class LiveRun:
 
     Parameters
     ----------
-    request : LiveRequest
-    loaded : LoadedModel
     plan : RecordingPlan
         Problems and lengths, checked against the model.
-    watch : LiveObserver
     meters : callable, optional
         Of an episode and a cell: meters for its controller.
     """

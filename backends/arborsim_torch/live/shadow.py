@@ -71,11 +71,8 @@ class ShadowRun:
     ----------
     request : LiveRequest
         With a `machine`.
-    loaded : LoadedModel
-    plan : RecordingPlan
     info : TraceInfo
         Of the trace that is recorded, or would be.
-    watch : LiveObserver
     meters : callable, optional
         Of an episode and a cell: meters for its controller.
     """

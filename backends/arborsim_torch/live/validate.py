@@ -77,12 +77,9 @@ class ValidationRun:
     ----------
     request : LiveRequest
         With a `machine`, whose profile is that of the device for the seconds to mean anything.
-    loaded : LoadedModel
-    plan : RecordingPlan
     info : TraceInfo
         Of the recordings that are replayed: plans per layer or head are about its captured layers,
         so that they must be all of the model's.
-    watch : ValidationObserver
     """
 
     def __init__(

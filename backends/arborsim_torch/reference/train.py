@@ -4,8 +4,8 @@
 
     python -m arborsim_torch.reference.train chain --out runs/chain --seed 1
 
-writes `config.json`, `model.safetensors`, `vocab.json` and `training.json`.  A run is a deterministic
-function of its arguments (on the same machine, with the same number of threads).  It needs
+writes `config.json`, `model.safetensors`, `vocab.json` and `training.json`.  A run is a function of
+its arguments (on the same machine, with the same number of threads).  It needs
 PyTorch 2.9, which has Muon (Jordan et al. 2024).
 """
 

@@ -27,7 +27,6 @@ class SentenceEmbedder:
 
     Parameters
     ----------
-    name : str
     model
         A `SentenceTransformer` on its device.
     """

@@ -28,7 +28,6 @@ class Codec(Protocol):
 
     Attributes
     ----------
-    name : str
     storage : torch.dtype
         Of the stored data.
     scaled : bool

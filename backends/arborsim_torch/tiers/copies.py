@@ -276,7 +276,6 @@ class CopyTotals:
 
     Attributes
     ----------
-    copies, carried_bytes : int
     busy_s : float
         Sum of the times of the copies themselves, without waiting in the queue.
     untimed_bytes : int

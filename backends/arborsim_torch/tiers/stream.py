@@ -48,7 +48,6 @@ class LayerStream:
 
     Parameters
     ----------
-    link : HostLink
     layers : int
         Of the model.
 
