@@ -24,7 +24,7 @@ OPERATIONS = ("steps", "steps", "steps", "look", "turn", "return", "evict", "rec
 
 
 def no_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CacheState, "step", lambda *_: None)
+    monkeypatch.setattr(CacheState, "_step", lambda *_: None)
 
 
 class Scenario:

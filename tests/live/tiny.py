@@ -16,7 +16,7 @@ from arborsim.core.observations import Signal  # noqa: E402
 from arborsim.trace.schema import Capture as Level  # noqa: E402
 from arborsim.trace.schema import Geometry, TraceInfo  # noqa: E402
 from arborsim_torch.reference.tasks import Problem  # noqa: E402
-from arborsim_torch.sources import Source
+from arborsim_torch.sources import Source  # noqa: E402
 
 VOCAB, LAYERS, HEADS, KV_HEADS, DIM, HIDDEN = 61, 4, 4, 2, 16, 48
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "mistral-window", "qwen2-window", "gemma3",
