@@ -156,25 +156,13 @@ class HostLink:
 
     @property
     def downward(self) -> CopyTotals:
-        """What has been carried to the host."""
+        """Totals of the copies to the host."""
         return self._down.traffic()
 
     @property
     def upward(self) -> CopyTotals:
-        """What has been carried to the device."""
+        """Totals of the copies to the device."""
         return self._up.traffic()
-
-    @property
-    def exposed_s(self) -> float:
-        """Seconds that callers, or the device's own queue, were held up by copies."""
-        return self._down.exposed_s() + self._up.exposed_s()
-
-    @property
-    def hidden_s(self) -> float:
-        """Copying behind which callers did something else: what was busy less what was exposed."""
-        busy_s = self.downward.busy_s + self.upward.busy_s
-        # A wait also holds what the queue and the thread's start take.
-        return max(0.0, busy_s - self.exposed_s)
 
     def _check(self, on_device: Tensor, on_host: Tensor) -> None:
         if self._closed:
