@@ -31,7 +31,7 @@ from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Observed
-from arborsim_torch.row_reducer import RowReducer, WindowRows, first_of
+from arborsim_torch.row_reducer import RowReducer, RowSpan
 from arborsim_torch.token_signals import (
     ChunkExtremes,
     TokenBuffer,
@@ -44,6 +44,7 @@ from arborsim_torch.token_signals import (
     top_entries,
     value_norm,
 )
+from arborsim_torch.window_rows import WindowRows
 
 MAX_PENDING_BYTES = 1 << 26  # on the device, before they are taken to the host unasked
 
@@ -106,9 +107,9 @@ class Capture:
         uses: frozenset[RowUse] = frozenset(),
     ) -> None:
         wants_rows = Signal.ATTENTION in signals or bool(row_layers)
-        self._rows_of = _Span.of(uses, "shared") if wants_rows else _Span(0, False)
+        self._rows_of = RowSpan.of(uses, "shared") if wants_rows else RowSpan(0, False)
         wants_queries = bool(vector_layers) and Signal.HEAD_ATTENTION in vectors
-        self._queries_of = _Span.of(uses, "head") if wants_queries else _Span(0, False)
+        self._queries_of = RowSpan.of(uses, "head") if wants_queries else RowSpan(0, False)
         self.reduces = tuple(use for use in uses if use.reduced)
         self._reducer = RowReducer(use for use in self.reduces if not use.of_heads)
         self._window = WindowRows(use for use in self.reduces if use.of_heads)
@@ -150,11 +151,11 @@ class Capture:
     def context(self, metadata: AttentionMetadata) -> PassContext:
         """What a pass is to leave behind (`arborsim_torch.decoder.Observer`)."""
         queries, prompt = metadata.queries, self._prompt
-        first_row = self._reducer.first_row(metadata, prompt)
+        first_row = self._reducer.first("rows", metadata, prompt)
         if self._rows_of.first(metadata, prompt) < queries:
             first_row = 0
-        first_of_groups = self._reducer.first_of_groups(metadata, prompt)
-        first_counted = self._reducer.first_counted(metadata, prompt)
+        first_of_groups = self._reducer.first("groups", metadata, prompt)
+        first_counted = self._reducer.first("counts", metadata, prompt)
         takers = (self._queries_of, self._window)
         vectors = any(taker.first(metadata, prompt) < queries for taker in takers)
         return PassContext(
@@ -438,30 +439,3 @@ class _BlockOutputs:
     chosen: list[Tensor] = field(default_factory=list)
     changes: list[Tensor] = field(default_factory=list)
     ends: list[Tensor] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Span:
-    """How many of the prompt's last rows or queries are taken, and whether generated ones are.
-
-    Of those of a run, the queries of the `newest` iterations are enough.
-    """
-
-    prompt: int = ALL_QUERIES
-    generated: bool = True
-    newest: int = ALL_QUERIES
-
-    @classmethod
-    def of(cls, uses: frozenset[RowUse], grouping: str) -> _Span:
-        """Those that some use needs; without any, all are."""
-        kept = [u for u in uses if u.grouping == grouping and u.keeps in ("rows", "queries")]
-        if not uses:
-            return cls()
-        prompt = max((use.prompt for use in kept), default=0)
-        newest = max((use.newest for use in kept), default=ALL_QUERIES)
-        return cls(prompt, any(use.generated for use in kept), newest)
-
-    def first(self, metadata: AttentionMetadata, prompt_tokens: int) -> int:
-        """First query of a pass that is taken, or their number."""
-        use = RowUse("shared", "rows", self.prompt, self.generated)
-        return first_of(use, metadata, prompt_tokens)

@@ -19,7 +19,8 @@ from arborsim.search import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.decoder import prefill_block
 from arborsim_torch.hardware.facts import conditions, software
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import LoadedModel, device_name, geometry
 from arborsim_torch.recording_plan import RecordingPlan, attention_top
 from arborsim_torch.static import kind_of_steps

@@ -45,8 +45,9 @@ from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch
+from arborsim_torch.live.policy_search import LiveOutcome, PolicySearch
 from arborsim_torch.live.run import facts, make_setup, numbers
+from arborsim_torch.live.setup import CacheOptions
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.recording_plan import RecordingPlan
