@@ -46,10 +46,7 @@ def is_plain(model: str, task: str = "") -> bool:
 def check_checkpoint(model: str) -> None:
     """Refuse a folder or id from which no supported model can be loaded.
 
-    Raises
-    ------
-    UsageError
-        One line: what is missing, where, and what to do.
+    Raises `UsageError` in one line: what is missing, where, and what to do.
     """
     option, path = f"--model {model}", Path(model)
     if path.exists():
@@ -106,10 +103,7 @@ def _check_folder(option: str, path: Path) -> None:
 def check_files(option: str, folder: str, needed: Sequence[str], what: str) -> Path:
     """The folder, if it holds the `needed` files and its weights as safetensors.
 
-    Raises
-    ------
-    UsageError
-        One line that says what is missing.
+    Raises `UsageError` in a line that says what is missing.
     """
     path = Path(folder)
     if not path.exists():

@@ -150,15 +150,12 @@ class TreeDecoder:
     ) -> Tensor:
         """Compute the prompt as node 0.
 
+        Returns a Tensor ``[vocabulary]``: logits after the last token.
+
         Parameters
         ----------
         on_block : callable, optional
             Gets every block's logits, ``[block, vocabulary]``.
-
-        Returns
-        -------
-        Tensor ``[vocabulary]``
-            Logits after the last token.
         """
         self.cache.open(0, -1)
         self.cache.activate([0])
@@ -192,10 +189,7 @@ class TreeDecoder:
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Append one token to each active leaf (in batch order).
 
-        Returns
-        -------
-        Tensor ``[leaves, vocabulary]``
-            Logits after these tokens.
+        Returns a Tensor ``[leaves, vocabulary]``: logits after these tokens.
         """
         return self._forward(np.reshape(np.asarray(tokens), (-1, 1)), 1)[:, 0]
 
@@ -286,9 +280,7 @@ class Pass:
 def run_together(passes: Sequence[Pass]) -> list[Tensor]:
     """Compute passes of decoders of one model in one forward; all have as many queries.
 
-    Returns
-    -------
-    list of Tensor ``[seqs, keep or queries, vocabulary]``
+    Returns a list of Tensor ``[seqs, keep or queries, vocabulary]``.
     """
     return _computed(passes)
 

@@ -50,15 +50,12 @@ def read_chains(
 ) -> list[Chain]:
     """The chains of a JSON-lines file; each line has "prompt" and "tokens", text or ids.
 
+    Raises `UsageError`, which names the file and the line that is wrong.
+
     Parameters
     ----------
     encode : callable
         Ids of a text, which is a prompt or not.
-
-    Raises
-    ------
-    UsageError
-        Names the file and the line that is wrong.
     """
     return [
         _Line(f"{path}, line {number}", entry, encode, vocabulary).chain()

@@ -57,10 +57,7 @@ def make_plan(
 ) -> RecordingPlan:
     """The plan of `request` for a loaded model.
 
-    Raises
-    ------
-    UsageError
-        There are fewer problems, layers or positions than asked for.
+    Raises `UsageError`: there are fewer problems, layers or positions than asked for.
     """
     source = _source(request, loaded, prompts)
     available = source.count(request.first)

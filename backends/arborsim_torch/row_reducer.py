@@ -30,6 +30,9 @@ _POSITIONS = 1024  # buffers grow by this
 class RowReducer:
     """Reduces the rows of one search to what some uses need of them.
 
+    Raises `ValueError` if rows of layers and of KV heads are wanted at once, or of different
+    queries or keys, or the sparsity of different queries or parts.
+
     Parameters
     ----------
     uses : iterable of RowUse
@@ -41,12 +44,6 @@ class RowReducer:
         Whose rows are reduced apart from the model's.
     part : float or None
         Of "sparsity" (`RowUse.part`).
-
-    Raises
-    ------
-    ValueError
-        If rows of layers and of KV heads are wanted at once, or of different queries or keys, or
-        the sparsity of different queries or parts.
     """
 
     def __init__(self, uses: Iterable[RowUse]) -> None:

@@ -143,10 +143,7 @@ class TaskSource(Source):
 def prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
     """A prompt's token ids, in the tokeniser's chat template if `chat`: what a user says.
 
-    Raises
-    ------
-    UsageError
-        The tokeniser has no chat template.
+    Raises `UsageError`: the tokeniser has no chat template.
     """
     if not chat:
         return list(tokenizer(prompt)["input_ids"])

@@ -68,16 +68,14 @@ class ChunkExtremes:
     def deviations(self, kv: Tensor, start: int) -> Tensor:
         """Standard deviation over channels after normalising, mean over KV heads.
 
+        Returns a Tensor ``[layers, 2, tokens]``.
+
         Parameters
         ----------
         kv : Tensor ``[layers, 2, kv_heads, tokens, head_dim]``
             The path's next tokens.
         start : int
             Position of the first.
-
-        Returns
-        -------
-        Tensor ``[layers, 2, tokens]``
         """
         x = kv.float()
         parts = []

@@ -52,10 +52,8 @@ class WindowRows:
     def finish(self, kv_heads: int, keys: Callable[[int, int], Tensor]) -> dict[RowUse, Tensor]:
         """End the prompt; `keys` gives those of a layer and a KV head, ``[positions, head_dim]``.
 
-        Returns
-        -------
-        dict of RowUse to Tensor ``[1, groups, positions]``, of moments ``[1, groups, 3]``
-            Float32, and float64.
+        Returns a dict of RowUse to Tensor ``[1, groups, positions]``, of moments ``[1, groups,
+        3]``: float32, and float64.
         """
         queries = torch.cat(self._queries, dim=2).float()
         queries *= queries.shape[-1] ** -0.5

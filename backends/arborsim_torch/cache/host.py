@@ -247,9 +247,7 @@ class HostAttention:
 def own_mass(query: Tensor, keys: Tensor, scale: float, lse: Tensor, mask: Tensor | None) -> Tensor:
     """Weights of some keys in an attention whose log-sum-exp is known.
 
-    Returns
-    -------
-    float32 Tensor ``[kv_heads, seqs, group, queries, n]``
+    Returns float32 Tensor ``[kv_heads, seqs, group, queries, n]``.
     """
     seqs, _, queries, dim = query.shape
     kv_heads, n, _ = keys.shape

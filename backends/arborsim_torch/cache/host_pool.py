@@ -328,9 +328,7 @@ class HostPool(Pool):
     def rows_in(buffers: Sequence[Tensor], at: np.ndarray) -> list[Tensor]:
         """Where tokens of one group lie in buffers for what goes down: views.
 
-        Returns
-        -------
-        list of Tensor ``[tokens, layers, records, heads, ...]``
+        Returns a list of Tensor ``[tokens, layers, records, heads, ...]``.
         """
         lanes, count = at.shape
         whole = (buffer.view(lanes, -1, *buffer.shape[1:]) for buffer in buffers)

@@ -143,10 +143,8 @@ class HostStream:
     def take(self, layer: int) -> list[Tensor]:
         """The layer's tensors on the device, while the next layer's set out.
 
-        Returns
-        -------
-        list of Tensor ``[records, heads, m, ...]``
-            Of each piece as `Pool.gather` returns them.
+        Returns a list of Tensor ``[records, heads, m, ...]``, of each piece as `Pool.gather` gives
+        them.
         """
         arrived = iter(self._stream.take(layer))
         found: list[Tensor] = []

@@ -222,9 +222,7 @@ class Pool:
     def rows(self, layer: int) -> Tensor:
         """Data of a layer, the slots of its heads one after the other: a view.
 
-        Returns
-        -------
-        Tensor ``[2, slots of all heads, head_dim]``
+        Returns a Tensor ``[2, slots of all heads, head_dim]``.
         """
         slab, index = self.layout.slab_of_layer(layer)
         return self._slabs[slab][0][index]
@@ -282,11 +280,7 @@ class Pool:
         """Slots that follow one another, of every layer of a slab: a view of the data.
 
         Of a slab that is not ragged.
-
-        Returns
-        -------
-        Tensor ``[2 layers, kv_heads, count, head_dim]``
-            Keys, then values of each layer.
+        Returns a Tensor ``[2 layers, kv_heads, count, head_dim]``: keys, then values of each layer.
         """
         table = self._tables[slab]
         assert table is not None, "a ragged slab has no common capacity"

@@ -142,10 +142,7 @@ class SlotTable:
     def compact(self) -> list[np.ndarray]:
         """Number the slots of each group anew, without gaps, in the order of tokens.
 
-        Returns
-        -------
-        list of int64 ``[used]``
-            Per group the old slots in their new order.
+        Returns a list of int64 ``[used]``: per group the old slots in their new order.
         """
         old = []
         for g in range(self._groups):

@@ -44,10 +44,7 @@ class TokenTable:
     def append(self, leaves: Sequence[int], ids: np.ndarray, position: np.ndarray) -> np.ndarray:
         """Add tokens to HBM in every group; both int ``[leaves, steps]``.
 
-        Returns
-        -------
-        int64 ``[leaves x steps]``
-            Their ids: step by step, and within a step by leaf.
+        Returns int64 ``[leaves x steps]``: their ids, step by step and within a step by leaf.
         """
         start, steps = len(self), ids.shape[1]
         self.tree.append(leaves, steps)

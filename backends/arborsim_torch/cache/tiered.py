@@ -302,9 +302,7 @@ class TieredCache(CacheState):
     def newest(self, count: int) -> Tensor:
         """The last `count` tokens of every sequence; they must not have been moved yet.
 
-        Returns
-        -------
-        Tensor ``[layers, 2, seqs, kv_heads, count, head_dim]``
+        Returns a Tensor ``[layers, 2, seqs, kv_heads, count, head_dim]``.
         """
         token = np.stack([self.tree.path(leaf)[-count:] for leaf in self.leaves])
         found = self.tokens_kv(token.reshape(-1))

@@ -106,20 +106,9 @@ def silu_product(gate, up, out, count, BLOCK: constexpr):
 def add_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The sum of two tensors, and its RMSNorm as `LlamaRMSNorm` has it.
+    """The sum of two tensors ``[..., size]``, and its RMSNorm as `LlamaRMSNorm` has it.
 
-    Parameters
-    ----------
-    x : Tensor ``[..., size]``
-    residual : Tensor like `x`, or None
-        Nothing is added if None.
-    weight : Tensor ``[size]``
-        In the type of `x`.
-
-    Returns
-    -------
-    total, normed : Tensor like `x`
-        `total` is `x` itself if nothing is added.
+    Without a residual nothing is added, and the sum is `x` itself.  The weight has the type of `x`.
     """
     x = x.contiguous()
     size, normed = x.shape[-1], torch.empty_like(x)

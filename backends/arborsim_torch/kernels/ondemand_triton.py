@@ -71,10 +71,7 @@ def take_pages(rank, chosen, total, TOP: constexpr, BLOCK: constexpr):
 
 
 def choose(bounds: Sequence[Bounds], q: Tensor, pages_top: int, readable: Tensor) -> Tensor:
-    """`arborsim_torch.kernels.ondemand.choose_pages` in Triton.
-
-    Runs on CUDA, or on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1``).
-    """
+    """`arborsim_torch.kernels.ondemand.choose_pages` in Triton."""
     seqs, heads, dim = q.shape
     kv_heads = len(bounds[0][0])
     total, begin, members = sum(filled.shape[1] for *_, filled in bounds), 0, heads // kv_heads

@@ -38,14 +38,13 @@ def attend_pieces(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Softmax attention of one query per sequence over all pieces together.
 
+    Raises `ValueError` if shapes or types do not fit.
+
     Parameters
     ----------
     q : Tensor ``[seqs, heads, head_dim]``
-        Query head ``h`` reads KV head ``h // (heads // kv_heads)``.
     pieces : sequence of Piece
         At least one.
-    scale : float
-        Factor of the inner products.
     mass : bool
         Whether to return the mass.
     means : MeanRows, optional
@@ -56,18 +55,10 @@ def attend_pieces(
     Returns
     -------
     out : Tensor ``[seqs, heads, head_dim]``
-        In the type of `q`; 0 for a sequence that reads nothing.
     lse : float32 Tensor ``[seqs, heads]``
-        Natural log-sum-exp of all logits, -inf for a sequence that reads nothing; float64 if `q`
-        is.
     mass : float32 Tensor ``[seqs, kv_heads, entries]``, or None
         Of the entries of each piece, then of `elsewhere`: weights under the softmax over all of it,
         averaged over the query heads of each KV head.
-
-    Raises
-    ------
-    ValueError
-        If shapes or types do not fit.
     """
     if not pieces:
         raise ValueError("attention over no piece: give at least one, of no room if need be")

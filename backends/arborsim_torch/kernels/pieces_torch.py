@@ -119,19 +119,9 @@ def attend_fused(
 ) -> tuple[Tensor, Tensor]:
     """PyTorch's attention for CPU, whose operator returns the log-sum-exp.
 
-    Parameters
-    ----------
-    rows : Tensor ``[kv_heads, rows, head_dim]``
-        As of `arborsim_torch.kernels.dense.pack`, one query per sequence.
-    keys, values : Tensor ``[kv_heads, n, head_dim]``
-        Of the same type; vectors are contiguous.
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, n]`` or None
-
-    Returns
-    -------
-    Tensor ``[kv_heads, rows, head_dim]``
-    float32 Tensor ``[kv_heads, rows]``
-        -inf where nothing is read.
+    Takes and returns rows ``[kv_heads, rows, head_dim]`` of `arborsim_torch.kernels.dense.pack`,
+    with one query per sequence; vectors are contiguous, of one type.  The mask is ``[seqs or 1,
+    kv_heads or 1, n]``, the log-sum-exp ``[kv_heads, rows]``.
     """
     bias = nothing = None
     if mask is not None:

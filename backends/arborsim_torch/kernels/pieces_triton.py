@@ -38,14 +38,8 @@ _OF_RECORDS = ("BITS", "GROUP", "SCALE_BYTES", "ZERO_BYTES", "STEPS", "OUTLIERS"
 class LaunchShape(NamedTuple):
     """How a call is cut into programs.
 
-    Attributes
-    ----------
-    block : int
-        Entries that a program reads at a time.
-    block_rows : int
-        Rows of a program; `row_blocks` of them serve all sequences.
-    per_split : int
-        Entries of a split, a multiple of `block`.
+    A program reads `block` entries at a time, for `block_rows` rows; `row_blocks` of these serve
+    all sequences.  Each of the `splits` has `per_split` entries, a multiple of `block`.
     """
 
     block: int
@@ -102,8 +96,6 @@ def attend_pieces_triton(
 
     `parts` are outputs ``[kv_heads, rows, head_dim]`` and log-sum-exps ``[kv_heads, rows]`` over
     other keys: they are merged with the pieces' as further splits, and not with `mass` or `means`.
-
-    Runs on CUDA, or on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1``).
     """
     seqs, heads, dim = q.shape
     kv_heads = pieces[0].keys.shape[0]
@@ -202,14 +194,10 @@ def _attend(
 
 
 def storage(codec: Codec, dim: int, block_dim: int, e4m3: bool = True) -> dict[str, Any]:
-    """What `attend_split` must know of a format, by name of its parameter.
+    """The parameters of `attend_split` that describe a format, by name.
 
-    Parameters
-    ----------
-    dim, block_dim : int
-        Numbers of a vector, and the power of 2 that holds them.
-    e4m3 : bool
-        Whether the GPU converts these numbers.
+    `dim` are the numbers of a vector, `block_dim` the power of 2 that holds them.  `e4m3` says
+    whether the GPU converts these numbers.
     """
     if not isinstance(codec, Packed):
         kind = codec.name if codec.name != "fp8" or e4m3 else "fp8 bits"

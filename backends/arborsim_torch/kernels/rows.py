@@ -28,20 +28,8 @@ def adds_rows(device: torch.device, dtype: torch.dtype) -> bool:
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) -> Tensor:
     """Softmax attention of the last tokens of a sequence, whose rows are kept as `kept` says.
 
-    Parameters
-    ----------
-    q : Tensor ``[heads, queries, head_dim]``
-        Query i reads all keys but the last ``queries - 1 - i``.
-    k, v : Tensor ``[kv_heads, n, head_dim]``
-    scale : float
-        Factor of the inner products.
-    kept : BlockRows
-        Of no more queries than there are; changed.
-
-    Returns
-    -------
-    Tensor ``[heads, queries, head_dim]``
-        In the type of `q`.
+    Query i of ``[heads, queries, head_dim]`` reads all keys but the last ``queries - 1 - i``.
+    `kept` is of no more queries than there are, and changed.
     """
     if q.device.type == "cpu":
         return _in_tiles(q, k, v, scale, kept)
@@ -55,24 +43,11 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) 
 
 
 def count_paid(q: Tensor, k: Tensor, scale: float, part: float) -> Tensor:
-    """How many keys queries pay at least a `part` of the most that they pay any.
+    """How many keys queries pay at least a `part` > 0 of the most that they pay any.
 
-    Logits tell, a tile of queries at a time: weights are their exponentials.
-
-    Parameters
-    ----------
-    q : Tensor ``[heads, queries, head_dim]``
-        The last queries of a sequence; query i reads all keys but the last ``queries - 1 - i``.
-    k : Tensor ``[kv_heads, n, head_dim]``
-    scale : float
-        Factor of the inner products.
-    part : float
-        More than 0.
-
-    Returns
-    -------
-    int64 Tensor ``[kv_heads, heads // kv_heads, queries]``
-        0 for a query whose weights are not numbers; others pay their largest at least.
+    Logits tell, a tile of queries at a time: weights are their exponentials.  Takes queries as
+    `attend_rows` does.  Returns int64 ``[kv_heads, heads // kv_heads, queries]``: 0 for a query
+    whose weights are not numbers; others pay their largest at least.
     """
     heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape

@@ -101,14 +101,7 @@ def sum_group_rows(
 def add_rows(q: Tensor, k: Tensor, lse: Tensor, scale: float, kept: BlockRows) -> None:
     """Take in the rows of a block (`arborsim_torch.kernels.rows.attend_rows`).
 
-    Runs on CUDA, or on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1``).
-
-    Parameters
-    ----------
-    q, k, scale, kept
-        As for `attend_rows`.
-    lse : float32 Tensor ``[heads, queries]``
-        Natural log-sum-exp of the logits; a row whose one is not finite is not a number.
+    `lse` is the log-sum-exp ``[heads, queries]``; a row whose one is not finite is not a number.
     """
     heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape

@@ -82,11 +82,7 @@ class PolicySearch:
 
     Iterate over `steps`, sending logits, and ask for the `outcome`.  `wrap` may put another
     executor around the live one; the controller then drives that.
-
-    Raises
-    ------
-    UsageError
-        The policy needs what no live search has.
+    Raises `UsageError`: the policy needs what no live search has.
     """
 
     def __init__(

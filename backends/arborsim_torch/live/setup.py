@@ -129,11 +129,7 @@ def capture_of_signals(
     (`Policy.row_uses`), and of keys and values in `sizes` L1 norms are taken (`Policy.sizes`);
     without, all rows and vectors are taken.  Outputs are taken of `hidden_layers` (of all `layers`
     without), if they are needed.
-
-    Raises
-    ------
-    UsageError
-        A signal that no live search has.
+    Raises `UsageError`: a signal that no live search has.
     """
     if Signal.EVICTION_TIME in needs:
         raise UsageError("the offline optimum needs the future: replay a trace instead")

@@ -35,10 +35,7 @@ _LABELS = "+,-"  # of a step-token model, as of Math-Shepherd
 def check_choice(choice: RewardChoice) -> None:
     """Refuse what cannot work, before any model is loaded.
 
-    Raises
-    ------
-    UsageError
-        One line that says what to do.
+    Raises `UsageError` in a line that says what to do.
     """
     aggregate_of(choice.aggregate)
     if choice.name in ("", *NAMED):
@@ -55,10 +52,7 @@ def check_choice(choice: RewardChoice) -> None:
 def load_reward(choice: RewardChoice, loaded: LoadedModel, device: str) -> RewardModel:
     """Load the reward model of `choice`, for the thoughts of a searched model.
 
-    Raises
-    ------
-    UsageError
-        It does not load, has no such head or tokens, or does not fit.
+    Raises `UsageError`: it does not load, has no such head or tokens, or does not fit.
     """
     check_choice(choice)
     path, option = Path(choice.name), f"--reward {choice.name}"

@@ -71,10 +71,7 @@ class Plain:
     def encode(self, x: Tensor) -> tuple[Tensor, None]:
         """The vectors themselves (no copy).
 
-        Raises
-        ------
-        TypeError
-            If they are of another type: storing them would change them.
+        Raises `TypeError` if they are of another type: storing them would change them.
         """
         if x.dtype != self.storage:
             raise TypeError(f"vectors of {x.dtype} in a plain store of {self.storage}")

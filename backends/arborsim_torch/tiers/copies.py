@@ -273,11 +273,9 @@ class Ticket:
     def wait(self) -> float:
         """Wait on the host; raise the copy's error if it failed.
 
-        Returns
-        -------
-        float
-            Seconds that the caller was held up: the *exposed* part of the copy.  On CUDA, seconds
-            that the device's current stream stood idle at this point; the host waits as well.
+        Returns float: seconds that the caller was held up: the *exposed* part of the copy.  On
+        CUDA, seconds that the device's current stream stood idle at this point; the host waits as
+        well.
         """
         held_up_s = self.join()
         self._queue.settle()
