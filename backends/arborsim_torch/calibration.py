@@ -1,4 +1,4 @@
-"""What a reference model's answers depend on: occlude its reasoning, or hide blocks of its cache.
+"""Experiments on a reference model: occlude its reasoning, or hide blocks of its cache.
 
 The two experiments behind `arborsim calibrate`.  Both generate greedily, so results repeat.
 """
@@ -191,7 +191,7 @@ def _solve(
 def _occluded(
     reasoning: Reasoning, start: int, stop: int, pad: int, regenerate: str
 ) -> tuple[int, ...]:
-    """What is fed: up to the answer, or up to the end of the window."""
+    """The tokens that are fed: up to the answer, or up to the end of the window."""
     end = reasoning.length if regenerate == "answer" else stop
     return (*reasoning.tokens[:start], *[pad] * (stop - start), *reasoning.tokens[stop:end])
 

@@ -71,14 +71,14 @@ class Capture:
     top : int
         Positions kept per attention row; 0 stores rows whole.
     vector_layers : tuple of int
-        Layers whose queries, keys and values are kept (`qkv` level); all where `uses` name rows of
+        Layers whose queries, keys and values are kept (`qkv` level).  All where `uses` name rows of
         single query heads.
     row_layers : tuple of int
         Layers whose own attention rows are kept, whole: mean and variance over query heads.
     hidden_layers : tuple of int
         Layers whose outputs are kept, in order.
     signals : set of Signal
-        What else to take; all by default.
+        What else to take.  All by default.
     vectors : set of Signal
         Which of queries, keys and values, if `vector_layers` names any.
     sizes : set of Signal
@@ -149,7 +149,7 @@ class Capture:
         self._prompt = prompt_tokens
 
     def context(self, metadata: AttentionMetadata) -> PassContext:
-        """What a pass is to leave behind (`arborsim_torch.decoder.Observer`)."""
+        """The `PassContext` that a pass is to fill (`arborsim_torch.decoder.Observer`)."""
         queries, prompt = metadata.queries, self._prompt
         first_row = self._reducer.first("rows", metadata, prompt)
         if self._rows_of.first(metadata, prompt) < queries:
@@ -173,7 +173,7 @@ class Capture:
 
     @torch.inference_mode()
     def take(self) -> Captured:
-        """What has been finished since the last call, in one copy to the host."""
+        """All that has been finished since the last call, in one copy to the host."""
         reduced, self._of_window = self._of_window, {}
         if self._newest:
             self._add("queries", torch.stack(tuple(self._newest)))
@@ -317,7 +317,7 @@ class Capture:
         self._add("hidden_change", change.T[None])
 
     def _states_before(self, decoder: Observed, now: Tensor) -> Tensor:
-        """Of each leaf the hidden states before the newest tokens, ``[layers, seqs, size]``."""
+        """Hidden states before each leaf's newest tokens, ``[layers, seqs, size]``."""
         if self._before is not None:
             return self._before
         found = []
@@ -344,7 +344,7 @@ class Capture:
         block.layer += 1
 
     def _take_block(self, decoder: Observed) -> None:
-        """What was made of the outputs of a block."""
+        """Take what was made of the outputs of a block."""
         block, self._block = self._block, _BlockOutputs()
         if block.chosen:
             self._add_chosen(block.chosen)
@@ -421,7 +421,7 @@ class Capture:
 
 @dataclass
 class _BlockOutputs:
-    """What has been made of the outputs of a block of tokens of one sequence, by layer.
+    """The outputs of a block of tokens of one sequence, by layer, as far as they are kept.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a model's folder or id holds, checked before anything heavy is imported or loaded.
+"""Checks of a model's folder or id before anything heavy is imported or loaded.
 
 Nothing here needs PyTorch: a model that cannot be loaded is refused at once, in one line that says
 what is missing, where, and what to do.
@@ -156,7 +156,7 @@ def _read(option: str, path: Path) -> dict[str, Any]:
 
 
 def _what_else(path: Path) -> str:
-    """What a folder without a configuration holds instead, and what to do then."""
+    """The other contents of a folder without a configuration, and what to do then."""
     if (path / "adapter_config.json").is_file():
         return (", but an adapter's (LoRA): merge it first, with peft's merge_and_unload, and "
                 "save_pretrained")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What becomes of a thought that is complete: its reward, how it ended, what it answers."""
+"""The completion of a thought: its reward, how it ended, what it answers."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def prefill_block(device: torch.device) -> int:
 
 
 class ObservedCache(Protocol):
-    """What an observer may ask of a decoder's cache (`TieredCache` says what each means)."""
+    """A decoder's cache as its observer sees it (`TieredCache` says what each means)."""
 
     @property
     def leaves(self) -> list[int]: ...
@@ -83,7 +83,7 @@ class Observer(Protocol):
         ...
 
     def context(self, metadata: AttentionMetadata) -> PassContext:
-        """What the pass is to leave behind."""
+        """The context that the pass is to fill."""
 
     def forward(
         self, decoder: Observed, state: PassContext, hidden: list[Tensor], last: Tensor
@@ -212,7 +212,7 @@ class TreeDecoder:
         self.cache.drop(node)
 
     def prepare(self, tokens: Sequence[int]) -> Pass:
-        """What `step` computes, to be computed together with others (`run_together`)."""
+        """The pass of `step`, to be computed together with others (`run_together`)."""
         return self._pass(np.reshape(np.asarray(tokens), (-1, 1)), 1)
 
     def _pass(self, ids: np.ndarray, keep: int) -> Pass:
@@ -251,7 +251,7 @@ class Pass:
 
     @property
     def static(self) -> StaticStep | None:
-        """What computes the pass on tensors that stay where they are; None if it cannot."""
+        """The step that computes the pass on tensors that stay; None if none can."""
         static = self.decoder.static
         fits = static is not None and self.metadata is None and self.ids.shape[1] == 1
         return static if fits and static is not None and static.possible else None
@@ -262,7 +262,7 @@ class Pass:
         return self.state(self.decoder.cache.begin(self.ids) if metadata is None else metadata)
 
     def state(self, metadata: AttentionMetadata) -> PassContext:
-        """What is to be collected."""
+        """The context of the pass."""
         observer = self.decoder.observer
         if not self.observed or observer is None:
             return PassContext(metadata)

@@ -2,7 +2,7 @@
 
 The recorder is the one that decodes (`EpisodeRecorder`); only its decoder and its draws differ.
 `ForcedDecoder` computes a block of the given tokens at a time, so attention needs block x n, and
-hands out one token's logits after the other; `Given` draws the tokens that were given.
+hands out one token's logits after the other.  `Given` draws the tokens that were given.
 """
 
 from __future__ import annotations

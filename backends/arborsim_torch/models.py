@@ -239,7 +239,7 @@ def _restore_buffers(model: Any) -> None:
 
 
 def cache_shape(model: Any) -> CacheShape:
-    """What the groups of a live model's cache stand for."""
+    """The layers and heads that the groups of a live model's cache stand for."""
     shape = Layout.of(model)
     layers = tuple(range(shape.layers))
     return CacheShape(layers, shape.kv_heads, shape.head_dim, rope_of(model))

@@ -1,7 +1,7 @@
 """Run a search live and write down what happened.
 
 `EpisodeRecorder.run` is the whole story: the search says which states to expand; their children
-become leaves of the decoder; every iteration all leaves take one token; a leaf whose thought ends
+become leaves of the decoder.  Every iteration all leaves take one token.  A leaf whose thought ends
 gets its reward and goes back to the search.
 """
 
@@ -69,13 +69,13 @@ class EpisodeRecorder:
     clock : callable
         Seconds since some moment: what all times are measured with.
     reward : Reward, optional
-        Scores thoughts; by default `source` does.
+        Scores thoughts, by default `source` does.
     embedder : Embedder, optional
-        Embeds the text of thoughts; by default `capture` takes mean last hidden states.
+        Embeds the text of thoughts, by default `capture` takes mean last hidden states.
     release : bool
         Free the keys and values of thoughts that nothing can follow as soon as they are complete.
     share_prefixes : bool
-        Compute what several thoughts begin with only once; without a listener or token signals.
+        Compute what several thoughts begin with only once, without a listener or token signals.
     graphs : bool
         See `TreeDecoder`.
     """

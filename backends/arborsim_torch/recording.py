@@ -1,4 +1,4 @@
-"""What a recorder keeps of a search while it runs, which events it reports, and its trace rows."""
+"""A recorder's notes of a search while it runs, the events it reports, and its trace rows."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LiveNode:
         Of the next token's distribution after its last token, nats, as it is stored; NaN if it is
         not complete.
     reward : float
-        What it was rewarded with once complete; NaN if nothing rewards it.
+        What it was rewarded with once complete.  NaN if nothing rewards it.
     answer : str or None
         What it answers, if it is finished and its source can read that.
     twin : int
@@ -104,7 +104,7 @@ class LiveNode:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its own tokens, nats; NaN for the prompt."""
+        """Mean over its own tokens, nats; NaN for the prompt."""
         return self.logprob / self.tokens if self.tokens else math.nan
 
 
@@ -119,7 +119,7 @@ def path_ends(nodes: Sequence[LiveNode], n: int) -> tuple[int, ...]:
 
 @dataclass
 class EpisodeResult:
-    """What `EpisodeRecorder.run` hands back; times in seconds.
+    """The result of `EpisodeRecorder.run`; times in seconds.
 
     `steps` are needed steps of the reasoning handed in: those that are right, and how many there
     are (None where the source does not count them).

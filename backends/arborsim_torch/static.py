@@ -156,7 +156,7 @@ class StaticStep:
         self.bucket = self.rows, rounded(self._longest), self._plan.key
 
     def _fresh(self, state: PassContext) -> PassContext:
-        """What is to collect the same of all sequences and positions of the bucket."""
+        """An empty context of all sequences and positions of the bucket."""
         layers = range(self._cache.layout.layers)
         listed = [self._plan.pieces(layer) for layer in layers]
 
@@ -235,7 +235,7 @@ class StaticStep:
         return found
 
     def compute(self, states: list[PassContext], hidden: list[Tensor]) -> StepOutputs:
-        """What the device does: all that it reads and writes is where it was at the last step.
+        """The device's part: all that it reads and writes is where it was at the last step.
 
         Hooks may put outputs of blocks into `hidden`.
         """

@@ -24,7 +24,7 @@ class WindowRows:
     of them, a KV head at a time, as the host makes those of a trace: from queries and keys in
     float16, in float32, with statistics in float64.
 
-    Device memory: the queries that wait; of a KV head, keys in float32, its query heads x queries
+    Device memory: the queries that wait, of a KV head, keys in float32, its query heads x queries
     x positions, twice 4 bytes, and of statistics a few times `TILE_BYTES` at most.
     """
 

@@ -1,4 +1,4 @@
-"""What one forward pass reads of the cache, and where it writes its new keys and values.
+"""The reads of one forward pass from the cache, and where its new keys and values go.
 
 `LayerView` is all that the attention function needs: keys and values of one layer in some order of
 tokens, which sequence may read which, and the positions they stand for.  Keys carry their rotary
@@ -66,7 +66,7 @@ class PlacedPiece:
 
 @dataclass(frozen=True)
 class PlacedElsewhere:
-    """What the host attends to; position and key as of a `PlacedPiece`."""
+    """The host's share of attention, with position and key as of a `PlacedPiece`."""
 
     elsewhere: Elsewhere
     position: Callable[[], Tensor]
@@ -75,7 +75,7 @@ class PlacedElsewhere:
 
 @dataclass(frozen=True)
 class HostShare:
-    """What a layer reads of the host, next to its pieces on the device.
+    """A layer's reads of the host, next to its pieces on the device.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class LayerView:
     mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries, n]`` or None
         True = readable; None if all of it is.
     position : int64 Tensor ``[kv_heads or 1, n]`` or None
-        Position of each entry on its path; None if entry ``p`` has position ``p``.
+        Position of each entry on its path, None if entry ``p`` has position ``p``.
     positions : int
         Length of the longest path.
     """
@@ -189,7 +189,7 @@ class AttentionMetadata:
     def parts(
         self, layer: int, window: int | None, host_share: HostShare | None = None
     ) -> list[PlacedPiece]:
-        """What one query per sequence reads of a layer, in place, and what comes from the host."""
+        """A layer's reads of one query per sequence, in place, and what comes from the host."""
         assert self.pieces is not None
         found, limit = self.pieces(layer), self.limits(window)
         if host_share is not None:
@@ -219,7 +219,7 @@ class AttentionMetadata:
         return None if window is not None and self.positions <= window else window
 
     def view(self, layer: int, window: int | None = None) -> LayerView:
-        """What the queries of a layer may read; `window` is that of sliding attention."""
+        """The reads of a layer's queries; `window` is that of sliding attention."""
         entries, window = self.entries(layer), self.limits(window)
         key = (id(entries), window)
         if key not in self._masks:
@@ -315,7 +315,7 @@ class SpanWriter:
 
     @classmethod
     def new(cls, pool: Pool, slots: np.ndarray) -> SpanWriter:
-        """Of slots int64 ``[slabs, tokens]`` that follow one another."""
+        """A writer to slots int64 ``[slabs, tokens]`` that follow one another."""
         targets: list[Tensor] = []
         for slab, row in enumerate(slots):
             # One call for all layers: a step of a small model is mostly made of such calls.

@@ -52,7 +52,7 @@ class ReadTokens:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """What one pass reads (see `AttentionMetadata`)."""
+    """The reads of one pass (see `AttentionMetadata`)."""
 
     by_layer: list[Entries]
     assembly: GatherReader
@@ -99,7 +99,7 @@ class GatherReader:
         self._contiguous = False
 
     def plan(self) -> GatherPlan:
-        """What the next pass reads."""
+        """The reads of the next pass."""
         layout, anew = self._cache.layout, self.stale
         self._look_up()
         held = max(len(row.token) for row in self._rows)

@@ -167,7 +167,7 @@ class HostAttention:
     def rows(
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
     ) -> tuple[Tensor, LayerView]:
-        """What the host's tokens received, once the log-sum-exp of the whole is known.
+        """The mass of the host's tokens, once the log-sum-exp of the whole is known.
 
         Returns
         -------

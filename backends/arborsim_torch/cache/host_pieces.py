@@ -1,4 +1,4 @@
-"""What passes read of the pools on the host: brought to the device layer by layer, or there.
+"""Reads of the pools on the host: brought to the device layer by layer, or there.
 
 A pass that is to be the same as the one before (*fixed*: a CUDA graph can replay it) streams each
 layer's rows whole, from the first to the last that is read, rounded up.  Then where they come from
@@ -57,7 +57,7 @@ class HostPieces:
         self.tokens: list[HostTokens] = []
 
     def begin(self, tables: Sequence[PieceTable], fixed: bool = False) -> bool:
-        """What the next pass reads, of tables that may be empty; whether it is something new."""
+        """Begin a pass over tables that may be empty; whether it reads something new."""
         version = sum(table.version for table in tables)
         anew, self._version = version != self._version, version
         other, self._fixed = anew or fixed != self._fixed, fixed
@@ -101,7 +101,7 @@ class HostPieces:
         return pool.worth_carrying_whole(sum(self._rows_of(table)), read, layers)
 
     def _rows_of(self, table: PieceTable) -> tuple[int, ...]:
-        """Of each layer: rows up to the last that is read, rounded up; 0 if none is."""
+        """By layer: rows up to the last that is read, rounded up; 0 if none is."""
         end, most = table.rows_read(), _host_pool(table).pages * PAGE_TOKENS
         ends = [int(end[self._layout.groups_of_layer(n)].max()) for n in range(self._layout.layers)]
         return tuple(min(rounded(each), most) if each else 0 for each in ends)
@@ -114,7 +114,7 @@ class HostPieces:
         return [part for parts in found for part in parts]
 
     def keys(self) -> list[Hashable]:
-        """Of each table: changes if pieces of a fixed pass have other shapes, or other memory."""
+        """By table: changes if pieces of a fixed pass have other shapes, or other memory."""
         pairs = zip(self.tables, self._rows, strict=True)
         made = 0 if self._stream is None else self._stream.allocations
         return [(table.key(table.room(rounded)), rows, made) for table, rows in pairs]
@@ -190,7 +190,7 @@ def _host_pool(table: PieceTable) -> HostPool:
 
 
 def tokens_on_host(cache: CacheState) -> list[HostTokens]:
-    """What the active paths read of the host, by layer."""
+    """The active paths' reads of the host, by layer."""
     layout, paths = cache.layout, [cache.tree.path(leaf) for leaf in cache.leaves]
     union = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
     wanted, found = cache.selected(union), {}
@@ -209,7 +209,7 @@ def _tokens_of(
     wanted: np.ndarray,
     paths: list[np.ndarray],
 ) -> HostTokens:
-    """What the groups of a layer hold on the host, padded to the longest."""
+    """The tokens of a layer's groups on the host, padded to the longest."""
     pieces, position, on_path, first = [], [], [], 0
     for place, chunk, own in _chunks(cache, groups, union, wanted):
         m = max(len(token) for token in own)

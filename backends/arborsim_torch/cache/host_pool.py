@@ -247,7 +247,7 @@ class HostPool(Pool):
         return found
 
     def _runs(self, lane: np.ndarray, row: np.ndarray, gap: int) -> BlockList:
-        """Of rows ``[tokens]`` in their lanes, or ``[1, tokens]`` of each lane."""
+        """The runs of rows ``[tokens]`` in their lanes, or ``[1, tokens]`` of each lane."""
         shape = np.broadcast_shapes((len(lane), 1), row.shape) if row.ndim == 2 else (1, len(row))
         lane = np.broadcast_to(lane[:, None] if row.ndim == 2 else lane, shape).reshape(-1)
         row = np.broadcast_to(row, shape).reshape(-1)
@@ -294,7 +294,7 @@ class HostPool(Pool):
 
     @staticmethod
     def order(at: np.ndarray, device: torch.device) -> Tensor | slice:
-        """What chooses the rows `at` of buffers; `content` takes it ready-made, too."""
+        """The index of the rows `at` of buffers; `content` takes it ready-made, too."""
         flat = at.reshape(-1)
         first = int(flat[0]) if len(flat) else 0
         if (flat == np.arange(first, first + len(flat))).all():

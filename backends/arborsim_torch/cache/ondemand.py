@@ -34,7 +34,7 @@ _AFTER_ALL = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the queries of a pass may read of the rows of the layers of one kind.
+    """The rows that queries may read of the layers of one kind.
 
     Rows are those of all places, one place after the other.
 
@@ -241,7 +241,7 @@ class PageAttention(HostAttention):
     def rows(
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
     ) -> tuple[Tensor, LayerView]:
-        """What the fetched tokens received; see `HostAttention.rows`."""
+        """The mass of the fetched tokens; see `HostAttention.rows`."""
         last, metadata = self._last, self._metadata
         assert last is not None
         assert metadata is not None

@@ -84,7 +84,7 @@ class PendingCopy:
 
     @property
     def nbytes(self) -> int:
-        """Of the buffers."""
+        """Bytes of the buffers."""
         return sum(part.nbytes for part in self.buffers)
 
     def done(self) -> bool:
@@ -100,7 +100,7 @@ class PendingCopy:
         return places
 
     def contents(self, pool: HostPool, most: int) -> Iterator[GroupContent]:
-        """What the buffers hold, as other pools store it, of `most` tokens of a group at a time."""
+        """The buffers' tokens as other pools store them, `most` of a group at a time."""
         for group, at in self.pairs.portions(most):
             yield group, self.pairs.token[at], partial(self._read, pool, at)
 

@@ -1,4 +1,4 @@
-"""What a decode step reads of each pool, in place: tables on the device, changed where tokens move.
+"""Reads of each pool in a decode step: tables on the device, changed where tokens move.
 
 A `PieceTable` says which slots of one pool are read.  Its *entries* are the slots themselves where
 most of them are read, with a mask; otherwise they are listed by an index.  Tokens that come or go
@@ -198,7 +198,7 @@ class PieceTable:
                 row += 1
 
     def _slots(self, pairs: Pairs) -> np.ndarray:
-        """What the index says of pairs; int64 ``[m]``."""
+        """The index's entries of pairs, int64 ``[m]``."""
         slot = np.asarray(self.pool.slots.of[pairs.group, pairs.token], dtype=np.int64)
         if self._ragged:
             per_slab = self._layout.groups // self._layout.slabs
@@ -282,7 +282,7 @@ class PieceTable:
     def piece(
         self, layer: int, room: int | None = None, rows: list[Tensor] | None = None
     ) -> PlacedPiece:
-        """What one layer reads.
+        """One layer's reads.
 
         Parameters
         ----------
@@ -363,7 +363,7 @@ class PieceTable:
         return end
 
     def listed(self) -> list[Tensor]:
-        """Of each group of a table that was just reset: its slots by entry, int64 ``[n]``."""
+        """Slots by entry, int64 ``[n]``, of each group of a table that was just reset."""
         pairs, _ = self._held()
         slots = self.pool.slots.of[pairs.group, pairs.token].astype(np.int64)
         return list(to_device(slots, self.pool.device).split(self.count.tolist()))

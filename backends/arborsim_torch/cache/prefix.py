@@ -23,7 +23,7 @@ _LEAST_ROOM = 64
 
 
 class SharedPrefix:
-    """What is read of a pool whose tokens have the same slot in all layers and heads.
+    """The reads of a pool whose tokens have the same slot in all layers and heads.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ class PieceReader:
 
     @torch.inference_mode()
     def plan(self, rounded: Callable[[int], int] | None = None, rows: int = 0) -> PiecePlan:
-        """What the next pass reads.
+        """The reads of the next pass.
 
         Parameters
         ----------
@@ -202,7 +202,7 @@ class PieceReader:
 
 @dataclass(frozen=True)
 class PiecePlan:
-    """What one pass reads.
+    """The reads of one pass.
 
     Attributes
     ----------
@@ -233,7 +233,7 @@ class PiecePlan:
         return sum(int(table.high.max()) for table in (*self.tables, *self.on_host.tables))
 
     def pieces(self, layer: int) -> list[PlacedPiece]:
-        """What a layer reads."""
+        """A layer's reads."""
         found = [
             table.piece(layer, room)
             for table, room in zip(self.tables, self.rooms, strict=True)
@@ -254,7 +254,7 @@ class PiecePlan:
         return *on_device, *self.on_host.keys()
 
     def entries(self, layer: int) -> Entries:
-        """Of a contiguous plan."""
+        """The entries of a contiguous plan."""
         return Entries(None, None, self.held)
 
     def content(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -157,7 +157,7 @@ class SlotTable:
 
 
 def _rank(group: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Of each pair, how many pairs of its group come before it."""
+    """How many pairs of its group come before each pair."""
     if len(counts) == 1:
         return np.arange(len(group))
     order = np.argsort(group, kind="stable")

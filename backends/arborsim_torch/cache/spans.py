@@ -213,7 +213,7 @@ def make_pools(
     Parameters
     ----------
     quantised : sequence of Codec
-        Formats of the places that hold quantised tokens, by rung; without a second there are no
+        Formats of the places that hold quantised tokens, by rung, without a second there are no
         places for coarse ones.
     page_tokens : int
         Of pools on the device.

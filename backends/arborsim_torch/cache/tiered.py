@@ -6,7 +6,7 @@ keys and values (`AttentionMetadata.store`) and gets its view.  Moves between ti
 
 A decode step reads every pool in place (`arborsim_torch.cache.pieces`).  If results must not depend
 on where tokens are stored (`ordered`), each layer's keys and values are gathered in the order of
-tokens instead; so they are where lost tokens are computed again.
+tokens instead.  So they are where lost tokens are computed again.
 """
 
 from __future__ import annotations

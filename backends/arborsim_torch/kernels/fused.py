@@ -162,7 +162,7 @@ def sdpa(
 
 
 def _bias(q: Tensor, mask: Tensor) -> Tensor:
-    """What is added to the logits; rows begin at multiples of 16, as the kernel for CUDA wants."""
+    """The bias of a mask; rows begin at multiples of 16, as the kernel for CUDA wants."""
     n = mask.shape[-1]
     room = -(-n // _ALIGNED) * _ALIGNED if q.is_cuda else n
     bias = q.new_zeros((*mask.shape[:-1], room))[..., :n]

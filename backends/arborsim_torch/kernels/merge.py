@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """What to add numbers of a type up in: float32, or float64 for float64."""
+    """The type to add numbers up in: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 

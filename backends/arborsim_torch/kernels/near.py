@@ -51,7 +51,7 @@ def attend_host(
     k, v : Tensor ``[kv_heads, capacity, head_dim]``
         Of any type; 8-bit ones with their scales, float32 ``[kv_heads, capacity]``.
     index : int Tensor ``[n]`` or ``[kv_heads, n]``, or None
-        Slots to read, -1 = padding; None for all in order.
+        Slots to read, -1 = padding, None for all in order.
     mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries or 1, n]`` or None
         By entry of `index`.
     logits : float32 Tensor ``[kv_heads, seqs, group, queries, n]``, optional

@@ -20,7 +20,7 @@ from arborsim_torch.tiers.codec import Codec, Packed, Plain
 
 @dataclass(frozen=True)
 class Prefix:
-    """What a piece of plain keys and values is, as a contiguous cache and a rest.
+    """A piece of plain keys and values, as a contiguous cache and a rest.
 
     Attributes
     ----------
@@ -53,11 +53,11 @@ class Piece:
         Float32 ``[kv_heads, capacity]`` of 8-bit formats with a scale per vector; of keys in groups
         of tokens, `key_scale` is uint8 ``[kv_heads, groups, bytes]``: their spans.
     index : int32 Tensor ``[room]`` or ``[kv_heads, room]``, or None
-        Slots to read, in any order; -1 is padding.  None: slots 0 .. room - 1.
+        Slots to read, in any order, -1 for padding.  None: slots 0 .. room - 1.
     room : int
         Entries that are looked at.
     mask : bool Tensor ``[seqs or 1, kv_heads or 1, room]`` or None
-        True = readable, by entry; None if every entry that is not padding is.
+        True = readable, by entry.  None if every entry that is not padding is.
     member : int32 Tensor ``[capacity]`` or ``[kv_heads, capacity]``, or None
         Of keys in groups of tokens: by slot, the number of its group in `key_scale` times the
         tokens of a group, plus the token's number in it.
@@ -130,7 +130,7 @@ class Elsewhere:
 
 @dataclass
 class BlockRows:
-    """What is wanted of a block's rows, and found; a row that is not a number counts nowhere.
+    """The rows of a block that are kept; one that is not a number counts nowhere.
 
     Attributes
     ----------

@@ -288,7 +288,7 @@ def mean_mass(
 ):  # fmt: skip
     """Weights of one sequence at one KV head, averaged over its query heads; of all pieces.
 
-    These have `own` entries; with `FAR` those of the host follow, up to `entries`.
+    These have `own` entries.  With `FAR` those of the host follow, up to `entries`.
     """
     kv_head, seq = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     far += DIM + 1  # to the logits of its first row

@@ -162,7 +162,7 @@ def fused_for_cpu(
 def _write_logits(
     logits: Sequence[Tensor], pieces: Sequence[Piece], rows: Tensor, seqs: int
 ) -> None:
-    """Of each piece, into ``[kv_heads, rows, room]``."""
+    """Write each piece's logits into ``[kv_heads, rows, room]``."""
     for own, piece in zip(logits, pieces, strict=True):
         for at, keys in _tiles(piece, True, rows.dtype):
             own[:, :, at] = torch.bmm(rows, keys.transpose(1, 2))
@@ -242,7 +242,7 @@ def _vectors(
 
 
 def _looked_up(table: Tensor, piece: Piece, at: slice) -> Tensor:
-    """What a table by slot, ``[capacity]`` or ``[kv_heads, capacity, ...]``, has of entries."""
+    """Entries of a table by slot, ``[capacity]`` or ``[kv_heads, capacity, ...]``."""
     if piece.index is None:
         return table[at] if table.ndim == 1 else table[:, at]
     return rows_at(table, piece.index[..., at].clamp(min=0))

@@ -260,7 +260,7 @@ def _mask_strides(mask: Tensor | None) -> tuple[int, ...]:
 
 
 def factor_type(q: Tensor) -> Any:
-    """What the kernel multiplies in: the queries' type, but the interpreter cannot in bfloat16."""
+    """The type of products: the queries', but the interpreter cannot multiply bfloat16."""
     if q.dtype == torch.float32 or (q.dtype == torch.bfloat16 and not q.is_cuda):
         return tl.float32
     return tl.float16 if q.dtype == torch.float16 else tl.bfloat16

@@ -45,7 +45,7 @@ _WHILE_LEAVING = 64  # steps decoded, at most as a rule, while tokens are on the
 
 @dataclass(frozen=True)
 class LiveOutcome:
-    """What came of one search under one policy.
+    """The outcome of one search under one policy.
 
     Attributes
     ----------
@@ -203,7 +203,7 @@ class PolicySearch:
             self._on_tokens(tokens)
 
     def measurements(self) -> Measurements:
-        """What was measured so far, but for the seconds of the model."""
+        """Measurements so far, but for the seconds of the model."""
         measured = self._executor.measurements()
         time = measured.time
         # Outside forward passes the host waits for moves, which a clock of the thread's own time

@@ -30,7 +30,7 @@ MetersOf = Callable[[int, Cell], Sequence[Meter]]
 
 
 def facts(loaded: LoadedModel, request: LiveRequest) -> LiveFacts:
-    """What the numbers of a run are made with."""
+    """The facts that the numbers of a run rest on."""
     shape = geometry(loaded)
     return LiveFacts(
         loaded.name,
@@ -51,7 +51,7 @@ def numbers(request: LiveRequest, plan: RecordingPlan) -> range:
 
 
 def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -> SearchSetup:
-    """What every policy searches."""
+    """The setup of every policy's searches."""
     longest = plan.max_tokens + max(
         len(plan.source.problem(i).prompt) for i in numbers(request, plan)
     )

@@ -56,7 +56,7 @@ _SERIES_POINTS = 48
 
 
 def validation_recording(request: LiveRequest, loaded: LoadedModel) -> RecordRequest:
-    """What the shadow runs of a validation record.
+    """The recording that a validation's shadow runs make.
 
     Reference models are small enough to record all vectors, which the output error is made of; of
     other models only what the policies read.

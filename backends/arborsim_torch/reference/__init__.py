@@ -79,7 +79,7 @@ def load(
     attn_implementation
         "sdpa", or "eager" for attention weights as an output.
     options
-        Of the task; see `get_task`.
+        Of the task, see `get_task`.
 
     Raises
     ------

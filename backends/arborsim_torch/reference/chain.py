@@ -153,7 +153,7 @@ class ChainTask(Task):
 
         A path is dead from the first token that no correct reasoning has there:
         a label out of order, of a line whose operand is missing, or past a
-        needed line; any wrong token within a line; a premature or wrong answer.
+        needed line, any wrong token within a line, a premature or wrong answer.
         """
         finish = self._finish(generated)
         verdict = self._judge(problem.data, generated[:finish])
@@ -208,7 +208,7 @@ class ChainTask(Task):
     def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
         """Return who reads each token (`Task.readers`); steps are program lines, then the answer.
 
-        A prompt line is read when it is evaluated, and may be as long as no later one was; the
+        A prompt line is read when it is evaluated, and may be as long as no later one was.  The
         question is read to the end.  Of a reasoning line, all is read until it is complete, the
         label by the choice of the next line, and name and result by every line that has it as an
         operand.

@@ -169,7 +169,7 @@ class Game24Task(Task):
         """Verify token by token; what follows the third line is ignored.
 
         The remainder may be listed in any order.  A wrong Y or N is a wrong
-        opinion, not a wrong step, and does no harm; a move that makes 24
+        opinion, not a wrong step, and does no harm.  A move that makes 24
         unreachable is death, as soon as its second operand is written.
         """
         tokens = list(generated[: LINE_ENDS[-1]])

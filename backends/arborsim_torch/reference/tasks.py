@@ -60,7 +60,7 @@ class Verdict:
         In [0, 1]: share of the needed steps that are done; for a dead path,
         those done before it died.
     remaining_tokens
-        Tokens of the shortest completion (the end marker not counted); 0 when
+        Tokens of the shortest completion (the end marker not counted).  0 when
         finished or dead.
     """
 

@@ -215,7 +215,7 @@ def _classes_head(option: str, choice: RewardChoice, config: Any) -> Head:
 
 
 def _pad_id(model: Any) -> int | None:
-    """What fills the shorter texts of a batch; None if the model's configuration names nothing.
+    """The padding of a batch's shorter texts; None if the model's configuration names none.
 
     Classifiers on top of a language model take the last token that is not this one.
     """

@@ -45,7 +45,7 @@ class Codec(Protocol):
         """Vectors ``[..., tokens, head_dim]`` as data and scales, on the same device."""
 
     def decode(self, data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """What `encode` stored, ``[..., tokens, head_dim]``."""
+        """Vectors ``[..., tokens, head_dim]`` again from what `encode` stored."""
 
     def bytes_per_token(self, head_dim: int) -> int:
         """Bytes of the key and the value of one token and KV head."""

@@ -274,7 +274,7 @@ class Ticket:
         """Wait on the host; raise the copy's error if it failed.
 
         Returns float: seconds that the caller was held up: the *exposed* part of the copy.  On
-        CUDA, seconds that the device's current stream stood idle at this point; the host waits as
+        CUDA, seconds that the device's current stream stood idle at this point.  The host waits as
         well.
         """
         held_up_s = self.join()
@@ -384,8 +384,8 @@ class CopyQueue:
 def to_device(table: np.ndarray, device: torch.device) -> Tensor:
     """A table as a tensor on the device; the host does not wait until the device gets to it.
 
-    CUDA copies ordinary memory aside before the call returns, so the table may change afterwards;
-    a copy that blocks would wait for everything that the device still computes.  On the CPU the
+    CUDA copies ordinary memory aside before the call returns, so the table may change afterwards.
+    A copy that blocks would wait for everything that the device still computes.  On the CPU the
     tensor is the table.
     """
     return torch.from_numpy(table).to(device, non_blocking=True)

@@ -181,5 +181,5 @@ class LayerStream:
 
 
 def _shape(part: Sequence[Tensor]) -> tuple[int, ...]:
-    """Of blocks one after the other."""
+    """The shape of blocks one after the other."""
     return (sum(len(block) for block in part), *part[0].shape[1:])
