@@ -1,10 +1,10 @@
 """The context of a forward pass: what it is told of the caches, and what it leaves behind.
 
-A decoder makes one `PassContext` per pass.  The attention function (`arborsim_torch.attention`) adds
-each layer's probabilities and query vectors to it.  What records or decides reads them afterwards.
-Rows are averaged over heads as they come, and over layers in the end.  For the layers that are
-asked for, their own mean and variance over heads are kept too, where groups are asked for, their
-sums and newest rows, and of single heads, how many entries are large.  Nothing grows with the
+A decoder makes one `PassContext` per pass.  The attention function (`arborsim_torch.attention`)
+adds each layer's probabilities and query vectors to it.  What records or decides reads them
+afterwards.  Rows are averaged over heads as they come, and over layers in the end.  For the layers
+that are asked for, their own mean and variance over heads are kept too, where groups are asked for,
+their sums and newest rows, and of single heads, how many entries are large.  Nothing grows with the
 number of queries but what `rows` asks for, and these counts.
 """
 
