@@ -58,7 +58,7 @@ class TorchBackend:
         UsageError
             The request cannot work; nothing was written then.
         KeyboardInterrupt
-            Passed on; the whole episodes are in the file.
+            Passed on.  The whole episodes are in the file.
         """
         _check(request)
         from arborsim.trace.writer import TraceWriter

@@ -37,7 +37,6 @@ def run_batched(
     ----------
     searches : iterable of Batched
         Taken from when there is room.
-    width : int
     done : callable
         Gets every search with its result, or with the `BudgetInfeasible` that ended it.
     """

@@ -31,7 +31,7 @@ from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Observed
-from arborsim_torch.row_reducer import RowReducer, WindowRows, first_of
+from arborsim_torch.row_reducer import RowReducer, RowSpan
 from arborsim_torch.token_signals import (
     ChunkExtremes,
     TokenBuffer,
@@ -44,6 +44,7 @@ from arborsim_torch.token_signals import (
     top_entries,
     value_norm,
 )
+from arborsim_torch.window_rows import WindowRows
 
 MAX_PENDING_BYTES = 1 << 26  # on the device, before they are taken to the host unasked
 
@@ -70,14 +71,14 @@ class Capture:
     top : int
         Positions kept per attention row; 0 stores rows whole.
     vector_layers : tuple of int
-        Layers whose queries, keys and values are kept (`qkv` level); all where `uses` name rows of
+        Layers whose queries, keys and values are kept (`qkv` level).  All where `uses` name rows of
         single query heads.
     row_layers : tuple of int
         Layers whose own attention rows are kept, whole: mean and variance over query heads.
     hidden_layers : tuple of int
         Layers whose outputs are kept, in order.
     signals : set of Signal
-        What else to take; all by default.
+        What else to take.  All by default.
     vectors : set of Signal
         Which of queries, keys and values, if `vector_layers` names any.
     sizes : set of Signal
@@ -106,9 +107,9 @@ class Capture:
         uses: frozenset[RowUse] = frozenset(),
     ) -> None:
         wants_rows = Signal.ATTENTION in signals or bool(row_layers)
-        self._rows_of = _Span.of(uses, "shared") if wants_rows else _Span(0, False)
+        self._rows_of = RowSpan.of(uses, "shared") if wants_rows else RowSpan(0, False)
         wants_queries = bool(vector_layers) and Signal.HEAD_ATTENTION in vectors
-        self._queries_of = _Span.of(uses, "head") if wants_queries else _Span(0, False)
+        self._queries_of = RowSpan.of(uses, "head") if wants_queries else RowSpan(0, False)
         self.reduces = tuple(use for use in uses if use.reduced)
         self._reducer = RowReducer(use for use in self.reduces if not use.of_heads)
         self._window = WindowRows(use for use in self.reduces if use.of_heads)
@@ -148,13 +149,13 @@ class Capture:
         self._prompt = prompt_tokens
 
     def context(self, metadata: AttentionMetadata) -> PassContext:
-        """What a pass is to leave behind (`arborsim_torch.decoder.Observer`)."""
+        """The `PassContext` that a pass is to fill (`arborsim_torch.decoder.Observer`)."""
         queries, prompt = metadata.queries, self._prompt
-        first_row = self._reducer.first_row(metadata, prompt)
+        first_row = self._reducer.first("rows", metadata, prompt)
         if self._rows_of.first(metadata, prompt) < queries:
             first_row = 0
-        first_of_groups = self._reducer.first_of_groups(metadata, prompt)
-        first_counted = self._reducer.first_counted(metadata, prompt)
+        first_of_groups = self._reducer.first("groups", metadata, prompt)
+        first_counted = self._reducer.first("counts", metadata, prompt)
         takers = (self._queries_of, self._window)
         vectors = any(taker.first(metadata, prompt) < queries for taker in takers)
         return PassContext(
@@ -172,7 +173,7 @@ class Capture:
 
     @torch.inference_mode()
     def take(self) -> Captured:
-        """What has been finished since the last call, in one copy to the host."""
+        """All that has been finished since the last call, in one copy to the host."""
         reduced, self._of_window = self._of_window, {}
         if self._newest:
             self._add("queries", torch.stack(tuple(self._newest)))
@@ -316,7 +317,7 @@ class Capture:
         self._add("hidden_change", change.T[None])
 
     def _states_before(self, decoder: Observed, now: Tensor) -> Tensor:
-        """Of each leaf the hidden states before the newest tokens, ``[layers, seqs, size]``."""
+        """Hidden states before each leaf's newest tokens, ``[layers, seqs, size]``."""
         if self._before is not None:
             return self._before
         found = []
@@ -343,7 +344,7 @@ class Capture:
         block.layer += 1
 
     def _take_block(self, decoder: Observed) -> None:
-        """What was made of the outputs of a block."""
+        """Take what was made of the outputs of a block."""
         block, self._block = self._block, _BlockOutputs()
         if block.chosen:
             self._add_chosen(block.chosen)
@@ -420,7 +421,7 @@ class Capture:
 
 @dataclass
 class _BlockOutputs:
-    """What has been made of the outputs of a block of tokens of one sequence, by layer.
+    """The outputs of a block of tokens of one sequence, by layer, as far as they are kept.
 
     Attributes
     ----------
@@ -438,30 +439,3 @@ class _BlockOutputs:
     chosen: list[Tensor] = field(default_factory=list)
     changes: list[Tensor] = field(default_factory=list)
     ends: list[Tensor] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Span:
-    """How many of the prompt's last rows or queries are taken, and whether generated ones are.
-
-    Of those of a run, the queries of the `newest` iterations are enough.
-    """
-
-    prompt: int = ALL_QUERIES
-    generated: bool = True
-    newest: int = ALL_QUERIES
-
-    @classmethod
-    def of(cls, uses: frozenset[RowUse], grouping: str) -> _Span:
-        """Those that some use needs; without any, all are."""
-        kept = [u for u in uses if u.grouping == grouping and u.keeps in ("rows", "queries")]
-        if not uses:
-            return cls()
-        prompt = max((use.prompt for use in kept), default=0)
-        newest = max((use.newest for use in kept), default=ALL_QUERIES)
-        return cls(prompt, any(use.generated for use in kept), newest)
-
-    def first(self, metadata: AttentionMetadata, prompt_tokens: int) -> int:
-        """First query of a pass that is taken, or their number."""
-        use = RowUse("shared", "rows", self.prompt, self.generated)
-        return first_of(use, metadata, prompt_tokens)

@@ -1,4 +1,4 @@
-"""What a capture has handed to the host: signals of consecutive tokens, in a trace's types."""
+"""Signals that a capture has handed to the host: of consecutive tokens, in a trace's types."""
 
 from __future__ import annotations
 

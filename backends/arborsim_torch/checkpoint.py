@@ -1,4 +1,4 @@
-"""What a model's folder or id holds, checked before anything heavy is imported or loaded.
+"""Checks of a model's folder or id before anything heavy is imported or loaded.
 
 Nothing here needs PyTorch: a model that cannot be loaded is refused at once, in one line that says
 what is missing, where, and what to do.
@@ -46,10 +46,7 @@ def is_plain(model: str, task: str = "") -> bool:
 def check_checkpoint(model: str) -> None:
     """Refuse a folder or id from which no supported model can be loaded.
 
-    Raises
-    ------
-    UsageError
-        One line: what is missing, where, and what to do.
+    Raises `UsageError` in one line: what is missing, where, and what to do.
     """
     option, path = f"--model {model}", Path(model)
     if path.exists():
@@ -106,10 +103,7 @@ def _check_folder(option: str, path: Path) -> None:
 def check_files(option: str, folder: str, needed: Sequence[str], what: str) -> Path:
     """The folder, if it holds the `needed` files and its weights as safetensors.
 
-    Raises
-    ------
-    UsageError
-        One line that says what is missing.
+    Raises `UsageError` in a line that says what is missing.
     """
     path = Path(folder)
     if not path.exists():
@@ -162,7 +156,7 @@ def _read(option: str, path: Path) -> dict[str, Any]:
 
 
 def _what_else(path: Path) -> str:
-    """What a folder without a configuration holds instead, and what to do then."""
+    """The other contents of a folder without a configuration, and what to do then."""
     if (path / "adapter_config.json").is_file():
         return (", but an adapter's (LoRA): merge it first, with peft's merge_and_unload, and "
                 "save_pretrained")  # fmt: skip

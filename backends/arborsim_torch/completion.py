@@ -1,4 +1,4 @@
-"""What becomes of a thought that is complete: its reward, how it ended, what it answers."""
+"""The completion of a thought: its reward, how it ended, what it answers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ class Completion:
 
     Parameters
     ----------
-    source : Source
-    problem : Problem
     nodes : list of LiveNode
         All nodes of the search, which go on growing.
-    reward : Reward
     noise : numpy.random.Generator
         For the reward.
-    embedder : Embedder or None
-    capture : Capture or None
     max_tokens : int
         Generated tokens per path.
     """
@@ -78,8 +73,7 @@ class Completion:
         node.dead = not node.finished and len(node.generated) >= self.max_tokens
         if not node.finished:
             return End.DEAD if node.dead else End.NONE
-        read_answer = getattr(self.source, "answer", None)  # not every source knows answers
-        node.answer = None if read_answer is None else read_answer(node.generated)
+        node.answer = self.source.answer(node.generated)
         node.correct = self.verdict(n)
         return End.FINISHED
 

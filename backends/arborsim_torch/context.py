@@ -1,10 +1,10 @@
-"""What a forward pass is told of the caches it reads, and what it leaves behind.
+"""The context of a forward pass: what it is told of the caches, and what it leaves behind.
 
-A decoder makes one `PassContext` per pass; the attention function (`arborsim_torch.attention`) adds
-each layer's probabilities and query vectors to it; what records or decides reads them afterwards.
-Rows are averaged over heads as they come, and over layers in the end; for the layers that are
-asked for, their own mean and variance over heads are kept too, and where groups are asked for,
-their sums and newest rows; of single heads, how many entries are large.  Nothing grows with the
+A decoder makes one `PassContext` per pass.  The attention function (`arborsim_torch.attention`)
+adds each layer's probabilities and query vectors to it.  What records or decides reads them
+afterwards.  Rows are averaged over heads as they come, and over layers in the end.  For the layers
+that are asked for, their own mean and variance over heads are kept too, where groups are asked for,
+their sums and newest rows, and of single heads, how many entries are large.  Nothing grows with the
 number of queries but what `rows` asks for, and these counts.
 """
 
@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.forward import AttentionMetadata, LayerView
-from arborsim_torch.kernels.pieces import MeanRows
-from arborsim_torch.kernels.rows import BlockRows
+from arborsim_torch.kernels.piece import BlockRows, MeanRows
 
 
 @dataclass
 class PassContext:
-    """What one forward pass needs to know, and what it leaves behind.
+    """The context of one forward pass, and what it leaves behind.
 
     Attributes
     ----------
@@ -49,7 +48,7 @@ class PassContext:
     row_layers : frozenset of int
         Layers whose own attention rows to collect, apart from the mean over all layers.
     take_output : callable or None
-        Takes the output of each block of the model, ``[seqs, queries, size]``, when it comes; None
+        Takes the output of each block of the model, ``[seqs, queries, size]``, when it comes, None
         if they are shown in the end, or not wanted.
     layer_rows : dict of int to float32 Tensor ``[2, seqs, queries, positions]``
         Per such layer the mean and the population variance over its query heads.
@@ -87,7 +86,7 @@ class PassContext:
         return (self.first_row, *of_groups, *of_heads, self.query_layers, self.row_layers)
 
     def again(self, metadata: AttentionMetadata) -> PassContext:
-        """What is to collect the same, and has nothing yet."""
+        """An empty context that is to collect the same."""
         return PassContext(
             metadata, self.first_row, self.groups, self.first_of_groups, self.recent,
             self.part, self.first_counted, self.query_layers, self.row_layers,
@@ -150,7 +149,7 @@ class PassContext:
         self._counts.append(large)
 
     def block_rows(self, device: torch.device) -> BlockRows:
-        """What a layer is to keep of the rows of a block of a prompt; then goes to `add_block`."""
+        """The rows that a layer is to keep of a block of a prompt; then goes to `add_block`."""
         kept = BlockRows(groups=self.groups)
         if self.groups is not None:
             kept.of_groups, kept.recent = self.queries - self.first_of_groups, self.recent
@@ -160,7 +159,7 @@ class PassContext:
         return kept
 
     def mean_rows(self, position: Tensor, further: Tensor | None) -> MeanRows:
-        """What a layer is to add its rows to, averaged over heads; see `MeanRows`."""
+        """The rows that a layer is to add to, averaged over heads; see `MeanRows`."""
         total, numbers = self._totals(position.device)
         return MeanRows(total[:, 0], numbers[:, 0, 0], position, further)
 
@@ -238,7 +237,7 @@ class PassContext:
         )
 
     def tensors(self) -> list[Tensor]:
-        """What has been left behind."""
+        """All tensors that have been left behind."""
         sums = [x for x in (self._sum, self._layers, self._sparsity) if x is not None]
         vectors = (*self.query_vectors.values(), *self.layer_rows.values())
         return [

@@ -39,7 +39,7 @@ def prefill_block(device: torch.device) -> int:
 
 
 class ObservedCache(Protocol):
-    """What an observer may ask of a decoder's cache (`TieredCache` says what each means)."""
+    """A decoder's cache as its observer sees it (`TieredCache` says what each means)."""
 
     @property
     def leaves(self) -> list[int]: ...
@@ -83,7 +83,7 @@ class Observer(Protocol):
         ...
 
     def context(self, metadata: AttentionMetadata) -> PassContext:
-        """What the pass is to leave behind."""
+        """The context that the pass is to fill."""
 
     def forward(
         self, decoder: Observed, state: PassContext, hidden: list[Tensor], last: Tensor
@@ -150,16 +150,12 @@ class TreeDecoder:
     ) -> Tensor:
         """Compute the prompt as node 0.
 
+        Returns a Tensor ``[vocabulary]``: logits after the last token.
+
         Parameters
         ----------
-        token_ids : sequence of int
         on_block : callable, optional
             Gets every block's logits, ``[block, vocabulary]``.
-
-        Returns
-        -------
-        Tensor ``[vocabulary]``
-            Logits after the last token.
         """
         self.cache.open(0, -1)
         self.cache.activate([0])
@@ -193,10 +189,7 @@ class TreeDecoder:
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Append one token to each active leaf (in batch order).
 
-        Returns
-        -------
-        Tensor ``[leaves, vocabulary]``
-            Logits after these tokens.
+        Returns a Tensor ``[leaves, vocabulary]``: logits after these tokens.
         """
         return self._forward(np.reshape(np.asarray(tokens), (-1, 1)), 1)[:, 0]
 
@@ -219,7 +212,7 @@ class TreeDecoder:
         self.cache.drop(node)
 
     def prepare(self, tokens: Sequence[int]) -> Pass:
-        """What `step` computes, to be computed together with others (`run_together`)."""
+        """The pass of `step`, to be computed together with others (`run_together`)."""
         return self._pass(np.reshape(np.asarray(tokens), (-1, 1)), 1)
 
     def _pass(self, ids: np.ndarray, keep: int) -> Pass:
@@ -235,7 +228,6 @@ class Pass:
 
     Attributes
     ----------
-    decoder : TreeDecoder
     ids : int64 array ``[seqs, queries]``
     metadata : AttentionMetadata or None
         None if the tokens are new, and announced to the cache when they are computed.
@@ -259,7 +251,7 @@ class Pass:
 
     @property
     def static(self) -> StaticStep | None:
-        """What computes the pass on tensors that stay where they are; None if it cannot."""
+        """The step that computes the pass on tensors that stay; None if none can."""
         static = self.decoder.static
         fits = static is not None and self.metadata is None and self.ids.shape[1] == 1
         return static if fits and static is not None and static.possible else None
@@ -270,7 +262,7 @@ class Pass:
         return self.state(self.decoder.cache.begin(self.ids) if metadata is None else metadata)
 
     def state(self, metadata: AttentionMetadata) -> PassContext:
-        """What is to be collected."""
+        """The context of the pass."""
         observer = self.decoder.observer
         if not self.observed or observer is None:
             return PassContext(metadata)
@@ -288,9 +280,7 @@ class Pass:
 def run_together(passes: Sequence[Pass]) -> list[Tensor]:
     """Compute passes of decoders of one model in one forward; all have as many queries.
 
-    Returns
-    -------
-    list of Tensor ``[seqs, keep or queries, vocabulary]``
+    Returns a list of Tensor ``[seqs, keep or queries, vocabulary]``.
     """
     return _computed(passes)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from arborsim_torch.attention import tree_attention
-from arborsim_torch.kernels.pieces import in_triton
+from arborsim_torch.kernels.piece import in_triton
 
 #: If this is set, and not 0, steps are computed with the model's own operations.
 SWITCH = "ARBORSIM_UNFUSED"

@@ -34,7 +34,6 @@ class LoadedModel:
 
     Attributes
     ----------
-    name : str
     model
         In evaluation mode, on its device.
     task : Task or None
@@ -91,6 +90,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model by name, folder or id.
 
+    Raises `UsageError` in a line that says what does not work.
+
     Parameters
     ----------
     name : str
@@ -100,11 +101,6 @@ def load_model(
         "chain", "game24" or "tail": `name` is a folder with weights of that reference task.
     dtype : str
         "auto" is the type the weights are stored in.
-
-    Raises
-    ------
-    UsageError
-        One line that says what does not work.
     """
     check_device(device)
     # transformers' own bars and warnings would run into ours.
@@ -225,10 +221,7 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
 def check_room(option: str, needed_bytes: int, device: str, advice: str) -> None:
     """Refuse weights that the device has no memory for, before anything is allocated.
 
-    Raises
-    ------
-    UsageError
-        What is needed, what is free, and the advice.
+    Raises `UsageError`: what is needed, what is free, and the advice.
     """
     free = free_bytes(device)
     if free is not None and needed_bytes > _ROOM * free:
@@ -246,7 +239,7 @@ def _restore_buffers(model: Any) -> None:
 
 
 def cache_shape(model: Any) -> CacheShape:
-    """What the groups of a live model's cache stand for."""
+    """The layers and heads that the groups of a live model's cache stand for."""
     shape = Layout.of(model)
     layers = tuple(range(shape.layers))
     return CacheShape(layers, shape.kv_heads, shape.head_dim, rope_of(model))

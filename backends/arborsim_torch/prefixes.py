@@ -30,11 +30,8 @@ class PrefixDecoder:
 
     Parameters
     ----------
-    model : PreTrainedModel
-    observer : Observer, optional
-    prefill_block : int
     cache : TieredCache, optional
-        A new one; nodes in it are single tokens, in order of their computation.
+        A new one.  Nodes in it are single tokens, in order of their computation.
 
     Attributes
     ----------
@@ -113,7 +110,7 @@ class PrefixDecoder:
 
     @property
     def kv_heads(self) -> int:
-        """Of the model."""
+        """KV heads of the model."""
         return self._inner.cache.kv_heads
 
     @torch.inference_mode()

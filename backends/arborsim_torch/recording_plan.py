@@ -1,4 +1,4 @@
-"""What a recording will hold, checked against the model and the problems before it starts."""
+"""The plan of a recording, checked against the model and the problems before it starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attention_top(path_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class RecordingPlan:
-    """What follows from a request once the model is there.
+    """The consequences of a request once the model is there.
 
     `reward` and `embedder` are None where the source scores thoughts and the model embeds them.
     """
@@ -47,7 +47,7 @@ class RecordingPlan:
     embedder: Embedder | None = None
 
     def model_usage(self) -> tuple[ModelUsage, ...]:
-        """What the reward and embedding models took so far."""
+        """The usage of the reward and embedding models so far."""
         used = [model.usage() for model in (self.reward, self.embedder) if model is not None]
         return tuple(usage for usage in used if usage is not None)
 
@@ -57,10 +57,7 @@ def make_plan(
 ) -> RecordingPlan:
     """The plan of `request` for a loaded model.
 
-    Raises
-    ------
-    UsageError
-        There are fewer problems, layers or positions than asked for.
+    Raises `UsageError`: there are fewer problems, layers or positions than asked for.
     """
     source = _source(request, loaded, prompts)
     available = source.count(request.first)
@@ -111,7 +108,7 @@ def _lengths(
 
 
 def _reward(request: RecordRequest, loaded: LoadedModel, source: Source) -> Reward | None:
-    """What scores thoughts; None for the source itself."""
+    """The reward of thoughts; None for the source itself."""
     name = request.reward.name
     if not name:
         return None

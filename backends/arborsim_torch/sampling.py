@@ -20,7 +20,6 @@ class Choice:
 
     Attributes
     ----------
-    token : list of int
     logprob : list of float
         Of the token under the model itself (temperature 1), nats.
     entropy : list of float
@@ -75,7 +74,6 @@ class Sampler:
     ----------
     temperature : float
         0 takes the most probable token.
-    seed : sequence of int
     top_p : float
         Draw from the most probable tokens that make this much together (`nucleus`).
     """
@@ -114,9 +112,6 @@ class Draws:
 
     Parameters
     ----------
-    sampler : Sampler
-    source : Source
-    problem : Problem
     nodes : list of LiveNode
         All nodes of the search, which go on growing.
     """
@@ -141,7 +136,6 @@ class Draws:
 
         Parameters
         ----------
-        leaves : sequence of int
         logits : Tensor ``[leaves, vocabulary]``
         """
         choice = self._sampler.choose(logits)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -31,41 +31,7 @@ from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import ForwardContext, PassContext
 from arborsim_torch.fused_layers import fused
 from arborsim_torch.fused_layers import refusal as unfused
-from arborsim_torch.graphs import Graphs, refused
-
-
-@dataclass(frozen=True)
-class StepOutputs:
-    """What a step leaves behind, in memory that the next one may overwrite.
-
-    Attributes
-    ----------
-    logits : Tensor ``[seqs, 1, vocabulary]``
-    last : Tensor ``[seqs, 1, size]``
-        Normalised last hidden state.
-    hidden : list of Tensor ``[seqs, 1, size]``
-        Output of every block, if it is wanted.
-    states : list of PassContext
-        What attention has left, of each search; their sequences come one after the other.
-    """
-
-    logits: Tensor
-    last: Tensor
-    hidden: list[Tensor]
-    states: list[PassContext]
-
-    def tensors(self) -> list[Tensor]:
-        """All of them."""
-        left = [x for state in self.states for x in state.tensors()]
-        return [self.logits, self.last, *self.hidden, *left]
-
-    def of(self, search: int, first: int, metadata: AttentionMetadata) -> StepOutputs:
-        """A search's own, whose sequences begin at `first`, without what its padding left."""
-        own = slice(first, first + metadata.num_seqs)
-        hidden = [rows[own] for rows in self.hidden]
-        state = self.states[search].within(metadata)
-        return StepOutputs(self.logits[own], self.last[own], hidden, [state])
-
+from arborsim_torch.graphs import Graphs, StepOutputs, refused
 
 _NUMBERS = count()
 
@@ -75,8 +41,6 @@ class StaticStep:
 
     Parameters
     ----------
-    model
-    cache : TieredCache
     graphs : bool
         Capture steps as CUDA graphs.
 
@@ -192,7 +156,7 @@ class StaticStep:
         self.bucket = self.rows, rounded(self._longest), self._plan.key
 
     def _fresh(self, state: PassContext) -> PassContext:
-        """What is to collect the same of all sequences and positions of the bucket."""
+        """An empty context of all sequences and positions of the bucket."""
         layers = range(self._cache.layout.layers)
         listed = [self._plan.pieces(layer) for layer in layers]
 
@@ -271,7 +235,7 @@ class StaticStep:
         return found
 
     def compute(self, states: list[PassContext], hidden: list[Tensor]) -> StepOutputs:
-        """What the device does: all that it reads and writes is where it was at the last step.
+        """The device's part: all that it reads and writes is where it was at the last step.
 
         Hooks may put outputs of blocks into `hidden`.
         """

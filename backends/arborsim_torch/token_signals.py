@@ -68,16 +68,14 @@ class ChunkExtremes:
     def deviations(self, kv: Tensor, start: int) -> Tensor:
         """Standard deviation over channels after normalising, mean over KV heads.
 
+        Returns a Tensor ``[layers, 2, tokens]``.
+
         Parameters
         ----------
         kv : Tensor ``[layers, 2, kv_heads, tokens, head_dim]``
             The path's next tokens.
         start : int
             Position of the first.
-
-        Returns
-        -------
-        Tensor ``[layers, 2, tokens]``
         """
         x = kv.float()
         parts = []
@@ -137,7 +135,7 @@ class TokenBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Of what waits."""
+        """Bytes that wait."""
         buffered = 0 if self._data is None else self._data[: self._count].nbytes
         return buffered + sum(block.nbytes for block in self._blocks)
 
@@ -156,7 +154,7 @@ class TokenBuffer:
         self._count = end
 
     def take(self) -> list[Tensor]:
-        """What waits, one after the other; to be copied before anything is appended."""
+        """All rows that wait, one after the other; to be copied before anything is appended."""
         found, self._blocks = self._blocks, []
         if self._data is not None and self._count:
             found.append(self._data[: self._count])
@@ -169,7 +167,7 @@ class TokenBuffer:
 def to_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     """Copies on the host, in one piece of memory; from CUDA, where it waits once for all of them.
 
-    Small tensors are put together first, and copied as one; large ones would need their memory on
+    Small tensors are put together first, and copied as one.  Large ones would need their memory on
     the device twice.
     """
     if not tensors:
@@ -204,7 +202,6 @@ def top_entries(row: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray, floa
     Parameters
     ----------
     row : float32 ``[positions]``
-    top : int
 
     Returns
     -------

@@ -183,7 +183,8 @@ def solve(path):
     found = []
     for case in SETS:
         bounds, q, readable = sets_of(case, case[-1])
-        found.append(choose(bounds, q, min(case[5], sum(case[3])), readable))
+        sets = [(each.low, each.high, each.filled) for each in bounds]
+        found.append(choose(sets, q, min(case[5], sum(case[3])), readable))
     torch.save(found, path)
 
 

@@ -26,7 +26,7 @@ from arborsim.policies.registry import available, build
 from arborsim.searches import make_search
 from arborsim.signals.last_attended import fresh_pages, median
 from arborsim.signals.spread import HeavyHitters, LayerSensitivity
-from arborsim_torch import row_reducer
+from arborsim_torch import window_rows
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.forward import LayerView
 from arborsim_torch.context import PassContext
@@ -35,8 +35,9 @@ from arborsim_torch.live.feed import LiveHeadRows
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.recording import EpisodeResult
-from arborsim_torch.row_reducer import RowReducer, WindowRows
+from arborsim_torch.row_reducer import RowReducer
 from arborsim_torch.sources import TaskSource
+from arborsim_torch.window_rows import WindowRows
 
 POLICIES = {name: build(name) for name in sorted(set(available()) - {"oracle"})}
 REDUCED = {
@@ -355,7 +356,7 @@ def test_windows_spread_as_rows_of_single_heads(data: st.DataObject) -> None:
     assert found.first(decoding, prompt) == 1
     by_layer = torch.from_numpy(keys).permute(1, 2, 0, 3).float()
     with mock.patch.object(
-        row_reducer, "TILE_BYTES", data.draw(st.sampled_from([1, 512, 1 << 23]))
+        window_rows, "TILE_BYTES", data.draw(st.sampled_from([1, 512, 1 << 23]))
     ):
         reduced = found.finish(kv_heads, lambda layer, head: by_layer[layer][head])
     assert not found.waits

@@ -1,4 +1,4 @@
-"""What one forward pass reads of the cache, and where it writes its new keys and values.
+"""The reads of one forward pass from the cache, and where its new keys and values go.
 
 `LayerView` is all that the attention function needs: keys and values of one layer in some order of
 tokens, which sequence may read which, and the positions they stand for.  Keys carry their rotary
@@ -9,18 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from arborsim_torch.cache.pool import Pool
-from arborsim_torch.kernels.pieces import Elsewhere, Piece
+from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.copies import to_device
 
-if TYPE_CHECKING:
-    from arborsim_torch.cache.host import HostAttention
+
+class OffloadedAttention(Protocol):
+    """Attention over tokens that stay on the host: see `arborsim_torch.cache.host`."""
+
+    def start(
+        self, layer: int, query: Tensor, scale: float, window: int | None
+    ) -> Callable[[], tuple[Tensor, Tensor]] | None: ...
+
+    def host_share(
+        self, layer: int, query: Tensor, scale: float, window: int | None, mass: bool
+    ) -> HostShare | None: ...
+
+    def rows(
+        self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
+    ) -> tuple[Tensor, LayerView]: ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,6 @@ class PlacedPiece:
 
     Attributes
     ----------
-    piece : Piece
     position : callable
         Gives an int64 Tensor ``[kv_heads or 1, room]``; 0 where nothing is read.
     key : Hashable
@@ -54,7 +66,7 @@ class PlacedPiece:
 
 @dataclass(frozen=True)
 class PlacedElsewhere:
-    """What the host attends to; position and key as of a `PlacedPiece`."""
+    """The host's share of attention, with position and key as of a `PlacedPiece`."""
 
     elsewhere: Elsewhere
     position: Callable[[], Tensor]
@@ -63,13 +75,12 @@ class PlacedElsewhere:
 
 @dataclass(frozen=True)
 class HostShare:
-    """What a layer reads of the host, next to its pieces on the device.
+    """A layer's reads of the host, next to its pieces on the device.
 
     Attributes
     ----------
     pieces : list of PlacedPiece
         On their way to the device (`Piece.ready`).
-    elsewhere : PlacedElsewhere or None
     position : int Tensor ``[kv_heads or 1, entries]`` or None
         Of all pieces, if they are a layer's own.
     """
@@ -89,7 +100,7 @@ class LayerView:
     mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries, n]`` or None
         True = readable; None if all of it is.
     position : int64 Tensor ``[kv_heads or 1, n]`` or None
-        Position of each entry on its path; None if entry ``p`` has position ``p``.
+        Position of each entry on its path, None if entry ``p`` has position ``p``.
     positions : int
         Length of the longest path.
     """
@@ -110,7 +121,6 @@ class Entries:
     on_path : bool Tensor ``[groups, seqs, n]`` or None
         Which entries lie on a sequence's path; None if all do.
     position : int64 Tensor ``[groups, n]`` or None
-    n : int
     """
 
     on_path: Tensor | None
@@ -136,7 +146,7 @@ class AttentionMetadata:
         Of a layer: keys and values ``[kv_heads, n, head_dim]`` each, the new tokens included.
     store : callable
         Take a layer's new keys and values ``[seqs, kv_heads, queries, head_dim]``.
-    host_attention : HostAttention or None
+    host_attention : OffloadedAttention or None
         Attends to tokens that stay on the host.
     causal : bool
         The queries are the last tokens of one sequence and entry ``p`` has position ``p``.
@@ -152,7 +162,7 @@ class AttentionMetadata:
     entries: Callable[[int], Entries]
     content: Callable[[int], tuple[Tensor, Tensor]]
     store: Callable[[int, Tensor, Tensor], None]
-    host_attention: HostAttention | None = None
+    host_attention: OffloadedAttention | None = None
     causal: bool = False
     pieces: Callable[[int], list[PlacedPiece]] | None = None
     plain: Sequence[Tensor] | None = None
@@ -179,7 +189,7 @@ class AttentionMetadata:
     def parts(
         self, layer: int, window: int | None, host_share: HostShare | None = None
     ) -> list[PlacedPiece]:
-        """What one query per sequence reads of a layer, in place, and what comes from the host."""
+        """A layer's reads of one query per sequence, in place, and what comes from the host."""
         assert self.pieces is not None
         found, limit = self.pieces(layer), self.limits(window)
         if host_share is not None:
@@ -209,7 +219,7 @@ class AttentionMetadata:
         return None if window is not None and self.positions <= window else window
 
     def view(self, layer: int, window: int | None = None) -> LayerView:
-        """What the queries of a layer may read; `window` is that of sliding attention."""
+        """The reads of a layer's queries; `window` is that of sliding attention."""
         entries, window = self.entries(layer), self.limits(window)
         key = (id(entries), window)
         if key not in self._masks:
@@ -305,7 +315,7 @@ class SpanWriter:
 
     @classmethod
     def new(cls, pool: Pool, slots: np.ndarray) -> SpanWriter:
-        """Of slots int64 ``[slabs, tokens]`` that follow one another."""
+        """A writer to slots int64 ``[slabs, tokens]`` that follow one another."""
         targets: list[Tensor] = []
         for slab, row in enumerate(slots):
             # One call for all layers: a step of a small model is mostly made of such calls.

@@ -1,4 +1,4 @@
-"""What shape a cache has, which part of it each group is, and where a token can be stored.
+"""The shape of a cache, which part of it each group is, and where a token can be stored.
 
 A *group* is what plans treat alike: the whole cache ("shared"), a layer, or a KV head of a layer.
 Storage comes in *slabs*: tensors whose tokens have the same slot in all layers of the slab.  A
@@ -28,7 +28,6 @@ class Layout:
 
     Attributes
     ----------
-    layers, kv_heads, head_dim : int
     dtype : torch.dtype
         Of keys and values at full precision.
     device : torch.device

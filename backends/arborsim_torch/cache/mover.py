@@ -3,7 +3,7 @@
 What a decision sends to DDR is gathered on the device and goes down as one list of blocks, straight
 to where it will lie.  The copy runs behind the computation, for as many steps as it takes; until it
 is complete, attention reads the old slots, whose memory is *in flight*.  What comes back goes up in
-the same way and is scattered on the device, which waits for it; the host does not.
+the same way and is scattered on the device, which waits for it.  The host does not.
 
 In ``stage`` mode what the active paths need is then fetched once into a staging copy on the device,
 which stays as long as the token is in DDR, on an active path and selected by the policy
@@ -38,8 +38,6 @@ class Mover:
 
     Parameters
     ----------
-    cache : TieredCache
-    link : HostLink
     recall : {"stage", "stream", "near", "ondemand"}
     overlap : bool
         False waits for every copy at once.
@@ -284,7 +282,7 @@ class Mover:
     def _contents(
         self, pairs: GroupTokenPairs, place: Place, target: Place
     ) -> Iterator[GroupContent]:
-        """What tokens of one of the `_parts` hold, in the format of `target`, in portions."""
+        """Contents of tokens of one of the `_parts`, in the format of `target`, in portions."""
         most = self._portion(target)
         if place.on_host:
             found = self._fetched(pairs, place, most)

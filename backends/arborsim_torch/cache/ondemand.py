@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,16 +18,15 @@ from torch import Tensor
 
 from arborsim_torch.cache.forward import HostShare, LayerView, PlacedPiece
 from arborsim_torch.cache.host import HostAttention, HostTokens, Part, own_mass
-from arborsim_torch.cache.host_pool import PAGE_TOKENS, BlockList, HostPool
+from arborsim_torch.cache.host_pool import PAGE_TOKENS, HostPool
+from arborsim_torch.cache.host_rows import BlockList
 from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.pairs import GroupContent, GroupTokenPairs
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.ondemand import PageBounds, choose_pages
 from arborsim_torch.tiers.copies import Ticket, to_device
 from arborsim_torch.tiers.link import HostLink
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.pairs import GroupContent, GroupTokenPairs
-    from arborsim_torch.cache.tiered import TieredCache
 
 PAGES_TOP = 16  #: pages that each KV head chooses in a step; their union is fetched
 _AFTER_ALL = np.iinfo(np.int64).max
@@ -36,7 +34,7 @@ _AFTER_ALL = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the queries of a pass may read of the rows of the layers of one kind.
+    """The rows that queries may read of the layers of one kind.
 
     Rows are those of all places, one place after the other.
 
@@ -66,7 +64,6 @@ class _Ordered:
         All of them, in order.
     arriving : list of (HostPool, list of Tensor, BlockList)
         Of each place: the pool, and where its pages will lie on the device.
-    ticket : Ticket
     """
 
     chosen: np.ndarray
@@ -108,8 +105,6 @@ class PageAttention(HostAttention):
 
     Parameters
     ----------
-    cache : TieredCache
-    link : HostLink
     pages_top : int
         Pages that each KV head chooses in a step.
 
@@ -119,7 +114,7 @@ class PageAttention(HostAttention):
         Of the pages chosen so far.
     """
 
-    def __init__(self, cache: TieredCache, link: HostLink, pages_top: int = PAGES_TOP) -> None:
+    def __init__(self, cache: CacheState, link: HostLink, pages_top: int = PAGES_TOP) -> None:
         super().__init__(cache)
         self._link, self._pages_top = link, pages_top
         self._bounds: dict[Place, PageBounds] = {}
@@ -246,7 +241,7 @@ class PageAttention(HostAttention):
     def rows(
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
     ) -> tuple[Tensor, LayerView]:
-        """What the fetched tokens received; see `HostAttention.rows`."""
+        """The mass of the fetched tokens; see `HostAttention.rows`."""
         last, metadata = self._last, self._metadata
         assert last is not None
         assert metadata is not None

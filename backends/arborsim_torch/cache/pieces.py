@@ -1,4 +1,4 @@
-"""What a decode step reads of each pool, in place: tables on the device, changed where tokens move.
+"""Reads of each pool in a decode step: tables on the device, changed where tokens move.
 
 A `PieceTable` says which slots of one pool are read.  Its *entries* are the slots themselves where
 most of them are read, with a mask; otherwise they are listed by an index.  Tokens that come or go
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,13 +20,11 @@ from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.cache.slots import SlotTable
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.kernels.fused import choose_decode
 from arborsim_torch.kernels.packages import DECODERS
-from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.kernels.piece import Piece
 from arborsim_torch.tiers.copies import to_device
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
 
 _LIST_BELOW = 0.7  # of a pool's slots: if fewer are read, they are listed
 _ANEW_BELOW = 0.5  # of a table's entries: if fewer are read, it is made anew
@@ -58,7 +55,6 @@ class Pairs:
 
     Attributes
     ----------
-    group, token : int64
     on_path : bool ``[seqs, m]``
     """
 
@@ -75,8 +71,6 @@ class PieceTable:
 
     Parameters
     ----------
-    cache : TieredCache
-    place : Place
     held : callable
         Gives the pairs that are read of this pool, and their entries, int64 ``[m]``.
 
@@ -89,7 +83,7 @@ class PieceTable:
     """
 
     def __init__(
-        self, cache: TieredCache, place: Place, held: Callable[[], tuple[Pairs, np.ndarray]]
+        self, cache: CacheState, place: Place, held: Callable[[], tuple[Pairs, np.ndarray]]
     ) -> None:
         self._cache, self.place, self._held = cache, place, held
         self._layout: Layout = cache.layout
@@ -204,7 +198,7 @@ class PieceTable:
                 row += 1
 
     def _slots(self, pairs: Pairs) -> np.ndarray:
-        """What the index says of pairs; int64 ``[m]``."""
+        """The index's entries of pairs, int64 ``[m]``."""
         slot = np.asarray(self.pool.slots.of[pairs.group, pairs.token], dtype=np.int64)
         if self._ragged:
             per_slab = self._layout.groups // self._layout.slabs
@@ -288,11 +282,10 @@ class PieceTable:
     def piece(
         self, layer: int, room: int | None = None, rows: list[Tensor] | None = None
     ) -> PlacedPiece:
-        """What one layer reads.
+        """One layer's reads.
 
         Parameters
         ----------
-        layer : int
         rows : list of Tensor ``[rows, 1, records, heads, ...]``, optional
             Parts of the layer's first rows, if the pool is the host's: on the device.
         room : int or None
@@ -370,7 +363,7 @@ class PieceTable:
         return end
 
     def listed(self) -> list[Tensor]:
-        """Of each group of a table that was just reset: its slots by entry, int64 ``[n]``."""
+        """Slots by entry, int64 ``[n]``, of each group of a table that was just reset."""
         pairs, _ = self._held()
         slots = self.pool.slots.of[pairs.group, pairs.token].astype(np.int64)
         return list(to_device(slots, self.pool.device).split(self.count.tolist()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,13 +16,12 @@ from torch import Tensor
 
 from arborsim.core.tree import GrowingTable
 from arborsim_torch.cache.forward import Entries, PlacedPiece
-from arborsim_torch.cache.host import HostStream, HostTokens
+from arborsim_torch.cache.host import HostTokens
 from arborsim_torch.cache.host_pieces import HostPieces
+from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pieces import NOT_READ, Pairs, PieceTable
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.cache.state import CacheState
 
 
 class PieceReader:
@@ -31,7 +29,6 @@ class PieceReader:
 
     Parameters
     ----------
-    cache : TieredCache
     split_host : bool
         Tokens on the host are not read as pieces, but listed as `HostTokens`.
     stream : HostStream or None
@@ -44,7 +41,7 @@ class PieceReader:
     """
 
     def __init__(
-        self, cache: TieredCache, split_host: bool = False, stream: HostStream | None = None
+        self, cache: CacheState, split_host: bool = False, stream: HostStream | None = None
     ) -> None:
         self._cache, self._layout = cache, cache.layout
         self.stale = True
@@ -64,7 +61,7 @@ class PieceReader:
 
     @torch.inference_mode()
     def plan(self, rounded: Callable[[int], int] | None = None, rows: int = 0) -> PiecePlan:
-        """What the next pass reads.
+        """The reads of the next pass.
 
         Parameters
         ----------
@@ -205,7 +202,7 @@ class PieceReader:
 
 @dataclass(frozen=True)
 class PiecePlan:
-    """What one pass reads.
+    """The reads of one pass.
 
     Attributes
     ----------
@@ -236,7 +233,7 @@ class PiecePlan:
         return sum(int(table.high.max()) for table in (*self.tables, *self.on_host.tables))
 
     def pieces(self, layer: int) -> list[PlacedPiece]:
-        """What a layer reads."""
+        """A layer's reads."""
         found = [
             table.piece(layer, room)
             for table, room in zip(self.tables, self.rooms, strict=True)
@@ -257,7 +254,7 @@ class PiecePlan:
         return *on_device, *self.on_host.keys()
 
     def entries(self, layer: int) -> Entries:
-        """Of a contiguous plan."""
+        """The entries of a contiguous plan."""
         return Entries(None, None, self.held)
 
     def content(self, layer: int) -> tuple[Tensor, Tensor]:

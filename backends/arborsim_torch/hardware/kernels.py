@@ -21,7 +21,8 @@ from arborsim_torch.hardware.memory import sizes_that_fit
 from arborsim_torch.hardware.model import count_parameters
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.kernels.fused import sdpa
-from arborsim_torch.kernels.pieces import Piece, attend_pieces, in_triton
+from arborsim_torch.kernels.piece import Piece, in_triton
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.tiers.codec import Fp8, Int8, Plain
 
 SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}

@@ -39,10 +39,7 @@ _WHAT = "measuring copies and kernels"
 def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasurements:
     """Measure the machine.
 
-    Raises
-    ------
-    UsageError
-        The device or the model does not exist, or memory runs out.
+    Raises `UsageError`: the device or the model does not exist, or memory runs out.
     """
     with memory_errors(lambda: _too_large(request)):
         loaded, notes = load_for_timing(request)

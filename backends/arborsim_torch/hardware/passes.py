@@ -25,11 +25,10 @@ class Design:
     ----------
     lengths, lanes : tuple of int
         Rising.
-    held_lengths, held_lanes : frozenset of int
     held_layers : bool
         Whether two thirds of the depth are timed, too, and held out.
     sweeps, rounds, thought : int
-        Times that all is gone through, if there is time; searches over each length; tokens of
+        Times that all is gone through, if there is time, searches over each length, and tokens of
         their thoughts.
     limit_s : float
         Longer lengths are left out when those before have taken so long.
@@ -177,6 +176,6 @@ class _Timing:
         return fanned(self.timer, self.model, length, design.lanes, design.thought, limit_s)
 
     def _share_s(self) -> float:
-        """What one search over one length may take."""
+        """Seconds that one search over one length may take."""
         design = self.design
         return self.limit_s / (len(design.lengths) * (design.rounds + 1))

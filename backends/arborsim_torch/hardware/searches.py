@@ -24,7 +24,8 @@ from arborsim.searches import ROOT, Expansion, Leaf, Search, make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.decoder import prefill_block
 from arborsim_torch.hardware.timing import Timer
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.recording_plan import attention_top
 from arborsim_torch.sources import RandomSource

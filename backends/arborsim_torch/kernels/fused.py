@@ -34,15 +34,7 @@ class Choice(NamedTuple):
 
 
 def choose(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
-    """Which kernel `attend_flash` takes.
-
-    Parameters
-    ----------
-    device : torch.device
-        Of queries, keys and values.
-    dtype : torch.dtype
-    head_dim : int
-    """
+    """The kernel that `attend_flash` takes for queries, keys and values of a device and a type."""
     if device.type == "cpu":
         return Choice("torch-cpu", "PyTorch's fused attention for CPU takes every type")
     if device.type != "cuda":
@@ -60,7 +52,7 @@ def choose(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
 
 
 def choose_decode(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
-    """What decode steps read plain keys and values of a shared prefix with.
+    """The kernel of decode steps for plain keys and values of a shared prefix.
 
     One of `arborsim_torch.kernels.packages.DECODERS`, "triton" or "torch".  All else (masks,
     formats, what attention rows are wanted of) is Triton's on CUDA, whatever this says: flash-attn
@@ -137,17 +129,11 @@ def sdpa(
     ----------
     q : Tensor ``[batch, heads, queries, head_dim]``
     k, v : Tensor ``[batch, kv_heads, n, head_dim]``
-        As many KV heads as query heads, or a number that divides them.
     scale : float or None
         None for ``head_dim ** -0.5``.
     mask : bool Tensor that broadcasts to ``[batch, heads, queries, n]``, or None
-        True = readable.
     causal : bool
         Query i reads the keys 0..i; not with a mask.
-
-    Returns
-    -------
-    Tensor ``[batch, heads, queries, head_dim]``
     """
     name = choose_sdpa(q.device, q.dtype, q.shape[-1], mask is not None).name
     aten = torch.ops.aten
@@ -176,7 +162,7 @@ def sdpa(
 
 
 def _bias(q: Tensor, mask: Tensor) -> Tensor:
-    """What is added to the logits; rows begin at multiples of 16, as the kernel for CUDA wants."""
+    """The bias of a mask; rows begin at multiples of 16, as the kernel for CUDA wants."""
     n = mask.shape[-1]
     room = -(-n // _ALIGNED) * _ALIGNED if q.is_cuda else n
     bias = q.new_zeros((*mask.shape[:-1], room))[..., :n]

@@ -44,29 +44,18 @@ def attend_host(
     """Attention in float32 over chosen slots of a host pool, copied a tile at a time.
 
     A tile goes to PyTorch's fused attention, unless logits are wanted or several queries of a
-    sequence have masks.
+    sequence have masks.  Returns outputs and log-sum-exps ``[seqs, heads, queries]``.
 
     Parameters
     ----------
-    q : Tensor ``[seqs, heads, queries, head_dim]``
     k, v : Tensor ``[kv_heads, capacity, head_dim]``
-        Of any type; 8-bit ones with their scales.
+        Of any type; 8-bit ones with their scales, float32 ``[kv_heads, capacity]``.
     index : int Tensor ``[n]`` or ``[kv_heads, n]``, or None
-        Slots to read, -1 = padding; None for all in order.
-    scale : float
-        Factor of the inner products.
+        Slots to read, -1 = padding, None for all in order.
     mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries or 1, n]`` or None
-        True = readable, by entry of `index`.
-    k_scale, v_scale : float32 Tensor ``[kv_heads, capacity]`` or None
+        By entry of `index`.
     logits : float32 Tensor ``[kv_heads, seqs, group, queries, n]``, optional
         Where to write the logits, -inf where nothing is read.
-
-    Returns
-    -------
-    out : Tensor ``[seqs, heads, queries, head_dim]``
-        In the type of `q`; 0 for a query that reads nothing.
-    lse : float32 Tensor ``[seqs, heads, queries]``
-        Natural log-sum-exp, -inf for a query that reads nothing.
     """
     n = k.shape[1] if index is None or k.shape[1] == 0 else index.shape[-1]
     padded = index is not None and n > 0 and bool((index < 0).any())
@@ -247,13 +236,9 @@ class HostPiece:
 
 
 class Pending:
-    """Attention that is under way.
+    """Attention that is under way, for queries `q`.
 
-    Parameters
-    ----------
-    running : Future
-        Gives `packed`, and the event after which the GPU may read it, or None.
-    q : Tensor ``[seqs, heads, queries, head_dim]``
+    `running` gives `packed`, and the event after which the GPU may read it, or None.
     """
 
     def __init__(self, running: Future[tuple[Tensor, Any]], q: Tensor) -> None:
@@ -261,13 +246,12 @@ class Pending:
         self._seqs, _, self._queries, self._dim = q.shape
 
     def packed(self) -> Tensor:
-        """What crossed, float32 ``[kv_heads, rows, head_dim + 1 + entries]``: one copy.
+        """The results in one copy, float32 ``[kv_heads, rows, head_dim + 1 + entries]``.
 
         Of each row of `arborsim_torch.kernels.dense.pack`, on the queries' device: output,
-        log-sum-exp, and where they were asked for, the logits of all pieces' entries.
-
-        The host waits for the CPU's work; the GPU's current stream waits for the copy.
-        Raises what the work raised.
+        log-sum-exp, and where they were asked for, the logits of all pieces' entries.  The host
+        waits for the CPU's work, and raises what that raised.  The GPU's current stream waits for
+        the copy.
         """
         packed, sent = self._running.result()
         if sent is not None:
@@ -285,13 +269,8 @@ class Pending:
 class NearAttention:
     """Attends over host pools for queries of one device.
 
-    Parameters
-    ----------
-    device : torch.device
-        Of the queries.
-    background : bool or None
-        Whether the CPU works in a thread; None for: exactly if the queries are on CUDA, since on
-        the CPU there is nothing to overlap with.
+    In the `background` the CPU works in a thread: by default exactly if the queries are on CUDA,
+    since on the CPU there is nothing to overlap with.
     """
 
     def __init__(self, device: torch.device, *, background: bool | None = None) -> None:
@@ -310,18 +289,11 @@ class NearAttention:
     def start(
         self, q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logits: bool = False
     ) -> Pending:
-        """Begin `attend_host` over all pieces together.
+        """Begin `attend_host` over all pieces together, which must not change meanwhile.
 
-        Parameters
-        ----------
-        q : Tensor ``[seqs, heads, queries, head_dim]``
-            On the device; may still be under computation on its current stream.
-        pieces : sequence of HostPiece
-            At least one, on the host; must not change until the result is there, and copies into
-            them must have ended.
-        scale : float
-        logits : bool
-            Whether logits are wanted, too.
+        The queries may still be under computation on the device's current stream; copies into the
+        pieces, of which there is at least one, must have ended.  With `logits` these are wanted,
+        too.
         """
         there, ready = self._fetch(q) if self._cuda else (q, None)
 

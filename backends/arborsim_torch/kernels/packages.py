@@ -34,7 +34,6 @@ class Package:
 
     Attributes
     ----------
-    name : str
     module : str
         As it is imported.
     prefill, decode : str
@@ -79,21 +78,11 @@ def prefill(name: str) -> Kernel:
 def decode(
     name: str, q: Tensor, keys: Tensor, values: Tensor, length: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention of one query of each head over the start of a cache.
+    """Attention of one query of each head over the start of a cache, by one of `DECODERS`.
 
-    Parameters
-    ----------
-    name : str
-        One of `DECODERS`.
-    q : Tensor ``[1, 1, heads, head_dim]``
-    keys, values : Tensor ``[1, tokens, kv_heads, head_dim]``
-    length : int32 Tensor ``[1]``
-    scale : float
-
-    Returns
-    -------
-    out : Tensor ``[1, 1, heads, head_dim]``
-    lse : float32 Tensor ``[1, heads, 1]``
+    Takes queries ``[1, 1, heads, head_dim]``, keys and values ``[1, tokens, kv_heads, head_dim]``,
+    and how many tokens to read, int32 ``[1]``.  Returns outputs like the queries, and log-sum-exps
+    ``[1, heads, 1]``.
     """
     package = PACKAGES[name]
     found = getattr(importlib.import_module(package.module), package.decode)(
@@ -138,16 +127,7 @@ def _flashinfer(
 def first_that_works(
     what: str, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> tuple[str, str]:
-    """A package for "prefill" or "decode" and why it is taken; "" and why none is.
-
-    Parameters
-    ----------
-    what : {"prefill", "decode"}
-    device : torch.device
-        On CUDA.
-    dtype : torch.dtype
-    head_dim : int
-    """
+    """A package for "prefill" or "decode" on CUDA and why it is taken; "" and why none is."""
     reasons = []
     for name, package in PACKAGES.items():
         why = why_not(name, what, device, dtype, head_dim)

@@ -10,17 +10,14 @@ all pieces, of which one softmax is taken, and its values are added up the same 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, softmax_, unpack
 from arborsim_torch.kernels.merge import accumulator, finite
+from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.codec import E4M3_UNIT, Packed, Plain, e4m3_as_half
-
-if TYPE_CHECKING:
-    from arborsim_torch.kernels.pieces import Elsewhere, Piece
 
 _TILE_NUMBERS = 1 << 17  # 0.5 MB in float32: a tile and its stored form stay in a CPU's cache
 _LEAST_TILE = 64
@@ -122,21 +119,9 @@ def attend_fused(
 ) -> tuple[Tensor, Tensor]:
     """PyTorch's attention for CPU, whose operator returns the log-sum-exp.
 
-    Parameters
-    ----------
-    rows : Tensor ``[kv_heads, rows, head_dim]``
-        As of `arborsim_torch.kernels.dense.pack`, one query per sequence.
-    keys, values : Tensor ``[kv_heads, n, head_dim]``
-        Of the same type; vectors are contiguous.
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, n]`` or None
-    scale : float
-    seqs : int
-
-    Returns
-    -------
-    Tensor ``[kv_heads, rows, head_dim]``
-    float32 Tensor ``[kv_heads, rows]``
-        -inf where nothing is read.
+    Takes and returns rows ``[kv_heads, rows, head_dim]`` of `arborsim_torch.kernels.dense.pack`,
+    with one query per sequence; vectors are contiguous, of one type.  The mask is ``[seqs or 1,
+    kv_heads or 1, n]``, the log-sum-exp ``[kv_heads, rows]``.
     """
     bias = nothing = None
     if mask is not None:
@@ -177,7 +162,7 @@ def fused_for_cpu(
 def _write_logits(
     logits: Sequence[Tensor], pieces: Sequence[Piece], rows: Tensor, seqs: int
 ) -> None:
-    """Of each piece, into ``[kv_heads, rows, room]``."""
+    """Write each piece's logits into ``[kv_heads, rows, room]``."""
     for own, piece in zip(logits, pieces, strict=True):
         for at, keys in _tiles(piece, True, rows.dtype):
             own[:, :, at] = torch.bmm(rows, keys.transpose(1, 2))
@@ -257,7 +242,7 @@ def _vectors(
 
 
 def _looked_up(table: Tensor, piece: Piece, at: slice) -> Tensor:
-    """What a table by slot, ``[capacity]`` or ``[kv_heads, capacity, ...]``, has of entries."""
+    """Entries of a table by slot, ``[capacity]`` or ``[kv_heads, capacity, ...]``."""
     if piece.index is None:
         return table[at] if table.ndim == 1 else table[:, at]
     return rows_at(table, piece.index[..., at].clamp(min=0))

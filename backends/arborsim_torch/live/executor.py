@@ -113,7 +113,7 @@ class LiveExecutor:
         return self._seconds() - self._began
 
     def measurements(self) -> Measurements:
-        """What has been measured so far; seconds of the model are added by `PolicySearch`."""
+        """Measurements so far; seconds of the model are added by `PolicySearch`."""
         m, link = self._measured, self._mover.link
         self.gauge.fill(m)
         m.to_ddr_bytes = link.downward.carried_bytes

@@ -48,7 +48,7 @@ _MOST_HELD = 4096
 
 
 class Driven(Protocol):
-    """What a feed asks of a controller: `Controller`, or one in its place."""
+    """A controller as its feed sees it: `Controller`, or one in its place."""
 
     @property
     def tree(self) -> ThoughtTree: ...
@@ -63,7 +63,6 @@ class Feed:
 
     Parameters
     ----------
-    controllers : sequence of Driven
     capture : Capture or None
         That of the recorder; None if no policy needs a signal.
     needs : set of Signal

@@ -19,7 +19,8 @@ from arborsim.searches import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.decoder import prefill_block
 from arborsim_torch.hardware.facts import conditions, software
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import LoadedModel, device_name, geometry
 from arborsim_torch.recording_plan import RecordingPlan, attention_top
 from arborsim_torch.static import kind_of_steps
@@ -29,7 +30,7 @@ MetersOf = Callable[[int, Cell], Sequence[Meter]]
 
 
 def facts(loaded: LoadedModel, request: LiveRequest) -> LiveFacts:
-    """What the numbers of a run are made with."""
+    """The facts that the numbers of a run rest on."""
     shape = geometry(loaded)
     return LiveFacts(
         loaded.name,
@@ -50,7 +51,7 @@ def numbers(request: LiveRequest, plan: RecordingPlan) -> range:
 
 
 def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -> SearchSetup:
-    """What every policy searches."""
+    """The setup of every policy's searches."""
     longest = plan.max_tokens + max(
         len(plan.source.problem(i).prompt) for i in numbers(request, plan)
     )
@@ -77,11 +78,8 @@ class LiveRun:
 
     Parameters
     ----------
-    request : LiveRequest
-    loaded : LoadedModel
     plan : RecordingPlan
         Problems and lengths, checked against the model.
-    watch : LiveObserver
     meters : callable, optional
         Of an episode and a cell: meters for its controller.
     """

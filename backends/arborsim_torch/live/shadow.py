@@ -30,8 +30,8 @@ from arborsim.trace.schema import Capture, TraceInfo
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
-from arborsim_torch.live.policy_search import SearchSetup, capture_of_signals, make_controller
 from arborsim_torch.live.run import MetersOf, facts, make_setup, numbers
+from arborsim_torch.live.setup import SearchSetup, capture_of_signals, make_controller
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.recording_plan import RecordingPlan
@@ -71,11 +71,8 @@ class ShadowRun:
     ----------
     request : LiveRequest
         With a `machine`.
-    loaded : LoadedModel
-    plan : RecordingPlan
     info : TraceInfo
         Of the trace that is recorded, or would be.
-    watch : LiveObserver
     meters : callable, optional
         Of an episode and a cell: meters for its controller.
     """

@@ -45,8 +45,9 @@ from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch
+from arborsim_torch.live.policy_search import LiveOutcome, PolicySearch
 from arborsim_torch.live.run import facts, make_setup, numbers
+from arborsim_torch.live.setup import CacheOptions
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.recording_plan import RecordingPlan
@@ -55,7 +56,7 @@ _SERIES_POINTS = 48
 
 
 def validation_recording(request: LiveRequest, loaded: LoadedModel) -> RecordRequest:
-    """What the shadow runs of a validation record.
+    """The recording that a validation's shadow runs make.
 
     Reference models are small enough to record all vectors, which the output error is made of; of
     other models only what the policies read.
@@ -77,12 +78,9 @@ class ValidationRun:
     ----------
     request : LiveRequest
         With a `machine`, whose profile is that of the device for the seconds to mean anything.
-    loaded : LoadedModel
-    plan : RecordingPlan
     info : TraceInfo
         Of the recordings that are replayed: plans per layer or head are about its captured layers,
         so that they must be all of the model's.
-    watch : ValidationObserver
     """
 
     def __init__(

@@ -13,7 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .tasks import Problem, Task, ValueReadout, Verdict, get_task, noisy_value
+from .chain import ChainTask
+from .game24 import Game24Task
+from .tail import TailTask
+from .tasks import Problem, Task, ValueReadout, Verdict, Vocabulary, noisy_value
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +36,18 @@ __all__ = [
 #: The task that each shipped model learnt.
 MODELS = {"chain": "chain", "game24": "game24", "tail": "tail", "tail-deep": "tail"}
 _FILES = ("config.json", "model.safetensors", "vocab.json")
+_TASKS: dict[str, type[Task]] = {"chain": ChainTask, "game24": Game24Task, "tail": TailTask}
+
+
+def get_task(name: str, **options: Any) -> Task:
+    """Return the task called `name` ("chain", "game24" or "tail").
+
+    Options are those of the task's class, e.g. ``lines_per_thought`` for
+    `chain`.  Raises ValueError on an unknown name.
+    """
+    if name not in _TASKS:
+        raise ValueError(f"unknown task {name!r}; known: {', '.join(sorted(_TASKS))}")
+    return _TASKS[name](**options)
 
 
 def weights_path(name: str) -> Path:
@@ -64,7 +79,7 @@ def load(
     attn_implementation
         "sdpa", or "eager" for attention weights as an output.
     options
-        Of the task; see `get_task`.
+        Of the task, see `get_task`.
 
     Raises
     ------
@@ -81,13 +96,11 @@ def load(
     if missing:
         raise FileNotFoundError(
             f"reference model {name!r}: {', '.join(missing)} missing in {path}; train it with "
-            f"python -m arborsim_torch.reference.train {name} and export it"
+            f"python -m arborsim_torch.reference.train {name}"
         )
     # Here, not above: both take seconds, and tasks are used without them.
     import torch
     from transformers import LlamaForCausalLM
-
-    from .tasks import Vocabulary
 
     if Vocabulary.load(path / "vocab.json").vocab != task.vocab.vocab:
         raise ValueError(f"the vocabulary in {path} is not that of task {name!r}")

@@ -94,7 +94,7 @@ class Recipe:
         Heads that are planted to look back; see `arborsim_torch.reference.model`.  A chain line's
         operator can only be found by the label two tokens before it.
     start
-        Shipped weights to begin from (`arborsim_torch.reference.model.grow`); None for new ones.
+        Shipped weights to begin from (`arborsim_torch.reference.model.grow`), None for new ones.
     config
         Overrides of the model's configuration.
     """

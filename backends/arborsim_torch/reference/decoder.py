@@ -100,7 +100,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated after a prompt (and a prefix).
+    """A continuation of a prompt (and a prefix).
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ def generate(
     max_tokens
         Cap on generated tokens, prefix included; the task's by default.
     stop
-        When to stop, e.g. ``task.is_thought_end``; ``task.is_finished`` by default.
+        When to stop, e.g. ``task.is_thought_end``.  ``task.is_finished`` by default.
     batch
         Most sequences at a time.
     """

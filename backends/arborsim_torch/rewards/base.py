@@ -1,4 +1,4 @@
-"""What a search's reward sees and says, and what it costs."""
+"""A search's reward: what it sees, what it says, what it costs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reward(Protocol):
         """One score per thought; noise is drawn from `rng`, in the order of the thoughts."""
 
     def usage(self) -> ModelUsage | None:
-        """What its own model took so far; None if it has none."""
+        """Usage of its own model so far; None if it has none."""
 
 
 class Embedder(Protocol):
@@ -66,7 +66,7 @@ class Embedder(Protocol):
         """float16 ``[texts, size]``."""
 
     def usage(self) -> ModelUsage:
-        """What the model took so far."""
+        """Usage of the model so far."""
 
 
 @dataclass

@@ -27,7 +27,6 @@ class SentenceEmbedder:
 
     Parameters
     ----------
-    name : str
     model
         A `SentenceTransformer` on its device.
     """
@@ -51,10 +50,7 @@ class SentenceEmbedder:
 def check_embedder(folder: str) -> Path:
     """The folder of an embedding model, if it has what one needs.
 
-    Raises
-    ------
-    UsageError
-        One line that says what is missing.
+    Raises `UsageError` in a line that says what is missing.
     """
     option = f"--embed {folder}"
     path = check_files(option, folder, ("modules.json",), "a sentence-transformers model")
@@ -78,10 +74,7 @@ def check_embedder(folder: str) -> Path:
 def load_embedder(folder: str, device: str) -> SentenceEmbedder:
     """Load a sentence-transformers model from a folder.
 
-    Raises
-    ------
-    UsageError
-        It is none, or does not fit.
+    Raises `UsageError`: it is none, or does not fit.
     """
     path = check_embedder(folder)
     from sentence_transformers import SentenceTransformer

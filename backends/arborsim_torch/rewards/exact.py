@@ -20,7 +20,6 @@ class Verifier:
 
     Parameters
     ----------
-    task : Task
     noise, dead_penalty : float
         See `arborsim_torch.reference.noisy_value`.
     floor : float
@@ -52,7 +51,7 @@ class Verifier:
 
 
 class OwnValue:
-    """What the searched model itself says of its state, by the two tokens it may write next."""
+    """The searched model's own value of its state, by the two tokens it may write next."""
 
     def score(self, thoughts: Sequence[Thought], rng: np.random.Generator) -> list[float]:
         # A line without its value token is broken: the model did not get to state one.
@@ -63,13 +62,13 @@ class OwnValue:
 
 
 class SourceReward:
-    """What the source of the problems says by itself."""
+    """The reward that the source of the problems gives by itself."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
 
     def score(self, thoughts: Sequence[Thought], rng: np.random.Generator) -> list[float]:
-        return [float(self._source.reward(t.problem, t.generated, t.value, rng)) for t in thoughts]
+        return [float(self._source.reward(thought, rng)) for thought in thoughts]
 
     def usage(self) -> None:
         return None

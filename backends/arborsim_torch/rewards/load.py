@@ -35,10 +35,7 @@ _LABELS = "+,-"  # of a step-token model, as of Math-Shepherd
 def check_choice(choice: RewardChoice) -> None:
     """Refuse what cannot work, before any model is loaded.
 
-    Raises
-    ------
-    UsageError
-        One line that says what to do.
+    Raises `UsageError` in a line that says what to do.
     """
     aggregate_of(choice.aggregate)
     if choice.name in ("", *NAMED):
@@ -55,10 +52,7 @@ def check_choice(choice: RewardChoice) -> None:
 def load_reward(choice: RewardChoice, loaded: LoadedModel, device: str) -> RewardModel:
     """Load the reward model of `choice`, for the thoughts of a searched model.
 
-    Raises
-    ------
-    UsageError
-        It does not load, has no such head or tokens, or does not fit.
+    Raises `UsageError`: it does not load, has no such head or tokens, or does not fit.
     """
     check_choice(choice)
     path, option = Path(choice.name), f"--reward {choice.name}"
@@ -221,7 +215,7 @@ def _classes_head(option: str, choice: RewardChoice, config: Any) -> Head:
 
 
 def _pad_id(model: Any) -> int | None:
-    """What fills the shorter texts of a batch; None if the model's configuration names nothing.
+    """The padding of a batch's shorter texts; None if the model's configuration names none.
 
     Classifiers on top of a language model take the last token that is not this one.
     """

@@ -50,12 +50,10 @@ class RewardModel:
 
     Parameters
     ----------
-    name : str
     model
         In evaluation mode, on its device: logits per text ``[n, labels]``, or per position.
     encode : callable
         What the model reads of a thought, and at which positions it scores.
-    head : Head
     pools : bool
         The model itself reduces a text to one row of logits.
     aggregate : callable

@@ -28,7 +28,6 @@ class Codec(Protocol):
 
     Attributes
     ----------
-    name : str
     storage : torch.dtype
         Of the stored data.
     scaled : bool
@@ -46,7 +45,7 @@ class Codec(Protocol):
         """Vectors ``[..., tokens, head_dim]`` as data and scales, on the same device."""
 
     def decode(self, data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """What `encode` stored, ``[..., tokens, head_dim]``."""
+        """Vectors ``[..., tokens, head_dim]`` again from what `encode` stored."""
 
     def bytes_per_token(self, head_dim: int) -> int:
         """Bytes of the key and the value of one token and KV head."""
@@ -72,10 +71,7 @@ class Plain:
     def encode(self, x: Tensor) -> tuple[Tensor, None]:
         """The vectors themselves (no copy).
 
-        Raises
-        ------
-        TypeError
-            If they are of another type: storing them would change them.
+        Raises `TypeError` if they are of another type: storing them would change them.
         """
         if x.dtype != self.storage:
             raise TypeError(f"vectors of {x.dtype} in a plain store of {self.storage}")

@@ -48,7 +48,6 @@ class LayerStream:
 
     Parameters
     ----------
-    link : HostLink
     layers : int
         Of the model.
 
@@ -83,6 +82,8 @@ class LayerStream:
     def prefetch(self, layer: int, host_parts: Sequence[Sequence[Tensor]]) -> None:
         """Begin to copy a layer's parts to the device.
 
+        Raises `ValueError` if it is not the layer's turn, or both buffers are in use.
+
         Parameters
         ----------
         layer : int
@@ -91,11 +92,6 @@ class LayerStream:
             Blocks of each part, contiguous, of one type and alike but for their first axis, in the
             host's memory; no parts if nothing of the layer is there.  They must stay as they are
             until the layer has been taken.
-
-        Raises
-        ------
-        ValueError
-            If it is not the layer's turn, or both buffers are in use.
         """
         self._check_turn(layer)
         places = self._places(host_parts, self._turn)
@@ -111,11 +107,7 @@ class LayerStream:
         """The layer's parts on the device; waits for them if need be.
 
         They are valid until the next `take`, which gives their buffer up.
-
-        Raises
-        ------
-        ValueError
-            If the layer is not the next that was prefetched.
+        Raises `ValueError` if the layer is not the next that was prefetched.
         """
         if not self._arriving or self._arriving[0].layer != layer:
             expected = self._arriving[0].layer if self._arriving else "none"
@@ -189,5 +181,5 @@ class LayerStream:
 
 
 def _shape(part: Sequence[Tensor]) -> tuple[int, ...]:
-    """Of blocks one after the other."""
+    """The shape of blocks one after the other."""
     return (sum(len(block) for block in part), *part[0].shape[1:])
