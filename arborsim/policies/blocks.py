@@ -230,7 +230,7 @@ class OnlyEvery(EveryStep):
 
     iterations: int = setting(128, "between decisions", unit="iterations", low=1)
 
-    bounded: ClassVar[bool] = False
+    bounded = False
 
     @property
     def about(self) -> str:
@@ -252,7 +252,7 @@ class TreeEvents(EveryStep):
         low=1,
     )  # fmt: skip
 
-    about: ClassVar[str] = "Boundary, Transition and Pressure events"
+    about = "Boundary, Transition and Pressure events"
 
     @property
     def margin(self) -> int | None:
@@ -273,8 +273,8 @@ class TreeEvents(EveryStep):
 class AfterPrefill(EveryStep):
     """Shrink the prompt to the budget once; generated tokens all stay, beyond the budget."""
 
-    about: ClassVar[str] = "once, after the prompt"
-    bounded: ClassVar[bool] = False
+    about = "once, after the prompt"
+    bounded = False
 
     def next_decision(self, view: CacheView, spare: int) -> int:
         return NEVER
@@ -296,13 +296,13 @@ class Never:
 class Fetch(Never):
     """Tokens of the active paths return from DDR when a decision has room for them."""
 
-    about: ClassVar[str] = "fetch from DDR"
-    fetches: ClassVar[bool] = True
+    about = "fetch from DDR"
+    fetches = True
 
 
 @dataclass(frozen=True)
 class Recompute(Fetch):
     """As `Fetch`; at transitions evicted tokens of the active paths are recomputed too."""
 
-    about: ClassVar[str] = "fetch from DDR; recompute what was evicted, at transitions"
-    recomputes: ClassVar[bool] = True
+    about = "fetch from DDR; recompute what was evicted, at transitions"
+    recomputes = True

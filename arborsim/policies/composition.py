@@ -89,8 +89,8 @@ class Composition(Composed):
     protect: Protect = Protect()  # noqa: RUF009 - frozen
     recover: Never = Never()  # noqa: RUF009 - frozen
 
-    name: ClassVar[str] = ""
-    formula: ClassVar[str] = ""
+    name = ""
+    formula = ""
     # Of those read from a file:
     source: ClassVar[str] = ""
     text: ClassVar[str] = ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -129,7 +128,7 @@ class Pool(Allocation):
         choices=ADAPTATIONS,
     )  # fmt: skip
 
-    about: ClassVar[str] = "one pool"
+    about = "one pool"
 
     def protected(self, view: CacheView, protection: Protection) -> np.ndarray:
         if self.adaptation == "path":

@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -109,8 +108,8 @@ class PageReader(Policy):
     page: int = setting(16, "of a page", unit="tokens", low=1)
     pin_prompt: bool = pin_prompt_setting(False)
 
-    fused: ClassVar[bool] = True  # queries and keys, but no probabilities of attention
-    grouping: ClassVar[str] = "head"
+    fused = True  # queries and keys, but no probabilities of attention
+    grouping = "head"
 
     @property
     def bounds_page(self) -> int:

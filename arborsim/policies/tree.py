@@ -261,9 +261,9 @@ class TreeRule:
 class Tree(TreeRule, Allocation):
     """ArborKV's numbers per block (TAE); inside a block the tail and the highest-scored stay."""
 
-    about: ClassVar[str] = "per block of the tree, by value and distance (ArborKV's TAE)"
-    granularity: ClassVar[str] = "thought block, then token"
-    adaptation: ClassVar[str] = "flat"
+    about = "per block of the tree, by value and distance (ArborKV's TAE)"
+    granularity = "thought block, then token"
+    adaptation = "flat"
     trims_path: ClassVar[bool] = False
     """Whether `Boundary` trims the closed block on the active path too."""
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from arborsim.core.errors import UsageError
 from arborsim.search import base
@@ -54,8 +53,8 @@ class Mcts(base.Wide, Rewarded):
     rewards of the first.
     """
 
-    name: ClassVar[str] = "mcts"
-    synchronous: ClassVar[bool] = False
+    name = "mcts"
+    synchronous = False
     width: int = 1  # slots: thoughts that run at once
     exploration: float = 1.0  # w
     children: int = 3  # most per state

@@ -119,7 +119,7 @@ class ValueWeightedAttention(Score):
     """
 
     grouping: str = grouping_setting()
-    about: ClassVar[str] = "cumulative attention x L1 norm of the value"
+    about = "cumulative attention x L1 norm of the value"
     changes: ClassVar[Changes] = "freely"
 
     @property
@@ -172,7 +172,7 @@ class NewestAttention(Score):
         "notices",
     )
     grouping: str = grouping_setting()
-    about: ClassVar[str] = "attention of the newest query"
+    about = "attention of the newest query"
     changes: ClassVar[Changes] = "freely"
 
     @property

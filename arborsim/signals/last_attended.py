@@ -35,8 +35,8 @@ class LastAttended(Score):
     threshold: float = 0.01
     up_to_constant: bool = False
     prompt: bool = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
-    about: ClassVar[str] = "timestamp of the last use"
+    needs = frozenset({Signal.ATTENTION})
+    about = "timestamp of the last use"
     changes: ClassVar[Changes] = "freely"
 
     @property
@@ -61,7 +61,7 @@ class LastAttended(Score):
 
 
 class _LastAttendedState(RowState):
-    knows_held: ClassVar[bool] = True
+    knows_held = True
 
     def __init__(self, spec: LastAttended) -> None:
         super().__init__(spec.use)

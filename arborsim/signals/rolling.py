@@ -13,7 +13,6 @@ sections 3.2 and 3.3).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -192,7 +191,7 @@ class HiddenChangeContrast(Score):
     statistic: str = setting(
         "z", "z-score of the newest value, or mean of the window", choices=("z", "mean")
     )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
+    needs = frozenset({Signal.HIDDEN_CHANGE})
 
     @property
     def about(self) -> str:

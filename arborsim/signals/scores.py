@@ -275,8 +275,8 @@ class SeededUniform(Score):
     """Uniform random numbers in [0, 1), the same for the same seed and token order."""
 
     seed: int = setting(0, "of the random numbers", low=0)
-    needs: ClassVar[frozenset[Signal]] = frozenset()
-    about: ClassVar[str] = "seeded uniform"
+    needs = frozenset()
+    about = "seeded uniform"
 
     def start(self, layers: int) -> ScoreState:
         rng = np.random.default_rng(self.seed)
@@ -287,8 +287,8 @@ class SeededUniform(Score):
 class Position(Score):
     """The order of arrival: what is oldest ranks lowest."""
 
-    needs: ClassVar[frozenset[Signal]] = frozenset()
-    about: ClassVar[str] = "position"
+    needs = frozenset()
+    about = "position"
 
     def start(self, layers: int) -> ScoreState:
         arrivals = count()
@@ -303,8 +303,8 @@ class LagVariance(FixedScore):
     they are observed (they are too large for a trace); the score is the mean over layers.
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
-    about: ClassVar[str] = "lag-normalised spread of key and value"
+    needs = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
+    about = "lag-normalised spread of key and value"
 
     def compute(self, run: TokenRun) -> np.ndarray:
         key = run.observed.per_layer[Signal.LAG_KEY].astype(np.float64)
@@ -321,7 +321,7 @@ class EvictionTime(FixedScore):
 
     grouping: str = grouping_setting()
 
-    about: ClassVar[str] = "time of eviction in the optimal schedule"
+    about = "time of eviction in the optimal schedule"
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -377,7 +377,7 @@ class ValueSize(FixedScore):
     """L1 norm of a token's value, mean over the layers and KV heads of a group."""
 
     grouping: str = grouping_setting("head")
-    about: ClassVar[str] = "L1 norm of the value"
+    about = "L1 norm of the value"
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -409,7 +409,7 @@ class KeyLength(FixedScore):
     """
 
     grouping: str = grouping_setting("head")
-    about: ClassVar[str] = "key norm"
+    about = "key norm"
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -447,7 +447,7 @@ class KeyDirections(FixedScore):
     grouping: str = grouping_setting("head")
     whole: bool = True
     sketched: bool = True
-    about: ClassVar[str] = "direction of the key"
+    about = "direction of the key"
 
     @property
     def needs(self) -> frozenset[Signal]:

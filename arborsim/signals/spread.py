@@ -33,8 +33,8 @@ class LayerSensitivity(Score):
     tau1: float = 7.7744
     tau2: float = 5.4070
     tau3: float = 5.5277
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = "sensitivity of the layer"
+    needs = frozenset({Signal.HEAD_ATTENTION})
+    about = "sensitivity of the layer"
 
     @property
     def use(self) -> RowUse:
@@ -110,10 +110,8 @@ class HeavyHitters(Score):
     window: int = 32
     gamma: float = 263.811
     cumulative: bool = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = (
-        "attention of the last prompt queries, then of the newest query; variance counts"
-    )
+    needs = frozenset({Signal.HEAD_ATTENTION})
+    about = "attention of the last prompt queries, then of the newest query; variance counts"
     changes: ClassVar[Changes] = "freely"
 
     @property

@@ -7,7 +7,6 @@ between successive hidden vectors of a layer, or between its successive changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -35,7 +34,7 @@ class HiddenTurn(Score):
     window: int = setting(64, "trailing window", unit="tokens", low=2, high=65536)
     epsilon: float = setting(EPSILON, "added to the standard deviation", low=1e-12, high=1)
     prompt: bool = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN})
+    needs = frozenset({Signal.HIDDEN})
 
     @property
     def about(self) -> str:

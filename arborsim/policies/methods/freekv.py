@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -30,19 +29,19 @@ class FreeKV(PageReader):
         128, "newest tokens that stay in HBM, at most a quarter of the budget", unit="tokens", low=1
     )
 
-    name: ClassVar[str] = "freekv"
-    paper: ClassVar[str] = "FreeKV, Liu et al. 2025, arXiv:2505.13109"
-    official: ClassVar[str] = (
+    name = "freekv"
+    paper = "FreeKV, Liu et al. 2025, arXiv:2505.13109"
+    official = (
         "rooikeee/FreeKV@074f14d, a copy of sjtu-zhao-lab/FreeKV: quest_sel with avgSM gives these "
         "scores of pages on 60 of 60 random caches of one layer (80 to 480 tokens, three query "
         "heads per KV head); its recall was read, not run"
     )
-    summary: ClassVar[str] = "sinks and a window in HBM, the rest in DDR, chosen pages fetched"
-    formula: ClassVar[str] = (
+    summary = "sinks and a window in HBM, the rest in DDR, chosen pages fetched"
+    formula = (
         "score of a page = mean over the group's query heads of the softmax over pages of sum over "
         "channels of max(q_c min_c, q_c max_c), min and max over the keys of the page"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "pages are always chosen with the query one step before, which the paper calls speculative "
         "retrieval; heads whose query has turned are not corrected within the step",
         "no layer is left whole (the code leaves the first), since no budget would hold it",
