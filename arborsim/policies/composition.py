@@ -50,7 +50,8 @@ from arborsim.policies.stream import Composed
 from arborsim.policies.tree import Tree
 from arborsim.signals.attention import CumulativeAttention, NewestAttention, ValueWeightedAttention
 from arborsim.signals.rolling import HiddenChangeContrast
-from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform
+from arborsim.signals.scores import Position, Score, SeededUniform
+from arborsim.signals.vectors import LagVariance
 
 SCORES: dict[str, type[Score]] = {
     "cumulative-attention": CumulativeAttention,

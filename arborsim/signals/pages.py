@@ -23,7 +23,8 @@ from arborsim.core.row_uses import ALL_QUERIES, RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState, vectors_per_group
+from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState
+from arborsim.signals.vectors import vectors_per_group
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Queries(FixedScore):
     about = "queries"
 
     @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({RowUse("head", "queries", self.newest, newest=self.newest)})
+    def use(self) -> RowUse:
+        return RowUse("head", "queries", self.newest, newest=self.newest)
 
     def compute(self, run: TokenRun) -> np.ndarray:
         rows = head_rows(run.observed)

@@ -38,12 +38,7 @@ class LayerSensitivity(Score):
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         return RowUse(self.grouping, "moments", self.window, generated=False)
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
 
     def start(self, layers: int) -> ScoreState:
         return OfPrompt(self.of_prompt)
@@ -173,7 +168,7 @@ class _HeavyHitterState(NewestState):
         width, read = len(self._paths), np.zeros(self.values.shape[1], dtype=bool)
         for i in range(max(first, self._first) * width, last * width):
             row = self._heads.row(i)
-            at = self._paths.places(i % width, row.shape[2])
+            at = self._paths.tokens(i % width, row.shape[2])
             tokens = np.arange(self.values.shape[1])[at]
             self._spread.add(tokens, row.reshape(-1, row.shape[2]).astype(np.float64))
             read[tokens] = True

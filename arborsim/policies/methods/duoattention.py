@@ -40,12 +40,7 @@ class PromptReach(Score):
     about = "reach of the head in the prompt"
 
     @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
-
-    @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         return RowUse("head", "reach", generated=False, sinks=self.sinks, recent=self.recent)
 
     def start(self, layers: int) -> ScoreState:

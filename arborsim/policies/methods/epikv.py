@@ -21,9 +21,8 @@ from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
 from arborsim.signals.attention import CumulativeAttention
-from arborsim.signals.rolling import Band, HiddenChangeContrast, RollingBands
+from arborsim.signals.rolling import TURNS, Band, HiddenChangeContrast, HiddenCosine, RollingBands
 from arborsim.signals.scores import Score
-from arborsim.signals.turns import TURNS, HiddenTurn
 
 PAPER = "EpiKV, arXiv:2606.26472"
 SCALED = (
@@ -128,7 +127,7 @@ class HSCosine(RollingPolicy):
 
     @cached_property
     def score(self) -> Score:
-        return HiddenTurn(self.turn, self.layer, self.window)
+        return HiddenCosine(self.turn, self.layer, self.window)
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,8 @@ from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import (
-    AtBegin,
-    FixedScore,
-    Score,
-    ScoreState,
-    Vectors,
-    norms,
-    sum_in_order,
-)
+from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState, sum_in_order
+from arborsim.signals.vectors import Vectors, norms
 
 # Logits are rounded, so that plans do not depend on how a machine's BLAS adds.
 _DECIMALS = 9
@@ -45,12 +38,9 @@ class QueryMoments(Score):
 
     skip: int = setting(4, "first positions whose queries do not count", low=0)
     needs = frozenset({Signal.HEAD_ATTENTION, Signal.ROPE})
+    use = RowUse("head", "queries")
     about = "attention expected of future queries"
     grouping = "head"
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({RowUse("head", "queries")})
 
     def start(self, layers: int) -> ScoreState:
         return _MomentsState(self.skip)

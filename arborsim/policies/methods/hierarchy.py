@@ -23,7 +23,8 @@ from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect, pin_prom
 from arborsim.policies.placement import lowest_of_each, off_path_blocks
 from arborsim.policies.stream import Composed
 from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
-from arborsim.signals.scores import KeyDirections, Score
+from arborsim.signals.scores import Score
+from arborsim.signals.vectors import KeyDirections
 
 _HBM, _EVICTED = np.int8(Tier.HBM), np.int8(Tier.EVICTED)
 

@@ -13,7 +13,8 @@ from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome, pin_prompt_setting
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
-from arborsim.signals.scores import GROUPINGS, KeyDirections, KeyLength, Score
+from arborsim.signals.scores import GROUPINGS, Score
+from arborsim.signals.vectors import KeyDirections, KeyLength
 
 
 @dataclass(frozen=True)

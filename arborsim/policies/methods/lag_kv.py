@@ -18,7 +18,8 @@ from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect
 from arborsim.policies.placement import lowest
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
-from arborsim.signals.scores import LagVariance, Score, Vectors, sum_in_order
+from arborsim.signals.scores import Score, sum_in_order
+from arborsim.signals.vectors import LagVariance, Vectors
 
 
 @dataclass(frozen=True)

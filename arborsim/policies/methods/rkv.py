@@ -19,7 +19,8 @@ from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, OnlyE
 from arborsim.policies.placement import Pool
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.pages import Queries
-from arborsim.signals.scores import Score, Vectors, norms
+from arborsim.signals.scores import Score
+from arborsim.signals.vectors import Vectors, norms
 
 # Products of vectors and their means are rounded, so that plans do not depend on how a machine's
 # BLAS adds.

@@ -22,7 +22,8 @@ from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBegin, Score, ScoreState, Vectors, sum_in_order
+from arborsim.signals.scores import AtBegin, Score, ScoreState, sum_in_order
+from arborsim.signals.vectors import Vectors
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
 # Distances and means are rounded, so that ties do not depend on the order of summation.
@@ -45,12 +46,7 @@ class AttentionSparsity(Score):
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         return RowUse("shared", "sparsity", ALL_QUERIES if self.prompt else 0, part=self.part)
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
 
     def start(self, layers: int) -> ScoreState:
         return _SparsityState(self)

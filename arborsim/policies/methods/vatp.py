@@ -15,7 +15,8 @@ from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect, ProtectSome
 from arborsim.policies.stream import ChangingPool, MakeCandidates, StreamPolicy
 from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
-from arborsim.signals.scores import GROUPINGS, Score, ValueSize
+from arborsim.signals.scores import GROUPINGS, Score
+from arborsim.signals.vectors import ValueSize
 
 
 @dataclass(frozen=True)
