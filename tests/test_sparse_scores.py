@@ -11,7 +11,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import DenseRows, Observations, SparseRows
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.signals import rows as attention_rows
+from arborsim.signals import sparse_rows as attention_rows
 from arborsim.signals.attention import CumulativeAttention, NewestAttention
 from arborsim.signals.last_attended import LastAttended
 from arborsim.signals.scores import Score, ScoreBook, Steps
