@@ -29,17 +29,17 @@ class HeadsShare(Pool):
     alpha: float = 0.2
 
     about = "one pool for all heads of a layer, with a floor for each"
-    together = "layer"
+    budget_scope = "layer"
 
-    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+    def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         heads, count = len(free), np.count_nonzero(free, axis=1)
         rank = at.rank[first : first + heads]
         even = (int(count.sum()) - over) / heads
         if isinstance(at.event, Prefill):
             kept = count - self.lowest_by_head(rank, free, np.full(heads, over), over)
             return np.asarray(count - whole((1 - self.alpha) * kept + self.alpha * even))
-        spare = np.maximum(count - int(self.alpha * even), 0)
-        return self.lowest_by_head(rank, free, np.minimum(spare, over), over)
+        headroom = np.maximum(count - int(self.alpha * even), 0)
+        return self.lowest_by_head(rank, free, np.minimum(headroom, over), over)
 
     @staticmethod
     def lowest_by_head(

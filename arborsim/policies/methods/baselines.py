@@ -1,4 +1,4 @@
-"""What every method is compared with: all is kept, chance decides, or the future is known.
+"""The baselines of every comparison: all is kept, chance decides, or the future is known.
 
 Two bounds know the future.  `Oracle` loses the least attention, whatever attention is good for;
 `Needed` keeps what the task will read, so that answers survive.
@@ -11,10 +11,10 @@ from functools import cached_property
 
 import numpy as np
 
-from arborsim.core.events import Decode, Event
+from arborsim.core.events import Decode
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, hbm_mask
-from arborsim.policies.base import CacheView, Method, Policy
+from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, Protect
 from arborsim.policies.placement import ADAPTATIONS, Pool
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
@@ -28,7 +28,7 @@ class Full(Policy):
 
     name = "full"
     summary = "keep every token in HBM"
-    method = Method("-", place="-", schedule="never", tiers=(Tier.HBM,))
+    words = {"place": "-", "schedule": "never", "tiers": (Tier.HBM,)}
     bounded = False
     uses_budget = False
 
@@ -58,9 +58,9 @@ class Scheduled(Pool):
     """One pool for all groups, from which every token goes at its time."""
 
     about = "one pool for all groups"
-    together = "model"
+    budget_scope = "model"
 
-    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+    def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         return np.asarray(np.count_nonzero(free & (at.rank <= at.view.iterations), axis=1))
 
 
@@ -124,7 +124,7 @@ _COMES_BACK = 1e6  # further off than any step
 
 @dataclass(frozen=True)
 class OnlyRead(Pool):
-    """What no active path will read goes, whether or not there is room for it."""
+    """Tokens that no active path will read go, whether or not there is room for them."""
 
     about = "one pool, of tokens that will be read"
 
@@ -141,12 +141,10 @@ class EveryIteration(EveryStep):
     wait: bool = False
 
     about = "every iteration"
+    occasions = (Decode,)
 
-    def next_decision(self, view: CacheView, spare: int) -> int:
+    def next_decision(self, view: CacheView, headroom: int) -> int:
         return 1
-
-    def due(self, view: CacheView, event: Event) -> bool:
-        return isinstance(event, Decode)
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ class HeadKinds(Pool):
     """
 
     about = "retrieval heads keep all, streaming heads sinks and newest tokens"
-    together = "model"
+    budget_scope = "model"
 
-    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+    def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         assert isinstance(at.policy, DuoAttention)
         count = np.count_nonzero(free, axis=1)
         leaves = np.where(count < count.max(), count, 0)  # a head that lacks tokens streams

@@ -9,7 +9,7 @@ import numpy as np
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.reading import PageReader, Pages
 
 
@@ -41,6 +41,15 @@ class FreeKV(PageReader):
         "score of a page = mean over the group's query heads of the softmax over pages of sum over "
         "channels of max(q_c min_c, q_c max_c), min and max over the keys of the page"
     )
+    words = {
+        "score": "bounds of pages of keys, softmax",
+        "allocate": "sinks, window, and pages until the budget is used up, per KV head",
+        "place": "DDR outside sinks and window; chosen pages are fetched, DDR keeps its copy",
+        "schedule": "every iteration, once the search holds more than the budget",
+        "recover": "fetch from DDR (stage or stream)",
+        "granularity": "page",
+        "tiers": (Tier.HBM, Tier.DDR),
+    }
     deviations = (
         "pages are always chosen with the query one step before, which the paper calls speculative "
         "retrieval; heads whose query has turned are not corrected within the step",
@@ -49,20 +58,6 @@ class FreeKV(PageReader):
         "InfiniGen (Lee et al. 2024, arXiv:2406.19707) chooses tokens by an approximate query of "
         "the next layer; here as in FreeKV pages are chosen by bounds",
     )
-
-    @property
-    def method(self) -> Method:
-        return Method(
-            self.formula,
-            score="bounds of pages of keys, softmax",
-            allocate="sinks, window, and pages until the budget is used up, per KV head",
-            place="DDR outside sinks and window; chosen pages are fetched, DDR keeps its copy",
-            schedule="every iteration, once the search holds more than the budget",
-            recover="fetch from DDR (stage or stream)",
-            granularity="page",
-            tiers=(Tier.HBM, Tier.DDR),
-            deviations=self.deviations,
-        )
 
     def protection(self, budget_tokens: int) -> Protection:
         quarter = budget_tokens // 4

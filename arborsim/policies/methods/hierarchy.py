@@ -136,14 +136,14 @@ class Hierarchy(Composed):
 
     def _make_room(self, view: CacheView, tiers: np.ndarray, candidates: int, pinned: int) -> int:
         """How many candidates may stay in HBM; moves off-path blocks to DDR if need be."""
-        spare = view.budget_tokens - pinned
-        if spare < 0:
+        headroom = view.budget_tokens - pinned
+        if headroom < 0:
             raise BudgetInfeasible(
                 self.name, pinned, view.budget_tokens, f"protected {pinned} on the active path(s)"
             )
         # Room for what arrives before the next decision, but no more than half of what there is:
         # a budget too small for all of it only makes decisions more frequent.
-        room = spare - min(self.interval * len(view.leaves), spare // 2)
+        room = headroom - min(self.interval * len(view.leaves), headroom // 2)
         wanted = int(self.hbm_ratio * candidates)
         off_path = off_path_blocks(view)
         elsewhere = sum(len(block) for block in off_path)

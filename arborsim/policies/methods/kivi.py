@@ -13,7 +13,7 @@ from arborsim.core.formats import Format
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method, Policy, Protection
+from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.blocks import ANY, Protect, pin_prompt_setting
 
 
@@ -45,6 +45,13 @@ class KIVI(Policy):
         "q = round((x - min) / s), s = (max - min) / (2^bits - 1), over `group` tokens of a "
         "channel (keys) or `group` channels of a token (values); x' = q s + min"
     )
+    words = {
+        "score": "age",
+        "place": "quantise in HBM",
+        "schedule": "when a group of tokens has left the residual window",
+        "granularity": "group of `group` tokens",
+        "tiers": (Tier.HBM, Tier.HBM_QUANTISED),
+    }
     deviations = (
         "keys and values of a token are quantised together, a group at a time: residual to "
         "residual + group - 1 tokens are at full precision; the authors' code quantises keys "
@@ -63,18 +70,6 @@ class KIVI(Policy):
         super().__post_init__()
         if self.bits not in (2, 4, 8):
             raise UsageError(f"{self.name}: no numbers have {self.bits} bits here: use 2, 4 or 8")
-
-    @property
-    def method(self) -> Method:
-        return Method(
-            self.formula,
-            score="age",
-            place="quantise in HBM",
-            schedule="when a group of tokens has left the residual window",
-            granularity="group of `group` tokens",
-            tiers=(Tier.HBM, Tier.HBM_QUANTISED),
-            deviations=self.deviations,
-        )
 
     @cached_property
     def formats(self) -> tuple[Format, ...]:

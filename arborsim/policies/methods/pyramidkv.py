@@ -31,7 +31,7 @@ class Pyramid(Pool):
 
     about = "shares that fall with depth"
 
-    def spare(self, view: CacheView) -> int:
+    def headroom(self, view: CacheView) -> int:
         return view.budget_tokens - view.in_hbm  # a layer may exceed its share where others do not
 
     def shares(self, view: CacheView) -> np.ndarray:

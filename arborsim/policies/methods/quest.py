@@ -9,7 +9,7 @@ import numpy as np
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method
+from arborsim.policies.base import CacheView
 from arborsim.policies.reading import PageReader, Pages
 
 
@@ -35,6 +35,14 @@ class Quest(PageReader):
         "score of a page = max over the group's query heads of sum over channels of "
         "max(q_c min_c, q_c max_c), min and max over the keys of the page (Algorithm 1)"
     )
+    words = {
+        "score": "bounds of pages of keys",
+        "allocate": "pages until the budget of tokens to be read is used up, per KV head",
+        "place": "all stay in HBM, the best pages are read",
+        "schedule": "every iteration, once a path is longer than the budget",
+        "granularity": "page",
+        "tiers": (Tier.HBM,),
+    }
     deviations = (
         "pages are chosen with the query of the token just decoded, one step before they are read, "
         "because decisions fall between steps; docs/decisions.md says what that costs",
@@ -44,19 +52,6 @@ class Quest(PageReader):
         "on a tree, all active leaves choose together what their paths share",
     )
     bounded = False
-
-    @property
-    def method(self) -> Method:
-        return Method(
-            self.formula,
-            score="bounds of pages of keys",
-            allocate="pages until the budget of tokens to be read is used up, per KV head",
-            place="all stay in HBM, the best pages are read",
-            schedule="every iteration, once a path is longer than the budget",
-            granularity="page",
-            tiers=(Tier.HBM,),
-            deviations=self.deviations,
-        )
 
     def choose(self, view: CacheView) -> Plan:
         pages = Pages(view)

@@ -37,7 +37,7 @@ class CodedTimes(OnlyEvery):
     of the prompt included.
     """
 
-    def next_decision(self, view: CacheView, spare: int) -> int:
+    def next_decision(self, view: CacheView, headroom: int) -> int:
         return (1 - view.prompt_tokens - view.iterations) % self.iterations or self.iterations
 
     def due(self, view: CacheView, event: Event) -> bool:

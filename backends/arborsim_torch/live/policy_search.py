@@ -24,6 +24,7 @@ from arborsim.machine.live_memory import LiveSearch, last_rows_bytes, moving_byt
 from arborsim.memory.moves import MostMoved
 from arborsim.play.controller import Controller, Executor, Meter
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import hidden_layers, hints_of, read_as_norms, row_uses
 from arborsim.searches import Search
 from arborsim.trace.schema import PER_LAYER, VECTORS
 from arborsim_torch.cache.host_pool import HostPool
@@ -195,7 +196,7 @@ def capture_of_signals(
     """What takes the signals that policies read; None if they read none.
 
     With `uses`, attention is reduced on the device to what policies need of it
-    (`Policy.row_uses`), and of keys and values in `sizes` L1 norms are taken (`Policy.sizes`);
+    (`row_uses`), and of keys and values in `sizes` L1 norms are taken (`read_as_norms`);
     without, all rows and vectors are taken.  Outputs are taken of `hidden_layers` (of all `layers`
     without), if they are needed.
 
@@ -274,9 +275,9 @@ class PolicySearch:
             layers,
             setup.attention_top,
             search,
-            uses=policy.row_uses(),
-            sizes=policy.sizes(),
-            hidden_layers=policy.hidden_layers(layout.layers),
+            uses=row_uses(policy),
+            sizes=read_as_norms(policy),
+            hidden_layers=hidden_layers(policy, layout.layers),
         )
         self._link = HostLink(layout.device)
         self.cache = TieredCache(
@@ -333,7 +334,8 @@ class PolicySearch:
                 pool.keep(room)
             # Of a tree, it is not known what active paths hold; other recall modes have buffers.
             elif place.staged and slots == 1 and machine.recall == "stage":
-                pool.keep(room if policy.bounds_page else expected)  # it reads some pages alone
+                reads_pages = hints_of(policy).bounds_page  # some of them alone
+                pool.keep(room if reads_pages else expected)
 
     def _reserve_host(self, policy: Policy, budget: int, prompt: int, slots: int) -> None:
         """Set the host's memory aside that the policy's DDR will need, as engines do at start.
@@ -343,7 +345,7 @@ class PolicySearch:
         what the paths that are open at a time have; pools grow for the others.
         """
         places = [at for at in self._places if at.on_host]
-        tokens = policy.ddr_tokens(prompt, slots * self._setup.max_tokens, budget)
+        tokens = hints_of(policy).ddr_tokens(prompt, slots * self._setup.max_tokens, budget)
         if not places or not tokens:
             return
         room = int(_HOST_SHARE * usable_bytes(torch.device("cpu")))
@@ -396,7 +398,7 @@ class PolicySearch:
         most = moved.most_tokens
         kept = most if moved.kept_tokens is None else moved.kept_tokens
         prompt = len(self._problem.prompt)
-        uses = self._policy.row_uses()
+        uses = row_uses(self._policy)
         reduced = [
             use for use in uses
             if use.reduced and use.prompt and not use.of_heads and use.keeps != "sparsity"
@@ -464,17 +466,17 @@ class PolicySearch:
         """
         g, prompt, reads = geometry, len(self._problem.prompt), self._policy.reads()
         queries = [
-            min(prompt, use.prompt) for use in self._policy.row_uses()
+            min(prompt, use.prompt) for use in row_uses(self._policy)
             if use.of_heads or (use.grouping == "head" and use.keeps in ("rows", "queries"))
         ]  # fmt: skip
         vector, block = 2 * g.layers * g.head_dim, min(prompt, self._block)
         # A pass leaves those of its whole block, of which the last ones are taken.
         taken = max(block, *queries) if queries else 0
-        reduced = self._policy.sizes()
+        reduced = read_as_norms(self._policy)
         whole, layers = reads & {Signal.KEYS, Signal.VALUES} - reduced, reads & frozenset(PER_LAYER)
         of_token = g.kv_heads * (vector * len(whole) + 8 * g.layers * len(reduced))
         of_token += 2 * g.layers * len(layers) + 2 * SKETCH_SIZE * (Signal.KEY_SKETCH in reads)
-        of_token += 2 * g.hidden * len(self._policy.hidden_layers(g.layers))
+        of_token += 2 * g.hidden * len(hidden_layers(self._policy, g.layers))
         total = taken * g.heads * vector + prompt * of_token
         of_block = min(block, taken) * g.heads * vector + block * of_token
         return min(total, MAX_PENDING_BYTES + of_block), block * of_token
