@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from arborsim import __version__
+from arborsim.core import __version__
 
 #: The module of the torch backend that imports everything it can use, and says what came of it.
 PROBE = "arborsim_torch.probe"
