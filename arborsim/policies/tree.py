@@ -173,7 +173,7 @@ class TreeRule:
         return np.asarray(np.minimum(blocks.sizes, least))
 
     def last_floors(self, blocks: Blocks) -> np.ndarray:
-        """What blocks can be brought down to: pruned ones to what is protected in them."""
+        """Tokens that blocks can be brought down to: pruned ones to those protected in them."""
         floors = self.floors(blocks)
         return floors if self.keep_pruned else np.where(blocks.pruned, blocks.pinned, floors)
 

@@ -108,7 +108,7 @@ class Mcts(base.Wide, Rewarded):
             node = self._states[node].leaf.parent
 
     def _update(self, leaf: base.Leaf) -> None:
-        """What is opened below a state, not what was asked for: a bank may have had nothing."""
+        """Count children that were opened, not those asked for: a bank may have had none."""
         state = self._states[leaf.node]
         state.leaf = leaf
         state.room = self.children - leaf.visits if leaf.expandable else 0

@@ -111,12 +111,12 @@ class HeavyHitters(Score):
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows of generated tokens."""
+        """The reduction of the rows of generated tokens."""
         return RowUse(self.grouping, "newest", prompt=0)
 
     @property
     def use_of_prompt(self) -> RowUse:
-        """What it needs of those of the prompt."""
+        """The reduction of those of the prompt."""
         return RowUse(self.grouping, "spread", self.window, generated=False, weight=self.gamma)
 
     @property

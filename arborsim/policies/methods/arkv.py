@@ -107,7 +107,7 @@ class CodedCut(Cut):
 
 @dataclass(frozen=True)
 class _Tailor(StreamPolicy):
-    """What the three share: the score, and the cut when the cache exceeds the budget."""
+    """Base of the three: the score, and the cut when the cache exceeds the budget."""
 
     window: int = setting(32, "protected newest tokens; queries that rate the prompt", low=2)
     slack: float = setting(0.75, "share of budget - window that a cut keeps", low=0, high=1)

@@ -47,7 +47,7 @@ def mean_window() -> int:
 
 @dataclass(frozen=True)
 class RollingPolicy(RecentPolicy):
-    """What the policies of the EpiKV paper share: the prompt and the newest tokens stay.
+    """Base of the policies of the EpiKV paper: the prompt and the newest tokens stay.
 
     The score (`score`) is computed once, when a token is generated, and frozen (section 3.3); the
     newest ``min(recent, budget / 4)`` tokens are protected (appendix D).

@@ -19,7 +19,7 @@ from arborsim.signals.vectors import KeyDirections, KeyLength
 
 @dataclass(frozen=True)
 class KeyPolicy(RecentPolicy):
-    """What both policies share: groups by choice, and the newest tokens stay."""
+    """Base of both policies: groups by choice, and the newest tokens stay."""
 
     pin_prompt: bool = pin_prompt_setting(False)
     per: str = setting(

@@ -16,7 +16,7 @@ from arborsim.policies.placement import Pool
 
 @dataclass(frozen=True)
 class Pyramid(Pool):
-    """What layers keep falls linearly with their depth; on average it is the budget.
+    """The shares of layers fall linearly with their depth; on average it is the budget.
 
     Of a budget ``C`` and a window ``W`` (with a prompt that is pinned, and no smaller than the
     number of leaves), the last layer keeps ``W + (C - W) / beta``, the first as much more than

@@ -138,7 +138,7 @@ class SegmentPolicy(RecentPolicy):
     run_allocation = Segments
 
     def attention(self) -> NewestAttention:
-        """Of which entropies are taken."""
+        """The attention whose entropies are taken."""
         return NewestAttention(self.layers if self.rows == "layers" else 0)
 
     @cached_property
