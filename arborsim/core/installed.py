@@ -1,4 +1,4 @@
-"""What is installed on this machine, what works with it, and what to install for the rest.
+"""The packages and GPUs of this machine, what works with them, and what to install for the rest.
 
 Packages that are only needed by some commands are imported in a process of their own: one that is
 installed but broken cannot take this one down, and the core stays free of frameworks.
@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from arborsim import __version__
+from arborsim.core import __version__
 
 #: The module of the torch backend that imports everything it can use, and says what came of it.
 PROBE = "arborsim_torch.probe"
@@ -70,7 +70,7 @@ class Ability:
 
 @dataclass(frozen=True)
 class Installation:
-    """What `arborsim doctor` shows."""
+    """Everything that `arborsim doctor` shows."""
 
     arborsim: str
     python: str
@@ -178,7 +178,7 @@ def _probed(package: Package, broken: Mapping[str, str]) -> Package:
 
 
 def _probe() -> dict[str, Any]:
-    """What importing the packages of the extras, and using the GPU, came to."""
+    """The outcome of importing the packages of the extras, and of using the GPU."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", PROBE], capture_output=True, text=True, timeout=_PROBE_S,
@@ -215,7 +215,7 @@ def _nvidia_smi(wanted: str, *options: str, gpu: str = "") -> list[list[str]]:
 
 
 def _output(program: str, *options: str) -> str:
-    """What a program prints; "" if it is not there or fails."""
+    """A program's output; "" if it is not there or fails."""
     if not (path := shutil.which(program)):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""What an executor measured while it ran one search: the figures every table and report is made of.
+"""Measurements of one search by an executor: the figures of every table and report.
 
 Simulated and live executors fill in the same records, so that they can be laid side by side.
 """

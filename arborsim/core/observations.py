@@ -414,7 +414,7 @@ class VectorRows:
 
 @dataclass(frozen=True)
 class Observations:
-    """What was observed for a run of consecutive tokens; row ``i`` is the run's token ``i``."""
+    """Observations of a run of consecutive tokens; row ``i`` is the run's token ``i``."""
 
     num_tokens: int
     attention: AttentionRows | None = None

@@ -61,7 +61,7 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What the footer says of a row group's part of a column."""
+    """A row group's part of a column, as the footer has it."""
 
     name: str  # of the table's column
     values: int
@@ -72,7 +72,7 @@ class Chunk:
 
 
 class _Page(NamedTuple):
-    """What the header of a page says."""
+    """The header of a page."""
 
     kind: int
     bytes: int  # decompressed
@@ -108,7 +108,7 @@ class ParquetTables:
 
     @cached_property
     def chunks(self) -> list[list[Chunk]]:
-        """Of each row group, its parts of the columns that Parquet stores.
+        """The parts of the columns that Parquet stores, by row group.
 
         pyarrow has them, too, but its accounts of damaged parts end the process.
         """
@@ -257,7 +257,7 @@ def _sizes(column: _Column, pages: Sequence[_Page], rows: int) -> tuple[int, int
 
 
 def _groups(file: IO[bytes]) -> list[list[dict[int, Any]]]:
-    """Of each row group, the columns' parts, as the footer has them (`_PART`)."""
+    """The columns' parts by row group, as the footer has them (`_PART`)."""
     size = file.seek(-8, 2)
     length = int.from_bytes(file.read(4), "little")
     file.seek(max(size - length, 0))

@@ -1,4 +1,4 @@
-"""What scores need of attention rows, so that a backend can reduce them where they are computed.
+"""Reductions of attention rows that scores need, for backends to make where rows are computed.
 
 Most scores follow the sum of the rows, the newest one, or when tokens were used last.  A backend
 that knows so hands over one vector per path and decision instead of a row per token
@@ -19,7 +19,7 @@ ALL_QUERIES = 1 << 60
 
 @dataclass(frozen=True)
 class RowUse:
-    """What a score needs of the rows of a grouping (`arborsim.signals.scores.GROUPINGS`).
+    """A reduction of the rows of a grouping (`arborsim.signals.scores.GROUPINGS`).
 
     "sum": their sum over the queries of each path; "newest": the row of its last query; "last": by
     position the last query that uses it; "reach": one number per group, what queries pay to all
@@ -74,7 +74,7 @@ class RowUse:
 
 @dataclass(frozen=True)
 class ReducedRows:
-    """What is left of the rows of a run, which cannot be cut any more.
+    """The reduced rows of a run, which cannot be cut any more.
 
     Per leaf ``[groups, positions]``, of a type that float64 holds exactly: the sum, or the newest
     row, NaN where no row was a number; or which of the run's iterations was the last to use a

@@ -21,7 +21,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field is for."""
+    """The meaning and range of a field."""
 
     #: One line; the unit is empty for plain numbers
     about: str

@@ -1,4 +1,4 @@
-"""What the groups of a cache stand for.
+"""The layers and heads that the groups of a cache stand for.
 
 Plans have a row per *group*: the whole cache, a captured layer, or a KV head of one, layer by
 layer.
@@ -34,4 +34,4 @@ class CacheShape:
 
 
 UNKNOWN = CacheShape()
-"""What is known of a model of which nothing is captured."""
+"""The shape of a model of which nothing is captured."""

@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborsim import __version__
+from arborsim.core import __version__
 from arborsim.core.documents import strict
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.outputs import whole

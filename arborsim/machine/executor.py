@@ -56,7 +56,7 @@ class SimulatedExecutor:
     those of the policy's quantised tiers.  The profile may know what `policy` takes; it is not
     `fused` if it reads attention rows, which then must be written out; attention reads the cache in
     `parts`, and rows of the prompt's last `row_queries` tokens count, and with `decode_rows` those
-    of generated ones.  `bounds_page` is its `Policy.bounds_page`.  `compact` merges half-empty
+    of generated ones.  `bounds_page` is its `LiveHints.bounds_page`.  `compact` merges half-empty
     pages after every decision outside runs.  `record` keeps what `demand` needs; other searches may
     share the first `prefix_tokens`.
     """

@@ -15,6 +15,7 @@ from arborsim.core.sourced import Rate, Seconds
 from arborsim.core.tiers import Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
+from arborsim.policies.live_hints import hints_of, row_uses
 
 if TYPE_CHECKING:
     from arborsim.machine.executor import SimulatedExecutor
@@ -78,7 +79,7 @@ class Machine:
             ddr_parts=parts_in_ddr(policy),
             row_queries=row_queries(policy),
             decode_rows=decode_rows(policy),
-            bounds_page=policy.bounds_page,
+            bounds_page=hints_of(policy).bounds_page,
             record=record,
             prefix_tokens=prefix_tokens,
         )
@@ -118,14 +119,14 @@ def parts_in_ddr(policy: Policy) -> int:
 
 def row_queries(policy: Policy) -> int:
     """How many of a prompt's last tokens a policy that is not fused reads attention rows of."""
-    uses = policy.row_uses()
+    uses = row_uses(policy)
     wanted = (use.prompt for use in uses if use.keeps != "queries")
     return max(wanted, default=0 if uses else ALL_QUERIES)
 
 
 def decode_rows(policy: Policy) -> bool:
     """Whether a policy that is not fused reads attention rows of generated tokens."""
-    uses = policy.row_uses()
+    uses = row_uses(policy)
     return not uses or any(use.generated and use.keeps != "queries" for use in uses)
 
 

@@ -114,7 +114,7 @@ class AttentionKept(_OfWhatIsRead):
         for step in range(run.steps):
             for leaf in range(len(paths)):
                 mass = self._mass(run.observed, step * len(paths) + leaf, groups)
-                lost = lost_share(mass, gone[:, paths.places(leaf, mass.shape[2])])
+                lost = lost_share(mass, gone[:, paths.tokens(leaf, mass.shape[2])])
                 known = ~np.isnan(lost)
                 self._lost += float(lost[known].sum())
                 self._rows += int(np.count_nonzero(known))

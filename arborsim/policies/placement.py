@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -115,8 +114,8 @@ class Pool(Allocation):
     """One pool: the highest-scored tokens of the stream stay, wherever in the tree they are.
 
     Each group is a pool of its own, which may hold its share (`shares`: the budget).  Where groups
-    draw on one budget (`together`), `leaving` says how many tokens each gives up.  Decisions are
-    due when one exceeds its share (`spare`).
+    draw on one budget (`budget_scope`), `evictions` says how many tokens each gives up.  Decisions
+    are due when one exceeds its share (`headroom`).
 
     `adaptation="path"` (as ArborKV evaluates its baselines): the paths to the active leaves are
     the stream.  Tokens off them keep what they had; when the whole tree exceeds the budget, whole
@@ -129,7 +128,7 @@ class Pool(Allocation):
         choices=ADAPTATIONS,
     )  # fmt: skip
 
-    about: ClassVar[str] = "one pool"
+    about = "one pool"
 
     def protected(self, view: CacheView, protection: Protection) -> np.ndarray:
         if self.adaptation == "path":
@@ -141,12 +140,12 @@ class Pool(Allocation):
 
     def size(self, view: CacheView) -> int:
         """Number of groups that draw on one budget."""
-        if self.together == "group":
+        if self.budget_scope == "group":
             return 1
         groups = len(view.tier)
-        return groups if self.together == "model" else groups // max(1, len(view.shape.layers))
+        return groups if self.budget_scope == "model" else groups // max(1, len(view.shape.layers))
 
-    def spare(self, view: CacheView) -> int:
+    def headroom(self, view: CacheView) -> int:
         if len(view.tier) == 1:
             return int(self.shares(view)[0]) - int(view.held[0])
         left, size = self.shares(view) - view.held, self.size(view)
@@ -171,7 +170,7 @@ class Pool(Allocation):
             if count < over - slack:
                 raise at.policy.infeasible(at.view, 0, -(-(over - slack - count) // size))
             over = min(over, count)
-            numbers = [over] if size == 1 else self.leaving(at, first, free, over).tolist()
+            numbers = [over] if size == 1 else self.evictions(at, first, free, over).tolist()
             for i, number in enumerate(numbers):
                 if number:
                     self.thin(at, first + i, part[i], free[i], number)
@@ -193,7 +192,7 @@ class Pool(Allocation):
             limit, goal, share = limit + its_limit, goal + its_goal, share + int(at.shares[group])
         return held - goal if held > limit else 0, share - goal
 
-    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+    def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         """How many tokens leave each of the groups that draw on one budget; `over` or more.
 
         `free`, bool ``[groups, tokens]``, are those that may leave, of the groups from number

@@ -139,7 +139,7 @@ class Parameter:
 
 
 def parameters(kind: type) -> dict[str, Parameter]:
-    """What can be set on a policy, by name; the fields of a composition's blocks are dotted."""
+    """The parameters of a policy, by name; the fields of a composition's blocks are dotted."""
     types, found = get_type_hints(kind), {}
     for field, made in settings_of(kind):
         default = default_of(field)

@@ -66,8 +66,8 @@ def empty_lowest(
     Each gives all down to its least; of equals the older block first.  See `trim_by_weight`.
     """
     order = np.argsort(weight, kind="stable")
-    spare = np.maximum(keep - least, 0)[order]
-    given = np.clip(excess - (np.cumsum(spare) - spare), 0, spare)
+    headroom = np.maximum(keep - least, 0)[order]
+    given = np.clip(excess - (np.cumsum(headroom) - headroom), 0, headroom)
     result = keep.copy()
     result[order] -= given
     return result

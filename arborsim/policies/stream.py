@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from arborsim.policies.blocks import (
     Protect,
     pin_prompt_setting,
 )
+from arborsim.policies.live_hints import LiveHints
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
 from arborsim.signals.scores import Score, Steps, sum_in_order
 
@@ -133,7 +134,7 @@ MakeCandidates = Callable[[np.ndarray, np.ndarray, int, int], HeapPool | Changin
 
 
 @dataclass(frozen=True)
-class Composed(Policy):
+class Composed(LiveHints, Policy):
     """A policy made of blocks.
 
     A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`;
@@ -142,8 +143,6 @@ class Composed(Policy):
     moves down.
     """
 
-    words: ClassVar[Mapping[str, Any]] = {}
-    """What `Method` says otherwise than the blocks do, by attribute."""
     run_allocation: ClassVar[type[Allocation]] = Pool
     """The allocation that `candidates` follow through a run."""
 
@@ -177,19 +176,12 @@ class Composed(Policy):
     @property
     def method(self) -> Method:
         each = {"layer": ", the same for every layer", "head": ", the same for every KV head"}
-        alone = self.allocate.together == "group"
-        derived = Method(
-            self.formula,
-            score=self.score.about,
-            allocate=self.allocate.about + (each.get(self.grouping, "") if alone else ""),
-            place=self.place.about,
-            schedule=self.schedule.about,
-            recover=self.recover.about,
-            granularity=self.allocate.granularity,
-            tiers=self.place.tiers,
-            deviations=self.deviations,
-        )
-        return replace(derived, **self.words)
+        alone = self.allocate.budget_scope == "group"
+        blocks = ("score", "allocate", "place", "schedule", "recover")
+        derived = {name: getattr(self, name).about for name in blocks}
+        derived["allocate"] += each.get(self.grouping, "") if alone else ""
+        derived |= {"granularity": self.allocate.granularity, "tiers": self.place.tiers}
+        return Method(self.formula, deviations=self.deviations, **derived | dict(self.words))
 
     @property
     def recovers(self) -> bool:
@@ -221,11 +213,11 @@ class Composed(Policy):
     def protected(self, view: CacheView) -> np.ndarray:
         return self.allocate.protected(view, self.protection(view.budget_tokens))
 
-    def spare(self, view: CacheView) -> int:
-        return self.allocate.spare(view)
+    def headroom(self, view: CacheView) -> int:
+        return self.allocate.headroom(view)
 
     def next_decision(self, view: CacheView) -> int:
-        return self.schedule.next_decision(view, self.spare(view))
+        return self.schedule.next_decision(view, self.headroom(view))
 
     def pressure_margin(self, budget_tokens: int) -> int | None:
         return self.schedule.margin
@@ -235,7 +227,7 @@ class Composed(Policy):
         fits = view.num_tokens <= view.budget_tokens
         if isinstance(event, Prune) or (schedule.wait and fits):
             return None
-        over = schedule.bounded and self.spare(view) < 0
+        over = schedule.bounded and self.headroom(view) < 0
         comes_back = isinstance(event, Transition) and self.recovers
         if not (over or comes_back or schedule.due(view, event)):
             return None
@@ -261,7 +253,7 @@ class Composed(Policy):
         return one_stream and self.place.evicts_only
 
     def candidates(self, view: CacheView, run: TokenRun) -> MakeCandidates:
-        """What makes the ranked tokens that `run` may evict."""
+        """A maker of the ranked tokens that `run` may evict."""
         (rank,) = np.broadcast_to(self.rank(view), view.tier.shape)
         changes = {score.changes for score in self.scores().values()}
         few = isinstance(run.observed.attention, SparseRows)  # of those that can rise do
@@ -323,14 +315,10 @@ class Composed(Policy):
         raise self.infeasible(view, 0, 1)
 
     def infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible:
-        """What to raise where `over` tokens must leave and only `free` may."""
+        """The error to raise where `over` tokens must leave and only `free` may."""
         _, made_of = self.protection(view.budget_tokens).floor(view.prompt_tokens)
-        return BudgetInfeasible(
-            self.name,
-            view.budget_tokens + over - free,
-            view.budget_tokens,
-            f"{made_of} on {len(view.leaves)} active path(s)",
-        )
+        needed, where = view.budget_tokens + over - free, f"{len(view.leaves)} active path(s)"
+        return BudgetInfeasible(self.name, needed, view.budget_tokens, f"{made_of} on {where}")
 
 
 @dataclass(frozen=True)

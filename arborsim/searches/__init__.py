@@ -79,7 +79,7 @@ def find_search(name: str, *, code: bool = True) -> type[Search]:
 
 
 def _lacking(kind: type[Search]) -> str:
-    """What is wrong with a class that is to be a search; empty if nothing is."""
+    """The fault of a class that is to be a search; empty if there is none."""
     made: Any = kind
     if not is_dataclass(made):
         return "is no dataclass"

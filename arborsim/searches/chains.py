@@ -14,9 +14,9 @@ from arborsim.searches.ranking import Rewarded
 class Linear(Search):
     """Continue the newest thought until it is finished."""
 
-    name: ClassVar[str] = "linear"
-    synchronous: ClassVar[bool] = True
-    by_levels: ClassVar[bool] = True
+    name = "linear"
+    synchronous = True
+    by_levels = True
 
     @property
     def slots(self) -> int:
@@ -35,10 +35,10 @@ class IndependentSamples(Rewarded):
     """Sample chains to their ends."""
 
     name: ClassVar[str]
-    synchronous: ClassVar[bool] = False
-    width_option: ClassVar[str] = "n"
-    by_levels: ClassVar[bool] = True
-    keeps_duplicates: ClassVar[bool] = True  # chains are independent
+    synchronous = False
+    width_option = "n"
+    by_levels = True
+    keeps_duplicates = True  # chains are independent
     n: int = 16  # chains
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class BestOfN(IndependentSamples):
     """The finished chain with the best final score wins (Cobbe et al. 2021, "Training Verifiers to
     Solve Math Word Problems")."""
 
-    name: ClassVar[str] = "best-of-n"
+    name = "best-of-n"
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,7 @@ class SelfConsistency(IndependentSamples):
     """The answer that most chains give wins (Wang et al. 2022, "Self-Consistency Improves Chain of
     Thought Reasoning")."""
 
-    name: ClassVar[str] = "self-consistency"
+    name = "self-consistency"
     answer: str = "vote"
 
 
@@ -79,5 +79,5 @@ class WeightedVote(IndependentSamples):
     """The answer whose chains have the highest sum of final scores wins (Beeching et al. 2024,
     "Scaling test-time compute")."""
 
-    name: ClassVar[str] = "weighted-vote"
+    name = "weighted-vote"
     answer: str = "weighted"

@@ -17,7 +17,6 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from arborsim.core.errors import UsageError
 from arborsim.searches.base import ROOT, Expansion, Leaf, Leaves, Wide, newest, reward, value
@@ -54,8 +53,8 @@ class _Slot:
 class Dpts(Wide, Rewarded):
     """Parallel slots that exploit and explore."""
 
-    name: ClassVar[str] = "dpts"
-    synchronous: ClassVar[bool] = False
+    name = "dpts"
+    synchronous = False
     width: int = 4  # slots
     #: Lambda_es and lambda_ds, as shares of the mean reward
     early_stop: float = 0.8

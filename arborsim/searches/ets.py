@@ -40,7 +40,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -58,7 +57,7 @@ _SCALE = 1e4
 class EtsKv(Rebase):
     """REBASE on the leaves that are worth their KV cache."""
 
-    name: ClassVar[str] = "ets-kv"
+    name = "ets-kv"
     lambda_b: float = 1.0  # what the whole tree costs, where all leaves together weigh 1
     cost: str = "node"  # every node costs the same (the paper), or ``token``: what it generated
 
@@ -86,7 +85,7 @@ class EtsKv(Rebase):
 class Ets(EtsKv):
     """REBASE on leaves that are worth their KV cache or are unlike the others."""
 
-    name: ClassVar[str] = "ets"
+    name = "ets"
     lambda_d: float = 1.0  # what covering all clusters is worth; 0 does not cluster
     cut: float = 0.05  # average cosine distance at which clusters stay apart
 

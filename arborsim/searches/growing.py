@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from arborsim.core.errors import UsageError
 from arborsim.searches import base
@@ -30,9 +29,9 @@ class Dense(base.Search):
     or the tree may have more than `MOST_NODES` nodes.
     """
 
-    name: ClassVar[str] = "dense"
-    synchronous: ClassVar[bool] = False
-    keeps_duplicates: ClassVar[bool] = True
+    name = "dense"
+    synchronous = False
+    keeps_duplicates = True
     #: Children per node at depth 0, 1, ...; the last entry holds for deeper nodes, too
     children: tuple[int, ...] = (8,)
     depth: int = 0  # of the last level; 0 for as many as `children` has entries
@@ -117,9 +116,9 @@ class SharedTree(base.Search):
     The driver must not mark duplicates as dead, but give every leaf its `twin`.
     """
 
-    name: ClassVar[str] = "shared-tree"
-    synchronous: ClassVar[bool] = False
-    keeps_duplicates: ClassVar[bool] = True
+    name = "shared-tree"
+    synchronous = False
+    keeps_duplicates = True
     searches: Sequence[base.Search]  # new objects
     slots: int = 256  # thoughts that may run at once, of all searches together
     #: A thought that repeats one of its siblings is dead, for each search that does not keep

@@ -46,7 +46,6 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -59,9 +58,9 @@ from arborsim.searches.ranking import Rewarded
 class LevelSearch(base.Wide, Rewarded, ABC):
     """One level at a time."""
 
-    synchronous: ClassVar[bool] = True
-    width_option: ClassVar[str] = "width"
-    by_levels: ClassVar[bool] = True
+    synchronous = True
+    width_option = "width"
+    by_levels = True
     width: int = 16  # N, thoughts per level at the start
     depth: int = 25  # most levels
     answer: str = "weighted"
@@ -98,7 +97,7 @@ class LevelSearch(base.Wide, Rewarded, ABC):
 class BeamSqrt(LevelSearch):
     """Keep as many states as the square root of the initial width, rounded up."""
 
-    name: ClassVar[str] = "beam-sqrt"
+    name = "beam-sqrt"
     #: A finished chain leaves its place to the next best unfinished state, as in the beam search of
     #: Hugging Face's transformers
     refill: bool = False
@@ -136,7 +135,7 @@ class BeamSqrt(LevelSearch):
 class Beam4(BeamSqrt):
     """Keep a fixed number of states."""
 
-    name: ClassVar[str] = "beam-4"
+    name = "beam-4"
     keep: int = 4  # k, states kept per level
 
     def __post_init__(self) -> None:
@@ -153,7 +152,7 @@ class Beam4(BeamSqrt):
 class DvtsSqrt(LevelSearch):
     """As many subtrees as the square root of the width, rounded up."""
 
-    name: ClassVar[str] = "dvts-sqrt"
+    name = "dvts-sqrt"
     _subtree: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -190,7 +189,7 @@ class DvtsSqrt(LevelSearch):
 class Dvts4(DvtsSqrt):
     """A fixed number of subtrees."""
 
-    name: ClassVar[str] = "dvts-4"
+    name = "dvts-4"
     subtrees: int = 4  # S; no more than `width`
 
     def __post_init__(self) -> None:
@@ -207,7 +206,7 @@ class Dvts4(DvtsSqrt):
 class Rebase(LevelSearch):
     """Children in proportion to the softmax of scores."""
 
-    name: ClassVar[str] = "rebase"
+    name = "rebase"
     temperature: float = 0.2  # T of the softmax over scores
 
     def __post_init__(self) -> None:

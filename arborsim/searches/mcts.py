@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from arborsim.core.errors import UsageError
 from arborsim.searches import base
@@ -54,8 +53,8 @@ class Mcts(base.Wide, Rewarded):
     rewards of the first.
     """
 
-    name: ClassVar[str] = "mcts"
-    synchronous: ClassVar[bool] = False
+    name = "mcts"
+    synchronous = False
     width: int = 1  # slots: thoughts that run at once
     exploration: float = 1.0  # w
     children: int = 3  # most per state
@@ -109,7 +108,7 @@ class Mcts(base.Wide, Rewarded):
             node = self._states[node].leaf.parent
 
     def _update(self, leaf: base.Leaf) -> None:
-        """What is opened below a state, not what was asked for: a bank may have had nothing."""
+        """Count children that were opened, not those asked for: a bank may have had none."""
         state = self._states[leaf.node]
         state.leaf = leaf
         state.room = self.children - leaf.visits if leaf.expandable else 0

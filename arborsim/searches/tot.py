@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.settings import whole_number
@@ -25,11 +25,11 @@ from arborsim.searches.ranking import Rewarded, elected
 class TotBfs(Rewarded):
     """Propose, value, keep the best."""
 
-    name: ClassVar[str] = "tot-bfs"
-    synchronous: ClassVar[bool] = True
-    width_option: ClassVar[str] = "children"
-    as_published: ClassVar[bool] = True
-    by_levels: ClassVar[bool] = True
+    name = "tot-bfs"
+    synchronous = True
+    width_option = "children"
+    as_published = True
+    by_levels = True
     keep: int = 5  # b, states kept per level
     children: int = 8  # k, thoughts proposed per state
     levels: int = 0  # most levels; 0 for "until all kept states are finished"
@@ -88,8 +88,8 @@ class TotBfs(Rewarded):
 class TotDfs(base.Wide, Rewarded):
     """Depth-first search with backtracking."""
 
-    name: ClassVar[str] = "tot-dfs"
-    synchronous: ClassVar[bool] = True
+    name = "tot-dfs"
+    synchronous = True
     threshold: float = 0.02  # a thought valued below this is given up at once
     #: So is one valued below this share of its parent's value: for values that measure progress, a
     #: fall means that something went wrong.  0 switches it off

@@ -95,7 +95,7 @@ class _Rows:
         self._pending.append((int(kind), node, self._iteration, row))
 
     def step(self, step: Step) -> None:
-        """What the search decided, and what was decoded then."""
+        """The search's decisions, and what was decoded then."""
         for node in step.dropped:
             self.event(Kind.PRUNE, node)
         self._turns = self._turns or bool(step.opened)

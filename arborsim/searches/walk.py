@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """What a search did on a bank.  Nodes are numbered in order of opening; 0 is the prompt."""
+    """A search's run on a bank.  Nodes are numbered in order of opening; 0 is the prompt."""
 
     search: str
     bank_node: tuple[int, ...]  #: number of each node in the bank

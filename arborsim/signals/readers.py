@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -26,8 +25,8 @@ UNREAD = -1  # fills up the rows of tokens with fewer readers than others
 class Readers(Score):
     """Per token the step that the reasoning is at after it, then the steps that read it."""
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.READERS})
-    about: ClassVar[str] = "steps of the task that read the token"
+    needs = frozenset({Signal.READERS})
+    about = "steps of the task that read the token"
 
     def start(self, layers: int) -> ScoreState:
         return _ReadersState()

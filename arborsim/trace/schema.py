@@ -32,7 +32,7 @@ VERSION_KEY = b"arborsim.version"
 
 
 class Kind(IntEnum):
-    """What a row records.  Stored as a dictionary-encoded lower-case string."""
+    """The kinds of rows.  Stored as a dictionary-encoded lower-case string."""
 
     PREFILL = 0  # one prompt token
     TOKEN = 1  # one generated token
@@ -67,7 +67,7 @@ class Capture(StrEnum):
 
 @dataclass(frozen=True)
 class TraceInfo:
-    """What a trace is and how it was made (the file's metadata)."""
+    """A trace's content and origin (the file's metadata)."""
 
     geometry: Geometry  # of the model that was recorded
     #: Names; `search_parameters` holds the search's options
@@ -125,7 +125,7 @@ class TraceInfo:
 
     @property
     def cache_shape(self) -> CacheShape:
-        """What the groups of plans stand for: the captured layers and their KV heads."""
+        """The groups of plans: the captured layers and their KV heads."""
         shape = self.geometry
         return CacheShape(self.qkv_layers, shape.kv_heads, shape.head_dim, self.rope)
 
@@ -138,7 +138,7 @@ class TraceInfo:
 
     @property
     def recording(self) -> dict[str, Any]:
-        """What was searched, how, and by which model: what live runs are compared by."""
+        """The task, search and model, by which live runs are compared."""
         names = ("task", "search", "model", "search_parameters")
         return {name: getattr(self, name) for name in names}
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arborsim.core.errors import TraceError
 from arborsim.core.observations import AttentionRows, SparseRows
+from arborsim.trace.episode import Episode
 from arborsim.trace.schema import ENDS, KINDS, End, Kind
-
-if TYPE_CHECKING:
-    from arborsim.trace.episode import Episode
 
 # float16 rounds each weight by up to 0.05 %, and flushes the smallest to zero.
 _SUM_LOW, _SUM_HIGH = 0.9, 1.1
@@ -32,7 +29,7 @@ _ROUNDING = 1e-3  # of an entropy: sums over a vocabulary, in float32
 
 @dataclass(frozen=True)
 class _Labels:
-    """Of codes, int ``[n]``; looked up for messages only."""
+    """Labels by codes, int ``[n]``; looked up for messages only."""
 
     labels: tuple[str, ...]
     codes: np.ndarray

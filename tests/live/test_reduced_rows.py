@@ -21,6 +21,7 @@ from arborsim.core.tree import ThoughtTree
 from arborsim.play.controller import Controller
 from arborsim.play.move_log import MoveLog
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import read_as_norms, row_uses
 from arborsim.policies.methods.thinkv_paper import EXECUTION, REASON, TRANSITION, ThinKVPaper
 from arborsim.policies.registry import available, build
 from arborsim.searches import make_search
@@ -41,7 +42,7 @@ from arborsim_torch.window_rows import WindowRows
 
 POLICIES = {name: build(name) for name in sorted(set(available()) - {"oracle"})}
 REDUCED = {
-    name: {use.grouping for use in policy.row_uses() if use.reduced}
+    name: {use.grouping for use in row_uses(policy) if use.reduced}
     for name, policy in POLICIES.items()
 }
 SUM, NEWEST = RowUse("shared", "sum"), RowUse("shared", "newest", prompt=1)
@@ -217,7 +218,7 @@ def test_sums_decide_as_rows(
     log, expected = runs
     np.testing.assert_array_equal(log.rows, expected.rows)
     assert len(log.rows)
-    whole = any(use.prompt == ALL_QUERIES for use in small(name).row_uses())
+    whole = any(use.prompt == ALL_QUERIES for use in row_uses(small(name)))
     step = 0 if whole else 4e-3 if name == "thinkv-paper" else 1e-4  # it counts entries of a row
     compare(controllers, partial(np.testing.assert_allclose, rtol=0, atol=step))
 
@@ -230,7 +231,7 @@ def test_sizes_of_values_are_those_of_whole_vectors(
     """To the bit, with the same moves."""
     setup: SearchSetup = request.getfixturevalue(kind)
     policy, controllers = build("vatp", {"per": per}), list[Controller]()
-    assert policy.sizes() == {Signal.VALUES}
+    assert read_as_norms(policy) == {Signal.VALUES}
     reduced = search(setup, policy, 60, controllers)
     monkeypatch.setattr(type(policy), "sizes", lambda self: frozenset())
     expected = search(setup, policy, 60, controllers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +22,8 @@ from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBegin, Score, ScoreState, Vectors, sum_in_order
+from arborsim.signals.scores import AtBegin, Score, ScoreState, sum_in_order
+from arborsim.signals.vectors import Vectors
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
 # Distances and means are rounded, so that ties do not depend on the order of summation.
@@ -41,24 +41,19 @@ class AttentionSparsity(Score):
 
     part: float = 0.01
     prompt: bool = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = "sparsity of the attention"
+    needs = frozenset({Signal.HEAD_ATTENTION})
+    about = "sparsity of the attention"
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         return RowUse("shared", "sparsity", ALL_QUERIES if self.prompt else 0, part=self.part)
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
 
     def start(self, layers: int) -> ScoreState:
         return _SparsityState(self)
 
 
 class _SparsityState(AtBegin):
-    knows_held: ClassVar[bool] = True
+    knows_held = True
 
     def __init__(self, spec: AttentionSparsity) -> None:
         super().__init__()
@@ -125,18 +120,18 @@ class ThinKVPaper(RecentPolicy):
     most: int = setting(64, "kept of a segment on the first rung; each next one halves it", low=1)
     least: int = setting(4, "kept of a segment on the last rung", unit="tokens", low=1)
 
-    name: ClassVar[str] = "thinkv-paper"
-    paper: ClassVar[str] = "ThinKV, Ramachandran et al. 2025, arXiv:2510.01290"
-    summary: ClassVar[str] = (
+    name = "thinkv-paper"
+    paper = "ThinKV, Ramachandran et al. 2025, arXiv:2510.01290"
+    summary = (
         "quantise thoughts and thin them at transitions; reconstructed from the paper's description"
     )
-    formula: ClassVar[str] = (
+    formula = (
         "sparsity = share of a row's entries under 1% of its maximum; a segment is T from `high` "
         "on, E below `low`, else R; with every T segment the earlier ones go one rung down "
         "{most, most / 2, ... least}; kept are the members nearest to the k-means of post-RoPE "
         "keys"
     )
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         "score": "members nearest to the k-means of the segment's keys, per layer and KV head",
         "allocate": "a rung per segment",
         "place": "quantise, then evict",
@@ -144,7 +139,7 @@ class ThinKVPaper(RecentPolicy):
         "granularity": "segment of `segment` tokens",
         "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.HBM_COARSE, Tier.EVICTED),
     }
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "reconstructed from the paper's description; no code was public",
         "R and E tokens are stored in 4 bits, T tokens in 2, as whole numbers in groups of 16 "
         "channels with scales in e4m3 and no zero point; the paper's 4-bit numbers are floating, "
@@ -160,10 +155,8 @@ class ThinKVPaper(RecentPolicy):
         "budget, segments go a rung further, transitions first, then execution, then "
         "reasoning, the oldest first among each; below the last rung the oldest tokens go",
     )
-    score: ClassVar[Score] = Vectors(Signal.KEYS)
-    formats: ClassVar[tuple[Format, ...]] = tuple(
-        Format(bits, group=16, scale_bytes=1) for bits in (4, 2)
-    )
+    score = Vectors(Signal.KEYS)
+    formats = tuple(Format(bits, group=16, scale_bytes=1) for bits in (4, 2))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect, ProtectSome
 from arborsim.policies.stream import ChangingPool, MakeCandidates, StreamPolicy
 from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
-from arborsim.signals.scores import GROUPINGS, Score, ValueSize
+from arborsim.signals.scores import GROUPINGS, Score
+from arborsim.signals.vectors import ValueSize
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,12 @@ class Vatp(StreamPolicy):
         20, "protected first tokens, at most a quarter of the budget", unit="tokens", low=0
     )
 
-    name: ClassVar[str] = "vatp"
-    paper: ClassVar[str] = "Guo et al. 2024, arXiv:2406.12335"
-    official: ClassVar[str] = (
-        "the authors' repository: literally, on random inputs; its commit was not noted"
-    )
-    summary: ClassVar[str] = "keep what is attended and has large values"
-    formula: ClassVar[str] = "s(i) = ||v_i||_1 x sum over queries t of a_t(i)"
-    deviations: ClassVar[tuple[str, ...]] = (
+    name = "vatp"
+    paper = "Guo et al. 2024, arXiv:2406.12335"
+    official = "the authors' repository: literally, on random inputs; its commit was not noted"
+    summary = "keep what is attended and has large values"
+    formula = "s(i) = ||v_i||_1 x sum over queries t of a_t(i)"
+    deviations = (
         "sinks take at most a quarter of the budget, so that small budgets can be replayed",
         "grouped-query attention: the mean over the query heads that share a KV head (the "
         "paper's formula is for heads with values of their own)",

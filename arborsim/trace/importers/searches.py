@@ -102,7 +102,7 @@ Advance = Callable[[str, int], None]
 
 
 class Imported(ABC):
-    """What an item of a source becomes: one episode; a `Damage` if it has too many tokens."""
+    """An item of a source as one episode; a `Damage` if it has too many tokens."""
 
     #: Whether the trace is packed (`arborsim.trace.packed`)
     packed: ClassVar[bool] = False

@@ -205,7 +205,7 @@ def _selected(
 
 
 def _answer(state: str) -> str | None:
-    """What a state answers, if its last line does."""
+    """A state's answer, if its last line has one."""
     line = state.strip().rpartition("\n")[2]
     label, colon, said = line.partition(":")
     return said.strip() if colon and label.strip().lower() == "answer" else None
@@ -233,7 +233,7 @@ def _verdict(info: Any, i: int) -> int:
 
 
 def _scores(item: Any, scale: float) -> list[float]:
-    """Of infos whose `r` is a fraction, that as rewards; NaN for others, nothing without infos."""
+    """Rewards from infos whose `r` is a fraction; NaN for others, nothing without infos."""
     values = [info["r"] for info in item.get("infos", ())]
     return [
         reward(value, f"score {i}", scale) if isinstance(value, float) else math.nan
