@@ -32,6 +32,7 @@ lint: .venv/.full
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python benchmarks/structure.py --check
 
 format: .venv/.full
 	$(BIN)/ruff check --fix .
