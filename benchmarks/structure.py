@@ -104,11 +104,11 @@ def graph() -> dict[str, Any]:
     by_part: dict[str, set[str]] = {}
     for name, path in known.items():
         for other, when in set(imports(path, known)):
-            if other != name and when != "typing":
+            if other != name:
                 by_module.setdefault(name, set()).add(other)
                 if when == "load":
                     modules_at_load.setdefault(name, set()).add(other)
-            if part(name) == part(other) or when == "typing":
+            if part(name) == part(other):
                 continue
             between[part(name), part(other)] += 1
             by_part.setdefault(part(name), set()).add(part(other))
@@ -150,9 +150,9 @@ def counts() -> str:
     sizes, found = size(), graph()
     lines = [
         f"`arborsim/` has about {round(sizes['files'], -1):,} files with "
-        f"{round(sizes['lines'], -3):,} lines. Cycles of imports, without those for types:",
+        f"{round(sizes['lines'], -3):,} lines. Cycles of imports:",
         "",
-        "| | when modules are loaded | with imports in functions |",
+        "| | when modules are loaded | with imports in functions and for types |",
         "|---|---|---|",
     ]
     for what, key in (("packages", "cycles_of_parts"), ("modules", "cycles_of_modules")):

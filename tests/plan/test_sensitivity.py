@@ -14,7 +14,7 @@ from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, SearchDemand
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.serving import ServingEngine
 from arborsim.plan.demands import stretched
 from arborsim.plan.evaluate import SHARES, evaluate, load_curve
 from arborsim.plan.generate import Fixed, TreeSpec, write_generated

@@ -23,6 +23,7 @@ from arborsim.live.backends import (
     RecordRequest,
     SearchRequest,
 )
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.policies.base import NEVER
 from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell
@@ -147,7 +148,7 @@ class ShadowRun:
         return ShadowController(
             make_controller(
                 cell.policy,
-                self.request.machine.executor(cell.policy, self.info),
+                SimulatedExecutor.of(self.request.machine, cell.policy, self.info),
                 cell.budget.in_tokens(full_tokens),
                 self.loaded.model,
                 self.info.cache_shape,
