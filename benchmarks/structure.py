@@ -91,7 +91,9 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
     found = {
         tuple(sorted(other for other in reach[name] if name in reach[other])) for name in reach
     }
-    return sorted((list(each) for each in found if len(each) > 1), key=len, reverse=True)
+    return sorted(
+        (list(each) for each in found if len(each) > 1), key=lambda each: (-len(each), each)
+    )
 
 
 def graph() -> dict[str, Any]:
