@@ -45,7 +45,7 @@ from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
 from arborsim.machine.scheduler import ClosedLoop
 from arborsim.machine.serving import ServingEngine
-from arborsim.plan.plan import Planner
+from arborsim.products.plan.plan import Planner
 from tests.plan.make import small_workload
 
 DOCUMENT = 20_000
