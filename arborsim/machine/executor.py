@@ -23,7 +23,15 @@ from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.core.tiers import RECALLS, Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import CostModel
-from arborsim.machine.machine import Machine
+from arborsim.machine.machine import (
+    Machine,
+    decode_rows,
+    num_groups,
+    parts_in_ddr,
+    parts_read,
+    row_queries,
+    unsuited,
+)
 from arborsim.machine.program import ATTENDED_UNITS, Copied, DemandInfo, Op, SearchDemand
 from arborsim.machine.reading import ActivePaths, Recall
 from arborsim.machine.terms import Term
@@ -32,7 +40,8 @@ from arborsim.machine.windows import Windows
 from arborsim.machine.writing import OpenProgram
 from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.moves import Changes, MostMoved, Moves, kinds
-from arborsim.trace.schema import Geometry
+from arborsim.policies.base import Policy
+from arborsim.trace.schema import Geometry, TraceInfo
 
 _COUNTED = np.stack([  # evicted, rehydrated, offloaded, quantised
     kinds(lambda source, target: target == Tier.EVICTED),
@@ -114,6 +123,39 @@ class SimulatedExecutor:
         self._buffer_bytes = 0  # of what the last iterations streamed
         # Quantising on the GPU reads the one and writes the other.
         self._touched_bytes = _ROUNDED_BY_GPU * (size[:, None] + size[None]).ravel()
+
+    @classmethod
+    def of(
+        cls,
+        machine: Machine,
+        policy: Policy,
+        recorded: TraceInfo,
+        *,
+        record: bool = False,
+        prefix_tokens: int = 0,
+    ) -> SimulatedExecutor:
+        """A simulated machine for one search of a trace under `policy`.
+
+        Raises `UsageError` if the policy has no meaning on the model: see `unsuited`.
+        """
+        geometry = machine.charged(recorded)
+        if why := unsuited(policy, geometry):
+            raise UsageError(why)
+        return cls(
+            machine,
+            geometry,
+            groups=num_groups(policy, recorded),
+            formats=policy.formats,
+            policy=policy.name,
+            fused=policy.fused,
+            parts=parts_read(policy),
+            ddr_parts=parts_in_ddr(policy),
+            row_queries=row_queries(policy),
+            decode_rows=decode_rows(policy),
+            bounds_page=policy.bounds_page,
+            record=record,
+            prefix_tokens=prefix_tokens,
+        )
 
     def bind(self, tree: ThoughtTree) -> None:
         """Follow the paths of `tree`, which the controller keeps up to date.  Call once, first."""

@@ -15,10 +15,9 @@ from arborsim.core.sourced import Rate, Seconds
 from arborsim.core.tiers import Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
-from arborsim.policies.live_hints import hints_of, row_uses
+from arborsim.policies.live_hints import row_uses
 
 if TYPE_CHECKING:
-    from arborsim.machine.executor import SimulatedExecutor
     from arborsim.policies.base import Policy
     from arborsim.trace.schema import TraceInfo
 
@@ -49,40 +48,6 @@ class Machine:
     def charged(self, recorded: TraceInfo) -> Geometry:
         """The model whose bytes and seconds are charged for a trace."""
         return self.geometry or recorded.geometry
-
-    def executor(
-        self,
-        policy: Policy,
-        recorded: TraceInfo,
-        *,
-        record: bool = False,
-        prefix_tokens: int = 0,
-    ) -> SimulatedExecutor:
-        """A simulated machine for one search of a trace under `policy`.
-
-        `record` and `prefix_tokens` are those of `SimulatedExecutor`.  Raises `UsageError` if the
-        policy has no meaning on the model: see `unsuited`.
-        """
-        from arborsim.machine.executor import SimulatedExecutor
-
-        geometry = self.charged(recorded)
-        if why := unsuited(policy, geometry):
-            raise UsageError(why)
-        return SimulatedExecutor(
-            self,
-            geometry,
-            groups=num_groups(policy, recorded),
-            formats=policy.formats,
-            policy=policy.name,
-            fused=policy.fused,
-            parts=parts_read(policy),
-            ddr_parts=parts_in_ddr(policy),
-            row_queries=row_queries(policy),
-            decode_rows=decode_rows(policy),
-            bounds_page=hints_of(policy).bounds_page,
-            record=record,
-            prefix_tokens=prefix_tokens,
-        )
 
 
 def unsuited(policy: Policy, geometry: Geometry) -> str:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
@@ -24,10 +24,7 @@ import simpy
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import whole
 from arborsim.core.row_uses import ALL_QUERIES
-
-if TYPE_CHECKING:
-    from arborsim.machine.prefixes import Part
-    from arborsim.machine.profile import Longer
+from arborsim.machine.profile import Longer
 
 #: Columns of pieces; a name that ends in "_growth" is the increment per iteration.
 LINEAR = (
@@ -341,6 +338,14 @@ class Extra:
 
 
 NOTHING = Extra()
+
+
+class Part(NamedTuple):
+    """A part of a search's prefix, which lies in memory under its key."""
+
+    key: str
+    tokens: int
+    bytes: int
 
 
 @dataclass

@@ -10,9 +10,9 @@ from arborsim.machine.batch import Batch, Span
 from arborsim.machine.clock import Clock, Level
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.prefixes import Host, Part, Prefixes
+from arborsim.machine.prefixes import Host, Prefixes
 from arborsim.machine.price import Price
-from arborsim.machine.program import Op, Piece, PricedProgram
+from arborsim.machine.program import Op, Part, Piece, PricedProgram
 from arborsim.machine.report import Tally
 
 
@@ -142,7 +142,7 @@ class State:
             options.prefix_host_bytes, block,
         )  # fmt: skip
         self.prefixes = Prefixes(block, self.host)
-        self.tally = tally(self, options.series_points)
+        self.tally = tally(clock, options.series_points)
 
     @property
     def used_bytes(self) -> int:

@@ -22,7 +22,6 @@ from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import Clock
 from arborsim.machine.cost import CostModel
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.places import Timed
 from arborsim.machine.price import Price
 from arborsim.machine.program import (
     FIXED,
@@ -37,7 +36,9 @@ from arborsim.machine.program import (
     cut,
 )
 from arborsim.machine.report import Tally
-from arborsim.machine.server import Server, serving
+from arborsim.machine.scheduler import Timed
+from arborsim.machine.server import Server
+from arborsim.machine.serving import serving
 from arborsim.machine.state import State
 from arborsim.machine.terms import BACKGROUND, LINK_TERMS, Term, total
 
@@ -98,6 +99,7 @@ class OpenProgram(PricedProgram):
         )  # fmt: skip
         assert isinstance(self._server.state.tally, MemoryTally)
         self.tally = self._server.state.tally
+        self.tally.watch(self._server.state)
         self._server.expect(Timed(((0.0, 0),)))
         self.clock.env.process(serving(self._server))
         self._run()
@@ -321,15 +323,18 @@ class OpenProgram(PricedProgram):
 class MemoryTally(Tally):
     """Counts of a server with one search, and what its memory holds over time."""
 
-    def __init__(self, state: State, points: int) -> None:
-        super().__init__(state, points)
+    def __init__(self, clock: Clock, points: int) -> None:
+        super().__init__(clock, points)
         self.peak_staging_bytes = 0  # of buffers that hold recalled tokens
         self.peak_after_bytes: int | None = None  # since `first_decision`; None before
-        self._state = state
-        self._time = IterationTime(state.price)
         self._seen: list[_Sample] = []
         self._peak: _Sample | None = None
         self._peak_to_come = False
+
+    def watch(self, state: State) -> None:
+        """Count in this server, which has served nothing yet."""
+        self._state = state
+        self._time = IterationTime(state.price)
 
     def hbm(self, used_bytes: int, decoding: bool = False) -> None:
         sample = self._now(used_bytes)

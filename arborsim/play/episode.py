@@ -18,6 +18,7 @@ from arborsim.core.events import Event
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
 from arborsim.play.controller import Controller, Executor, Meter
 from arborsim.play.meters import UNMEASURED, AttentionKept, OutputError, Quality
@@ -128,7 +129,9 @@ def record_demand(
     meters: Sequence[Meter] = (),
 ) -> tuple[SearchDemand, Measurements]:
     """The demand of one episode, and what its replay measured on an idle machine."""
-    executor = machine.executor(policy, episode.info, record=True, prefix_tokens=prefix_tokens)
+    executor = SimulatedExecutor.of(
+        machine, policy, episode.info, record=True, prefix_tokens=prefix_tokens
+    )
     played = play_episode(episode, Cell(policy, budget), executor, meters=meters)
     verdicts = episode.correct[episode.kind == Kind.ANSWER]
     demand = executor.demand(

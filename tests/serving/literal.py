@@ -14,9 +14,9 @@ import simpy
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import TOGETHER, Callback, Clock, Iterate, Link, Spend, Steps
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.places import Arrivals
 from arborsim.machine.price import Price
 from arborsim.machine.program import NOTHING, Extra, Piece, PricedProgram
+from arborsim.machine.scheduler import Arrivals
 from arborsim.machine.server import Server
 
 

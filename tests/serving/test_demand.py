@@ -25,7 +25,7 @@ from arborsim.machine.program import (
     iterations,
     joined,
 )
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.writing import OpenProgram
 from arborsim.play.episode import record_demand
 from arborsim.policies.registry import build

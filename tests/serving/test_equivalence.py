@@ -15,11 +15,12 @@ from arborsim.machine.clock import Iterate
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.lookup import load_engine
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.profile import PolicySeconds
 from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
-from arborsim.machine.server import Server, ServingEngine
+from arborsim.machine.scheduler import Arrivals, ClosedLoop, Timed
+from arborsim.machine.server import Server
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.state import State
 from tests.serving.literal import play_event_by_event
 from tests.serving.make import random_demand

@@ -19,7 +19,7 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.price import Price
 from arborsim.machine.program import DemandInfo, Op
 from arborsim.machine.reading import PAGE_TOKENS, PAGES_TOP
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.terms import Term, check_explained, names, total
 from arborsim.policies.registry import build
 from arborsim.products.explain import explained

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.machine.places import ClosedLoop
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import ClosedLoop
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.terms import check_explained, plan_name
 from arborsim.products.generate.arrivals import ClientLoop
 from arborsim.products.plan.demands import MixDemands, solved

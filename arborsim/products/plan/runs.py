@@ -19,9 +19,10 @@ from typing import TypeVar
 import numpy as np
 
 from arborsim.machine.clock import Command
-from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.report import SearchOutcome, ServingReport, Utilisation
-from arborsim.machine.server import Server, ServingEngine, Watch, play_closed_form
+from arborsim.machine.scheduler import Arrivals, ClosedLoop, Timed
+from arborsim.machine.server import Server
+from arborsim.machine.serving import ServingEngine, Watch, play_closed_form
 from arborsim.machine.state import ServedSearch
 from arborsim.products.generate.arrivals import ClientLoop
 from arborsim.products.plan.demands import MixDemands

@@ -18,6 +18,7 @@ from arborsim.core.errors import ArborsimError, BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.profile import assumed_numbers
 from arborsim.play.episode import Cell, cells_of, play_episode
@@ -312,7 +313,7 @@ def _play(
 ) -> Outcome:
     """Fill in the outcome of its cell."""
     cell = outcome.cell
-    executor = machine.executor(cell.policy, episode.info)
+    executor = SimulatedExecutor.of(machine, cell.policy, episode.info)
     film = TreeFilm.of(episode) if pictures else None
     mapper = TokenMapper.of(episode) if pictures else None
     played = play_episode(

@@ -16,6 +16,7 @@ from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.events import Event
 from arborsim.core.observations import Signal
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.play.backends import (
     LiveObserver,
     LiveRequest,
@@ -144,7 +145,7 @@ class ShadowRun:
         return ShadowController(
             make_controller(
                 cell.policy,
-                self.request.machine.executor(cell.policy, self.info),
+                SimulatedExecutor.of(self.request.machine, cell.policy, self.info),
                 cell.budget.in_tokens(full_tokens),
                 self.loaded.model,
                 self.info.cache_shape,

@@ -199,7 +199,7 @@ class ValidationRun:
             self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1,
             profile=profile,
         )  # fmt: skip
-        return machine.executor(policy, self.info)
+        return SimulatedExecutor.of(machine, policy, self.info)
 
 
 def held(mover: Mover) -> Held:

@@ -11,8 +11,8 @@ from functools import partial
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.clock import Commands, Idle, Spend, Tries
-from arborsim.machine.prefixes import Reuse
 from arborsim.machine.program import Op, PricedProgram
+from arborsim.machine.reuse import Reuse
 from arborsim.machine.state import Restore, ServedSearch, State
 
 
@@ -45,7 +45,7 @@ class ClosedLoop:
 Arrivals = Timed | ClosedLoop
 
 
-class Places:
+class Scheduler:
     """Queues of searches without a place, and room in HBM and on the host for those with one.
 
     Arrivals name `demands` by number; `peaks` is the HBM in bytes that each needs by itself.
