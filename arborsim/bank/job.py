@@ -30,6 +30,7 @@ from arborsim.core.errors import (
 from arborsim.core.events import Decode, Event, Prefill, Prune
 from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine
+from arborsim.run import served
 from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell, Watch, play_episode
 from arborsim.run.meters import UNMEASURED, Quality
@@ -69,7 +70,7 @@ class SearchJob:
         for arm in self.arms:
             require_embeddings(reader, arm)
         for cell in self.cells:
-            reader.require(cell.policy.reads(), f"policy {cell.policy.name}")
+            served.require(cell.policy, reader)
         if not self.chosen(reader):
             raise UsageError(f"{self.trace}: no episode {self.first}; it has {reader.num_episodes}")
         return reader

@@ -49,6 +49,7 @@ from arborsim.plan.workload import (
 )
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
+from arborsim.run import served
 from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import Geometry, recording_options
 
@@ -239,7 +240,7 @@ def _check_signals(workload: Workload) -> None:
         for choice in workload.policies:
             with located(f"[[mix]] {number} ({entry.name})"):
                 if isinstance(source, TraceReader):
-                    source.require(choice.policy.reads(), f"policy {choice.name}")
+                    served.require(choice.policy, source, f"policy {choice.name}", in_file=True)
                 else:
                     _require(source, choice, workload.geometry)
 

@@ -20,6 +20,7 @@ from arborsim.core.units import quantity
 from arborsim.core.workers import in_order
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
+from arborsim.run import served
 from arborsim.run.episode import Cell, play_episode
 from arborsim.run.replay import Fixed, Replay
 from arborsim.run.results import BASELINE, EqualBudget, LeftOut
@@ -77,7 +78,7 @@ def at_equal_memory(
     cells: dict[str, list[Cell]] = {}
     for reader in readers:
         if reference is not None:
-            reader.require(reference.reads(), f"reference {reference.name}")
+            served.require(reference, reader, f"reference {reference.name}")
         own = job.cells(reader)
         units += [(reader.path, cell) for cell in own if cell.policy.uses_budget]
         cells[job.name_of(reader)] = [cell for cell in own if not cell.policy.uses_budget]

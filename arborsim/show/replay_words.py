@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from arborsim.core.statistics import least_visible
 from arborsim.core.units import quantity
 from arborsim.run.results import ANY, MARK, LeftOut, ReplayResult, Row
+from arborsim.run.served import MEANING
 from arborsim.show import answers_words
 from arborsim.show.words import counted, listed
 
@@ -401,4 +402,6 @@ def _instead(policies: Sequence[str], items: Iterable[LeftOut]) -> str:
     for each in items:
         if each.instead and each.policy in policies:
             ways.setdefault(each.instead, {})[each.policy] = None
-    return "".join(f" Without that, --set {way} runs {listed(own)}." for way, own in ways.items())
+    return "".join(
+        f" Without that, --set {way} runs {listed(own)}: {MEANING}." for way, own in ways.items()
+    )

@@ -26,6 +26,7 @@ from arborsim.machine.config import with_types
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import unsuited
 from arborsim.policies.registry import build, values_of
+from arborsim.run import served
 from arborsim.run.replay import SOURCES
 from arborsim.run.results import ANY
 from arborsim.search import find_search
@@ -233,7 +234,7 @@ class _Replays:
     def _cannot(self, arm: Arm, reader: TraceReader, geometry: Geometry) -> str:
         """Why a policy cannot run on a trace; that is an error where it was asked for by name."""
         try:
-            reader.require(arm.policy.reads(), f"policy {arm.policy.name}")
+            served.require(arm.policy, reader, in_file=True)
             why = unsuited(arm.policy, geometry)
             if why and arm.asked:
                 raise UsageError(why)
