@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arborsim.core.tiers import Budget
+from arborsim.play.episode import Cell
 from arborsim.policies.registry import build, find, parameters
-from arborsim.run.episode import Cell
 
 #: Forms that are not the authors': one ranking for the whole model, and EpiKV's medians.
 _SHARED, _MEDIAN = {"per": "shared"}, {"variant": "median"}

@@ -22,9 +22,9 @@ from arborsim.core.shape import CacheShape
 from arborsim.core.tiers import Tier
 from arborsim.machine.live_memory import LiveSearch, last_rows_bytes, moving_bytes
 from arborsim.memory.moves import MostMoved
+from arborsim.play.controller import Controller, Executor, Meter
 from arborsim.policies.base import Policy
-from arborsim.run.controller import Controller, Executor, Meter
-from arborsim.search import Search
+from arborsim.searches import Search
 from arborsim.trace.schema import PER_LAYER, VECTORS
 from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import STAGED, Layout, Place
