@@ -277,7 +277,7 @@ def _parts(row: Row) -> dict[str, float]:
 
 def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
     """The notes below the tables of a terminal."""
-    found = [*answers_words.footnotes(rows)]
+    found = [*_settings(result, rows), *answers_words.footnotes(rows)]
     if all(math.isnan(row.attention_kept) for row in rows):
         found.append("attn. kept is n/a: not measured, or the trace holds no attention.")
     else:
@@ -295,6 +295,14 @@ def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
         "exceed the budget. Times and moves are sums."
     )
     return [*found, *cautions(result, rows, "see --report")]
+
+
+def _settings(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
+    """Which policies are not what their names alone stand for."""
+    policies = dict.fromkeys(row.policy for row in rows if not row.is_oracle)
+    given = [" ".join([each, *own]) for each in policies
+             if (own := answers_words.changed(each, result))]  # fmt: skip
+    return [f"Settings that are not the defaults: {', '.join(given)}."] if given else []
 
 
 def _by_group(rows: Sequence[Row]) -> list[str]:
