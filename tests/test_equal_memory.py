@@ -75,12 +75,13 @@ def test_budgets_are_the_nearest_of_all(trace: Path, measure: str) -> None:
     assert wanted is not None
     longest = max(episode.num_tokens for episode in reader.episodes(()))
     for one in result.equal:
+        policy = build(one.policy, OWN.get(one.policy))
         scanned = [
             held
             for tokens in range(1, longest + 1)
-            if (held := memory(asked, reader, measure,
-                               Cell(build(one.policy, OWN.get(one.policy)), Budget("", tokens=tokens)))) is not None
-        ]  # fmt: skip
+            if (held := memory(asked, reader, measure, Cell(policy, Budget("", tokens=tokens))))
+            is not None
+        ]
         # Near full retention decisions stop, and what they take with them: seconds, not bytes.
         assert scanned == sorted(scanned) or measure == "byte-seconds"
         assert one.wanted == wanted
@@ -148,8 +149,10 @@ def test_the_command_the_api_and_files(
     rows = json.loads(capsys.readouterr().out)["rows"]
     found = {row["policy"]: row["equal"]["found"] for row in rows if row["equal"]}
     assert set(found) == {"h2o", "streaming-llm"}
-    results = arborsim.replay(trace, policies="h2o,streaming-llm", budgets=0.7, oracle=False,
-                              equal="byte-seconds", reference="h2o", settings=["h2o.per=shared"])  # fmt: skip
+    results = arborsim.replay(
+        trace, policies="h2o,streaming-llm", budgets=0.7, settings={"h2o.per": "shared"},
+        oracle=False, equal="byte-seconds", reference="h2o",
+    )  # fmt: skip
     read = arborsim.load_results(out)
     assert read.raw.equal == results.raw.equal
     for frame in (results.to_pandas(), read.to_pandas()):

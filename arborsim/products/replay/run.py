@@ -130,13 +130,13 @@ class Replay:
     def _left_out(self, reader: TraceReader) -> Iterator[LeftOut]:
         """A note for every policy that the trace cannot serve, then for those unsuited here."""
         name = self.name_of(reader)
-        served = []
+        able = []
         for policy in self.policies:
             if missing := served.missing(policy, reader):
                 yield _lacking(policy, missing, reader, name)
             else:
-                served.append(policy)
-        for policy in served:
+                able.append(policy)
+        for policy in able:
             if why := self._unsuited(policy, reader):
                 yield LeftOut(name, policy.label, detail=why, reason=why, unsuited=True)
 
