@@ -304,7 +304,8 @@ def main() -> None:
     torch.set_num_threads(1)
     names = ["full", *(name for name in options.policies.split(",") if name != "full")]
     policies = {
-        name: Int8ARKV() if name == "arkv-int8"
+        name: Int8ARKV()
+        if name == "arkv-int8"
         else build(name.split()[0], TARGET_POLICIES.get(name, {}))
         for name in names
     }

@@ -65,7 +65,9 @@ def _short(of: dict[str, dict[str, Any]]) -> list[str]:
         ratios.setdefault(row["model"], []).append(row["ratio"])
     live = ", ".join(f"{min(r):.2f} to {max(r):.2f} on {model}" for model, r in ratios.items())
     epikv = replay["attention_free"]["epikv"]
-    dense, sparse = (replay[kind]["policies"]["h2o per=shared"]["ratio"] for kind in ("dense", "sparse"))
+    dense, sparse = (
+        replay[kind]["policies"]["h2o per=shared"]["ratio"] for kind in ("dense", "sparse")
+    )
     return [
         "## In short",
         "",
