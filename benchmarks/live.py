@@ -116,8 +116,8 @@ def shares(name: str, model: Any, prompt: int, tokens: int) -> list[Share]:
     found = []
     for policy, settings in POLICIES.items():
         one = PolicySearch(
-            setup, source.problem(0), build(policy.split()[0], settings), max(prompt + 64, tokens // 2),
-            CacheOptions(),
+            setup, source.problem(0), build(policy.split()[0], settings),
+            max(prompt + 64, tokens // 2), CacheOptions(),
         )  # fmt: skip
         outcomes: list[Any] = []
         begun = time.perf_counter()

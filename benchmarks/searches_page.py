@@ -134,7 +134,8 @@ def policy_table(searches: Searches) -> list[str]:
             if cell.policy == FULL:
                 lines.append(_freed(searches, cell, reference))
             lines.append(
-                f"| {algorithm} | {searches.label(cell.policy)} | {'' if cell.budget == 'any' else cell.budget} "
+                f"| {algorithm} | {searches.label(cell.policy)} "
+                f"| {'' if cell.budget == 'any' else cell.budget} "
                 f"| {len(rows)} / {problems} "
                 f"| {searches.ratio(cell, reference, 'peak_hbm_kv_bytes')} "
                 f"| {searches.ratio(cell, reference, 'hbm_kv_byte_s')} "
