@@ -6,7 +6,7 @@ simulator; the backend in ``arborsim_torch`` records live models and runs the sa
 
     import arborsim
 
-    results = arborsim.replay("traces/chain-tree.parquet", policies=["h2o", "arborkv"],
+    results = arborsim.replay("traces/chain-tree.parquet", policies=["epikv", "arborkv"],
                               budgets=[0.5, 0.7], model="llama-3.1-8b")
     results.summary()               # a data frame
     results.report("report.html")   # one page to send

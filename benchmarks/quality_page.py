@@ -220,7 +220,7 @@ def main() -> None:
             rows.append(named | {"steps_right": None, "steps": None, "masked": False} | row)
     facts = {stored.name: {k: stored.head[k] for k in ("facts", "date")} for stored in all_stored}
     made = pa.Table.from_pylist(rows).replace_schema_metadata({"arborsim": json.dumps(facts)})
-    pq.write_table(made, folder / "results.parquet", compression="zstd")
+    pq.write_table(made, folder / "results.parquet", compression="zstd", compression_level=19)
     (folder / "README.md").write_text(page(all_stored))
     print(f"{folder / 'README.md'}: {len(rows)} searches")
 

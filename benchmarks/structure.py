@@ -32,7 +32,10 @@ PAGE = ROOT / "docs" / "architecture.md"
 MARKS = ("<!-- structure: begin -->\n", "<!-- structure: end -->\n")
 #: Commands by name.  SimPy is told the time only while something is transferred.
 RUNS = {
-    "replay": ("replay", "traces/chain-linear.parquet", "--policy", "h2o", "--episodes", "1"),
+    "replay": (
+        "replay", "traces/chain-linear.parquet", "--policy", "h2o", "--set", "h2o.per=shared",
+        "--episodes", "1",
+    ),
     "replay with transfers": (
         "replay", "traces/game24-tot.parquet", "--policy", "hierarchy", "--episodes", "1",
     ),

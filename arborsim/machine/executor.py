@@ -41,6 +41,7 @@ from arborsim.machine.writing import OpenProgram
 from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.moves import Changes, MostMoved, Moves, kinds
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import hints_of
 from arborsim.trace.schema import Geometry, TraceInfo
 
 _COUNTED = np.stack([  # evicted, rehydrated, offloaded, quantised
@@ -152,7 +153,7 @@ class SimulatedExecutor:
             ddr_parts=parts_in_ddr(policy),
             row_queries=row_queries(policy),
             decode_rows=decode_rows(policy),
-            bounds_page=policy.bounds_page,
+            bounds_page=hints_of(policy).bounds_page,
             record=record,
             prefix_tokens=prefix_tokens,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -169,8 +169,6 @@ class Policy:
     """The score or rule, with the symbols of the paper and its equation numbers."""
     deviations: ClassVar[tuple[str, ...]] = ()
     """Where this differs from the paper or its public code, and why."""
-    published: ClassVar[Mapping[str, Any]] = {}
-    """Settings of its authors' form that are not the defaults: with these a bare name is theirs."""
     words: ClassVar[Mapping[str, Any]] = {}
     """Attributes of `method` in words of its own."""
 

@@ -240,7 +240,7 @@ def test_sizes_of_values_are_those_of_whole_vectors(
     compare(controllers, np.testing.assert_array_equal)
 
 
-@pytest.mark.parametrize("settings", [{"pin_prompt": "false"}, {"variant": "pages", "page": "4"}])
+@pytest.mark.parametrize("settings", [{"variant": "median", "pin_prompt": "false"}, {"page": "4"}])
 def test_last_uses_decide_as_rows(
     settings: dict[str, str], tree: SearchSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,11 +45,11 @@ ANY = 1 << 40
 
 TWINS: dict[str, tuple[Policy, Composition]] = {
     "h2o": (
-        H2O(),
+        H2O(per="shared"),
         Composition(protect=Protect(pin_prompt=False, recent=ANY, recent_share=0.5)),
     ),
     "h2o, whole tree": (
-        H2O(adaptation="flat", sinks=2),
+        H2O(per="shared", adaptation="flat", sinks=2),
         Composition(
             allocate=Pool("flat"),
             protect=Protect(pin_prompt=False, sinks=2, recent=ANY, recent_share=0.5),

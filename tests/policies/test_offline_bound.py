@@ -147,7 +147,10 @@ def test_no_policy_beats_the_best(
     budget = max(4, int(share * episode.num_tokens))
     best = best_share(episode, budget)
     assert kept_share(Oracle(), episode, budget) == pytest.approx(best, abs=1e-9)
-    rivals = (H2O(adaptation="flat"), H2O(), Tova(per="shared"), StreamingLLM(), Oracle(recent=3))
+    rivals = (
+        H2O(per="shared", adaptation="flat"), H2O(per="shared"), Tova(per="shared"),
+        StreamingLLM(), Oracle(recent=3),
+    )  # fmt: skip
     for policy in rivals:
         assert kept_or_nothing(policy, episode, budget) <= best + 1e-9
     assert kept_share(Oracle(), episode, episode.num_tokens) == 1.0

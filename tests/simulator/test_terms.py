@@ -29,7 +29,11 @@ from tests.helpers.demands import record_demands
 from tests.helpers.traces import make_trace
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
 
-SETTINGS = {"hierarchy": {"interval": "8", "recent": "16"}, "arborkv": {"margin": "4"}}
+SETTINGS = {
+    "h2o": {"per": "shared"},
+    "hierarchy": {"interval": "8", "recent": "16"},
+    "arborkv": {"margin": "4"},
+}
 POLICIES = ("full", "random", "h2o", "hierarchy", "arborkv")
 
 

@@ -16,13 +16,13 @@ from arborsim.signals.scores import Score
 class Raas(StreamPolicy):
     """Least recently used, where attention is use; the whole prompt stays.
 
-    ``variant=median`` is how the EpiKV paper runs it: a token is used when the newest query pays
-    it at least the median.  ``variant=pages`` is the original: a page of 16 tokens is used when
-    any of them gets more than `threshold`.
+    A page of 16 tokens is used when any of them gets more than `threshold`, as published.
+    ``variant=median`` is how the EpiKV paper runs it: a token is used when the newest query pays it
+    at least the median.
     """
 
     pin_prompt: bool = pin_prompt_setting(True)
-    variant: str = setting("median", "when a token counts as used", choices=("median", "pages"))
+    variant: str = setting("pages", "when a token counts as used", choices=("pages", "median"))
     page: int = setting(16, "page size, for variant=pages", unit="tokens", low=1)
     threshold: float = setting(
         0.01, "alpha: attention that counts as use, for variant=pages", low=0, high=1
@@ -35,19 +35,17 @@ class Raas(StreamPolicy):
         "searches (chains of 12 lines, budgets of 91 and 110 tokens of about 160): 1,441 of 1,441 "
         "decisions are the same, with ties broken as here"
     )
-    published = {"variant": "pages"}
     summary = "evict what attention has not refreshed for longest"
     formula = (
-        "s(i) = last iteration t with a_t(i) >= the lower median of a_t over generated tokens "
-        "(median), or "
-        "with max of a_t over the page of i > alpha (pages)"
+        "s(i) = last iteration t with max of a_t over the page of i > alpha (pages), or with "
+        "a_t(i) >= the lower median of a_t over generated tokens (median)"
     )
     deviations = (
         "attention is averaged over layers and heads: one ranking for the whole model",
         "replayed, readable tokens are compared by the attention of a recording, which attends to "
         "evicted ones too",
-        "on sparse recordings the positions that a row does not list share one value, which "
-        "often is the median: then nearly every token counts as used",
+        "median: on sparse recordings the positions that a row does not list share one value, "
+        "which often is the median: then nearly every token counts as used",
         "pages: the highest attention of a page stands for the attention to its representative "
         "key; the oldest page gives up its tokens one at a time, so that the budget is used up",
     )

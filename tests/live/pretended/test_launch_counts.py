@@ -42,7 +42,7 @@ class Searched:
 
 
 CASES = (
-    Searched("full"), Searched("epikv", {"recent": "8"}), Searched("h2o"),
+    Searched("full"), Searched("epikv", {"recent": "8"}), Searched("h2o", {"per": "shared"}),
     Searched("adakv"),  # rows of KV heads
     # Two formats in HBM, and two that were recalled from DDR:
     Searched("staircase", prompt=20, budget=40, new=40),
