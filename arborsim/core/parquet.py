@@ -140,10 +140,9 @@ class ParquetTables:
         try:
             with self.path.open("rb") as file:
                 needed = self._check(file, groups, columns)
-            return self.file.read_row_groups(
-                list(groups), None if columns is None else list(columns),
-                use_threads=needed > _MOST_ALONE_BYTES,
-            )  # fmt: skip
+            names = None if columns is None else list(columns)
+            threads = needed > _MOST_ALONE_BYTES
+            return self.file.read_row_groups(list(groups), names, use_threads=threads)
         except _Suspect as problem:
             raise self._error(f"{self.shown}: {what}{problem}; {self._remedy}") from None
         except _BELOW as problem:
@@ -164,11 +163,8 @@ class ParquetTables:
 
     def _check(self, file: IO[bytes], groups: Sequence[int], columns: Sequence[str] | None) -> int:
         """Bytes that reading takes at most; raises `_Suspect` if those are too many."""
-        wanted = None if columns is None else set(columns)
-        chosen = [
-            (i, each) for i, each in enumerate(self._columns)
-            if wanted is None or each.name in wanted
-        ]  # fmt: skip
+        wanted = {each.name for each in self._columns} if columns is None else {*columns}
+        chosen = [(i, each) for i, each in enumerate(self._columns) if each.name in wanted]
         needed = stored = 0
         for number in groups:
             rows = self.metadata.row_group(number).num_rows
@@ -271,11 +267,10 @@ def _groups(file: IO[bytes]) -> list[list[dict[int, Any]]]:
 
 def _chunk(name: str, part: dict[int, Any]) -> Chunk:
     """Arrow begins with the dictionary where there is one."""
-    first, dictionary = part.get(9, 0), part.get(11, 0)
-    return Chunk(
-        name, max(part.get(5, 0), 0), part.get(12, {}).get(3), max(part.get(7, 0), 0),
-        max(part.get(6, 0), 0), dictionary if 0 < dictionary < first else max(first, 0),
-    )  # fmt: skip
+    values, decompressed, stored, first = (max(part.get(field, 0), 0) for field in (5, 6, 7, 9))
+    dictionary = part.get(11, 0)
+    begin = dictionary if 0 < dictionary < first else first
+    return Chunk(name, values, part.get(12, {}).get(3), stored, decompressed, begin)
 
 
 def _pages(file: IO[bytes], chunk: Chunk) -> Iterator[_Page]:

@@ -124,9 +124,10 @@ class Pool(Allocation):
     """
 
     adaptation: str = setting(
-        "path", "what the stream is on a tree: the active paths, or everything",
+        "path",
+        "what the stream is on a tree: the active paths, or everything",
         choices=ADAPTATIONS,
-    )  # fmt: skip
+    )
 
     about = "one pool"
 
@@ -257,14 +258,14 @@ class Ladder:
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """Tiers that tokens can end in."""
-        return (
-            Tier.HBM,
-            *((Tier.HBM_QUANTISED,) if self.hbm_quantised else ()),
-            *((Tier.DDR,) if self.ddr else ()),
-            *((Tier.DDR_QUANTISED,) if self.ddr and (self.ddr_quantised or self.hbm_quantised)
-              else ()),
-            *((Tier.EVICTED,) if self.ddr < math.inf else ()),
-        )  # fmt: skip
+        used = {
+            Tier.HBM: True,
+            Tier.HBM_QUANTISED: self.hbm_quantised,
+            Tier.DDR: self.ddr,
+            Tier.DDR_QUANTISED: self.ddr and (self.ddr_quantised or self.hbm_quantised),
+            Tier.EVICTED: self.ddr < math.inf,
+        }
+        return tuple(tier for tier in used if used[tier])
 
     @property
     def evicts_only(self) -> bool:

@@ -21,9 +21,18 @@ from arborsim.core.settings import default_of, parsed
 from arborsim.searches.base import ROOT, Expansion, Leaf, Search, ask, handed_in
 
 __all__ = [
-    "ROOT", "SHIPPED", "Expansion", "Leaf", "Search", "ask", "find_search", "handed_in",
-    "make_search", "search_names", "search_options",
-]  # fmt: skip
+    "ROOT",
+    "SHIPPED",
+    "Expansion",
+    "Leaf",
+    "Search",
+    "ask",
+    "find_search",
+    "handed_in",
+    "make_search",
+    "search_names",
+    "search_options",
+]
 
 #: Where each search is; a module is imported when one of its searches is asked for.
 _SEARCHES: Mapping[str, str] = {

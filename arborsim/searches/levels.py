@@ -115,10 +115,8 @@ class BeamSqrt(LevelSearch):
         if not self.refill:
             return super().select(frontier, width)
         deepest = max(leaf.depth for leaf in frontier)
-        level = base.best_first(
-            x for x in frontier
-            if x.depth == deepest and x.visits == 0 and (x.finished or x.expandable)
-        )  # fmt: skip
+        open_ = (x for x in frontier if x.visits == 0 and (x.finished or x.expandable))
+        level = base.best_first(x for x in open_ if x.depth == deepest)
         ended = [leaf for leaf in frontier if leaf.finished and leaf.depth < deepest]
         ended += [leaf for leaf in level[: self._kept] if leaf.finished]
         ended = base.best_first(ended)[: self._kept]

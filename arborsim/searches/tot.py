@@ -122,10 +122,8 @@ class TotDfs(base.Wide, Rewarded):
                 dropped.append(leaf.node)
         while True:
             state = states[self._at]
-            below = [
-                leaf for leaf in frontier
-                if leaf.parent == state.node and leaf.expandable and leaf.node not in dropped
-            ]  # fmt: skip
+            below = [x for x in frontier if x.parent == state.node and x.expandable]
+            below = [leaf for leaf in below if leaf.node not in dropped]
             # Proposals of one state are completed before the best of them is followed.  A state may
             # have come to its end early: a bank had no more children for it.
             full = state.visits >= self.children or state.dead

@@ -13,14 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import (
-    AttentionRows,
-    HeadRows,
-    LayerRows,
-    Observations,
-    Signal,
-    SparseRows,
-)
+from arborsim.core.head_rows import HeadRows
+from arborsim.core.observations import AttentionRows, LayerRows, Observations, Signal, SparseRows
 from arborsim.core.row_uses import RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.scores import ScoreState

@@ -93,13 +93,17 @@ class DuoAttention(StreamPolicy):
     """
 
     sinks: int = setting(
-        64, "first tokens that every head keeps, at most an eighth of the budget", unit="tokens",
+        64,
+        "first tokens that every head keeps, at most an eighth of the budget",
+        unit="tokens",
         low=0,
-    )  # fmt: skip
+    )
     recent: int = setting(
-        256, "newest tokens that every head keeps, at most half of the budget", unit="tokens",
+        256,
+        "newest tokens that every head keeps, at most half of the budget",
+        unit="tokens",
         low=1,
-    )  # fmt: skip
+    )
     gates: str = setting(
         "",
         "file with the gates: a row per layer, a number per KV head, as the authors' "

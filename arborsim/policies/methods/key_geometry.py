@@ -12,7 +12,7 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome, pin_prompt_setting
-from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.scores import GROUPINGS, Score
 from arborsim.signals.vectors import KeyDirections, KeyLength
 
@@ -118,14 +118,11 @@ class LikenessPool(ChangingPool):
     nothing is lost by it.  The `recent` positions behind `stop` are held, too, but no candidates.
     """
 
-    def __init__(
-        self, directions: np.ndarray, recent: int, ids: np.ndarray, alive: np.ndarray, start: int,
-        stop: int,
-    ) -> None:  # fmt: skip
-        directions = directions[ids]
-        super().__init__(directions, directions, alive, start, stop)
+    def __init__(self, directions: np.ndarray, recent: int, stream: Stream) -> None:
+        directions, alive = directions[stream.ids], stream.alive
+        super().__init__(directions, stream._replace(ids=directions))
         self._recent = recent
-        self._arrived = stop + recent
+        self._arrived = stream.stop + recent
         self._total = directions[: self._arrived][alive[: self._arrived]].sum(axis=0)
         self._likeness = np.empty(len(alive))
 

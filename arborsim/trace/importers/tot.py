@@ -178,8 +178,8 @@ class TotLog(Lengths):
         ]
         if not thoughts:
             raise Damage("there are no samples")
-        order = [(verdict, -math.inf if math.isnan(score) else score)
-                 for verdict, score in zip(verdicts, scores, strict=True)]  # fmt: skip
+        known = [-math.inf if math.isnan(score) else score for score in scores]
+        order = list(zip(verdicts, known, strict=True))
         best = order.index(max(order))
         final = FinalAnswer(best + 1, verdicts[best], samples[best])
         return WrittenSearch(self.prompt(None), [ThoughtBatch(thoughts)], None, final, SAMPLES)
