@@ -117,13 +117,8 @@ class ParquetTables:
                 groups = _groups(file)
             if any(len(group) != len(self._columns) for group in groups):
                 raise _Suspect("the file is damaged (parts of columns are missing)")
-            return [
-                [
-                    _chunk(column.name, part)
-                    for column, part in zip(self._columns, group, strict=True)
-                ]
-                for group in groups
-            ]
+            names = [column.name for column in self._columns]
+            return [list(map(_chunk, names, group)) for group in groups]
         except _Suspect as problem:
             raise self._error(f"{self.shown}: {problem}; {self._remedy}") from None
         except OSError as problem:
@@ -150,7 +145,7 @@ class ParquetTables:
 
     def _failure(self, what: str, subject: str, problem: Exception, needed: int) -> ArborsimError:
         if isinstance(problem, MemoryError):  # Arrow's, too
-            takes = f"reading it takes up to {_gb(needed)}" if needed else one_line(problem)
+            takes = f"reading it takes up to {needed / 1e9:.3g} GB" if needed else one_line(problem)
             return self._error(
                 f"{self.shown}: {what}out of memory: {takes}: run fewer processes, or take a "
                 "machine with more memory"
@@ -178,8 +173,8 @@ class ParquetTables:
                 needed += taken + texts
                 if needed > allowed:
                     raise _Suspect(
-                        f"{stored} bytes in the file stand for {_gb(needed)} or more (column "
-                        f"{column.name}), which no recording does"
+                        f"{stored} bytes in the file stand for {needed / 1e9:.3g} GB or more "
+                        f"(column {column.name}), which no recording does"
                     )
         return needed
 
@@ -215,10 +210,6 @@ def _refuse_pipe(path: Path) -> None:
     """An `OSError` for a pipe: its writer may never come, and Parquet is read from the end."""
     if path.is_fifo():
         raise OSError(errno.ESPIPE, "it is a pipe: write it to a file first", str(path))
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.3g} GB"
 
 
 def _column(schema: pq.ParquetSchema, i: int) -> _Column:
@@ -313,7 +304,9 @@ _NO_PAGE: dict[int, Any] = {1: 0, 2: 0, 3: 0, 4: 0, 5: {}, 7: {}, 8: {}}
 _HEADER = {1: True, 2: True, 3: True, 5: {1: True, 2: True}, 7: {1: True}, 8: {1: True, 4: True}}
 
 
-def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, Any], int]:
+def _struct(
+    data: bytes, at: int, wanted: Mapping[int, Any], depth: int = 0
+) -> tuple[dict[int, Any], int]:
     """The wanted fields of a struct, and where it ends; `IndexError` if it does not.
 
     Fields are numbers (true), structs (a dict), or lists of structs (a list of one); those of
@@ -340,7 +333,7 @@ def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, 
             if kind == _BINARY and data[at] < 128:
                 at += 1 + data[at]
             else:
-                at = _skip(data, at, kind, 0)
+                at = _skip(data, at, kind, depth)
         elif kind == _STRUCT and isinstance(wanted[field], dict):
             found[field], at = _struct(data, at, wanted[field])
         elif kind == _LIST and isinstance(wanted[field], list) and data[at] & 15 == _STRUCT:
@@ -350,7 +343,7 @@ def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, 
                 item, at = _struct(data, at, wanted[field][0])
                 items.append(item)
         else:
-            at = _skip(data, at, kind, 0)
+            at = _skip(data, at, kind, depth)
     return found, at + 1
 
 
@@ -391,18 +384,7 @@ def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
     if depth > 8:
         raise _Suspect(_NONE)
     if kind == _STRUCT:
-        while head := data[at]:
-            at += 1
-            if head < 16:
-                at = _number(data, at)[1]
-            kind = head & 15
-            if kind == _BINARY and data[at] < 128:
-                at += 1 + data[at]
-            elif kind in _WHOLE and data[at] < 128:
-                at += 1
-            else:
-                at = _skip(data, at, kind, depth + 1)
-        return at + 1
+        return _struct(data, at, {}, depth + 1)[1]
     if kind in (_LIST, _SET):
         inner = data[at] & 15
         count, at = _length(data, at)

@@ -139,10 +139,6 @@ class _ProductState(ScoreState):
         self._frozen.begin(run, tree, generated)
         self._grow(len(self._changing.values), run.num_tokens)
 
-    def observe(self, step: int) -> None:
-        self._changing.observe(step)
-        np.multiply(self._changing.values, self._frozen.values, out=self.values)
-
     def observe_all(self, first: int, last: int) -> None:
         self._changing.observe_all(first, last)
         np.multiply(self._changing.values, self._frozen.values, out=self.values)

@@ -108,7 +108,8 @@ class _LastAttendedState(RowState):
 
     def observe_all(self, first: int, last: int) -> None:
         if self._reduced is None:
-            ScoreState.observe_all(self, first, last)  # iterations count, whatever takes the rows
+            for step in range(first, last):  # iterations count, whatever takes the rows
+                self.observe(step)
         else:
             super().observe_all(first, last)
             self._iteration += last - first

@@ -212,7 +212,8 @@ class RowState(ScoreState):
         elif self._updater:
             self._updater.take_many(first, last)
         else:
-            super().observe_all(first, last)
+            for step in range(first, last):
+                self.observe(step)
 
     def _take_leaf(self, leaf: int, rows: Row) -> None:
         """Take in what a leaf pays, by group."""
