@@ -41,12 +41,12 @@ class Rope:
         `positions`, int, has the shape ``[...]``, or one that broadcasts to it.
         """
         cos, sin = self._cos_sin(positions)
-        return self._turned(vectors, cos * self.scaling, sin * self.scaling)
+        return self._rotated(vectors, cos * self.scaling, sin * self.scaling)
 
     def unrotate(self, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """The vectors that `rotate` turns into these; float64 ``[..., head_dim]``."""
         cos, sin = self._cos_sin(positions)
-        return self._turned(vectors, cos / self.scaling, -sin / self.scaling)
+        return self._rotated(vectors, cos / self.scaling, -sin / self.scaling)
 
     def mean_rotation(self, first: int, count: int, size: int) -> np.ndarray:
         """Mean of the rotations by the positions ``first .. first + count - 1``.
@@ -63,7 +63,7 @@ class Rope:
         angles = (at * np.asarray(self.inverse_frequencies, np.float32)).astype(np.float64)
         return np.cos(angles), np.sin(angles)
 
-    def _turned(self, vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    def _rotated(self, vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         half = len(self.inverse_frequencies)
         wide = np.asarray(vectors, dtype=np.float64)
         one, other = wide[..., :half], wide[..., half : 2 * half]

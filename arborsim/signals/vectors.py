@@ -167,14 +167,11 @@ class Vectors(FixedScore):
     """Keys or values of every KV head as recorded; float16 ``[groups, tokens, head_dim]``."""
 
     signal: Signal
+    grouping = "head"
 
     @property
     def needs(self) -> frozenset[Signal]:
         return frozenset({self.signal})
-
-    @property
-    def grouping(self) -> str:
-        return "head"
 
     @property
     def about(self) -> str:

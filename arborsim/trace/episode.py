@@ -77,11 +77,11 @@ def play(episode: Episode) -> Iterator[events.Event]:
             leaves = tuple(episode.node[start : start + width].tolist())
             yield events.Decode(_run(episode, first, first + stop - start, leaves))
         elif kind == Kind.TRANSITION:
-            turned = tuple(episode.node[start:stop].tolist())
+            leaves = tuple(episode.node[start:stop].tolist())
             parents = episode.parent[start:stop].tolist()
-            pairs = zip(turned, parents, strict=True)
-            yield events.Transition(turned, tuple((leaf, up) for leaf, up in pairs if leaf >= seen))
-            seen = max(seen, max(turned) + 1)
+            pairs = zip(leaves, parents, strict=True)
+            yield events.Transition(leaves, tuple((leaf, up) for leaf, up in pairs if leaf >= seen))
+            seen = max(seen, max(leaves) + 1)
         elif kind == Kind.BOUNDARY:
             yield events.Boundary(node, float(episode.reward[start]), float(episode.entropy[start]))
         elif kind == Kind.PRUNE:

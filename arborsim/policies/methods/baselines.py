@@ -181,9 +181,7 @@ class Needed(StreamPolicy):
         "tokens, and then answers less often than with all of them",
     )
 
-    @cached_property
-    def score(self) -> Score:
-        return Readers()
+    score = Readers()
 
     @cached_property
     def protect(self) -> Protect:

@@ -135,15 +135,12 @@ class DuoAttention(StreamPolicy):
         "equal gates: the first heads become streaming ones first (the code adds random numbers)",
     )
     score = Position()
+    grouping = "head"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gates:
             _ = self._given  # a file that is no table is found now
-
-    @property
-    def grouping(self) -> str:
-        return "head"
 
     @cached_property
     def allocate(self) -> Allocation:
