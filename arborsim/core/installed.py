@@ -245,7 +245,7 @@ _STATE = {
 def gpu_state(gpu: str) -> dict[str, str]:
     """Driver, clocks and power limit of a GPU, named as nvidia-smi does; empty if that is absent.
 
-    Clocks are those of the moment; a GPU without work lowers them.
+    Clocks are those of the moment.  A GPU without work lowers them.
     """
     rows = _nvidia_smi(",".join(_STATE.values()), gpu=gpu)
     return dict(zip(_STATE, rows[0], strict=False)) if rows else {}

@@ -186,8 +186,8 @@ class SparseRows:
     def listed(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, float]]:
         """Each row as it is stored, in types that NumPy computes with fast.
 
-        Its length; index int64 ``[listed]`` and value float64 ``[listed]``; and the weight of every
-        position that is not listed.
+        Its length, its index int64 ``[listed]`` and value float64 ``[listed]``, and the weight of
+        every position that is not listed.
         """
         listed = np.diff(self.offsets)
         others = np.maximum(self.lengths - listed, 1)
@@ -225,7 +225,7 @@ class LayerRows:
     -----
     float16 has no steps below 6e-8: where the heads' standard deviation is less than 1.7e-4 (in a
     row of a thousand positions most are), the variance is stored as 0.  Rows are NaN where the
-    layer's softmax was; the mean over layers in `Observations.attention` leaves such layers out.
+    layer's softmax was.  The mean over layers in `Observations.attention` leaves such layers out.
     """
 
     layers: tuple[int, ...]  # the captured layers, as in `TraceInfo.attention_layer_ids`

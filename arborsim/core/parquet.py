@@ -307,7 +307,7 @@ _HEADER = {1: True, 2: True, 3: True, 5: {1: True, 2: True}, 7: {1: True}, 8: {1
 def _struct(
     data: bytes, at: int, wanted: Mapping[int, Any], depth: int = 0
 ) -> tuple[dict[int, Any], int]:
-    """The wanted fields of a struct, and where it ends; `IndexError` if it does not.
+    """The wanted fields of a struct, and where it ends.  `IndexError` if it does not.
 
     Fields are numbers (true), structs (a dict), or lists of structs (a list of one); those of
     another type than wanted are skipped.

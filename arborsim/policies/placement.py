@@ -26,7 +26,7 @@ _RUNG = np.array([tier.rung for tier in Tier], dtype=np.int8)
 def lowest(scores: np.ndarray, count: int) -> np.ndarray:
     """Indices of the `count` lowest scores, ascending; the earliest first among equals.
 
-    Scores, float64 ``[n]``, are ordered from oldest to newest token; int64 ``[min(count, n)]``.
+    Scores, float64 ``[n]``, are ordered from oldest to newest token.  Int64 ``[min(count, n)]``.
     """
     if count == 1 and len(scores):
         return np.asarray([int(scores.argmin())])
@@ -77,7 +77,7 @@ def highest(scores: np.ndarray, count: int) -> np.ndarray:
 def keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.ndarray:
     """Which entries are among the highest of their block, bool ``[tokens]``; the newer of equals.
 
-    `key`, float64 ``[tokens]``, holds block after block, each from its oldest token to its newest;
+    `key`, float64 ``[tokens]``, holds block after block, each from its oldest token to its newest.
     `lengths` and `keep`, int64 ``[blocks]``, say how many tokens a block has and how many are
     wanted of it, at most as many.
     """
@@ -219,8 +219,8 @@ def evict(tier: np.ndarray, tokens: np.ndarray) -> int:
 def off_path_blocks(view: CacheView) -> list[np.ndarray]:
     """Token ids in HBM of each block off the active paths, in the order they are given up.
 
-    Least recently active first; among equals the deepest, whose loss harms no other block's path;
-    then the oldest.
+    Least recently active first, then the deepest, whose loss harms no other block's path, then the
+    oldest.
     """
     tree = view.tree
     off = np.flatnonzero(~tree.on_path(view.leaves)).tolist()

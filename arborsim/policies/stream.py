@@ -142,8 +142,8 @@ MakeCandidates = Callable[[Stream], HeapPool | ChangingPool]
 class Composed(LiveHints, Policy):
     """A policy made of blocks.
 
-    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`;
-    `place` says where the others live; `recover` says which of the others may come back.
+    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`.
+    `place` says where the others live.  `recover` says which of the others may come back.
     `schedule` says when; a cache over budget is always reason enough.  `protect` says what never
     moves down.
     """
@@ -330,8 +330,8 @@ class Composed(LiveHints, Policy):
 class StreamPolicy(Composed):
     """Keep the best tokens of a stream; when over budget, evict the lowest (of every group).
 
-    Subclasses name their `score` and what they `protect`; other blocks, or `rank`, where they
-    differ from "the lowest go, one at a time".
+    Subclasses name their `score` and what they `protect`.  They name other blocks,
+    or `rank`, where they differ from "the lowest go, one at a time".
     """
 
     adaptation: str = setting("path", "what the stream is on a tree", choices=ADAPTATIONS)

@@ -71,7 +71,7 @@ def find_search(name: str, *, code: bool = True) -> type[Search]:
     Raises
     ------
     UnknownName
-        No search has that name; the message has the nearest.
+        No search has that name.  The message has the nearest.
     UsageError
         It cannot be imported, or lacks what a search needs.
     """

@@ -27,10 +27,10 @@ by one.  Nodes that some best set keeps or gives up together become one `Group`:
     A cluster that only one group can cover is part of that group's own worth.
 *drop*
     Below a group that holds a leaf, a group goes whose worth and clusters, with all that is below
-    it, are worth nothing; and so does a group without children where a sibling that holds a leaf
+    it, are worth nothing.  And so does a group without children where a sibling that holds a leaf
     is worth as much and covers the same.
 
-These are repeated until nothing changes.  The root is always kept; what is left is solved by
+These are repeated until nothing changes.  The root is always kept.  What is left is solved by
 HiGHS.
 """
 

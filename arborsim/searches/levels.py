@@ -22,11 +22,11 @@ Where the two differ:
 - Transformers takes the best 2k of all one-token continuations, so that k unfinished ones are among
   them; here a level has ``width`` thoughts, and the beam is narrower if fewer than k go on.
 - Its score is the log-probability of the path over its length to the power of ``length_penalty``.
-  Rewards being log-probabilities of one-token thoughts, ``score=mean`` is a penalty of 1; rewards
+  Rewards being log-probabilities of one-token thoughts, ``score=mean`` is a penalty of 1.  Rewards
   being probabilities, ``score=prod`` is one of 0.
 - With ``early_stopping=False`` (its default) it goes on with k finished chains until no running one
   seems able to do better, with ``"never"`` until none can.  Both rest on log-probabilities, which
-  only fall; rewards rise, too.
+  only fall.  Rewards rise, too.
 - At its last level unfinished chains count as finished.
 - It hands in the best chain, which is ``answer=best``.
 
@@ -220,7 +220,7 @@ class Rebase(LevelSearch):
 def rebase_weights(leaves: base.Leaves, width: int, temperature: float) -> list[int]:
     """Children of each leaf; they add up to `width` exactly.
 
-    One leaf or more, best first; an unknown score counts as minus infinity.
+    One leaf or more, best first.  An unknown score counts as minus infinity.
     """
     scores = np.array([base.value(leaf) for leaf in leaves], dtype=np.float64)
     counts = []

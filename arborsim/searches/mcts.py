@@ -12,7 +12,7 @@ N being the rewards seen in a child and below it and Q their sum, as "Reasoning 
 et al. 2023) and LATS (Zhou et al. 2023) have it, both with w = 1.
 
 With several slots, thoughts that still run count as visits in the root, not in the mean (Liu et al.
-2020, "Watch the Unobserved"); with one slot that changes nothing.
+2020, "Watch the Unobserved").  With one slot that changes nothing.
 """
 
 from __future__ import annotations

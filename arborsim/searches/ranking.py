@@ -40,7 +40,7 @@ def elected(frontier: base.Leaves, how: str) -> tuple[int, ...]:
     """Finished leaves, best first; if there are none, the best leaf.
 
     By score (`how` is ``"best"``), or the best leaf of each class of equal answers, the class with
-    the most votes first (``"vote"``, ``"weighted"``); ties go to the answer given first.  A leaf
+    the most votes first (``"vote"``, ``"weighted"``).  Ties go to the answer given first.  A leaf
     without an answer's text (a bank that recorded none) is a class of its own.
     """
     finished, weight = [leaf for leaf in frontier if leaf.finished], _VOTES[how]

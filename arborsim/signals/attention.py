@@ -257,7 +257,7 @@ def _write_mean(now: np.ndarray, found: list[tuple[TokenIds, np.ndarray]]) -> No
 class PromptAttention(Score):
     """Attention from the last `window` prompt queries, summed; generated tokens have 0.
 
-    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1); a shorter prompt counts whole.  With
+    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1).  A shorter prompt counts whole.  With
     `generated`, tokens have votes from all queries since the window.
     """
 

@@ -37,7 +37,7 @@ def grouped_row(row: np.ndarray, kv_heads: int, grouping: str) -> np.ndarray:
     Of a row, float32 ``[layers, heads, positions]``, grouped by "layer" or "head": query head ``h``
     reads KV head ``h // (heads // kv_heads)``.  Float64 ``[groups, positions]``; heads are summed
     one after the other, so that the bits depend on nothing else.  Heads with a NaN (a softmax
-    overflowed) are left out; a group without any other counts as zeros.
+    overflowed) are left out.  A group without any other counts as zeros.
     """
     groups = num_row_groups(row, kv_heads, grouping)
     by_group = row.reshape(groups, -1, row.shape[2])

@@ -1,6 +1,6 @@
 """Per-token scores: what a policy ranks tokens by, and those that are fixed at birth.
 
-A `Score` is a frozen description with parameters; `Score.start` makes the state that follows one
+A `Score` is a frozen description with parameters.  `Score.start` makes the state that follows one
 search.  Values are always ``[groups, tokens]``.  A group of a cache is the whole model (grouping
 "shared": one group), a captured layer ("layer"), or a captured layer and KV head ("head", layer by
 layer).  *Frozen* scores are fixed when a token is born and computed for a whole run at once;

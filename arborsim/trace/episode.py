@@ -57,9 +57,9 @@ class Episode(Observations):
 def play(episode: Episode) -> Iterator[events.Event]:
     """The events of one search in time order.
 
-    One `Prefill`; one `Transition` per batch of transition rows; a `Decode` for every longest run
-    of iterations in which the same leaves, in the same order, decode one token each; and a
-    `Boundary`, `Prune` or `Answer` per row of that kind.  A run ends at any other row.
+    One `Prefill`, one `Transition` per batch of transition rows, and a `Boundary`, `Prune` or
+    `Answer` per row of that kind.  A `Decode` is a longest run of iterations in which the same
+    leaves, in the same order, decode one token each; it ends at any other row.
     """
     starts, widths = _segments(episode)
     stops = np.append(starts[1:], episode.num_rows).tolist()

@@ -29,8 +29,8 @@ class PromptReach(Score):
     """Attention that a head's prompt queries pay outside sinks and newest tokens, on average.
 
     In [0, 1], the same number for every token of a group; the mean over the query heads of a KV
-    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter; 0 where
-    no query sees more than these.
+    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter.  It is
+    0 where no query sees more than these.
     """
 
     sinks: int = 64

@@ -36,7 +36,7 @@ from arborsim.signals.scores import Score, sum_in_order
 class Segments(Pool):
     """A fixed number of tokens per segment of the stream, by its class; oldest segment first.
 
-    `keeps` are for classes R, E and T; the entropy is that of the mean over the rows of
+    `keeps` are for classes R, E and T.  The entropy is that of the mean over the rows of
     `attention`, the newest query's.
     """
 
