@@ -50,8 +50,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.settings import setting
 from arborsim.searches import base
-from arborsim.searches.ranking import Rewarded
+from arborsim.searches.ranking import Rewarded, answer_setting
 
 
 @dataclass(kw_only=True)
@@ -61,14 +62,9 @@ class LevelSearch(base.Wide, Rewarded, ABC):
     synchronous = True
     width_option = "width"
     by_levels = True
-    width: int = 16  # N, thoughts per level at the start
-    depth: int = 25  # most levels
-    answer: str = "weighted"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.width, self.depth) < 1:
-            raise UsageError(f"{self.name}: width and depth must be 1 or more")
+    width: int = setting(16, "N, thoughts per level at the start", low=1)
+    depth: int = setting(25, "most levels", low=1)
+    answer: str = answer_setting("weighted")
 
     @abstractmethod
     def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
@@ -98,9 +94,11 @@ class BeamSqrt(LevelSearch):
     """Keep as many states as the square root of the initial width, rounded up."""
 
     name = "beam-sqrt"
-    #: A finished chain leaves its place to the next best unfinished state, as in the beam search of
-    #: Hugging Face's transformers
-    refill: bool = False
+    refill: bool = setting(
+        False,
+        "a finished chain leaves its place to the next best unfinished state, as in the beam "
+        "search of Hugging Face's transformers",
+    )
 
     @property
     def _kept(self) -> int:
@@ -134,12 +132,7 @@ class Beam4(BeamSqrt):
     """Keep a fixed number of states."""
 
     name = "beam-4"
-    keep: int = 4  # k, states kept per level
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.keep < 1:
-            raise UsageError(f"{self.name}: keep must be 1 or more")
+    keep: int = setting(4, "k, states kept per level", low=1)
 
     @property
     def _kept(self) -> int:
@@ -205,12 +198,7 @@ class Rebase(LevelSearch):
     """Children in proportion to the softmax of scores."""
 
     name = "rebase"
-    temperature: float = 0.2  # T of the softmax over scores
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise UsageError(f"{self.name}: temperature must be more than 0")
+    temperature: float = setting(0.2, "T of the softmax over scores", low=1e-6, high=1e6)
 
     def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
         counts = rebase_weights(candidates, width, self.temperature)

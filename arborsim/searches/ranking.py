@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import UnknownName
+from arborsim.core.settings import check_settings, setting
 from arborsim.searches import base
 
 #: The score of a path from the rewards of its thoughts, the first one first
@@ -27,6 +28,11 @@ _VOTES: Mapping[str, Callable[[base.Leaf], float] | None] = {
     "vote": lambda leaf: 1.0,  # the answer that most chains give, whatever their scores
     "weighted": base.reward,  # the highest sum of scores; an unknown one weighs nothing
 }
+
+
+def answer_setting(default: str) -> str:
+    """The option `answer` of a search."""
+    return setting(default, "elected by the finished chains", choices=tuple(_VOTES))
 
 
 def aggregate_of(name: str) -> Callable[[Sequence[float]], float]:
@@ -61,19 +67,14 @@ def elected(frontier: base.Leaves, how: str) -> tuple[int, ...]:
 class Rewarded(base.Search):
     """A search that ranks by rewards; its methods see `scored` leaves."""
 
-    score: str = "last"  # of a path, from the rewards of its thoughts: last, min, prod or mean
-    answer: str = "best"  # elected by the finished chains: best, vote or weighted
+    score: str = setting("last", "of a path, from its thoughts' rewards", choices=tuple(AGGREGATES))
+    answer: str = answer_setting("best")
     _paths: dict[int, tuple[tuple[float, ...], float]] = field(
         default_factory=dict, init=False, repr=False
     )
 
     def __post_init__(self) -> None:
-        for option, known in (("score", AGGREGATES), ("answer", _VOTES)):
-            if getattr(self, option) not in known:
-                raise UsageError(
-                    f"{self.name}: {option} must be one of {', '.join(known)}, "
-                    f"not '{getattr(self, option)}'"
-                )
+        check_settings(self, self.name)
 
     def scored(self, frontier: base.Leaves) -> base.Leaves:
         """The leaves with the scores of their paths; NaN if a reward on the path is unknown.
