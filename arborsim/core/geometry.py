@@ -4,7 +4,7 @@ A cache must not be counted wrongly, so there are three kinds of layers:
 
 - *full attention* keeps keys and values of every token: ``2 H_kv d`` numbers;
 - *latent attention* (MLA) keeps one compressed vector and one rotary key of every token, from which
-  all heads derive theirs (DeepSeek-V2, arXiv:2405.04434, section 2.1);
+  all heads derive theirs (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 - *sliding-window attention* keeps keys and values of the newest `window` tokens of a sequence only.
 
 Of the weights, only the matrices of the layers are ever quantised: embeddings, output head, norms,

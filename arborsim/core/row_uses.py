@@ -21,15 +21,19 @@ ALL_QUERIES = 1 << 60
 class RowUse:
     """A reduction of the rows of a grouping (`arborsim.signals.scores.GROUPINGS`).
 
-    "sum": their sum over the queries of each path; "newest": the row of its last query; "last": by
-    position the last query that uses it; "reach": one number per group, what queries pay to all
-    but the first `sinks` positions and their own `recent` newest ones; "rows": every row (with
-    "head", those of query heads); "queries": no row, but the query itself, of the `newest` last
-    iterations before a decision.  Of rows of all query heads: "sparsity", per query how many are
-    numbers, and how many of their entries are at least `part` of their row's largest.  Of rows of
-    single query heads, of the prompt alone: "spread", by position the mean over its queries plus
-    `weight` times the variance, mean over the heads of a group; "moments", three numbers for each
-    group, entropy, variance and kurtosis of its layer (`arborsim.signals.spread` has both).
+    - "sum": their sum over the queries of each path
+    - "newest": the row of its last query
+    - "last": by position the last query that uses it
+    - "reach": one number per group, what queries pay to all but the first `sinks` positions and
+      their own `recent` newest ones
+    - "rows": every row (with "head", those of query heads)
+    - "queries": no row, but the query itself, of the `newest` last iterations before a decision
+    - "sparsity", of all query heads: per query how many rows are numbers, and how many of their
+      entries are at least `part` of their row's largest
+    - "spread", of single query heads and the prompt alone: by position the mean over its queries
+      plus `weight` times the variance, mean over the heads of a group (`arborsim.signals.spread`)
+    - "moments", of the same: three numbers for each group, entropy, variance and kurtosis of its
+      layer
 
     A position is used by a query that pays it at least the median of what it pays those that it can
     read (of an even number the lower of the two in the middle).  With `page` a page of as many
@@ -78,7 +82,7 @@ class ReducedRows:
 
     Per leaf ``[groups, positions]``, of a type that float64 holds exactly: the sum, or the newest
     row, NaN where no row was a number; or which of the run's iterations was the last to use a
-    position, from 1 on, 0 if none did; of "reach" ``[groups, 1]``, of "moments" ``[groups, 3]``,
+    position, from 1 on, 0 if none did.  Of "reach" ``[groups, 1]``, of "moments" ``[groups, 3]``,
     of "sparsity" ``[2, iterations]``.  No positions, or iterations, where no query counts.
     """
 

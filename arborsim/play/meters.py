@@ -13,14 +13,8 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.formats import FP8, Format
-from arborsim.core.observations import (
-    AttentionRows,
-    HeadRows,
-    Observations,
-    Signal,
-    SparseRows,
-    in_float64,
-)
+from arborsim.core.head_rows import HeadRows
+from arborsim.core.observations import AttentionRows, Observations, Signal, SparseRows, in_float64
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves

@@ -277,6 +277,6 @@ class Policy:
 
         `view` is the cache at the end of the run, but for the decisions still to be taken.
         `steps` yields the iterations 0, 1, ... in order, bringing accumulating scores (arrays in
-        ``view.scores``) up to date with each; it can skip those after which nothing is decided.
+        ``view.scores``) up to date with each.  It can skip those after which nothing is decided.
         """
         raise TypeError(f"{self.name} decides one iteration at a time")

@@ -74,7 +74,7 @@ class Allocation(ABC):
         """
 
 
-class Blocks(Protocol):
+class PolicyBlocks(Protocol):
     """The blocks of a policy (`arborsim.policies.stream.Composed`), as they know each other."""
 
     name: ClassVar[str]
@@ -96,7 +96,7 @@ class Blocks(Protocol):
 class Decision:
     """A policy, what it sees and why; everything else is computed once, when asked for."""
 
-    def __init__(self, policy: Blocks, view: CacheView, event: Event) -> None:
+    def __init__(self, policy: PolicyBlocks, view: CacheView, event: Event) -> None:
         self.policy, self.view, self.event = policy, view, event
         #: `Plan.slots`; None unless `lead` was called
         self.slots: np.ndarray | None = None

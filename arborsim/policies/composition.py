@@ -131,8 +131,13 @@ def read_composition(path: Path | str) -> type[Composition]:
 def composition_toml(policy: Composition, name: str, summary: str) -> str:
     """The text of a file that describes a policy under another name: what it has, and no more."""
     kind = type(policy)
-    about = {"name": name, "summary": summary, "paper": kind.paper, "formula": kind.formula,
-             "deviations": list(kind.deviations)}  # fmt: skip
+    about: dict[str, Any] = {
+        "name": name,
+        "summary": summary,
+        "paper": kind.paper,
+        "formula": kind.formula,
+    }
+    about["deviations"] = list(kind.deviations)
     blocks = {}
     for each in fields(policy):
         block = getattr(policy, each.name)

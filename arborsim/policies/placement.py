@@ -26,7 +26,7 @@ _RUNG = np.array([tier.rung for tier in Tier], dtype=np.int8)
 def lowest(scores: np.ndarray, count: int) -> np.ndarray:
     """Indices of the `count` lowest scores, ascending; the earliest first among equals.
 
-    Scores, float64 ``[n]``, are ordered from oldest to newest token; int64 ``[min(count, n)]``.
+    Scores, float64 ``[n]``, are ordered from oldest to newest token.  Int64 ``[min(count, n)]``.
     """
     if count == 1 and len(scores):
         return np.asarray([int(scores.argmin())])
@@ -77,7 +77,7 @@ def highest(scores: np.ndarray, count: int) -> np.ndarray:
 def keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.ndarray:
     """Which entries are among the highest of their block, bool ``[tokens]``; the newer of equals.
 
-    `key`, float64 ``[tokens]``, holds block after block, each from its oldest token to its newest;
+    `key`, float64 ``[tokens]``, holds block after block, each from its oldest token to its newest.
     `lengths` and `keep`, int64 ``[blocks]``, say how many tokens a block has and how many are
     wanted of it, at most as many.
     """
@@ -124,9 +124,10 @@ class Pool(Allocation):
     """
 
     adaptation: str = setting(
-        "path", "what the stream is on a tree: the active paths, or everything",
+        "path",
+        "what the stream is on a tree: the active paths, or everything",
         choices=ADAPTATIONS,
-    )  # fmt: skip
+    )
 
     about = "one pool"
 
@@ -218,8 +219,8 @@ def evict(tier: np.ndarray, tokens: np.ndarray) -> int:
 def off_path_blocks(view: CacheView) -> list[np.ndarray]:
     """Token ids in HBM of each block off the active paths, in the order they are given up.
 
-    Least recently active first; among equals the deepest, whose loss harms no other block's path;
-    then the oldest.
+    Least recently active first, then the deepest, whose loss harms no other block's path, then the
+    oldest.
     """
     tree = view.tree
     off = np.flatnonzero(~tree.on_path(view.leaves)).tolist()
@@ -257,14 +258,14 @@ class Ladder:
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """Tiers that tokens can end in."""
-        return (
-            Tier.HBM,
-            *((Tier.HBM_QUANTISED,) if self.hbm_quantised else ()),
-            *((Tier.DDR,) if self.ddr else ()),
-            *((Tier.DDR_QUANTISED,) if self.ddr and (self.ddr_quantised or self.hbm_quantised)
-              else ()),
-            *((Tier.EVICTED,) if self.ddr < math.inf else ()),
-        )  # fmt: skip
+        used = {
+            Tier.HBM: True,
+            Tier.HBM_QUANTISED: self.hbm_quantised,
+            Tier.DDR: self.ddr,
+            Tier.DDR_QUANTISED: self.ddr and (self.ddr_quantised or self.hbm_quantised),
+            Tier.EVICTED: self.ddr < math.inf,
+        }
+        return tuple(tier for tier in used if used[tier])
 
     @property
     def evicts_only(self) -> bool:

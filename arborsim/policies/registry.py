@@ -106,9 +106,9 @@ def find(name: str, *, code: bool = True) -> type[Policy]:
     Raises
     ------
     UnknownName
-        No policy has that name; the message names the nearest.
+        No policy has that name.  The message names the nearest.
     UsageError
-        The module or class cannot be imported, or is no policy; the file is missing or wrong.
+        The module or class cannot be imported, or is no policy.  The file is missing or wrong.
     """
     if name.endswith(".toml"):
         return _composed(Path(name))

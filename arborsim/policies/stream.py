@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -37,27 +37,36 @@ from arborsim.signals.scores import Score, Steps, sum_in_order
 _SHORT_RUN = 32  # iterations: so often looking for the lowest of all is cheaper than a heap
 
 
+class Stream(NamedTuple):
+    """The positions of a stream, of which those from `start` to `stop` are candidates at first."""
+
+    ids: np.ndarray  # int64 [positions]: the token at each, or what else it is known by
+    alive: np.ndarray  # bool [positions]: whether it is there
+    start: int
+    stop: int
+
+    @property
+    def candidates(self) -> np.ndarray:
+        """Positions of the first candidates; int64, rising."""
+        return np.flatnonzero(self.alive[self.start : max(self.start, self.stop)]) + self.start
+
+
 class HeapPool:
     """Candidates whose scores never change, or rise, few of them from one iteration to the next.
 
     A heap holds what each score was when it was last looked at, which is never above what it is
-    now; the lowest entry is brought up to date until the lowest is.
-
-    `scores`, float64 ``[tokens]``, is a live array; `ids`, int64 ``[positions]``, has the token at
-    each position of the stream, and bool `alive` whether it is there.  Positions from `start` to
-    `stop` are candidates at first.
+    now; the lowest entry is brought up to date until the lowest is.  `scores`, float64
+    ``[tokens]``, is a live array.
     """
 
-    def __init__(
-        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
-    ) -> None:
+    def __init__(self, scores: np.ndarray, stream: Stream) -> None:
         # Plain lists: reading one element of an array costs more than a heap operation.
         self._scores = scores
-        self._ids: list[int] = ids.tolist()
-        self._alive: list[bool] = alive.tolist()
-        self._stop = max(start, stop)
-        at = np.flatnonzero(alive[start : self._stop]) + start
-        self._heap = list(zip(scores[ids[at]].tolist(), at.tolist(), strict=True))
+        self._ids: list[int] = stream.ids.tolist()
+        self._alive: list[bool] = stream.alive.tolist()
+        self._stop = max(stream.start, stream.stop)
+        at = stream.candidates
+        self._heap = list(zip(scores[stream.ids[at]].tolist(), at.tolist(), strict=True))
         heapq.heapify(self._heap)
 
     def admit(self, stop: int) -> None:
@@ -84,14 +93,11 @@ class HeapPool:
 class ChangingPool:
     """Candidates whose scores change freely; the parameters are those of `HeapPool`."""
 
-    def __init__(
-        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
-    ) -> None:
+    def __init__(self, scores: np.ndarray, stream: Stream) -> None:
         self._scores = scores
-        self._of = ids  # what a candidate is known by, by position
-        self._alive = alive
-        self._stop = max(start, stop)
-        first = np.flatnonzero(alive[start : self._stop]) + start
+        self._of, self._alive = ids, alive = stream.ids, stream.alive
+        self._stop = max(stream.start, stream.stop)
+        first = stream.candidates
         # Only candidates are looked at, and they are few: those kept but for the recent ones.
         self._count = len(first)
         self._at = np.empty(len(alive), dtype=np.int64)  # positions of candidates, rising
@@ -129,16 +135,15 @@ class ChangingPool:
         return position
 
 
-MakeCandidates = Callable[[np.ndarray, np.ndarray, int, int], HeapPool | ChangingPool]
-"""Makes candidates of `ids`, `alive`, `start` and `stop`."""
+MakeCandidates = Callable[[Stream], HeapPool | ChangingPool]
 
 
 @dataclass(frozen=True)
 class Composed(LiveHints, Policy):
     """A policy made of blocks.
 
-    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`;
-    `place` says where the others live; `recover` says which of the others may come back.
+    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`.
+    `place` says where the others live.  `recover` says which of the others may come back.
     `schedule` says when; a cache over budget is always reason enough.  `protect` says what never
     moves down.
     """
@@ -272,8 +277,8 @@ class Composed(LiveHints, Policy):
         first_length = len(ids) - run.steps + 1
         alive = hbm_mask(view.tier[0, ids])
         head = protection.head(view.prompt_tokens)
-        make = self.candidates(view, run)
-        pool = make(ids, alive, head, first_length - protection.recent)
+        stream = Stream(ids, alive, head, first_length - protection.recent)
+        pool = self.candidates(view, run)(stream)
         blocks = iter(off_path_blocks(view))
         at_step: list[int] = []
         off_path: list[int] = []  # evicted before any position of the path is
@@ -325,8 +330,8 @@ class Composed(LiveHints, Policy):
 class StreamPolicy(Composed):
     """Keep the best tokens of a stream; when over budget, evict the lowest (of every group).
 
-    Subclasses name their `score` and what they `protect`; other blocks, or `rank`, where they
-    differ from "the lowest go, one at a time".
+    Subclasses name their `score` and what they `protect`.  They name other blocks,
+    or `rank`, where they differ from "the lowest go, one at a time".
     """
 
     adaptation: str = setting("path", "what the stream is on a tree", choices=ADAPTATIONS)

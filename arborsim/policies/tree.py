@@ -1,7 +1,7 @@
 """The allocation over a tree: how many tokens each block keeps, and which (ArborKV).
 
 `TreeRule` holds the parameters of TAE, the numbers (Eqs. 1-3, Algorithm 2; what blocks give up
-under pressure is in `arborsim.policies.relief`); `ArborKV` inherits it, and compositions use it as
+under pressure is in `arborsim.policies.relief`).  `ArborKV` inherits it, and compositions use it as
 the block `Tree`, ``[allocate] use = "tree"``.
 """
 
@@ -51,7 +51,7 @@ def certainty(entropy: np.ndarray, vocabulary: int) -> np.ndarray:
 def attention_mass(received: np.ndarray, owner: np.ndarray, closed: np.ndarray) -> np.ndarray:
     """Attention that each closed block received from later ones; the prompt is none.
 
-    `received`, float64 ``[tokens]``, came from later blocks, `owner` is the block of each token;
+    `received`, float64 ``[tokens]``, came from later blocks, `owner` is the block of each token.
     `closed` and the result are ``[blocks]``.
     """
     total = np.bincount(owner, weights=received, minlength=len(closed))
@@ -184,7 +184,7 @@ class TreeRule:
         all that can be reached (it is brought back).
 
         `Boundary` shrinks the closed block (with `trim_path` even while it is on the active path),
-        any other event shrinks all off-path blocks; `Transition` brings back the active path if
+        any other event shrinks all off-path blocks.  `Transition` brings back the active path if
         the policy recovers.  Path and floors that alone exceed the budget are an error.
         """
         view, event, budget = at.view, at.event, at.view.budget_tokens
@@ -323,7 +323,7 @@ class Tree(TreeRule, Allocation):
     def _evicted(self, at: Decision, nodes: np.ndarray, keep: np.ndarray) -> np.ndarray:
         """Tokens that blocks give up to shrink to `keep` (Algorithm 1, Evict); in no order.
 
-        A block keeps protected tokens first, then its tail, then its highest-scored tokens; of
+        A block keeps protected tokens first, then its tail, then its highest-scored tokens.  Of
         equals the newest.  Each of the blocks `nodes`, int64 ``[blocks]``, keeps at most what it
         has in HBM.  Blocks of similar size are sorted together, as the rows of one table.
         """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arborsim.core.errors import UsageError
+from arborsim.core.settings import setting
 from arborsim.searches.base import ROOT, Expansion, Leaves, Search
-from arborsim.searches.ranking import Rewarded
+from arborsim.searches.ranking import Rewarded, answer_setting
 
 
 @dataclass
@@ -39,12 +39,7 @@ class IndependentSamples(Rewarded):
     width_option = "n"
     by_levels = True
     keeps_duplicates = True  # chains are independent
-    n: int = 16  # chains
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 1:
-            raise UsageError(f"{self.name}: n must be 1 or more")
+    n: int = setting(16, "chains", low=1)
 
     @property
     def slots(self) -> int:
@@ -71,7 +66,7 @@ class SelfConsistency(IndependentSamples):
     Thought Reasoning")."""
 
     name = "self-consistency"
-    answer: str = "vote"
+    answer: str = answer_setting("vote")
 
 
 @dataclass(kw_only=True)
@@ -80,4 +75,4 @@ class WeightedVote(IndependentSamples):
     "Scaling test-time compute")."""
 
     name = "weighted-vote"
-    answer: str = "weighted"
+    answer: str = answer_setting("weighted")

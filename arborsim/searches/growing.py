@@ -276,10 +276,9 @@ class _Walk:
         leaf, content = self._leaf(node), self._content(node)
         repeats = self._said.get(content, 0) > 0 and self._dedupe
         self._said[content] = self._said.get(content, 0) + 1
-        self._frontier[node] = replace(
-            leaf, node=node, parent=self._parent[node], finished=leaf.finished and not repeats,
-            dead=leaf.dead or repeats, visits=0, twin=None,
-        )  # fmt: skip
+        own = replace(leaf, node=node, parent=self._parent[node], visits=0, twin=None)
+        finished, dead = leaf.finished and not repeats, leaf.dead or repeats
+        self._frontier[node] = replace(own, finished=finished, dead=dead)
 
     def _content(self, node: int) -> tuple[int, int]:
         """The same for siblings that say the same."""

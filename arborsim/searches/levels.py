@@ -22,11 +22,11 @@ Where the two differ:
 - Transformers takes the best 2k of all one-token continuations, so that k unfinished ones are among
   them; here a level has ``width`` thoughts, and the beam is narrower if fewer than k go on.
 - Its score is the log-probability of the path over its length to the power of ``length_penalty``.
-  Rewards being log-probabilities of one-token thoughts, ``score=mean`` is a penalty of 1; rewards
+  Rewards being log-probabilities of one-token thoughts, ``score=mean`` is a penalty of 1.  Rewards
   being probabilities, ``score=prod`` is one of 0.
 - With ``early_stopping=False`` (its default) it goes on with k finished chains until no running one
   seems able to do better, with ``"never"`` until none can.  Both rest on log-probabilities, which
-  only fall; rewards rise, too.
+  only fall.  Rewards rise, too.
 - At its last level unfinished chains count as finished.
 - It hands in the best chain, which is ``answer=best``.
 
@@ -50,8 +50,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.settings import setting
 from arborsim.searches import base
-from arborsim.searches.ranking import Rewarded
+from arborsim.searches.ranking import Rewarded, answer_setting
 
 
 @dataclass(kw_only=True)
@@ -61,14 +62,9 @@ class LevelSearch(base.Wide, Rewarded, ABC):
     synchronous = True
     width_option = "width"
     by_levels = True
-    width: int = 16  # N, thoughts per level at the start
-    depth: int = 25  # most levels
-    answer: str = "weighted"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.width, self.depth) < 1:
-            raise UsageError(f"{self.name}: width and depth must be 1 or more")
+    width: int = setting(16, "N, thoughts per level at the start", low=1)
+    depth: int = setting(25, "most levels", low=1)
+    answer: str = answer_setting("weighted")
 
     @abstractmethod
     def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
@@ -98,9 +94,11 @@ class BeamSqrt(LevelSearch):
     """Keep as many states as the square root of the initial width, rounded up."""
 
     name = "beam-sqrt"
-    #: A finished chain leaves its place to the next best unfinished state, as in the beam search of
-    #: Hugging Face's transformers
-    refill: bool = False
+    refill: bool = setting(
+        False,
+        "a finished chain leaves its place to the next best unfinished state, as in the beam "
+        "search of Hugging Face's transformers",
+    )
 
     @property
     def _kept(self) -> int:
@@ -115,10 +113,8 @@ class BeamSqrt(LevelSearch):
         if not self.refill:
             return super().select(frontier, width)
         deepest = max(leaf.depth for leaf in frontier)
-        level = base.best_first(
-            x for x in frontier
-            if x.depth == deepest and x.visits == 0 and (x.finished or x.expandable)
-        )  # fmt: skip
+        open_ = (x for x in frontier if x.visits == 0 and (x.finished or x.expandable))
+        level = base.best_first(x for x in open_ if x.depth == deepest)
         ended = [leaf for leaf in frontier if leaf.finished and leaf.depth < deepest]
         ended += [leaf for leaf in level[: self._kept] if leaf.finished]
         ended = base.best_first(ended)[: self._kept]
@@ -136,12 +132,7 @@ class Beam4(BeamSqrt):
     """Keep a fixed number of states."""
 
     name = "beam-4"
-    keep: int = 4  # k, states kept per level
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.keep < 1:
-            raise UsageError(f"{self.name}: keep must be 1 or more")
+    keep: int = setting(4, "k, states kept per level", low=1)
 
     @property
     def _kept(self) -> int:
@@ -207,12 +198,7 @@ class Rebase(LevelSearch):
     """Children in proportion to the softmax of scores."""
 
     name = "rebase"
-    temperature: float = 0.2  # T of the softmax over scores
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise UsageError(f"{self.name}: temperature must be more than 0")
+    temperature: float = setting(0.2, "T of the softmax over scores", low=1e-6, high=1e6)
 
     def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
         counts = rebase_weights(candidates, width, self.temperature)
@@ -222,7 +208,7 @@ class Rebase(LevelSearch):
 def rebase_weights(leaves: base.Leaves, width: int, temperature: float) -> list[int]:
     """Children of each leaf; they add up to `width` exactly.
 
-    One leaf or more, best first; an unknown score counts as minus infinity.
+    One leaf or more, best first.  An unknown score counts as minus infinity.
     """
     scores = np.array([base.value(leaf) for leaf in leaves], dtype=np.float64)
     counts = []

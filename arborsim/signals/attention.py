@@ -139,10 +139,6 @@ class _ProductState(ScoreState):
         self._frozen.begin(run, tree, generated)
         self._grow(len(self._changing.values), run.num_tokens)
 
-    def observe(self, step: int) -> None:
-        self._changing.observe(step)
-        np.multiply(self._changing.values, self._frozen.values, out=self.values)
-
     def observe_all(self, first: int, last: int) -> None:
         self._changing.observe_all(first, last)
         np.multiply(self._changing.values, self._frozen.values, out=self.values)
@@ -261,7 +257,7 @@ def _write_mean(now: np.ndarray, found: list[tuple[TokenIds, np.ndarray]]) -> No
 class PromptAttention(Score):
     """Attention from the last `window` prompt queries, summed; generated tokens have 0.
 
-    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1); a shorter prompt counts whole.  With
+    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1).  A shorter prompt counts whole.  With
     `generated`, tokens have votes from all queries since the window.
     """
 

@@ -20,7 +20,7 @@ from arborsim.signals.sparse_rows import SparseUpdater, lists_numbers
 class LastAttended(Score):
     """Decode iteration in which a token was last attended to enough (its birth counts).
 
-    Prompt tokens have 0; `with_prompt` they count as generated ones, one iteration each, in all
+    Prompt tokens have 0.  `with_prompt` they count as generated ones, one iteration each, in all
     that follows.  Without `page`, a generated token is refreshed when the newest query pays it at
     least the median of what it pays the generated tokens that it can read (EpiKV's variant of RaaS;
     of an even number the lower of the two in the middle).  Else a page of that many consecutive
@@ -108,7 +108,8 @@ class _LastAttendedState(RowState):
 
     def observe_all(self, first: int, last: int) -> None:
         if self._reduced is None:
-            ScoreState.observe_all(self, first, last)  # iterations count, whatever takes the rows
+            for step in range(first, last):  # iterations count, whatever takes the rows
+                self.observe(step)
         else:
             super().observe_all(first, last)
             self._iteration += last - first

@@ -62,7 +62,8 @@ def table_of(rows: Sequence[Sequence[int]]) -> np.ndarray:
 def distance(steps: np.ndarray, now: np.ndarray | int) -> np.ndarray:
     """Steps from `now` to the nearest one that reads a token; `NEVER` where none will.
 
-    `steps`, int32 ``[readers, tokens]``; `now`, one step or int ``[tokens]``; float64 ``[tokens]``.
+    Of `steps`, int32 ``[readers, tokens]``, and `now`, one step or int ``[tokens]``.  Float64
+    ``[tokens]``.
     """
     nearest = np.full(steps.shape[1], NEVER, dtype=np.uint32)
     ahead = np.empty(steps.shape[1], dtype=np.int32)

@@ -7,7 +7,7 @@ whatever the number of windows.
 
 A band of layers makes one stream of numbers along the token's path; a score is a weighted sum of
 rolling statistics of such streams, computed when the token is born and frozen (arXiv:2606.26472,
-sections 3.2 and 3.3).  EpiKV measures the length of a hidden-state change; `HiddenCosine` measures
+sections 3.2 and 3.3).  EpiKV measures the length of a hidden-state change.  `HiddenCosine` measures
 its angle.
 """
 
@@ -37,7 +37,7 @@ def rolling_mean_std(
 
     `history`, float64 ``[h]``, holds values before the first of `new`, float64 ``[n]``, oldest
     first; with fewer than `window` - 1 the window is not yet full.  Mean, standard deviation and
-    number of values in the window, itself included, of each new value; float64 ``[n]``.
+    number of values in the window, itself included, of each new value.  Float64 ``[n]``.
     """
     by_lag, count, known = _windows(history, new, window)
     mean = sum_in_order(by_lag, axis=0) / count

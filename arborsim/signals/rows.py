@@ -13,14 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import (
-    AttentionRows,
-    HeadRows,
-    LayerRows,
-    Observations,
-    Signal,
-    SparseRows,
-)
+from arborsim.core.head_rows import HeadRows
+from arborsim.core.observations import AttentionRows, LayerRows, Observations, Signal, SparseRows
 from arborsim.core.row_uses import RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.scores import ScoreState
@@ -43,7 +37,7 @@ def grouped_row(row: np.ndarray, kv_heads: int, grouping: str) -> np.ndarray:
     Of a row, float32 ``[layers, heads, positions]``, grouped by "layer" or "head": query head ``h``
     reads KV head ``h // (heads // kv_heads)``.  Float64 ``[groups, positions]``; heads are summed
     one after the other, so that the bits depend on nothing else.  Heads with a NaN (a softmax
-    overflowed) are left out; a group without any other counts as zeros.
+    overflowed) are left out.  A group without any other counts as zeros.
     """
     groups = num_row_groups(row, kv_heads, grouping)
     by_group = row.reshape(groups, -1, row.shape[2])
@@ -218,7 +212,8 @@ class RowState(ScoreState):
         elif self._updater:
             self._updater.take_many(first, last)
         else:
-            super().observe_all(first, last)
+            for step in range(first, last):
+                self.observe(step)
 
     def _take_leaf(self, leaf: int, rows: Row) -> None:
         """Take in what a leaf pays, by group."""

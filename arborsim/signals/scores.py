@@ -1,6 +1,6 @@
 """Per-token scores: what a policy ranks tokens by, and those that are fixed at birth.
 
-A `Score` is a frozen description with parameters; `Score.start` makes the state that follows one
+A `Score` is a frozen description with parameters.  `Score.start` makes the state that follows one
 search.  Values are always ``[groups, tokens]``.  A group of a cache is the whole model (grouping
 "shared": one group), a captured layer ("layer"), or a captured layer and KV head ("head", layer by
 layer).  *Frozen* scores are fixed when a token is born and computed for a whole run at once;
@@ -133,14 +133,13 @@ class ScoreState(ABC):
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         """Take in a run whose tokens the tree already holds; `generated` is False for a prompt."""
 
-    @abstractmethod
     def observe(self, step: int) -> None:
         """Bring accumulating scores up to date with iteration `step` of the run."""
+        self.observe_all(step, step + 1)
 
+    @abstractmethod
     def observe_all(self, first: int, last: int) -> None:
         """Observe iterations ``first`` to ``last``; the same bits as one by one."""
-        for step in range(first, last):
-            self.observe(step)
 
     def _grow(self, groups: int, tokens: int) -> np.ndarray:
         """Append columns of zeros for new tokens; returns all values."""
@@ -152,9 +151,6 @@ class ScoreState(ABC):
 
 class AtBegin(ScoreState):
     """Values that runs change when they begin, and iterations do not."""
-
-    def observe(self, step: int) -> None:
-        pass
 
     def observe_all(self, first: int, last: int) -> None:
         pass

@@ -24,8 +24,8 @@ class LayerSensitivity(Score):
     """ARKV's OQ score (Eqs. 3-6): ``Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3)`` of each layer.
 
     Taken once, from the attention of the last `window` prompt queries to the keys before them, not
-    renormalised; see `layer_statistics`.  The same number for every token of a layer's groups; 0
-    for all if the prompt is not longer than the window.
+    renormalised; see `layer_statistics`.  The same number for every token of a layer's groups.  It
+    is 0 for all if the prompt is not longer than the window.
     """
 
     grouping: str = "head"

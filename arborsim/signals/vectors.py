@@ -36,7 +36,7 @@ class LagVariance(FixedScore):
 def layer_mean(values: np.ndarray, first: int, last: int) -> np.ndarray:
     """Mean over the layers `first` to `last`, both included, added in their order.
 
-    Of values ``[tokens, layers]``; those that are not finite are left out; 0 without any other.
+    Of values ``[tokens, layers]``; those that are not finite are left out.  It is 0 without others.
     """
     if first == last:
         only = values[:, first].astype(np.float64)
@@ -133,7 +133,7 @@ sum of up to 2**20 directions are whole numbers of at most 2**53: exact, in any 
 
 @dataclass(frozen=True)
 class KeyDirections(FixedScore):
-    """Keys scaled to the same length; float64 ``[groups, tokens, size]``.
+    """Keys scaled to the same length.  Float64 ``[groups, tokens, size]``.
 
     Scalar products are cosines, up to a factor.  A zero key stays zero.  "shared" takes the sketch
     of the keys of all layers and heads, a random projection in which cosines survive roughly, or
@@ -167,14 +167,11 @@ class Vectors(FixedScore):
     """Keys or values of every KV head as recorded; float16 ``[groups, tokens, head_dim]``."""
 
     signal: Signal
+    grouping = "head"
 
     @property
     def needs(self) -> frozenset[Signal]:
         return frozenset({self.signal})
-
-    @property
-    def grouping(self) -> str:
-        return "head"
 
     @property
     def about(self) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arborsim.core.head_rows import VectorRows
 from arborsim.core.observations import (
     AttentionRows,
     DenseRows,
@@ -16,7 +17,6 @@ from arborsim.core.observations import (
     LayerRows,
     Signal,
     SparseRows,
-    VectorRows,
 )
 from arborsim.trace.columns import ends_of, kinds_of, lists_of, numbers_of, values_of
 from arborsim.trace.episode import Episode

@@ -57,9 +57,9 @@ class Episode(Observations):
 def play(episode: Episode) -> Iterator[events.Event]:
     """The events of one search in time order.
 
-    One `Prefill`; one `Transition` per batch of transition rows; a `Decode` for every longest run
-    of iterations in which the same leaves, in the same order, decode one token each; and a
-    `Boundary`, `Prune` or `Answer` per row of that kind.  A run ends at any other row.
+    One `Prefill`, one `Transition` per batch of transition rows, and a `Boundary`, `Prune` or
+    `Answer` per row of that kind.  A `Decode` is a longest run of iterations in which the same
+    leaves, in the same order, decode one token each; it ends at any other row.
     """
     starts, widths = _segments(episode)
     stops = np.append(starts[1:], episode.num_rows).tolist()
@@ -77,11 +77,11 @@ def play(episode: Episode) -> Iterator[events.Event]:
             leaves = tuple(episode.node[start : start + width].tolist())
             yield events.Decode(_run(episode, first, first + stop - start, leaves))
         elif kind == Kind.TRANSITION:
-            turned = tuple(episode.node[start:stop].tolist())
+            leaves = tuple(episode.node[start:stop].tolist())
             parents = episode.parent[start:stop].tolist()
-            pairs = zip(turned, parents, strict=True)
-            yield events.Transition(turned, tuple((leaf, up) for leaf, up in pairs if leaf >= seen))
-            seen = max(seen, max(turned) + 1)
+            pairs = zip(leaves, parents, strict=True)
+            yield events.Transition(leaves, tuple((leaf, up) for leaf, up in pairs if leaf >= seen))
+            seen = max(seen, max(leaves) + 1)
         elif kind == Kind.BOUNDARY:
             yield events.Boundary(node, float(episode.reward[start]), float(episode.entropy[start]))
         elif kind == Kind.PRUNE:

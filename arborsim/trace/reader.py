@@ -140,7 +140,7 @@ class TraceReader:
         Parameters
         ----------
         needs : iterable of Signal
-            The observations to decode; the others are never read from disk.
+            The observations to decode.  The others are never read from disk.
         text, embedding : bool
             Also decode the text of blocks and answers (those of thoughts too), and the embeddings
             at boundaries.

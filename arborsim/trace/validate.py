@@ -150,12 +150,12 @@ def _repeats(key: np.ndarray) -> np.ndarray:
 def _check_transitions(episode: Episode, where: Where, first_row: np.ndarray) -> None:
     """Tokens belong to leaves the search has turned to and not given up."""
     kind, node = episode.kind, episode.node
-    turns = kind == Kind.TRANSITION
-    begins = turns & ~np.concatenate([[False], turns[:-1]])
+    transitions = kind == Kind.TRANSITION
+    begins = transitions & ~np.concatenate([[False], transitions[:-1]])
     group = np.cumsum(begins)  # 0 before the first transition, when the prompt is the leaf
     count = len(first_row)
     key = group.astype(np.int64) * count + node
-    leaves, rows = key[turns], np.flatnonzero(turns)
+    leaves, rows = key[transitions], np.flatnonzero(transitions)
     what = "transition names node {} twice in one batch"
     where.check(_repeats(leaves), what, node[rows], rows=rows)
     active = np.isin(key, leaves) | ((group == 0) & (node == 0))
@@ -165,7 +165,7 @@ def _check_transitions(episode: Episode, where: Where, first_row: np.ndarray) ->
     pruned_at = np.full(count, len(kind))
     np.minimum.at(pruned_at, node[pruned], np.flatnonzero(pruned))
     at = pruned_at[node]
-    after = ((kind == Kind.TOKEN) | turns) & (np.arange(len(kind)) > at)
+    after = ((kind == Kind.TOKEN) | transitions) & (np.arange(len(kind)) > at)
     what = "{} row of node {}, which was pruned in row {}"
     where.check(after, what, _Labels(KINDS, kind), node, at)
 
@@ -329,7 +329,7 @@ def check_layer_rows(
 ) -> None:
     """Rows of single layers hold probabilities, or NaN throughout; means sum to about 1.
 
-    Lists are by turns the mean and the variance over a layer's heads: `values` float16 ``[sum of
+    Lists are alternately the mean and the variance over a layer's heads: `values` float16 ``[sum of
     lengths]``, `bounds` int64 ``[lists + 1]``, and their `rows` int ``[lists]``.
     """
     if len(values) and values.view(np.uint16).max() > _HIGH_F16:

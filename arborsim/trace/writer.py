@@ -47,7 +47,7 @@ class TraceWriter:
     overwrite : bool
         Replace `path`, and drop the parts of an earlier interrupted recording.
     resume : bool
-        Go on after the whole episodes that `path` or its parts hold; `num_episodes` says how many.
+        Go on after the whole episodes that `path` or its parts hold.  `num_episodes` says how many.
     check : bool
         Validate every episode as a reader would before it is stored.
 

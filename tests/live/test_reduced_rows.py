@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import Observations, Signal, VectorRows
+from arborsim.core.head_rows import VectorRows
+from arborsim.core.observations import Observations, Signal
 from arborsim.core.row_uses import ALL_QUERIES, ReducedRows, RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.play.controller import Controller

@@ -1,8 +1,8 @@
 """ArborKV: how much of each thought block to keep, by value and tree geometry (arXiv:2605.22106).
 
 MSVE scores each block from search value, certainty and accumulated attention (Eq. 1); TAE turns the
-score and the block's place in the tree into a number of tokens to keep (Eqs. 2-3, `TreeRule`);
-inside a block the tail and the most attended tokens stay.  Decisions fall at three events:
+score and the block's place in the tree into a number of tokens to keep (Eqs. 2-3, `TreeRule`).
+Inside a block the tail and the most attended tokens stay.  Decisions fall at three events:
 `Boundary`, `Transition` and `Pressure` (Algorithm 2).
 """
 

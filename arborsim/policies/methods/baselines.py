@@ -69,7 +69,7 @@ class Oracle(StreamPolicy):
     """Evict by the schedule that loses the least attention of all schedules without return.
 
     The schedule is an assignment of tokens to forced evictions, solved exactly from the recorded
-    attention (`arborsim.signals.offline`); Belady's rule, one eviction at a time, is not optimal
+    attention (`arborsim.signals.offline`).  Belady's rule, one eviction at a time, is not optimal
     here because attention is spread over time.  By default nothing is protected and the whole tree
     is one pool, which constrains it least; protect what another policy protects to compare the two.
 
@@ -181,9 +181,7 @@ class Needed(StreamPolicy):
         "tokens, and then answers less often than with all of them",
     )
 
-    @cached_property
-    def score(self) -> Score:
-        return Readers()
+    score = Readers()
 
     @cached_property
     def protect(self) -> Protect:

@@ -29,8 +29,8 @@ class PromptReach(Score):
     """Attention that a head's prompt queries pay outside sinks and newest tokens, on average.
 
     In [0, 1], the same number for every token of a group; the mean over the query heads of a KV
-    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter; 0 where
-    no query sees more than these.
+    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter.  It is
+    0 where no query sees more than these.
     """
 
     sinks: int = 64
@@ -93,13 +93,17 @@ class DuoAttention(StreamPolicy):
     """
 
     sinks: int = setting(
-        64, "first tokens that every head keeps, at most an eighth of the budget", unit="tokens",
+        64,
+        "first tokens that every head keeps, at most an eighth of the budget",
+        unit="tokens",
         low=0,
-    )  # fmt: skip
+    )
     recent: int = setting(
-        256, "newest tokens that every head keeps, at most half of the budget", unit="tokens",
+        256,
+        "newest tokens that every head keeps, at most half of the budget",
+        unit="tokens",
         low=1,
-    )  # fmt: skip
+    )
     gates: str = setting(
         "",
         "file with the gates: a row per layer, a number per KV head, as the authors' "
@@ -131,15 +135,12 @@ class DuoAttention(StreamPolicy):
         "equal gates: the first heads become streaming ones first (the code adds random numbers)",
     )
     score = Position()
+    grouping = "head"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gates:
             _ = self._given  # a file that is no table is found now
-
-    @property
-    def grouping(self) -> str:
-        return "head"
 
     @cached_property
     def allocate(self) -> Allocation:

@@ -19,7 +19,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
-from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.rolling import TURNS, Band, HiddenChangeContrast, HiddenCosine, RollingBands
 from arborsim.signals.scores import Score
@@ -275,12 +275,10 @@ class HybridPool(ChangingPool):
     What is held before position `start` has no part in it.
     """
 
-    def __init__(
-        self, scores: np.ndarray, others: np.ndarray, recent: int, ids: np.ndarray,
-        alive: np.ndarray, start: int, stop: int,
-    ) -> None:  # fmt: skip
-        super().__init__(scores, ids, alive, start, stop)
-        self._others, self._recent, self._start, self._old = others, recent, start, stop
+    def __init__(self, scores: np.ndarray, others: np.ndarray, recent: int, stream: Stream) -> None:
+        super().__init__(scores, stream)
+        self._others, self._recent = others, recent
+        self._start, self._old = stream.start, stream.stop
 
     def admit(self, stop: int) -> None:
         self._old = stop

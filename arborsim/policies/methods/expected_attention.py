@@ -128,6 +128,7 @@ class ExpectedAttention(StreamPolicy):
         "tokens beyond its target between decisions",
         "with several leaves, positions to come are those after the longest path",
     )
+    fused = True  # queries are read, but no row of attention
 
     @cached_property
     def score(self) -> Score:
@@ -146,10 +147,6 @@ class ExpectedAttention(StreamPolicy):
         if self.value_norm:
             found["length"] = ValueLength()
         return found
-
-    @property
-    def fused(self) -> bool:
-        return True  # queries are read, but no row of attention
 
     def rank(self, view: CacheView) -> np.ndarray:
         """Expected attention, times the norm of the value, of the tokens that are held."""
@@ -178,11 +175,11 @@ class ExpectedAttention(StreamPolicy):
         count = np.maximum(moments[:, :1, :1], 1)  # a prompt may be shorter than the sinks
         mean = moments[:, 0, 1:] / count[:, 0]
         length = max(len(view.tree.path(leaf)) for leaf in view.leaves)
-        turn = rope.mean_rotation(length, self.future, mean.shape[1])
+        rotation = rope.mean_rotation(length, self.future, mean.shape[1])
         if not self.covariance:
-            return mean @ turn.T, np.zeros((*mean.shape, mean.shape[1]))
+            return mean @ rotation.T, np.zeros((*mean.shape, mean.shape[1]))
         covariance = moments[:, 1:, 1:] / count - mean[:, :, None] * mean[:, None, :]
-        return mean @ turn.T, turn @ covariance @ turn.T
+        return mean @ rotation.T, rotation @ covariance @ rotation.T
 
 
 def _expected(keys: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:

@@ -212,7 +212,7 @@ _COLUMNS = 8192
 
 
 def neighbour_cosine(direction: np.ndarray, reach: int) -> np.ndarray:
-    """Mean product of each column with up to `reach` columns on either side; float64 ``[n]``.
+    """Mean product of each column with up to `reach` columns on either side.  Float64 ``[n]``.
 
     Columns of `direction`, float64 ``[size, n]``, have length 1; one without neighbours gets 0.
     """

@@ -12,7 +12,8 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome, pin_prompt_setting
-from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
+from arborsim.policies.methods import same_as_kvpress
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.scores import GROUPINGS, Score
 from arborsim.signals.vectors import KeyDirections, KeyLength
 
@@ -40,10 +41,7 @@ class KeyNorm(KeyPolicy):
 
     name = "key-norm"
     paper = "Devoto et al. 2024, arXiv:2406.11430"
-    official = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after KnormPress"
-    )
+    official = same_as_kvpress("KnormPress", authors=False)
     summary = "keep the tokens with the shortest keys"
     formula = "s(t) = -||k_t||_2"
     deviations = (
@@ -71,11 +69,7 @@ class KeyDiff(KeyPolicy):
 
     name = "keydiff"
     paper = "Park et al. 2025, arXiv:2504.15364"
-    official = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after "
-        "KeyDiffPress"
-    )
+    official = same_as_kvpress("KeyDiffPress", authors=False)
     summary = "keep the keys least like the mean key"
     formula = "s(t) = -cos(k_t, m), m = mean over the tokens i in the cache of k_i / ||k_i||"
     words = {"score": "cosine to the mean key"}
@@ -118,14 +112,11 @@ class LikenessPool(ChangingPool):
     nothing is lost by it.  The `recent` positions behind `stop` are held, too, but no candidates.
     """
 
-    def __init__(
-        self, directions: np.ndarray, recent: int, ids: np.ndarray, alive: np.ndarray, start: int,
-        stop: int,
-    ) -> None:  # fmt: skip
-        directions = directions[ids]
-        super().__init__(directions, directions, alive, start, stop)
+    def __init__(self, directions: np.ndarray, recent: int, stream: Stream) -> None:
+        directions, alive = directions[stream.ids], stream.alive
+        super().__init__(directions, stream._replace(ids=directions))
         self._recent = recent
-        self._arrived = stop + recent
+        self._arrived = stream.stop + recent
         self._total = directions[: self._arrived][alive[: self._arrived]].sum(axis=0)
         self._likeness = np.empty(len(alive))
 

@@ -16,6 +16,7 @@ from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect
+from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.placement import lowest
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
 from arborsim.signals.scores import Score, sum_in_order
@@ -65,11 +66,7 @@ class LagKVOfficial(StreamPolicy):
 
     name = "lag-kv-official"
     paper = "Liang et al. 2025, arXiv:2504.04704"
-    official = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, half of "
-        "each partition kept, two KV heads, normal vectors) hold the same tokens as after "
-        "LagKVPress; the authors' repository in the same way, its commit was not noted"
-    )
+    official = same_as_kvpress("LagKVPress", "half of each partition kept")
     summary = "keep half of each partition: what differs most from the next one"
     formula = (
         "s(i) = softmax_i(std(k~_i)) + softmax_i(std(v~_i)) over the tokens i of a partition; "

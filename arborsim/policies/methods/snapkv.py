@@ -11,6 +11,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import AfterPrefill, Protect, pin_prompt_setting
+from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.placement import neighbour_mean
 from arborsim.policies.stream import Composed, StreamPolicy
 from arborsim.signals.attention import PromptAttention
@@ -32,11 +33,7 @@ class SnapKV(Composed):
 
     name = "snapkv"
     paper = "Li et al. 2024, arXiv:2404.14469"
-    official = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after "
-        "SnapKVPress; the authors' repository in the same way, its commit was not noted"
-    )
+    official = same_as_kvpress("SnapKVPress")
     summary = "compress the prompt by the attention of its last queries, once"
     formula = (
         "s(i) = avgpool over `kernel` tokens i of the sum over the last W prompt queries of a(i) "

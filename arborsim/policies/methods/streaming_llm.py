@@ -7,6 +7,7 @@ from functools import cached_property
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect
+from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.scores import Position
 
@@ -19,11 +20,7 @@ class StreamingLLM(StreamPolicy):
 
     name = "streaming-llm"
     paper = "Xiao et al. 2024, arXiv:2309.17453"
-    official = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after "
-        "StreamingLLMPress; the authors' repository in the same way, its commit was not noted"
-    )
+    official = same_as_kvpress("StreamingLLMPress")
     summary = "keep attention sinks and a sliding window"
     formula = "keep i < sinks and the newest K - sinks"
     deviations = (

@@ -26,7 +26,7 @@ from arborsim.policies.blocks import (
 )
 from arborsim.policies.methods.epikv import PAPER, POSITIONS, SCALED, WINDOW
 from arborsim.policies.placement import Pool, keep_highest
-from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.attention import NewestAttention
 from arborsim.signals.rolling import HiddenChangeContrast
 from arborsim.signals.scores import Score, sum_in_order
@@ -36,7 +36,7 @@ from arborsim.signals.scores import Score, sum_in_order
 class Segments(Pool):
     """A fixed number of tokens per segment of the stream, by its class; oldest segment first.
 
-    `keeps` are for classes R, E and T; the entropy is that of the mean over the rows of
+    `keeps` are for classes R, E and T.  The entropy is that of the mean over the rows of
     `attention`, the newest query's.
     """
 
@@ -92,12 +92,11 @@ class SegmentPool(ChangingPool):
     """
 
     def __init__(
-        self, segments: Segments, attention: np.ndarray, rank: np.ndarray, ids: np.ndarray,
-        alive: np.ndarray, start: int, stop: int,
-    ) -> None:  # fmt: skip
-        super().__init__(rank, ids, alive, start, stop)
+        self, segments: Segments, attention: np.ndarray, rank: np.ndarray, stream: Stream
+    ) -> None:
+        super().__init__(rank, stream)
         self._segments, self._attention = segments, attention
-        self._pinned, self._old = np.flatnonzero(alive[:start]), stop
+        self._pinned, self._old = np.flatnonzero(stream.alive[: stream.start]), stream.stop
 
     def admit(self, stop: int) -> None:
         self._old = stop

@@ -91,7 +91,7 @@ class _SparsityState(AtBegin):
 def row_sparsity(row: np.ndarray, part: float, held: np.ndarray | None = None) -> float:
     """Sparsity of one token's rows ``[layers, heads, positions]``; 0 if all are NaN.
 
-    Of the entries that are `held`, bool ``[cache groups, positions]``; None: of all.
+    Of the entries that are `held`, bool ``[cache groups, positions]``.  None: of all.
     """
     heads = row.reshape(-1, row.shape[-1])
     here = np.ones(heads.shape, dtype=bool)
@@ -230,7 +230,7 @@ class ThinKVPaper(RecentPolicy):
 
 
 def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:
-    """Number of the rung that each segment has reached, -1 for none; int64 ``[segments]``.
+    """Number of the rung that each segment has reached, -1 for none.  Int64 ``[segments]``.
 
     Every `transition`, bool ``[segments]``, oldest first, takes all before it a rung down; the last
     of the `rungs` is not left.
@@ -242,7 +242,7 @@ def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:
 def thin(tier: np.ndarray, segment: np.ndarray, keys: np.ndarray, count: int) -> int:
     """Evict all but `count` representatives of a segment's tokens; how many left HBM.
 
-    `tier`, int8 ``[tokens]`` of one group, is changed in place; keys are ``[tokens, head_dim]``.
+    `tier`, int8 ``[tokens]`` of one group, is changed in place.  Keys are ``[tokens, head_dim]``.
     """
     held = segment[hbm_mask(tier[segment])]
     if len(held) <= count:
@@ -277,7 +277,7 @@ def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np
     """Indices of `count` of the members, float64 ``[members, size]``, oldest first; rising.
 
     Lloyd's algorithm from evenly spaced members, with a fixed number of iterations at most.  Each
-    mean in turn takes the nearest member that none before it took; the newer among equals.
+    mean in turn takes the nearest member that none before it took.  The newer among equals.
     """
     members = len(vectors)
     if count >= members:

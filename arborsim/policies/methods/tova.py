@@ -7,6 +7,7 @@ from functools import cached_property
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import Protect
+from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.attention import NewestAttention
 from arborsim.signals.scores import GROUPINGS, Score
@@ -24,11 +25,7 @@ class Tova(StreamPolicy):
 
     name = "tova"
     paper = "Oren et al. 2024, arXiv:2401.06104"
-    official = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after TOVAPress; "
-        "the authors' repository in the same way, its commit was not noted"
-    )
+    official = same_as_kvpress("TOVAPress")
     summary = "evict what the newest query attends to least"
     formula = "s(i) = a_t(i), t the newest query, mean over heads"
     deviations = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect, ProtectSome
-from arborsim.policies.stream import ChangingPool, MakeCandidates, StreamPolicy
+from arborsim.policies.stream import ChangingPool, MakeCandidates, Stream, StreamPolicy
 from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
 from arborsim.signals.scores import GROUPINGS, Score
 from arborsim.signals.vectors import ValueSize
@@ -67,8 +66,8 @@ class Vatp(StreamPolicy):
 class ProductPool(ChangingPool):
     """Candidates that rank by the product of two scores."""
 
-    def __init__(self, scores: np.ndarray, others: np.ndarray, *candidates: Any) -> None:
-        super().__init__(scores, *candidates)
+    def __init__(self, scores: np.ndarray, others: np.ndarray, stream: Stream) -> None:
+        super().__init__(scores, stream)
         self._others = others
 
     def values_of(self, known: np.ndarray) -> np.ndarray:
