@@ -2,8 +2,8 @@
 
     python benchmarks/answers.py
 
-Writes ``arborsim/live/answers.csv``: a row per policy with settings and budget, counted in
-``reports/quality/results.parquet`` and in the validations of at least 40 problems under
+Writes ``arborsim/products/replay/answers.csv``: a row per policy with settings and budget, counted
+in ``reports/quality/results.parquet`` and in the validations of at least 40 problems under
 ``reports/validation``.  `tests/live/test_answers.py` checks that the file is what this makes.
 """
 
@@ -20,14 +20,22 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from arborsim.live.answers import Counted, Judged, Searched, count, defaults_of, resolved, to_csv
+from arborsim.play.results import ANY
 from arborsim.policies.registry import build
-from arborsim.run.results import ANY
-from arborsim.validate.results import LEAST_PROBLEMS, read_results
+from arborsim.products.replay.answers import (
+    Counted,
+    Judged,
+    Searched,
+    count,
+    defaults_of,
+    resolved,
+    to_csv,
+)
+from arborsim.products.validate.results import LEAST_PROBLEMS, read_results
 from benchmarks.quality_arms import EXPERIMENTS
 
 QUALITY = "reports/quality/results.parquet"
-OUT = ROOT / "arborsim/live/answers.csv"
+OUT = ROOT / "arborsim/products/replay/answers.csv"
 #: Counted before the policy was changed (CHANGELOG.md): what it does now is not what was counted.
 CHANGED = {("chain-quality", "raas"), ("chain-quality", "segment-hs")}
 #: What settings were called when they were stored.

@@ -22,13 +22,13 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 
-from arborsim.calibrate.policy_cost import GROUPS, SHAPE, random_scores
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Decode, Event, Prefill, TokenRun, Transition
 from arborsim.core.observations import Observations
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.registry import available, build
+from arborsim.products.calibrate.policy_cost import GROUPS, SHAPE, random_scores
 
 TOKENS = 32_768
 PROMPT = 256

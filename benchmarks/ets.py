@@ -34,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import scipy
 
-from arborsim.search import ROOT, Leaf, make_search
-from arborsim.search.base import best_first
-from arborsim.search.ets import CostTree, cost_tree, keep_best, similar
-from arborsim.search.levels import rebase_weights
+from arborsim.searches import ROOT, Leaf, make_search
+from arborsim.searches.base import best_first
+from arborsim.searches.ets import CostTree, cost_tree, keep_best, similar
+from arborsim.searches.levels import rebase_weights
 from tests.search.ets_program import keep_by_program, objective
 
 WIDTH = 256

@@ -23,8 +23,8 @@ from scipy.optimize import linprog
 from arborsim.core.errors import UsageError
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.lookup import load_engine
-from arborsim.validate.published import engine_of, machine_of, oddness, play, profile_name
-from arborsim.validate.serving import ServingRun, read_runs
+from arborsim.products.validate.published import engine_of, machine_of, oddness, play, profile_name
+from arborsim.products.validate.serving import ServingRun, read_runs
 
 ROUNDS = 3
 FIRST_TOKEN_WEIGHT = 0.25

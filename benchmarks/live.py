@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from arborsim.policies.registry import build
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.batches import run_batched
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.hardware.facts import all_facts

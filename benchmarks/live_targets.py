@@ -40,7 +40,7 @@ from arborsim.core.statistics import mean_interval
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.arkv import ARKV
 from arborsim.policies.registry import build
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.attention import tree_attention
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.decoder import run_together

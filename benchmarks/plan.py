@@ -25,9 +25,9 @@ from pathlib import Path
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-from arborsim.plan.plan import Planner
-from arborsim.plan.workload import Workload
-from arborsim.plan.workload_file import example_workload, parse_workload
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.workload import Workload
+from arborsim.products.plan.workload_file import example_workload, parse_workload
 
 _CANDIDATES = """
 [candidates]

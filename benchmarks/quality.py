@@ -24,8 +24,8 @@ from itertools import islice
 from pathlib import Path
 
 from arborsim.core.errors import UsageError
-from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
-from arborsim.run.episode import Cell
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult, get_backend
+from arborsim.play.episode import Cell
 from arborsim_torch.reference import MODELS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arborsim.core.tiers import Budget
+from arborsim.play.episode import Cell
 from arborsim.policies.registry import build, find, parameters
-from arborsim.run.episode import Cell
 
 LINES = 32
 PROMPT = 5 * LINES + 4  # tokens of a chain program of LINES lines

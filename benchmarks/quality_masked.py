@@ -23,10 +23,10 @@ from arborsim.core.observations import DenseRows, Observations, Signal
 from arborsim.core.row_uses import ReducedRows, RowUse
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
-from arborsim.live.backends import LiveResult
 from arborsim.memory.moves import Changes, Moves, kinds, resolve
+from arborsim.play.backends import LiveResult
+from arborsim.play.episode import Cell
 from arborsim.policies.base import Policy
-from arborsim.run.episode import Cell
 from arborsim.signals.readers import table_of
 from arborsim_torch.live.feed import LiveHeadRows
 from arborsim_torch.live.policy_search import make_controller
@@ -44,7 +44,7 @@ _RUNG = np.array([tier.rung for tier in Tier])
 
 
 class _Executor:
-    """`arborsim.run.controller.Executor` on one row of a batch."""
+    """`arborsim.play.controller.Executor` on one row of a batch."""
 
     def __init__(self, searches: Searches, row: int, policy: Policy) -> None:
         config = searches.model.config

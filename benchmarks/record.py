@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import Capture, middle_layers
 from arborsim_torch.episodes import capture_at_level

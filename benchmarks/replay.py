@@ -46,7 +46,7 @@ from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
-from arborsim.run.replay import Replay
+from arborsim.products.replay.run import Replay
 from arborsim.trace.schema import PER_LAYER
 
 BUDGET = "2048"

@@ -28,16 +28,16 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arborsim.api.choices import ChosenPolicies, budgets, policy_settings
-from arborsim.bank.arms import REFERENCE, Arm, Recipe, arms_of, chosen_algorithms
-from arborsim.bank.bank import read_bank
-from arborsim.bank.job import SearchJob
-from arborsim.bank.results import SearchResult
-from arborsim.bank.walk import walk
-from arborsim.live.backends import RecordProgress, RecordRequest, RewardChoice, get_backend
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.run.episode import Cell, cells_of
+from arborsim.play.backends import RecordProgress, RecordRequest, RewardChoice, get_backend
+from arborsim.play.episode import Cell, cells_of
+from arborsim.products.choices import ChosenPolicies, budgets, policy_settings
+from arborsim.products.search.results import SearchResult
+from arborsim.products.search.run import SearchJob
+from arborsim.searches.arms import REFERENCE, Arm, Recipe, arms_of, chosen_algorithms
+from arborsim.searches.bank import read_bank
+from arborsim.searches.walk import walk
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture
 
@@ -63,7 +63,7 @@ class Bank:
     duplicates : bool
         Searches go on with thoughts that repeat a sibling, as ETS's paper does.
     record : dict of str to object
-        Options of `arborsim.live.backends.RecordRequest`: the reward, the task.
+        Options of `arborsim.play.backends.RecordRequest`: the reward, the task.
     widths : tuple of int
     algorithms : tuple of str
     swept : tuple of str

@@ -1,6 +1,7 @@
 """What ETS saves by depth, width and lambda_b: figures of ``benchmarks/claims/ets.py``, in words.
 
-Trees are synthetic, with stated depth, rewards and meanings (`arborsim.plan.synthetic`).
+Trees are synthetic, with stated depth, rewards and meanings
+(`arborsim.products.generate.synthetic`).
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from arborsim.bank.arms import REFERENCE
-from arborsim.bank.results import LOW, MARGIN, Paired
 from arborsim.core.statistics import clopper_pearson
+from arborsim.products.search.results import LOW, MARGIN, Paired
+from arborsim.searches.arms import REFERENCE
 
 RESAMPLES = 4000
 FULL = "full"

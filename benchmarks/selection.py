@@ -21,9 +21,9 @@ from arborsim.core.events import TokenRun
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.episode import Cell, play_episode
+from arborsim.play.meters import Quality
 from arborsim.policies.methods.quest import Quest
-from arborsim.run.episode import Cell, play_episode
-from arborsim.run.meters import Quality
 from arborsim.signals.pages import Queries
 from arborsim.signals.rows import head_rows
 from arborsim.signals.scores import Score

@@ -25,10 +25,10 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("RAY_worker_niceness", "0")  # as processes of this machine have it
 
 import arborsim
-from arborsim.api.sweep import Sweeping
 from arborsim.core.installed import versions
 from arborsim.machine.lookup import load_geometry
-from arborsim.plan.generate import TreeSpec, parse_counts, write_generated
+from arborsim.products.generate.lengths import TreeSpec, parse_counts, write_generated
+from arborsim.products.sweep.ask import Sweeping
 
 #: 201 cells for each GPU: a policy with 10 settings under 20 budgets, and full retention.
 GRID: dict[str, Any] = {

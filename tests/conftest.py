@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, settings
 
-from arborsim.show import progress
+from arborsim.report import progress
 
 # Machines are shared and slow at times: how long an example takes says nothing about the code.
 settings.register_profile("arborsim", deadline=None, suppress_health_check=[HealthCheck.too_slow])

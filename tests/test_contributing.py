@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.bank.bank import open_bank, read_bank
-from arborsim.bank.walk import walk
 from arborsim.cli.app import main
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine import terms
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, num_groups
 from arborsim.machine.server import ServingEngine
-from arborsim.plan.evaluate import cost_terms
 from arborsim.policies.methods.adakv import HeadsShare
 from arborsim.policies.registry import build
-from arborsim.search import make_search
+from arborsim.products.plan.evaluate import cost_terms
+from arborsim.searches import make_search
+from arborsim.searches.bank import open_bank, read_bank
+from arborsim.searches.walk import walk
 from arborsim.trace.reader import TraceReader
 from tests.helpers.demands import record_demands
 from tests.helpers.plain_executor import decide_all

@@ -17,10 +17,10 @@ from arborsim.core.events import Decode, Event, TokenRun
 from arborsim.core.tiers import Tier
 from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import Moves, Plan
+from arborsim.play.controller import Controller
+from arborsim.play.episode import foresee
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.registry import available, build
-from arborsim.run.controller import Controller
-from arborsim.run.episode import foresee
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all, in_steps

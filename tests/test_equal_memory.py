@@ -16,12 +16,12 @@ from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.episode import Cell
+from arborsim.play.results import ReplayResult
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
-from arborsim.run.equal import MEASURES, TOLERANCE, at_equal_memory, bracket, memory
-from arborsim.run.replay import Replay
-from arborsim.run.results import ReplayResult
+from arborsim.products.replay.equal import MEASURES, TOLERANCE, at_equal_memory, bracket, memory
+from arborsim.products.replay.run import Replay
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_trace
 

@@ -25,13 +25,13 @@ from arborsim.core.tree import ThoughtTree
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import ALL_GROUPS, Moves
+from arborsim.play.controller import Controller
+from arborsim.play.meters import AttentionKept, Quality
+from arborsim.play.results import aggregate
 from arborsim.policies.registry import build
-from arborsim.run.controller import Controller
-from arborsim.run.meters import AttentionKept, Quality
-from arborsim.run.replay import Replay
-from arborsim.run.results import aggregate
-from arborsim.show.replay import print_replay, to_frame, to_json
-from arborsim.show.replay_page import render
+from arborsim.products.replay.page import render
+from arborsim.products.replay.run import Replay
+from arborsim.products.replay.tables import print_replay, to_frame, to_json
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all

@@ -15,9 +15,9 @@ from arborsim import replay
 from arborsim.core.errors import BudgetInfeasible, TraceError
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
+from arborsim.play.controller import Controller
+from arborsim.play.meters import AttentionKept
 from arborsim.policies.registry import build
-from arborsim.run.controller import Controller
-from arborsim.run.meters import AttentionKept
 from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all

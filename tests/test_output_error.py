@@ -16,11 +16,11 @@ from arborsim.core.formats import FP8, Format, round_e4m3
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
+from arborsim.play.controller import Controller
+from arborsim.play.meters import OutputError
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.kivi import KIVI
 from arborsim.policies.methods.streaming_llm import StreamingLLM
-from arborsim.run.controller import Controller
-from arborsim.run.meters import OutputError
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.cli.policies import facts_of
 from arborsim.policies.registry import available
+from arborsim.products.catalog.policies import facts_of
 from docs.tools import figures
 
 ROOT = Path(__file__).parents[1]

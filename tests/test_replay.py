@@ -17,11 +17,11 @@ from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.profile import PolicySeconds
+from arborsim.play.results import EpisodeResult, ReplayResult, aggregate
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
-from arborsim.run.replay import Replay
-from arborsim.run.results import EpisodeResult, ReplayResult, aggregate
-from arborsim.show.replay import to_json
+from arborsim.products.replay.run import Replay
+from arborsim.products.replay.tables import to_json
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.traces import make_trace

@@ -16,11 +16,11 @@ from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves, Plan
+from arborsim.play.controller import Controller
+from arborsim.play.episode import Cell, Played, play_episode
+from arborsim.play.meters import Quality
+from arborsim.play.move_log import READ, UNREAD, MoveLog
 from arborsim.policies.base import CacheView, Policy
-from arborsim.run.controller import Controller
-from arborsim.run.episode import Cell, Played, play_episode
-from arborsim.run.meters import Quality
-from arborsim.run.move_log import READ, UNREAD, MoveLog
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor

@@ -14,10 +14,10 @@ from arborsim.core.tiers import Budget
 from arborsim.machine.config import with_kv_dtype
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.results import ReplayResult
 from arborsim.policies.registry import build
-from arborsim.run.replay import Replay
-from arborsim.run.results import ReplayResult
-from arborsim.show.replay_words import left_out
+from arborsim.products.replay.run import Replay
+from arborsim.products.replay.words import left_out
 from tests.helpers.traces import make_trace
 
 

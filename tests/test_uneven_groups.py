@@ -23,13 +23,13 @@ from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine, num_groups
 from arborsim.memory.moves import Moves, Plan
+from arborsim.play.controller import Controller
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.blocks import Allocation, Decision, Protect
 from arborsim.policies.methods.duoattention import DuoAttention
 from arborsim.policies.placement import Pool
 from arborsim.policies.registry import build
 from arborsim.policies.stream import StreamPolicy
-from arborsim.run.controller import Controller
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import Score
 from arborsim.trace.episode import Episode, play

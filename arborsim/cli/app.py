@@ -16,16 +16,16 @@ import typer
 import typer.core
 
 from arborsim import __version__
-from arborsim.cli.command import PanelCommand
 from arborsim.core.errors import ArborsimError, UsageError
-from arborsim.show.words import plain
+from arborsim.products.command import PanelCommand
+from arborsim.report.words import plain
 
 # Typer may use the click package or a copy of its own; this is whichever it raises.
 ClickException: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
-#: What the list of commands says of each; `arborsim.cli.NAME` holds it.
+#: Help text of each command in the list of commands.
 COMMANDS = {
     "replay": "Replay traces under KV-cache policies.",
     "search": "Run search algorithms on a bank of recorded thoughts.",
@@ -47,6 +47,17 @@ COMMANDS = {
     "calibrate": "Find settings of policies by measuring, or a machine's speed.",
     "doctor": "Show what is installed, what works with it, and what is missing.",
     "import": "Make a trace of a recording in another format.",
+}
+#: The module of each command that is not `command` in the product of its name.
+_HOME = {
+    "results": "sweep.results_command",
+    "inspect": "traces.inspect_command",
+    "policies": "catalog.policies",
+    "hardware": "catalog.hardware",
+    "models": "catalog.models",
+    "schema": "catalog.schema_command",
+    "doctor": "catalog.doctor",
+    "import": "traces.import_command",
 }
 #: How the loader and threads say that there is no memory.
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "can't start new thread")
@@ -79,7 +90,7 @@ def load(name: str) -> Any:
     is the first argument.
     """
     attribute = "import_" if name == "import" else name
-    module = import_module(f"arborsim.cli.{attribute}")
+    module = import_module(f"arborsim.products.{_HOME.get(name, f'{name}.command')}")
     found = getattr(module, attribute)
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)

@@ -273,7 +273,8 @@ def sources(*places: str) -> str:
     """A digest of these sources, so that results of others can be recognised.
 
     `places` are packages (``"arborsim_torch"``), or files and folders of one
-    (``"arborsim/api/replay.py"``).  None is imported; one that is not installed counts as empty.
+    (``"arborsim/products/replay/ask.py"``).  None is imported; one that is not installed counts as
+    empty.
     """
     digest = hashlib.sha256()
     for place in places:

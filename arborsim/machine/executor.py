@@ -46,7 +46,7 @@ _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 
 
 class SimulatedExecutor:
-    """Implements `arborsim.run.controller.Executor` on a `Machine`.
+    """Implements `arborsim.play.controller.Executor` on a `Machine`.
 
     Raises `UsageError` for a name or number that cannot work, or if what a demand cannot describe
     is to be recorded.

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from arborsim.core.errors import UsageError
-from arborsim.live.backends import (
+from arborsim.play.backends import (
     LiveObserver,
     LiveRequest,
     ModelUsage,
@@ -21,12 +21,12 @@ from arborsim.live.backends import (
     SearchRequest,
     ValidationObserver,
 )
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.checkpoint import check_checkpoint, is_plain
 from arborsim_torch.prompts import CHAIN, read_lines, read_prompts
 
 if TYPE_CHECKING:
-    from arborsim.calibrate.backend import (
+    from arborsim.products.calibrate.backend import (
         HardwareMeasurements,
         HardwareRequest,
         MaskingRequest,

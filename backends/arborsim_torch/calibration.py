@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.calibrate.backend import (
+from arborsim.core.errors import UsageError
+from arborsim.products.calibrate.backend import (
     Masking,
     MaskingRequest,
     Maskings,
@@ -22,8 +23,7 @@ from arborsim.calibrate.backend import (
     Occlusions,
     OnProgress,
 )
-from arborsim.calibrate.bands import sliding_windows
-from arborsim.core.errors import UsageError
+from arborsim.products.calibrate.bands import sliding_windows
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.models import LoadedModel, load_model

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from arborsim.live.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
-from arborsim.search import Search, make_search, search_options
+from arborsim.play.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
+from arborsim.searches import Search, make_search, search_options
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
 from arborsim.trace.writer import TraceWriter

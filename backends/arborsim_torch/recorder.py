@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from arborsim.core.errors import UsageError
-from arborsim.search import ROOT, Expansion, Search, ask, handed_in
+from arborsim.searches import ROOT, Expansion, Search, ask, handed_in
 from arborsim.trace.schema import End, Kind
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from arborsim.search import Leaf
+from arborsim.searches import Leaf
 from arborsim.trace.schema import Kind
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.reference.tasks import Readers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from arborsim.core.errors import UsageError
-from arborsim.live.backends import LayerChoice, ModelUsage, RecordRequest
+from arborsim.play.backends import LayerChoice, ModelUsage, RecordRequest
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import middle_layers
 from arborsim_torch.forced import ForcedSource, read_chains

@@ -24,20 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.calibrate.documents import read_calibration
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import TokenRun
 from arborsim.core.tiers import Budget, Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult, get_backend
+from arborsim.play.controller import Meter
+from arborsim.play.episode import Cell, play_episode
+from arborsim.play.meters import UNMEASURED, Quality
 from arborsim.policies.registry import build
-from arborsim.run.controller import Meter
-from arborsim.run.episode import Cell, play_episode
-from arborsim.run.meters import UNMEASURED, Quality
-from arborsim.search import ROOT, Leaf, ask, make_search
+from arborsim.products.calibrate.documents import read_calibration
+from arborsim.searches import ROOT, Leaf, ask, make_search
 from arborsim.trace.importers.searches import Thought, ThoughtBatch, WrittenSearch
 from arborsim.trace.importers.sources import Contents
 from arborsim.trace.importers.sources import write_trace as write_searches

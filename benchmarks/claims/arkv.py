@@ -23,17 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.calibrate.documents import read_calibration
 from arborsim.core.events import TokenRun
 from arborsim.core.tiers import Budget, Tier, hbm_mask
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves
+from arborsim.play.controller import Meter
+from arborsim.play.episode import Cell, Played, play_episode
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
-from arborsim.run.controller import Meter
-from arborsim.run.episode import Cell, Played, play_episode
+from arborsim.products.calibrate.documents import read_calibration
 from arborsim.signals.spread import LayerSensitivity
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader

@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.calibrate.bands import ROLLING, token_labels
 from arborsim.core.statistics import auc, spearman
 from arborsim.core.tiers import Budget
 from arborsim.machine.cost import CostModel
@@ -37,7 +36,8 @@ from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.methods.epikv import EpiKV
 from arborsim.policies.registry import build
-from arborsim.run.replay import Replay
+from arborsim.products.calibrate.bands import ROLLING, token_labels
+from arborsim.products.replay.run import Replay
 from arborsim.signals.rolling import EPSILON, Band, HiddenChangeContrast, rolling_mean, rolling_z
 from benchmarks.claims import Row, Store, run
 from benchmarks.generate import generate as generate_trace
@@ -192,7 +192,7 @@ def read_by_rule(readers: list[Any], prompt: int, lines: int) -> np.ndarray:
 
 def reasonings(name: str, lines: int, count: int, kinds: Sequence[str]) -> list[Reasoning]:
     """Greedy reasonings of test problems that end right, with signals and labels of these kinds."""
-    from arborsim.calibrate.backend import ModelChoice, OcclusionRequest
+    from arborsim.products.calibrate.backend import ModelChoice, OcclusionRequest
     from arborsim_torch import reference
     from arborsim_torch.calibration import occlude
     from arborsim_torch.reference.chain import ANSWER_TOKENS

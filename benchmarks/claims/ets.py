@@ -2,8 +2,9 @@
 
     python -m benchmarks.claims.ets --out reports/claims
 
-Searches walk synthetic banks (`arborsim.plan.synthetic`), whose depth, width, rewards and meanings
-are stated; those that are replayed are written to ``build/claims`` first.  Experiments:
+Searches walk synthetic banks (`arborsim.products.generate.synthetic`), whose depth, width, rewards
+and meanings are stated; those that are replayed are written to ``build/claims`` first.
+Experiments:
 
 ``depth``    REBASE, ETS, ETS without clusters and beam search by depth, width and lambda_b
 ``ground``   the same at depth 10 and width 64, with one property of the banks changed at a time
@@ -26,10 +27,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arborsim.bank.arms import Arm, Recipe, arms_of
-from arborsim.bank.bank import Thoughts, open_bank, read_bank
-from arborsim.bank.visited import visited
-from arborsim.bank.walk import Walk, walk
 from arborsim.core.events import Event, Transition
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
@@ -38,12 +35,16 @@ from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
 from arborsim.machine.server import ServingEngine
 from arborsim.memory.moves import Plan
-from arborsim.plan.generate import Fixed, LogNormal
-from arborsim.plan.synthetic import BankSpec, SyntheticBank, write_synthetic
+from arborsim.play.episode import record_demand
 from arborsim.policies.base import CacheView, Method, Policy
-from arborsim.run.episode import record_demand
-from arborsim.search import Expansion
-from arborsim.search.base import Leaves
+from arborsim.products.generate.lengths import Fixed, LogNormal
+from arborsim.products.generate.synthetic import BankSpec, SyntheticBank, write_synthetic
+from arborsim.searches import Expansion
+from arborsim.searches.arms import Arm, Recipe, arms_of
+from arborsim.searches.bank import Thoughts, open_bank, read_bank
+from arborsim.searches.base import Leaves
+from arborsim.searches.visited import visited
+from arborsim.searches.walk import Walk, walk
 from benchmarks.claims import Row, Store, run
 
 Setting = dict[str, bool | int | float | str]

@@ -27,7 +27,7 @@ from arborsim.machine.places import ClosedLoop
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.server import ServingEngine
 from arborsim.policies.registry import build
-from arborsim.run.replay import Replay
+from arborsim.products.replay.run import Replay
 from benchmarks.claims import Row, Store, run
 from benchmarks.claims.masked import Rule, observe, search
 from tests.helpers.demands import record_demands

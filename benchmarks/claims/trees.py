@@ -30,10 +30,10 @@ from arborsim.core.tree import ThoughtTree
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves
+from arborsim.play.controller import Meter
+from arborsim.play.episode import Cell, play_episode
 from arborsim.policies.registry import build
-from arborsim.run.controller import Meter
-from arborsim.run.episode import Cell, play_episode
-from arborsim.show.describe import episode_facts
+from arborsim.products.traces.describe import episode_facts
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.importers.sources import Description, read_list, trace_info, write_trace
 from arborsim.trace.importers.tot import TotLog

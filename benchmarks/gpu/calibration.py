@@ -6,10 +6,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from arborsim.calibrate.backend import HardwareRequest
-from arborsim.calibrate.hardware import make_profile, profile_toml
-from arborsim.calibrate.policy_cost import measure_decisions
 from arborsim.core.outputs import write_text
+from arborsim.products.calibrate.backend import HardwareRequest
+from arborsim.products.calibrate.hardware import make_profile, profile_toml
+from arborsim.products.calibrate.policy_cost import measure_decisions
 from arborsim_torch.hardware.measure import measure
 from benchmarks.gpu.journal import Facts
 

@@ -19,10 +19,10 @@ from arborsim.core.observations import Signal
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.move_log import MoveLog
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
-from arborsim.run.move_log import MoveLog
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed

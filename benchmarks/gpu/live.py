@@ -23,9 +23,9 @@ from arborsim.machine.machine import Machine, parts_read
 from arborsim.machine.profile import HardwareProfile
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
-from arborsim.search import make_search
-from arborsim.validate.compare import PARTS, DualExecutor
-from arborsim.validate.results import COUNTERS, PEAKS, TERMS
+from arborsim.products.validate.compare import PARTS, DualExecutor
+from arborsim.products.validate.results import COUNTERS, PEAKS, TERMS
+from arborsim.searches import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.graphs import refused

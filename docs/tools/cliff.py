@@ -1,7 +1,8 @@
 """Draw the eviction cliff, `eviction-cliff.svg` in ``docs/assets``: ``python docs/tools/cliff.py``.
 
-Right answers by budget, live or masked, from ``arborsim/live/answers.csv``: a panel for chains and
-one for trees, a line per policy with its settings.  The same answers give the same bytes.
+Right answers by budget, live or masked, from ``arborsim/products/replay/answers.csv``: a panel for
+chains and one for trees, a line per policy with its settings.  The same answers give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from arborsim.live.answers import shipped
-from arborsim.show.cliff import Cliff, Line, cliffs, points
-from arborsim.show.images import palette
+from arborsim.products.replay.answers import shipped
+from arborsim.products.replay.cliff import Cliff, Line, cliffs, points
+from arborsim.report.images import palette
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURE = ROOT / "docs" / "assets" / "eviction-cliff.svg"

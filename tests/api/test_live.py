@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 import arborsim
-from arborsim.api.live import LiveResults
-from arborsim.api.validation import ValidationResults
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
 from arborsim.core.tables import KEY
+from arborsim.products.live.ask import LiveResults
+from arborsim.products.validate.ask import ValidationResults
 from tests.cli.test_live_command import without_clock
 
 pytest.importorskip("torch")

@@ -47,30 +47,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = arborsim.replai  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", sorted({"search", "plan", "live"} & set(arborsim.__all__)))
-@pytest.mark.parametrize(
-    "before",
-    [
-        "",
-        "import arborsim.{name}",
-        "from arborsim import {name}",
-        "import arborsim.cli.{name}",
-    ],
-)
-def test_a_function_that_shares_its_name_with_a_package_is_both(name: str, before: str) -> None:
-    """Whatever was imported first."""
-    code = (
-        f"{before.format(name=name)}\n"
-        "import inspect, arborsim\n"
-        f"assert callable(arborsim.{name})\n"
-        f"assert arborsim.{name}.__path__\n"
-        f"print(list(inspect.signature(arborsim.{name}).parameters)[0], "
-        f"len(arborsim.{name}.__doc__) > 100)"
-    )
-    first = next(iter(inspect.signature(getattr(arborsim, name)).parameters))
-    assert _run(code) == f"{first} True"
-
-
 def test_a_trace_shows_what_the_command_shows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

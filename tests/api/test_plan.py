@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 import arborsim
-from arborsim.api.plan import PlanResults
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
 from arborsim.core.tables import read_table
-from arborsim.plan.results import ranked
-from arborsim.plan.workload_file import read_workload
+from arborsim.products.plan.ask import PlanResults
+from arborsim.products.plan.results import ranked
+from arborsim.products.plan.workload_file import read_workload
 from tests.cli.test_plan import SMALL
 
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import arborsim
-from arborsim.api import choices
-from arborsim.api.replay import ReplayResults
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
 from arborsim.core.tiers import Budget
 from arborsim.policies.registry import build
+from arborsim.products import choices
+from arborsim.products.replay.ask import ReplayResults
 
 TREE, CHAIN = Path("traces/game24-tot.parquet"), Path("traces/chain-vectors.parquet")
 

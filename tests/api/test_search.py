@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import arborsim
-from arborsim.api.search import Searching, SearchResults
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
+from arborsim.products.search.ask import Searching, SearchResults
 from tests.cli.test_search_command import write_bank
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.bank.bank import Bank
 from arborsim.core.observations import Signal
+from arborsim.searches.bank import Bank
 from arborsim.trace.columns import encode
 from arborsim.trace.episode import Episode, decode_episode
 from arborsim.trace.schema import Capture, Kind, TraceInfo

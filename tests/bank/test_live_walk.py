@@ -11,19 +11,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-from arborsim.bank.bank import Bank, open_bank, read_bank
-from arborsim.bank.job import simulate
-from arborsim.bank.visited import visited
-from arborsim.bank.walk import walk
 from arborsim.cli.app import main
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.episode import Cell
+from arborsim.play.meters import Quality
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
-from arborsim.run.meters import Quality
-from arborsim.search import Leaf, make_search
+from arborsim.products.search.run import simulate
+from arborsim.searches import Leaf, make_search
+from arborsim.searches.bank import Bank, open_bank, read_bank
+from arborsim.searches.visited import visited
+from arborsim.searches.walk import walk
 from arborsim.trace.schema import Capture
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.bank.arms import Sweep, arms_of, split_settings
-from arborsim.bank.results import Paired, SearchResult, Simulated, paired, rows_of, verdicts
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.measurements import Measurements, TimeSplit
-from arborsim.search import find_search, make_search, search_names
+from arborsim.products.search.results import (
+    Paired,
+    SearchResult,
+    Simulated,
+    paired,
+    rows_of,
+    verdicts,
+)
+from arborsim.searches import find_search, make_search, search_names
+from arborsim.searches.arms import Sweep, arms_of, split_settings
 
 PLAIN = SearchResult(
     "t", 0, "rebase", "", 16, "full", "any", True, 100, 120, 2, 8, 30, 200, 10, 3, 1, 4,

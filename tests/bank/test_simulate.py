@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from arborsim.bank.bank import Bank
-from arborsim.bank.job import simulate
-from arborsim.bank.visited import visited
-from arborsim.bank.walk import walk
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.episode import Cell
+from arborsim.play.meters import Quality
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
-from arborsim.run.meters import Quality
-from arborsim.search import make_search
+from arborsim.products.search.run import simulate
+from arborsim.searches import make_search
+from arborsim.searches.bank import Bank
+from arborsim.searches.visited import visited
+from arborsim.searches.walk import walk
 from arborsim.trace.schema import Kind
 from tests.bank.banks import made_bank, random_bank
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from arborsim.bank.bank import open_bank, read_bank
-from arborsim.bank.visited import visited
-from arborsim.bank.walk import walk
-from arborsim.search import make_search
+from arborsim.searches import make_search
+from arborsim.searches.bank import open_bank, read_bank
+from arborsim.searches.visited import visited
+from arborsim.searches.walk import walk
 from arborsim.trace.importers.sources import read_list
 from arborsim.trace.importers.tot import TotLog
 from arborsim.trace.reader import TraceReader

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.bank.bank import Bank
-from arborsim.bank.visited import visited
-from arborsim.bank.walk import Walk, walk
 from arborsim.core.errors import TraceError
 from arborsim.core.observations import Signal
-from arborsim.search import ROOT, make_search, search_names
+from arborsim.searches import ROOT, make_search, search_names
+from arborsim.searches.bank import Bank
+from arborsim.searches.visited import visited
+from arborsim.searches.walk import Walk, walk
 from arborsim.trace.schema import End, Kind
 from tests.bank.banks import (
     bank_columns,

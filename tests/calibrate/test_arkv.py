@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.calibrate.arkv import (
+from arborsim.core.errors import MissingSignal, UsageError
+from arborsim.core.tiers import Budget
+from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
+from arborsim.policies.registry import build
+from arborsim.products.calibrate.arkv import (
     RANGES,
     episodes_of,
     published,
     replay_error,
     tune,
 )
-from arborsim.core.errors import MissingSignal, UsageError
-from arborsim.core.tiers import Budget
-from arborsim.machine.lookup import load_profile
-from arborsim.machine.machine import Machine
-from arborsim.policies.registry import build
-from arborsim.run.replay import Replay
+from arborsim.products.replay.run import Replay
 from tests.helpers.traces import make_trace
 
 VECTORS = Path(__file__).parents[2] / "traces" / "chain-vectors.parquet"

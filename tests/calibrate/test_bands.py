@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.calibrate.backend import OccludedTrace
-from arborsim.calibrate.bands import (
+from arborsim.core.errors import UsageError
+from arborsim.products.calibrate.backend import OccludedTrace
+from arborsim.products.calibrate.bands import (
     find_bands,
     run_around,
     sliding_windows,
     token_labels,
 )
-from arborsim.core.errors import UsageError
 
 LAYERS = 8
 

@@ -14,8 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.calibrate import hardware
-from arborsim.calibrate.backend import (
+from arborsim.cli.app import main
+from arborsim.core.errors import UsageError
+from arborsim.core.outputs import write_text
+from arborsim.machine.cost import CostModel
+from arborsim.machine.lookup import load_engine, load_geometry, load_profile, served_live
+from arborsim.machine.price import Price
+from arborsim.machine.profile import HardwareProfile, PolicySeconds
+from arborsim.products.calibrate import hardware
+from arborsim.products.calibrate.backend import (
     HardwareMeasurements,
     Kernels,
     Launches,
@@ -26,7 +33,7 @@ from arborsim.calibrate.backend import (
     Quiet,
     Spread,
 )
-from arborsim.calibrate.hardware import (
+from arborsim.products.calibrate.hardware import (
     agreement,
     fit_launches,
     fit_moves,
@@ -35,14 +42,12 @@ from arborsim.calibrate.hardware import (
     predicted_s,
     profile_toml,
 )
-from arborsim.calibrate.policy_cost import DecisionCost, fit_policies, measure_decisions, seconds_of
-from arborsim.cli.app import main
-from arborsim.core.errors import UsageError
-from arborsim.core.outputs import write_text
-from arborsim.machine.cost import CostModel
-from arborsim.machine.lookup import load_engine, load_geometry, load_profile, served_live
-from arborsim.machine.price import Price
-from arborsim.machine.profile import HardwareProfile, PolicySeconds
+from arborsim.products.calibrate.policy_cost import (
+    DecisionCost,
+    fit_policies,
+    measure_decisions,
+    seconds_of,
+)
 from tests.simulator.bench import PROFILE
 
 ROOT = Path(__file__).parents[2]
@@ -522,7 +527,7 @@ class TestMeasuring:
     def test_what_does_not_fit_is_cut_to_its_first_layers(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from arborsim.calibrate.backend import HardwareRequest
+        from arborsim.products.calibrate.backend import HardwareRequest
         from arborsim_torch.hardware import model as loading
 
         request = HardwareRequest("config:chain")

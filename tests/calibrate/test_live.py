@@ -12,15 +12,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from arborsim.calibrate.backend import (  # noqa: E402
+from arborsim.core.errors import UsageError  # noqa: E402
+from arborsim.products.calibrate.backend import (  # noqa: E402
     Masking,
     MaskingRequest,
     ModelChoice,
     OcclusionRequest,
     get_calibrating_backend,
 )
-from arborsim.calibrate.bands import sliding_windows  # noqa: E402
-from arborsim.core.errors import UsageError  # noqa: E402
+from arborsim.products.calibrate.bands import sliding_windows  # noqa: E402
 from arborsim_torch import reference  # noqa: E402
 from arborsim_torch.calibration import Reasoning, hidden_change  # noqa: E402
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from arborsim.calibrate.documents import Calibration, apply, read_calibration
 from arborsim.core.errors import UsageError
 from arborsim.policies.registry import build
+from arborsim.products.calibrate.documents import Calibration, apply, read_calibration
 
 
 def made(**changes: object) -> Calibration:

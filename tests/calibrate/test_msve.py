@@ -7,13 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.calibrate.backend import Masking, MaskingRequest, Maskings, ModelChoice
-from arborsim.calibrate.msve import HiddenBlock, blocks_of, features_of, fit_msve, mask_searches
 from arborsim.core.errors import UsageError
 from arborsim.core.observations import Signal
+from arborsim.play.controller import Controller
 from arborsim.policies.base import Policy
 from arborsim.policies.tree import TreeRule
-from arborsim.run.controller import Controller
+from arborsim.products.calibrate.backend import Masking, MaskingRequest, Maskings, ModelChoice
+from arborsim.products.calibrate.msve import (
+    HiddenBlock,
+    blocks_of,
+    features_of,
+    fit_msve,
+    mask_searches,
+)
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import Score
 from arborsim.trace.episode import Episode, play

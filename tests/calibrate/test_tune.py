@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import arborsim
-from arborsim.calibrate.documents import read_calibration
-from arborsim.calibrate.study import Choice, Range, Study
-from arborsim.calibrate.tune import budget_range, space_of
 from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.statistics import efficient
 from arborsim.policies.registry import build, values_of
+from arborsim.products.calibrate.documents import read_calibration
+from arborsim.products.tune.run import budget_range, space_of
+from arborsim.products.tune.study import Choice, Range, Study
 from tests.helpers.traces import make_trace
 
 pytest.importorskip("optuna")

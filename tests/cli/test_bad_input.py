@@ -27,7 +27,7 @@ GAMES = Path(__file__).parents[2] / "traces" / "game24-tot.parquet"
 
 SEARCHES = """
 from dataclasses import dataclass, field
-from arborsim.search import Expansion, Search
+from arborsim.searches import Expansion, Search
 
 def grow(): ...
 
@@ -150,7 +150,7 @@ CASES = {
     "search module that raises": (
         "search bank.parquet --algorithm raising:Mine", "ZeroDivisionError"),
     "search that is a function": (
-        "search bank.parquet --algorithm searches:grow", "not a subclass of arborsim.search.base"),
+        "search bank.parquet --algorithm searches:grow", "not a subclass of arborsim.searches"),
     "search without expand": (
         "search bank.parquet --algorithm searches:Idle", "'searches:Idle' has no expand"),
     "search that is no dataclass": (

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from arborsim.calibrate.documents import read_calibration
 from arborsim.cli.app import main
-from arborsim.show import progress
+from arborsim.products.calibrate import backend
+from arborsim.products.calibrate.documents import read_calibration
+from arborsim.report import progress
 from tests.helpers.traces import make_trace
 
 BANDS = "calibrate bands --traces 2 --lines 5 --window 9 --stride 9 --regenerate rest --out b.toml"
@@ -53,7 +54,7 @@ def test_interruption_is_one_line_and_code_130(
             on_progress("solving problems", 1, 2)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("arborsim.calibrate.backend.get_calibrating_backend", lambda: Impatient())
+    monkeypatch.setattr(backend, "get_calibrating_backend", Impatient)
     assert main(BANDS.split()) == 130
     assert capsys.readouterr().err == "arborsim: interrupted; nothing was written\n"
     assert list(here.iterdir()) == []
@@ -108,7 +109,7 @@ def test_a_bar_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shipped_calibrations_say_what_they_are() -> None:
-    from arborsim.calibrate.documents import shipped
+    from arborsim.products.calibrate.documents import shipped
 
     for path in shipped().values():
         head = tomllib.loads(path.read_text())["calibration"]

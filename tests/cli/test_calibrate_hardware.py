@@ -11,6 +11,7 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.machine.lookup import load_profile
+from arborsim.products.calibrate import backend
 from tests.helpers.traces import make_trace
 
 COMMAND = "calibrate hardware --quick --out m.toml"
@@ -26,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same measurements on smaller things, one thread."""
     torch = pytest.importorskip("torch")
-    from arborsim.calibrate import policy_cost
+    from arborsim.products.calibrate import policy_cost
     from arborsim_torch.hardware import measure, searches, transfers
     from arborsim_torch.hardware.passes import Design
 
@@ -89,7 +90,7 @@ def test_interruption_is_one_line_and_leaves_the_old_file(
             on_progress("measuring", 1, 2)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("arborsim.calibrate.backend.get_measuring_backend", lambda: Impatient())
+    monkeypatch.setattr(backend, "get_measuring_backend", Impatient)
     (here / "m.toml").write_text("before")
     assert main([*COMMAND.split(), "--overwrite"]) == 130
     assert capsys.readouterr().err == "arborsim: interrupted; nothing was written\n"

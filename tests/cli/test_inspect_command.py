@@ -12,7 +12,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.core.errors import MissingSignal
 from arborsim.core.observations import Signal
-from arborsim.show.describe import describe
+from arborsim.products.traces.describe import describe
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_info, make_trace
 from tests.trace.import_helpers import deft_tree

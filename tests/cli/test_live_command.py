@@ -12,8 +12,8 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.core.statistics import fisher_p, least_visible
-from arborsim.live.backends import LiveResult
-from arborsim.live.log import LiveLog
+from arborsim.play.backends import LiveResult
+from arborsim.play.live_log import LiveLog
 from arborsim.trace.reader import TraceReader
 
 torch = pytest.importorskip("torch")

@@ -11,13 +11,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from arborsim.cli import plan as plan_command
 from arborsim.cli.app import main
-from arborsim.plan import workload_file
-from arborsim.plan.plan import Planner
-from arborsim.plan.results import CandidateResult, PlanResult
-from arborsim.plan.sensitivity import share_of_plan
-from arborsim.plan.workload_file import parse_workload
+from arborsim.products.plan import command as plan_command
+from arborsim.products.plan import workload_file
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.results import CandidateResult, PlanResult
+from arborsim.products.plan.sensitivity import share_of_plan
+from arborsim.products.plan.workload_file import parse_workload
 from tests.plan.make import SMALL, small_plan, small_workload
 
 

@@ -19,8 +19,8 @@ LENGTHS = ["--searches", "20", "--warm-up", "2", "--runs", "1"]
 #: while its workers go on: nothing here depends on how fast the machine is.
 WAITING = """
 import signal, sys, threading
-from arborsim.plan.files import PlanLog
-from arborsim.plan.results import CandidateResult
+from arborsim.products.plan.files import PlanLog
+from arborsim.products.plan.results import CandidateResult
 
 waited = []
 

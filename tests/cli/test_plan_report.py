@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.plan import sensitivity
-from arborsim.plan.plan import Planner
-from arborsim.plan.sensitivity import compared, detailed, work
+from arborsim.products.plan import sensitivity
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.sensitivity import compared, detailed, work
 from tests.plan.make import SMALL, small_workload
 
 ONE_POLICY = ('policies = ["full", "streaming-llm"]', 'policies = ["full"]')

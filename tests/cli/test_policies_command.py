@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.cli.policies import BASELINES, COMPOSITIONS, facts_of, short_paper, tier_code
 from arborsim.policies.registry import available, parameters
+from arborsim.products.catalog.policies import (
+    BASELINES,
+    COMPOSITIONS,
+    facts_of,
+    short_paper,
+    tier_code,
+)
 
 
 @pytest.mark.parametrize("columns", [80, 120, 160])

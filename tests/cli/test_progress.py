@@ -9,8 +9,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from arborsim.show import progress
-from arborsim.show.progress import LiveBar, PatientProgress, Stages, duration, progress_line
+from arborsim.report import progress
+from arborsim.report.progress import LiveBar, PatientProgress, Stages, duration, progress_line
 
 
 class Log(io.StringIO):

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 import arborsim
-from arborsim.calibrate.documents import read_calibration
 from arborsim.cli.app import main
+from arborsim.products.calibrate.documents import read_calibration
 from tests.helpers.traces import make_trace
 
 

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 import arborsim
 from arborsim.cli.app import main
-from arborsim.show.schemas import schema_names, schema_of
+from arborsim.products.schemas import schema_names, schema_of
 from tests.plan.make import small_plan
 
 BANK, TRACE = "tests/golden/bank.parquet", "traces/game24-tot.parquet"
@@ -59,7 +59,7 @@ def test_what_is_printed_follows_the_schema(
 
 
 def test_a_plan_and_a_live_run_follow_theirs() -> None:
-    from arborsim.plan.files import to_json
+    from arborsim.products.plan.files import to_json
 
     assert problems("plan", json.loads(to_json(small_plan()))) == []
     live = arborsim.load_results("tests/golden/live.jsonl")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import arborsim
-import arborsim.bank.job as job_module
+import arborsim.products.search.run as job_module
 from arborsim.cli.app import main
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 import arborsim
 from arborsim.cli.app import main
-from arborsim.show.schemas import schema_of
+from arborsim.products.schemas import schema_of
 from tests.helpers.traces import make_trace
 
 pytest.importorskip("optuna")
@@ -58,7 +58,7 @@ def test_a_front_its_files_and_its_page(
 def test_interruption_keeps_the_study(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from arborsim.calibrate import tune
+    from arborsim.products.tune import run as tune
 
     real, calls = tune._Measuring.figures, []
 

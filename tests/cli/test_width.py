@@ -9,7 +9,7 @@ import pytest
 
 import arborsim
 from arborsim.cli.app import main
-from arborsim.show.table import LEAST_WIDTH
+from arborsim.report.table import LEAST_WIDTH
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
 

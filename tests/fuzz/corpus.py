@@ -13,9 +13,9 @@ import numpy as np
 
 from arborsim import load_results
 from arborsim.cli.app import main
-from arborsim.plan.files import PlanLog
-from arborsim.plan.plan import Planner
-from arborsim.plan.workload_file import read_workload
+from arborsim.products.plan.files import PlanLog
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.workload_file import read_workload
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
 from tests.helpers.traces import make_info, make_trace, random_trace_columns
@@ -77,7 +77,7 @@ def _texts(folder: Path, trace: Path) -> list[Target]:
     (folder / "gpu.toml").write_text((ROOT / "arborsim/machine/profiles/l40s.toml").read_text())
     (folder / "prices.toml").write_text((ROOT / "arborsim/machine/prices.toml").read_text())
     (folder / "calibration.toml").write_text(
-        (ROOT / "arborsim/calibrate/shipped/chain-bands.toml").read_text().replace(
+        (ROOT / "arborsim/products/calibrate/shipped/chain-bands.toml").read_text().replace(
             "layers = 6", "layers = 3")
     )  # fmt: skip
     (folder / "workload.toml").write_text(

@@ -25,10 +25,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from arborsim.core.tables import holds_key
-from arborsim.show.validation_page import write_page
+from arborsim.products.validate.page import write_page
+from arborsim.products.validate.results import read_results
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
-from arborsim.validate.results import read_results
 from tests.bank.banks import bank_columns, bank_info
 from tests.helpers.traces import make_trace
 from tests.plan.make import SMALL
@@ -37,18 +37,18 @@ from tests.sweep.grids import files, small
 #: What the commands import, once for all of them.
 LOADED = [
     "pandas", "pyarrow.dataset", "scipy.stats", "rich.console", "plotly", "arborsim.cli.app",
-    "arborsim.cli.live", "arborsim.cli.record", "arborsim.cli.replay", "arborsim.cli.search",
-    "arborsim.cli.sweep", "arborsim.cli.plan", "arborsim.api.live", "arborsim.api.record",
-    "arborsim.api.replay", "arborsim.api.search", "arborsim.api.sweep", "arborsim.api.plan",
-    "arborsim.show.live", "arborsim.show.replay_page", "arborsim.run.replay", "arborsim.bank.job",
-    "arborsim.plan.plan", "arborsim.plan.files", "arborsim.sweep.run", "arborsim_torch.backend",
-    "arborsim_torch.live.run", "arborsim_torch.recording", "arborsim_torch.models",
-    "arborsim_torch.episodes", "arborsim_torch.decoder", "arborsim_torch.reference.chain",
-    "arborsim_torch.rewards.load", "arborsim_torch.live.validate", "arborsim.api.tune",
-    "arborsim.calibrate.tune", "arborsim.cli.tune", "arborsim.cli.validate",
-    "arborsim.show.validation_page", "optuna", "sqlalchemy", "tests.plan.make",
+    "arborsim_torch.backend", "arborsim_torch.live.run", "arborsim_torch.recording",
+    "arborsim_torch.models", "arborsim_torch.episodes", "arborsim_torch.decoder",
+    "arborsim_torch.reference.chain", "arborsim_torch.rewards.load",
+    "arborsim_torch.live.validate", "optuna", "sqlalchemy", "tests.plan.make",
     "tests.sweep.grids", "tests.bank.banks",
 ]  # fmt: skip
+LOADED += [f"arborsim.products.{name}" for name in [
+    "live.command", "record.command", "replay.command", "search.command", "sweep.command",
+    "plan.command", "live.ask", "record.ask", "replay.ask", "search.ask", "sweep.ask", "plan.ask",
+    "live.tables", "replay.page", "replay.run", "search.run", "plan.plan", "plan.files",
+    "sweep.run", "tune.ask", "tune.run", "tune.command", "validate.command", "validate.page",
+]]  # fmt: skip
 #: Python's audit events of changing files, apart from writing into those that are open.
 CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

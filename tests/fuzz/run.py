@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 
 from arborsim.cli.app import main
-from arborsim.sweep.cells import sealed
+from arborsim.products.sweep.cells import sealed
 from tests.fuzz import corpus, damage
 from tests.fuzz.corpus import Target
 

@@ -19,7 +19,7 @@ from arborsim.core.products import HEAD, KV_B, ROUTER, WEIGHT_BITS
 from arborsim.machine.config import with_kv_dtype, with_types
 from arborsim.machine.lookup import config_of, geometry_names, load_geometry
 from arborsim.machine.weights import WEIGHTS, weights_type, with_weights
-from arborsim.show.provenance import machine_line
+from arborsim.products.provenance import machine_line
 from arborsim.trace.schema import TraceInfo
 
 MODELS = sorted(geometry_names())

@@ -8,8 +8,8 @@ from pathlib import Path
 from arborsim.core.tiers import Budget
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import SearchDemand
+from arborsim.play.episode import record_demand
 from arborsim.policies.base import Policy
-from arborsim.run.episode import record_demand
 from arborsim.trace.reader import TraceReader
 
 

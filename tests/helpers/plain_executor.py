@@ -11,10 +11,10 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import ALL_GROUPS, Moves
+from arborsim.play.controller import Controller
+from arborsim.play.episode import foresee
+from arborsim.play.move_log import MoveLog
 from arborsim.policies.base import Policy
-from arborsim.run.controller import Controller
-from arborsim.run.episode import foresee
-from arborsim.run.move_log import MoveLog
 from arborsim.trace.episode import Episode, play
 
 

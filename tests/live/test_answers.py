@@ -16,10 +16,18 @@ from arborsim import load_results
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import SIGNIFICANT, fisher_p
-from arborsim.live import answers
-from arborsim.live.answers import Answers, Counted, Judged, Searched, count, resolved, shipped
-from arborsim.live.backends import LiveFacts, LiveResult
+from arborsim.play.backends import LiveFacts, LiveResult
 from arborsim.policies.registry import build
+from arborsim.products.replay import answers
+from arborsim.products.replay.answers import (
+    Answers,
+    Counted,
+    Judged,
+    Searched,
+    count,
+    resolved,
+    shipped,
+)
 from arborsim.trace.reader import TraceReader
 from benchmarks.answers import quality, validations
 
@@ -30,7 +38,7 @@ PROBLEMS = Searched("chain", "linear", "arborsim-chain", {"lines": 32}, {}, 0.0)
 
 
 def test_the_shipped_file_is_what_the_command_makes():
-    text = (ROOT / "arborsim/live/answers.csv").read_text(encoding="utf-8")
+    text = (ROOT / "arborsim/products/replay/answers.csv").read_text(encoding="utf-8")
     assert text == answers.to_csv([*quality(), *validations()])
     assert answers.to_csv(answers.from_csv(text)) == text
 

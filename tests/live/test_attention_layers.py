@@ -13,7 +13,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.bank.bank import Bank, read_bank
-from arborsim.bank.walk import Walk, walk
 from arborsim.cli.app import main
 from arborsim.core.observations import Signal
-from arborsim.search import Expansion, Leaf, Search, make_search, search_names, search_options
+from arborsim.searches import Expansion, Leaf, Search, make_search, search_names, search_options
+from arborsim.searches.bank import Bank, read_bank
+from arborsim.searches.walk import Walk, walk
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture as Level

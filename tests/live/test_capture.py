@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from arborsim.core.observations import Signal
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, VECTORS, Kind
 from arborsim.trace.schema import Capture as Level

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.calibrate.backend import HardwareRequest
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import Budget
-from arborsim.live.backends import LiveRequest
 from arborsim.machine.config import geometry_from_config
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.backends import LiveRequest
+from arborsim.play.episode import Cell
+from arborsim.play.move_log import MoveLog
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
-from arborsim.run.move_log import MoveLog
-from arborsim.search import make_search
+from arborsim.products.calibrate.backend import HardwareRequest
+from arborsim.searches import make_search
 from arborsim.trace.reader import TraceReader
 from arborsim_torch.backend import TorchBackend
 from arborsim_torch.batches import run_batched

@@ -17,7 +17,7 @@ import torch
 
 from arborsim.cli.app import main
 from arborsim.core.observations import Signal
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, Kind
 from arborsim_torch.capture import Capture

@@ -20,8 +20,8 @@ from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves, in_whole_groups
 from arborsim.policies.methods.kivi import KIVI
 from arborsim.policies.registry import build
-from arborsim.search import make_search
-from arborsim.validate.compare import DualExecutor
+from arborsim.products.validate.compare import DualExecutor
+from arborsim.searches import make_search
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.mover import Mover

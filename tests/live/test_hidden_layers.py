@@ -15,7 +15,7 @@ from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import HiddenRows, Signal
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import Policy
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter

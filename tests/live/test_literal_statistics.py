@@ -16,9 +16,9 @@ from arborsim.core.events import TokenRun
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import Moves
+from arborsim.play.controller import Controller, Meter
 from arborsim.policies.registry import build
-from arborsim.run.controller import Controller, Meter
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.batches import run_batched
 from arborsim_torch.capture import Capture
 from arborsim_torch.live import policy_search

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.api.live import LiveResults
 from arborsim.core.documents import plain
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
 from arborsim.core.records import convert
 from arborsim.core.tiers import Budget
-from arborsim.live.answers import read_log
-from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
-from arborsim.live.log import FORMAT, VERSION, Collector, LiveLog
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
+from arborsim.play.episode import Cell
+from arborsim.play.live_log import FORMAT, VERSION, Collector, LiveLog
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
+from arborsim.products.live.ask import LiveResults
+from arborsim.products.replay.answers import read_log
 
 CELLS = (Cell(build("full"), Budget.parse("1")), Cell(build("h2o"), Budget.parse("0.5")))
 REQUEST = LiveRequest(model="chain", cells=CELLS, episodes=2)

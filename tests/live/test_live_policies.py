@@ -15,7 +15,7 @@ from arborsim.core.tiers import RECALLS, Tier
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Moves
 from arborsim.policies.registry import available, build
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache import host_pool
 from arborsim_torch.cache.host_pool import HostPool

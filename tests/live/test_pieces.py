@@ -17,7 +17,7 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.tiers import Tier
 from arborsim.policies.base import CacheView
 from arborsim.policies.registry import available, build
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.mover import Mover

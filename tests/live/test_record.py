@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind

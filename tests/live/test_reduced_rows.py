@@ -18,12 +18,12 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import Observations, Signal, VectorRows
 from arborsim.core.row_uses import ALL_QUERIES, ReducedRows, RowUse
 from arborsim.core.tree import ThoughtTree
+from arborsim.play.controller import Controller
+from arborsim.play.move_log import MoveLog
 from arborsim.policies.base import Policy
 from arborsim.policies.methods.thinkv_paper import EXECUTION, REASON, TRANSITION, ThinKVPaper
 from arborsim.policies.registry import available, build
-from arborsim.run.controller import Controller
-from arborsim.run.move_log import MoveLog
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim.signals.last_attended import fresh_pages, median
 from arborsim.signals.spread import HeavyHitters, LayerSensitivity
 from arborsim_torch import window_rows

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim.trace.reader import Episode, TraceReader
 from arborsim.trace.schema import Kind
 from arborsim_torch.recorder import EpisodeRecorder

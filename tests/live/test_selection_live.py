@@ -10,7 +10,7 @@ import pytest
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Moves
 from arborsim.policies.registry import build
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover

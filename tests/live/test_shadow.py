@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from arborsim.core.tiers import Budget
-from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult, get_backend
+from arborsim.play.episode import Cell
+from arborsim.play.move_log import MoveLog
 from arborsim.policies.registry import available, build
-from arborsim.run.episode import Cell
-from arborsim.run.move_log import MoveLog
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from arborsim.core.tiers import Tier
 from arborsim.policies.registry import build
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch import static as static_steps
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import Layout

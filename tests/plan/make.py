@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from arborsim.plan.plan import Planner
-from arborsim.plan.results import PlanResult
-from arborsim.plan.workload import Workload
-from arborsim.plan.workload_file import parse_workload
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.results import PlanResult
+from arborsim.products.plan.workload import Workload
+from arborsim.products.plan.workload_file import parse_workload
 
 SMALL = """
 name = "small"

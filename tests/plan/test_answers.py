@@ -11,11 +11,11 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import clopper_pearson
-from arborsim.live.answers import shipped
-from arborsim.plan.answers import counted
-from arborsim.plan.plan import Planner
-from arborsim.plan.statistics import Estimate
-from arborsim.plan.workload_file import read_workload
+from arborsim.products.plan.answers import counted
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.statistics import Estimate
+from arborsim.products.plan.workload_file import read_workload
+from arborsim.products.replay.answers import shipped
 from tests.plan.make import small_workload
 
 ROOT = Path(__file__).parents[2]

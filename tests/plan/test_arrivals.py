@@ -13,7 +13,13 @@ from scipy import stats
 
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
-from arborsim.plan.arrivals import ClientLoop, Poisson, Recorded, draw_mix, read_arrivals
+from arborsim.products.generate.arrivals import (
+    ClientLoop,
+    Poisson,
+    Recorded,
+    draw_mix,
+    read_arrivals,
+)
 from tests.trace.import_helpers import recording
 
 SIGNIFICANCE = 1e-3

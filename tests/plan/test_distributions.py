@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from arborsim.core.errors import UsageError
-from arborsim.plan.generate import (
+from arborsim.products.generate.lengths import (
     Counts,
     Empirical,
     Fixed,

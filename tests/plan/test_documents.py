@@ -45,7 +45,7 @@ from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
 from arborsim.machine.server import ServingEngine
-from arborsim.plan.plan import Planner
+from arborsim.products.plan.plan import Planner
 from tests.plan.make import small_workload
 
 DOCUMENT = 20_000

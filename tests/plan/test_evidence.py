@@ -21,10 +21,11 @@ from arborsim.machine.config import with_types
 from arborsim.machine.fidelity import Evidence, Fidelity, FidelityFile, bases_text, evidence
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.plan import files
-from arborsim.plan.plan import Planner
-from arborsim.plan.recommend import Demanded, recommend
-from arborsim.plan.results import (
+from arborsim.products.plan import files
+from arborsim.products.plan.page import PlanReport, render
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.recommend import Demanded, recommend
+from arborsim.products.plan.results import (
     CandidateResult,
     PlanResult,
     compared_cost,
@@ -32,12 +33,11 @@ from arborsim.plan.results import (
     paid,
     paid_solved,
 )
-from arborsim.plan.statistics import Estimate, cost_per_solved
-from arborsim.show.plan_page import PlanReport, render
-from arborsim.show.plan_tables import candidates as candidates_csv
-from arborsim.show.plan_words import key_figures
-from arborsim.show.provenance import machine_settings
-from arborsim.validate.published import overall
+from arborsim.products.plan.sentences import key_figures
+from arborsim.products.plan.statistics import Estimate, cost_per_solved
+from arborsim.products.plan.tables import candidates as candidates_csv
+from arborsim.products.provenance import machine_settings
+from arborsim.products.validate.published import overall
 from tests.plan.make import small_plan, small_workload
 
 _FILE = FidelityFile(

@@ -17,7 +17,7 @@ from scipy import stats
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_geometry
-from arborsim.plan.generate import (
+from arborsim.products.generate.lengths import (
     Empirical,
     Fixed,
     LogNormal,
@@ -26,7 +26,7 @@ from arborsim.plan.generate import (
     generate_search,
     write_generated,
 )
-from arborsim.show.describe import accuracy, describe
+from arborsim.products.traces.describe import accuracy, describe
 from arborsim.trace.importers.searches import WrittenSearch
 from arborsim.trace.reader import TraceReader
 

@@ -9,11 +9,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from arborsim.plan.evaluate import load_curve
-from arborsim.plan.plan import Planner
-from arborsim.plan.results import MISSED, CandidateResult, PlanResult
-from arborsim.plan.runs import Bench
-from arborsim.plan.workload import Workload
+from arborsim.products.plan.evaluate import load_curve
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.results import MISSED, CandidateResult, PlanResult
+from arborsim.products.plan.runs import Bench
+from arborsim.products.plan.workload import Workload
 from tests.plan.make import small_workload
 
 #: Runs long enough to see the limit, which the latency target is; one GPU.

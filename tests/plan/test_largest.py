@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.plan.largest import below, clients, largest, rates
+from arborsim.products.plan.largest import below, clients, largest, rates
 
 
 @given(st.integers(-500, 500), st.integers(1, 400), st.data())

@@ -12,16 +12,16 @@ import pytest
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_profile
-from arborsim.plan.arrivals import Recorded
-from arborsim.plan.demands import record
-from arborsim.plan.evaluate import evaluate
-from arborsim.plan.plan import Planner
-from arborsim.plan.recommend import Demanded, recommend
-from arborsim.plan.results import INFEASIBLE, MET, MISSED, UNFIT, fleet_for, ranked
-from arborsim.plan.runs import Bench
-from arborsim.plan.statistics import Estimate, cost_per_solved
-from arborsim.plan.workload import Workload
-from arborsim.show.plan_tables import candidates as candidates_csv
+from arborsim.products.generate.arrivals import Recorded
+from arborsim.products.plan.demands import record
+from arborsim.products.plan.evaluate import evaluate
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.recommend import Demanded, recommend
+from arborsim.products.plan.results import INFEASIBLE, MET, MISSED, UNFIT, fleet_for, ranked
+from arborsim.products.plan.runs import Bench
+from arborsim.products.plan.statistics import Estimate, cost_per_solved
+from arborsim.products.plan.tables import candidates as candidates_csv
+from arborsim.products.plan.workload import Workload
 from tests.plan.make import small_plan, small_workload
 
 

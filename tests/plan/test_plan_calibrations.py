@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from arborsim.core.errors import UsageError
-from arborsim.plan.files import fingerprint
-from arborsim.plan.provenance import settings_of
-from arborsim.plan.workload import Workload
-from arborsim.plan.workload_file import parse_workload
+from arborsim.products.plan.files import fingerprint
+from arborsim.products.plan.provenance import settings_of
+from arborsim.products.plan.workload import Workload
+from arborsim.products.plan.workload_file import parse_workload
 from tests.plan.make import SMALL
 
 _OWN = '{ use = "streaming-llm", name = "mine", set = { sinks = 9 } }'

@@ -12,15 +12,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from arborsim.api.plan import PlanResults
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.core.tables import FORMATS, made_by
-from arborsim.live.backends import LiveResult
-from arborsim.plan import files
-from arborsim.plan.files import PlanLog, read_accuracies
-from arborsim.plan.plan import Planner
-from arborsim.plan.timeline import timeline, trace_events, write_perfetto
+from arborsim.play.backends import LiveResult
+from arborsim.products.plan import files
+from arborsim.products.plan.ask import PlanResults
+from arborsim.products.plan.files import PlanLog, read_accuracies
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.timeline import timeline, trace_events, write_perfetto
 from tests.plan.make import small_plan, small_workload
 
 

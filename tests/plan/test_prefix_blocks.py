@@ -10,11 +10,11 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.machine.report import PrefixTokens
-from arborsim.plan.demands import record, stretched
-from arborsim.plan.plan import Planner
-from arborsim.plan.runs import Bench
-from arborsim.plan.workload import Workload
-from arborsim.plan.workload_file import parse_workload
+from arborsim.products.plan.demands import record, stretched
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.runs import Bench
+from arborsim.products.plan.workload import Workload
+from arborsim.products.plan.workload_file import parse_workload
 from arborsim.trace.importers.requests import read_requests, shared_prefix_tokens
 
 BLOCK = 16

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from arborsim.plan.demands import recorded_facts, solved_by_entry
-from arborsim.plan.generate import generate_search, generated_info, write_generated
-from arborsim.plan.plan import Planner
-from arborsim.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
-from arborsim.plan.results import CandidateResult
-from arborsim.plan.statistics import Estimate, Solved
-from arborsim.plan.workload import MixEntry, Workload
-from arborsim.plan.workload_file import example_workload, parse_workload
+from arborsim.products.generate.lengths import generate_search, generated_info, write_generated
+from arborsim.products.plan.demands import recorded_facts, solved_by_entry
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
+from arborsim.products.plan.results import CandidateResult
+from arborsim.products.plan.statistics import Estimate, Solved
+from arborsim.products.plan.workload import MixEntry, Workload
+from arborsim.products.plan.workload_file import example_workload, parse_workload
 from arborsim.trace.importers.requests import read_requests
 from arborsim.trace.importers.sources import Contents, write_trace
 from tests.plan.make import small_plan, small_workload

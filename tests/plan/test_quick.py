@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
-from arborsim.plan.generate import generate_search
-from arborsim.plan.quick import QUICK, parse_rate, quick_tables, quick_toml, quick_workload
-from arborsim.plan.workload import Generated
-from arborsim.plan.workload_file import parse_workload, read_workload
+from arborsim.products.generate.lengths import generate_search
+from arborsim.products.plan.quick import QUICK, parse_rate, quick_tables, quick_toml, quick_workload
+from arborsim.products.plan.workload import Generated
+from arborsim.products.plan.workload_file import parse_workload, read_workload
 
 ASKED: dict[str, Any] = {
     "model": "llama-3.1-8b", "gpus": "l40s, h100", "rate": "20/min", "p95": "60s",

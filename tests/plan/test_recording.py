@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.plan.demands import MixDemands
-from arborsim.plan.plan import Planner
-from arborsim.plan.provenance import cautions
-from arborsim.plan.workload import Workload
-from arborsim.plan.workload_file import parse_workload
 from arborsim.policies.methods.quest import Quest
+from arborsim.products.plan.demands import MixDemands
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.provenance import cautions
+from arborsim.products.plan.workload import Workload
+from arborsim.products.plan.workload_file import parse_workload
 from tests.helpers.traces import trace_for
 from tests.plan.make import SMALL
 

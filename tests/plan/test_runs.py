@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from arborsim.machine.report import Utilisation
-from arborsim.plan.plan import Planner
-from arborsim.plan.runs import Bench, Run, mean_shares, runs_out, used_shares
-from arborsim.plan.words import resource
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.runs import Bench, Run, mean_shares, runs_out, used_shares
+from arborsim.products.plan.words import resource
 from tests.plan.make import small_plan, small_workload
 
 

@@ -15,12 +15,13 @@ from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, SearchDemand
 from arborsim.machine.server import ServingEngine
-from arborsim.plan.demands import stretched
-from arborsim.plan.evaluate import SHARES, evaluate, load_curve
-from arborsim.plan.generate import Fixed, TreeSpec, write_generated
-from arborsim.plan.plan import Planner
-from arborsim.plan.results import MET, UNFIT, CandidateResult
-from arborsim.plan.sensitivity import (
+from arborsim.policies.registry import build
+from arborsim.products.generate.lengths import Fixed, TreeSpec, write_generated
+from arborsim.products.plan.demands import stretched
+from arborsim.products.plan.evaluate import SHARES, evaluate, load_curve
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.results import MET, UNFIT, CandidateResult
+from arborsim.products.plan.sensitivity import (
     ASSUMPTIONS,
     FACTORS,
     LENGTH,
@@ -30,7 +31,6 @@ from arborsim.plan.sensitivity import (
     server,
     without_effect,
 )
-from arborsim.policies.registry import build
 from tests.helpers.demands import record_demands
 from tests.plan.make import small_plan, small_workload
 from tests.serving.make import chain, random_demand

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from arborsim.plan.statistics import (
+from arborsim.products.plan.statistics import (
     Estimate,
     Solved,
     cost_per_search,

@@ -15,15 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from arborsim.bank.arms import arms_of, recipe_for
-from arborsim.bank.bank import open_bank, read_bank
-from arborsim.bank.walk import walk
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_geometry
-from arborsim.plan.generate import Counts, Fixed, Uniform
-from arborsim.plan.synthetic import BankSpec, Dense, SyntheticBank, grow, write_synthetic
-from arborsim.search.ets import similar
+from arborsim.products.generate.lengths import Counts, Fixed, Uniform
+from arborsim.products.generate.synthetic import (
+    BankSpec,
+    Dense,
+    SyntheticBank,
+    grow,
+    write_synthetic,
+)
+from arborsim.searches.arms import arms_of, recipe_for
+from arborsim.searches.bank import open_bank, read_bank
+from arborsim.searches.ets import similar
+from arborsim.searches.walk import walk
 from arborsim.trace.schema import End
 
 GEOMETRY = load_geometry("llama-3.1-8b")

@@ -15,25 +15,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.calibrate.documents import read_calibration
 from arborsim.core.documents import to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.records import located
-from arborsim.live import answers
-from arborsim.live.log import stored
 from arborsim.machine.machine import Machine, ServingOptions
-from arborsim.plan import workload as module
-from arborsim.plan.arrivals import ClientLoop, Poisson, Recorded
-from arborsim.plan.generate import Fixed, Uniform, generate_search
-from arborsim.plan.workload import Generated, Workload
-from arborsim.plan.workload_file import (
+from arborsim.play.live_log import stored
+from arborsim.products.calibrate.documents import read_calibration
+from arborsim.products.generate.arrivals import ClientLoop, Poisson, Recorded
+from arborsim.products.generate.lengths import Fixed, Uniform, generate_search
+from arborsim.products.plan import workload as module
+from arborsim.products.plan.workload import Generated, Workload
+from arborsim.products.plan.workload_file import (
     example_workload,
     parse_workload,
     read_workload,
     workload_of,
 )
-from arborsim.run.replay import Replay
-from arborsim.show.describe import describe
+from arborsim.products.replay import answers
+from arborsim.products.replay.run import Replay
+from arborsim.products.traces.describe import describe
 from arborsim.trace.reader import TraceReader
 
 TRACES = Path(__file__).parents[2] / "traces"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.observations import Signal
 from arborsim.machine.machine import num_groups
+from arborsim.play.move_log import READ, UNREAD
 from arborsim.policies.base import Policy
 from arborsim.policies.composition import Composition
 from arborsim.policies.methods.baselines import Full, Random
@@ -24,7 +25,6 @@ from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.lag_kv import LagKV
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.registry import names
-from arborsim.run.move_log import READ, UNREAD
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all

@@ -24,6 +24,9 @@ from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
 from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import Plan
+from arborsim.play.controller import Controller
+from arborsim.play.episode import foresee
+from arborsim.play.meters import AttentionKept
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.methods.adakv import AdaKV
 from arborsim.policies.methods.baselines import Oracle
@@ -32,9 +35,6 @@ from arborsim.policies.methods.key_geometry import KeyNorm
 from arborsim.policies.methods.pyramidkv import PyramidKV
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.methods.tova import Tova
-from arborsim.run.controller import Controller
-from arborsim.run.episode import foresee
-from arborsim.run.meters import AttentionKept
 from arborsim.signals import offline
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader

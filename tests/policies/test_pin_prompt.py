@@ -9,10 +9,10 @@ import pytest
 
 from arborsim.core.errors import BudgetInfeasible, UnknownName, UsageError
 from arborsim.core.observations import Signal
+from arborsim.play.controller import Controller
 from arborsim.policies import registry
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
-from arborsim.run.controller import Controller
 from arborsim.signals.last_attended import LastAttended
 from arborsim.signals.rolling import Band, RollingBands
 from arborsim.trace.episode import Episode, play

@@ -13,7 +13,7 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 
 from arborsim.cli.app import main
-from arborsim.search import Expansion, Leaf, ets, make_search
+from arborsim.searches import Expansion, Leaf, ets, make_search
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from arborsim_torch.models import load_model

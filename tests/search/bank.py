@@ -1,4 +1,4 @@
-"""An endless random bank, and the driver loop of `arborsim.search.base`, for tests."""
+"""An endless random bank, and the driver loop of `arborsim.searches.base`, for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from arborsim.search import ROOT, Leaf, Search
+from arborsim.searches import ROOT, Leaf, Search
 
 
 @dataclass

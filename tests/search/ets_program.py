@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from arborsim.search.ets import CostTree, Program
+from arborsim.searches.ets import CostTree, Program
 
 
 def objective(
@@ -36,7 +36,7 @@ def keep_by_program(
 ) -> list[int]:
     """Numbers of the leaves of a best set, by integer programming over all nodes and clusters.
 
-    `arborsim.search.ets.keep_best` finds a set of the same worth in less time.
+    `arborsim.searches.ets.keep_best` finds a set of the same worth in less time.
 
     Parameters
     ----------

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
-from arborsim.search import ROOT, Leaf, make_search
-from arborsim.search.base import best_first
-from arborsim.search.levels import rebase_weights
-from arborsim.search.ranking import elected
+from arborsim.searches import ROOT, Leaf, make_search
+from arborsim.searches.base import best_first
+from arborsim.searches.levels import rebase_weights
+from arborsim.searches.ranking import elected
 from tests.search.bank import Bank, drive
 from tests.search.literal import printed
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 
 from arborsim.core.errors import UsageError
-from arborsim.search import ROOT, Expansion, Leaf, make_search
-from arborsim.search.base import best_first
-from arborsim.search.ets import (
+from arborsim.searches import ROOT, Expansion, Leaf, make_search
+from arborsim.searches.base import best_first
+from arborsim.searches.ets import (
     CostTree,
     Program,
     cost_tree,
@@ -23,7 +23,7 @@ from arborsim.search.ets import (
     keep_by_tree,
     similar,
 )
-from arborsim.search.levels import rebase_weights
+from arborsim.searches.levels import rebase_weights
 from tests.search.bank import Bank, drive
 from tests.search.ets_program import keep_by_program, objective
 from tests.search.literal import printed

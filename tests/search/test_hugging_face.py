@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from tests.search.bank import Bank, Run, drive
 
 torch = pytest.importorskip("torch")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from tests.search import literal
 from tests.search.bank import Bank, Run, drive
 

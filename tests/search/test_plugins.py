@@ -10,14 +10,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from arborsim.bank.arms import arms_of, chosen_algorithms, recipe_for, split_settings
-from arborsim.bank.walk import walk
 from arborsim.cli.app import main
 from arborsim.core import plugins
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.plugins import find_plugin
 from arborsim.policies.base import Policy
-from arborsim.search import find_search, make_search, search_names, search_options
+from arborsim.searches import find_search, make_search, search_names, search_options
+from arborsim.searches.arms import arms_of, chosen_algorithms, recipe_for, split_settings
+from arborsim.searches.walk import walk
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info, random_bank
 
@@ -25,8 +25,8 @@ CODE = """
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arborsim.search import Expansion, Search
-from arborsim.search.tot import TotBfs
+from arborsim.searches import Expansion, Search
+from arborsim.searches.tot import TotBfs
 
 @dataclass
 class Surest(Search):
@@ -104,7 +104,7 @@ def test_a_class_by_its_place(here: Path) -> None:
 def test_installed_searches_have_names(installed: Path) -> None:
     assert {"surest", "narrow", "lost", "rebase"} <= set(search_names())
     assert "surest_searches" not in sys.modules, "names are known without an import"
-    assert find_search("rebase").__module__ == "arborsim.search.levels", "shipped ones win"
+    assert find_search("rebase").__module__ == "arborsim.searches.levels", "shipped ones win"
     assert find_search("surest").__name__ == "Surest"
     assert make_search("narrow", children=3).slots == 3
     with pytest.raises(UnknownName, match="did you mean surest"):

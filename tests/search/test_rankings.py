@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.search import ROOT, Leaf, make_search, search_names, search_options
-from arborsim.search.ranking import AGGREGATES, elected
+from arborsim.searches import ROOT, Leaf, make_search, search_names, search_options
+from arborsim.searches.ranking import AGGREGATES, elected
 from tests.search import literal
 from tests.search.bank import Bank, Run, drive
 from tests.search.literal import Scored

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.search import ROOT, Leaf, Search, make_search, search_names, search_options
-from arborsim.search.base import best_answer, hopeless
+from arborsim.searches import ROOT, Leaf, Search, make_search, search_names, search_options
+from arborsim.searches.base import best_answer, hopeless
 from tests.search.bank import Bank, drive
 
 
@@ -108,5 +108,5 @@ def test_helpers() -> None:
 
 
 def test_no_framework_is_imported() -> None:
-    code = "import sys, arborsim.search; sys.exit('torch' in sys.modules)"
+    code = "import sys, arborsim.searches; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.bank.bank import Bank
-from arborsim.bank.walk import walk
 from arborsim.core.errors import UsageError
-from arborsim.search import ROOT, Leaf, Search, make_search, search_names
-from arborsim.search.growing import Dense, SharedTree
+from arborsim.searches import ROOT, Leaf, Search, make_search, search_names
+from arborsim.searches.bank import Bank
+from arborsim.searches.growing import Dense, SharedTree
+from arborsim.searches.walk import walk
 from arborsim.trace.schema import End
 
 

@@ -27,8 +27,8 @@ from arborsim.machine.program import (
 )
 from arborsim.machine.server import ServingEngine
 from arborsim.machine.writing import OpenProgram
+from arborsim.play.episode import record_demand
 from arborsim.policies.registry import build
-from arborsim.run.episode import record_demand
 from arborsim.trace.reader import TraceReader
 from tests.helpers.demands import record_demands
 from tests.serving.make import chain, random_demand

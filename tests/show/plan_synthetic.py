@@ -9,7 +9,7 @@ import numpy as np
 
 from arborsim.machine.machine import KvPool
 from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
-from arborsim.plan.results import (
+from arborsim.products.plan.results import (
     INFEASIBLE,
     MET,
     MISSED,
@@ -25,8 +25,8 @@ from arborsim.plan.results import (
     Timeline,
     fleet_for,
 )
-from arborsim.plan.sensitivity import ASSUMPTIONS, FACTORS, Sensitivity, Variant
-from arborsim.plan.statistics import Estimate
+from arborsim.products.plan.sensitivity import ASSUMPTIONS, FACTORS, Sensitivity, Variant
+from arborsim.products.plan.statistics import Estimate
 
 #: name: (capacity under full retention in searches/s, seconds alone, lowest and highest price, HBM)
 GPUS = {

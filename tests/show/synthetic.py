@@ -8,8 +8,8 @@ import numpy as np
 
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
 from arborsim.core.tiers import NUM_TIERS, Tier
-from arborsim.run.pictures import NOT_BORN, Frame, NodeRecord, TokenMap, TokenMapper, TreePicture
-from arborsim.run.results import EpisodeResult, ReplayResult
+from arborsim.play.pictures import NOT_BORN, Frame, NodeRecord, TokenMap, TokenMapper, TreePicture
+from arborsim.play.results import EpisodeResult, ReplayResult
 
 KV_BYTES = 131_072
 #: name: (attention lost at half budget, host s per decision, eager factor, offloads, rehydrates)

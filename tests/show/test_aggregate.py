@@ -10,7 +10,7 @@ import pytest
 from arborsim.core.errors import ResultError
 from arborsim.core.measurements import Measurements, TimeSplit
 from arborsim.core.units import quantity, scale_for
-from arborsim.run.results import EpisodeResult, aggregate
+from arborsim.play.results import EpisodeResult, aggregate
 from tests.show.synthetic import POLICIES, result
 
 

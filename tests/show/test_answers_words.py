@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.live.answers import Answers, Searched, answered
-from arborsim.run.results import ReplayResult, Row
-from arborsim.show.answers_words import deciding, footnotes, short, would_decide
+from arborsim.play.results import ReplayResult, Row
+from arborsim.products.replay.answers import Answers, Searched, answered
+from arborsim.products.replay.answers_words import deciding, footnotes, short, would_decide
 from arborsim.trace.reader import TraceReader
 from tests.show.synthetic import result
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.show import page
-from arborsim.show.characters import SEVERAL, drawn
+from arborsim.report import page
+from arborsim.report.characters import SEVERAL, drawn
 
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 3))
 

@@ -12,10 +12,10 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.core.tables import read_table
-from arborsim.show.claims import figure, number_text, readme, summary_markdown
-from arborsim.show.claims_page import render, write_page
-from arborsim.validate.claim_numbers import Measured, Number
-from arborsim.validate.claims import Claim, Judged, Paper, PaperHead, Verdict, to_frame
+from arborsim.products.validate.claim_numbers import Measured, Number
+from arborsim.products.validate.claims import Claim, Judged, Paper, PaperHead, Verdict, to_frame
+from arborsim.products.validate.claims_page import render, write_page
+from arborsim.products.validate.claims_tables import figure, number_text, readme, summary_markdown
 from tests.show.test_html import EVIL
 
 VERDICTS = tuple(Verdict)

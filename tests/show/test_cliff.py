@@ -13,11 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.live.answers import Answers, Counted, Searched, answered, authors_form, shipped
-from arborsim.run.results import ReplayResult
-from arborsim.show import replay_figures
-from arborsim.show.cliff import MOST, MOST_INFEASIBLE, cliffs, of_replay
-from arborsim.show.plots import plots_of
+from arborsim.play.results import ReplayResult
+from arborsim.products.plot.plots import plots_of
+from arborsim.products.replay import figures as replay_figures
+from arborsim.products.replay.answers import (
+    Answers,
+    Counted,
+    Searched,
+    answered,
+    authors_form,
+    shipped,
+)
+from arborsim.products.replay.cliff import MOST, MOST_INFEASIBLE, cliffs, of_replay
 from arborsim.trace.reader import TraceReader
 from docs.tools import cliff as drawing
 from tests.show.synthetic import result
@@ -36,7 +43,7 @@ def test_the_points_of_the_figure_are_rows_of_the_file():
     (text,) = re.findall("<metadata>(.*?)</metadata>", drawing.FIGURE.read_text())
     drawn = json.loads(unescape(text))
     assert {title for title, *_ in drawn} == set(drawing.PANELS)
-    with (ROOT / "arborsim/live/answers.csv").open() as file:
+    with (ROOT / "arborsim/products/replay/answers.csv").open() as file:
         rows = list(csv.DictReader(file))
     for title, label, budget, right, n in drawn:
         policy, lines = label.split()[0], re.search(r"lines (\d+)", title)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from arborsim.core.errors import UsageError
-from arborsim.live.backends import LiveResult
-from arborsim.show.compare import Pair, change, compare, print_comparison, said
-from arborsim.show.live import LiveReport
-from arborsim.show.table import Column
+from arborsim.play.backends import LiveResult
+from arborsim.products.compare.page import Pair, change, compare, print_comparison, said
+from arborsim.products.live.tables import LiveReport
+from arborsim.report.table import Column
 from tests.live.test_live_log import FACTS
 from tests.live.test_live_log import result as live_result
 from tests.show.plan_synthetic import plan

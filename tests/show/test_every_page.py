@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.show import claims_page, plan_page, published_page, replay_page, validation_page
-from arborsim.validate.claims import read_papers
-from arborsim.validate.results import read_results
+from arborsim.products.plan import page as plan_page
+from arborsim.products.replay import page as replay_page
+from arborsim.products.validate import claims_page, published_page
+from arborsim.products.validate import page as validation_page
+from arborsim.products.validate.claims import read_papers
+from arborsim.products.validate.results import read_results
 from tests.show import plan_synthetic, synthetic, test_published_page
 from tests.show.test_search_page import POLICIES, SEARCHES, evil_bank
 

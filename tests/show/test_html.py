@@ -14,12 +14,12 @@ import pytest
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import MemorySeries, thinned
 from arborsim.core.tiers import NUM_TIERS
-from arborsim.run.pictures import NodeRecord
-from arborsim.run.results import LeftOut, ReplayResult, aggregate
-from arborsim.show import replay_figures as figures
-from arborsim.show import trees as forest
-from arborsim.show.replay_figures import ERROR, KEPT, TIMES, efficient, heat, pareto
-from arborsim.show.replay_page import render, write_report
+from arborsim.play.pictures import NodeRecord
+from arborsim.play.results import LeftOut, ReplayResult, aggregate
+from arborsim.products.replay import figures as figures
+from arborsim.products.replay import trees as forest
+from arborsim.products.replay.figures import ERROR, KEPT, TIMES, efficient, heat, pareto
+from arborsim.products.replay.page import render, write_report
 from tests.show.synthetic import OTHERS, POLICIES, chain, result, tree
 
 VOID = {"meta", "input", "link", "br", "hr", "img"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from arborsim.show.replay_page import write_report
+from arborsim.products.replay.page import write_report
 from tests.show.synthetic import OTHERS, POLICIES, result
 from tests.show.test_html import EVIL, evil
 

@@ -14,16 +14,18 @@ import pytest
 from rich.console import Console
 
 from arborsim.core.errors import UsageError
-from arborsim.plan.recommend import Demanded, recommend
-from arborsim.plan.results import CandidateResult, Recommendation, Slice
-from arborsim.plan.statistics import Estimate
-from arborsim.show import plan_figures, plan_pareto, plan_tables
-from arborsim.show.plan import print_plan
-from arborsim.show.plan_page import PlanReport, render, write_plan_page
-from arborsim.show.plan_sensitivity import overview, sliders
-from arborsim.show.plan_tables import tables
-from arborsim.show.plan_words import short_names
-from arborsim.show.words import digits, money
+from arborsim.products.plan import figures as plan_figures
+from arborsim.products.plan import pareto as plan_pareto
+from arborsim.products.plan import tables as plan_tables
+from arborsim.products.plan.page import PlanReport, render, write_plan_page
+from arborsim.products.plan.printed import print_plan
+from arborsim.products.plan.recommend import Demanded, recommend
+from arborsim.products.plan.results import CandidateResult, Recommendation, Slice
+from arborsim.products.plan.sensitivity_page import overview, sliders
+from arborsim.products.plan.sentences import short_names
+from arborsim.products.plan.statistics import Estimate
+from arborsim.products.plan.tables import tables
+from arborsim.report.words import digits, money
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan, sensitivities
 from tests.show.test_html import EVIL, Page

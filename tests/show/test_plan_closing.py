@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from arborsim.plan.recommend import Demanded, recommend
-from arborsim.plan.results import Fleet, PlanResult
-from arborsim.plan.statistics import Estimate, cost_per_solved
-from arborsim.show.plan import print_plan
-from arborsim.show.plan_closing import counted, finding, fitting
+from arborsim.products.plan.closing import counted, finding, fitting
+from arborsim.products.plan.printed import print_plan
+from arborsim.products.plan.recommend import Demanded, recommend
+from arborsim.products.plan.results import Fleet, PlanResult
+from arborsim.products.plan.statistics import Estimate, cost_per_solved
 from tests.plan.make import small_plan
 
 #: Cost of 1,000 searches, and the share of right answers with its interval.

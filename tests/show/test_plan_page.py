@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from arborsim.show.plan_page import PlanReport, write_plan_page
+from arborsim.products.plan.page import PlanReport, write_plan_page
 from tests.show.plan_synthetic import plan, sensitivities
 from tests.show.test_html import EVIL
 from tests.show.test_plan import everywhere_evil

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from arborsim.plan.results import CandidateResult
-from arborsim.plan.sensitivity import ASSUMPTIONS, LENGTH, Assumption, Sensitivity, Variant
-from arborsim.show.plan_sensitivity import LoadRatio, ends, overview, sliders
-from arborsim.show.plan_words import short_names
+from arborsim.products.plan.results import CandidateResult
+from arborsim.products.plan.sensitivity import ASSUMPTIONS, LENGTH, Assumption, Sensitivity, Variant
+from arborsim.products.plan.sensitivity_page import LoadRatio, ends, overview, sliders
+from arborsim.products.plan.sentences import short_names
 from tests.show.plan_synthetic import plan, sensitivities
 
 HBM = ASSUMPTIONS[0]

@@ -14,8 +14,10 @@ import pytest
 
 import arborsim
 from arborsim.core.errors import UsageError
-from arborsim.run.results import Answered, aggregate
-from arborsim.show import images, plots, sweep
+from arborsim.play.results import Answered, aggregate
+from arborsim.products.plot import plots
+from arborsim.products.sweep import tables as sweep
+from arborsim.report import images
 from arborsim.trace.reader import TraceReader
 from tests.show.plan_synthetic import plan as plan_of
 from tests.show.synthetic import result

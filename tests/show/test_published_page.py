@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from arborsim.show.published import Published
-from arborsim.show.published_page import render, write_page
-from arborsim.validate.aiconfigurator import Prediction
-from arborsim.validate.published import PlayedRun, Simulated, compare
+from arborsim.products.validate.aiconfigurator import Prediction
+from arborsim.products.validate.published import PlayedRun, Simulated, compare
+from arborsim.products.validate.published_page import render, write_page
+from arborsim.products.validate.published_tables import Published
 from tests.show.test_html import EVIL
 from tests.validate.test_published import RUN
 

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.bank.job import simulate
-from arborsim.bank.visited import visited
-from arborsim.bank.walk import Walk, walk
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.episode import Cell
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
-from arborsim.search import make_search
-from arborsim.show.search_trees import NEVER, SearchFilm, moments_of
+from arborsim.products.search.run import simulate
+from arborsim.products.search.trees import NEVER, SearchFilm, moments_of
+from arborsim.searches import make_search
+from arborsim.searches.visited import visited
+from arborsim.searches.walk import Walk, walk
 from tests.bank.banks import made_bank, random_bank
 
 MACHINE = Machine(load_profile("h200"), load_geometry("llama-3.1-8b"))

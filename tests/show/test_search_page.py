@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.show.search_page import SearchReport, write_search_page
-from arborsim.show.search_trees import MOST_NODES
+from arborsim.products.search.page import SearchReport, write_search_page
+from arborsim.products.search.trees import MOST_NODES
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
 from tests.bank.test_results import result
@@ -117,7 +117,7 @@ def test_bad_input(bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_broken_off_run_has_a_page_without_trees(
     bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import arborsim.bank.job as job_module
+    import arborsim.products.search.run as job_module
 
     original, calls = job_module.run_problem, []
 
@@ -138,7 +138,7 @@ def test_a_broken_off_run_has_a_page_without_trees(
 def test_trees_that_are_interrupted(
     bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import arborsim.show.search_trees as trees_module
+    import arborsim.products.search.trees as trees_module
 
     def stop(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

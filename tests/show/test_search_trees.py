@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.bank.arms import Arm, arms_of
-from arborsim.bank.bank import open_bank, read_bank
-from arborsim.bank.job import SearchJob
-from arborsim.bank.walk import walk
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import NUM_TIERS, Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.episode import Cell
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
-from arborsim.search import make_search
-from arborsim.show import search_trees
-from arborsim.show.search_trees import MOST_TEXT, chosen_problems, drawn_nodes, fate, take_trees
+from arborsim.products.search import trees as search_trees
+from arborsim.products.search.run import SearchJob
+from arborsim.products.search.trees import MOST_TEXT, chosen_problems, drawn_nodes, fate, take_trees
+from arborsim.searches import make_search
+from arborsim.searches.arms import Arm, arms_of
+from arborsim.searches.bank import open_bank, read_bank
+from arborsim.searches.walk import walk
 from tests.bank.banks import made_bank
 from tests.bank.test_results import result
 from tests.cli.test_search_command import write_bank

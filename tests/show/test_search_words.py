@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from arborsim.bank.results import SearchResult, rows_of
 from arborsim.core.measurements import TimeSplit
-from arborsim.search import find_search, search_names
-from arborsim.show.search import ANSWERS, MEMORY, WORK, print_searches
-from arborsim.show.search_page import against_size, against_width, figures_of
-from arborsim.show.search_words import cautions, missing, summarise
-from arborsim.show.table import scales, shown
+from arborsim.products.search.page import against_size, against_width, figures_of
+from arborsim.products.search.results import SearchResult, rows_of
+from arborsim.products.search.tables import ANSWERS, MEMORY, WORK, print_searches
+from arborsim.products.search.words import cautions, missing, summarise
+from arborsim.report.table import scales, shown
+from arborsim.searches import find_search, search_names
 from tests.bank.test_results import PLAIN, result
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.run.results import Answered, aggregate, at_budget
-from arborsim.show.replay_words import headline, summarise
+from arborsim.play.results import Answered, aggregate, at_budget
+from arborsim.products.replay.words import headline, summarise
 from tests.show.synthetic import result
 
 

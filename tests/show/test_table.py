@@ -11,10 +11,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from arborsim.run.results import LeftOut, ReplayResult, aggregate
-from arborsim.show import live, replay, search
-from arborsim.show.replay import print_replay, to_frame, to_json
-from arborsim.show.replay_words import left_out
+from arborsim.play.results import LeftOut, ReplayResult, aggregate
+from arborsim.products.live import tables as live
+from arborsim.products.replay import tables as replay
+from arborsim.products.replay.tables import print_replay, to_frame, to_json
+from arborsim.products.replay.words import left_out
+from arborsim.products.search import tables as search
 from tests.show.synthetic import OTHERS, POLICIES, result
 
 GOLDEN = Path(__file__).parent / "golden_80.txt"

@@ -12,9 +12,8 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.core.events import Answer, Boundary, Decode, Transition
 from arborsim.core.tiers import Tier
-from arborsim.policies.registry import build
-from arborsim.run.controller import Controller
-from arborsim.run.pictures import (
+from arborsim.play.controller import Controller
+from arborsim.play.pictures import (
     MAX_FRAMES,
     MOST_CELLS,
     NOT_BORN,
@@ -23,6 +22,7 @@ from arborsim.run.pictures import (
     packed_runs,
     tokens_by_tier,
 )
+from arborsim.policies.registry import build
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, in_steps

@@ -21,10 +21,10 @@ from arborsim.machine.program import DemandInfo, Op
 from arborsim.machine.reading import PAGE_TOKENS, PAGES_TOP
 from arborsim.machine.server import ServingEngine
 from arborsim.machine.terms import Term, check_explained, names, total
-from arborsim.plan.evaluate import HIDDEN, cost_terms
 from arborsim.policies.registry import build
-from arborsim.run.replay import Replay
-from arborsim.show.terms import explained
+from arborsim.products.explain import explained
+from arborsim.products.plan.evaluate import HIDDEN, cost_terms
+from arborsim.products.replay.run import Replay
 from tests.helpers.demands import record_demands
 from tests.helpers.traces import make_trace
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile

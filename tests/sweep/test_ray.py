@@ -14,7 +14,7 @@ import pytest
 
 import arborsim
 from arborsim.cli.app import main
-from arborsim.sweep import on_ray as module
+from arborsim.products.sweep import on_ray as module
 from tests.sweep.grids import files, small
 
 ray = pytest.importorskip("ray")

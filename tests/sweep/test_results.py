@@ -20,12 +20,12 @@ from jsonschema import Draft202012Validator
 import arborsim
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
-from arborsim.show import replay_figures
-from arborsim.show.schemas import schema_of
-from arborsim.show.sweep import notes, overall, places
-from arborsim.sweep.arms import shown
-from arborsim.sweep.cells import _BLANK, _DIGEST, Folder, sealed
-from arborsim.sweep.compare import compared, group_frame, grouping, groups, kept
+from arborsim.products.replay import figures as replay_figures
+from arborsim.products.schemas import schema_of
+from arborsim.products.sweep.arms import shown
+from arborsim.products.sweep.cells import _BLANK, _DIGEST, Folder, sealed
+from arborsim.products.sweep.compare import compared, group_frame, grouping, groups, kept
+from arborsim.products.sweep.tables import notes, overall, places
 from tests.sweep.grids import small
 
 

@@ -19,19 +19,19 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import arborsim
-from arborsim.api import sweep as api
-from arborsim.api.sweep import Sweeping
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Busy
 from arborsim.core.plugins import source_files
 from arborsim.core.records import parse_toml
 from arborsim.policies.methods.streaming_llm import StreamingLLM
-from arborsim.show.schemas import schema_of
-from arborsim.sweep.cells import Folder, Made, made
-from arborsim.sweep.grid import example_grid, grid_of
-from arborsim.sweep.jobs import Job, jobs_of
-from arborsim.sweep.run import fill, local
+from arborsim.products.schemas import schema_of
+from arborsim.products.sweep import ask as api
+from arborsim.products.sweep.ask import Sweeping
+from arborsim.products.sweep.cells import Folder, Made, made
+from arborsim.products.sweep.grid import example_grid, grid_of
+from arborsim.products.sweep.jobs import Job, jobs_of
+from arborsim.products.sweep.run import fill, local
 from tests.helpers.traces import make_trace
 from tests.sweep.grids import GRID, files, small
 
@@ -224,7 +224,7 @@ def test_what_a_cell_depends_on_is_its_address(
         addresses(tmp_path / "one", text + "quality = false\n"),
         addresses(tmp_path / "one", text + 'kv_dtypes = "fp8"\n'),
     ]
-    monkeypatch.setattr("arborsim.sweep.jobs.sources", lambda *places: "another version")
+    monkeypatch.setattr("arborsim.products.sweep.jobs.sources", lambda *places: "another version")
     others.append(addresses(tmp_path / "one", text))
     for other in others:
         assert len(other) == len(seen) == 3
@@ -234,7 +234,7 @@ def test_what_a_cell_depends_on_is_its_address(
 MINE = """
 from dataclasses import dataclass
 from arborsim.policies.methods.streaming_llm import StreamingLLM
-from arborsim.search.levels import Beam4
+from arborsim.searches.levels import Beam4
 @dataclass(frozen=True)
 class Mine(StreamingLLM):
     name = "mine"
@@ -505,7 +505,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 def test_an_interruption_keeps_the_cells_that_are_done(tmp_path: Path, number: int) -> None:
     grid, out = small(tmp_path, ONE), tmp_path / "out"
     waiting = (
-        "import signal, sys, threading; from arborsim.sweep.cells import Folder\n"
+        "import signal, sys, threading; from arborsim.products.sweep.cells import Folder\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def write(self, job, found, write=Folder.write):\n"
         "    write(self, job, found); print('on the disk', flush=True)\n"
@@ -582,7 +582,7 @@ page_sizes = [1, 16]
     def none(self: object, group: object) -> object:
         raise UsageError("no cell is made here")
 
-    monkeypatch.setattr("arborsim.sweep.jobs._Replays.jobs", none)
+    monkeypatch.setattr("arborsim.products.sweep.jobs._Replays.jobs", none)
     assert main(["sweep", str(grid), "--out", "cells"]) == 2
     said, error = capsys.readouterr().err.splitlines()
     cells = 2 * 2 * (200 * (1 + 200) + 2)  # kivi and full retention know no budget

@@ -11,11 +11,10 @@ import typer
 from scipy.stats import binomtest
 from typer.testing import CliRunner
 
-from arborsim.cli.inspect import inspect
 from arborsim.core.documents import to_json
 from arborsim.core.events import Transition
 from arborsim.core.observations import Signal
-from arborsim.show.describe import (
+from arborsim.products.traces.describe import (
     Spread,
     accuracy,
     clopper_pearson,
@@ -26,6 +25,7 @@ from arborsim.show.describe import (
     escaped,
     policy_fits,
 )
+from arborsim.products.traces.inspect_command import inspect
 from arborsim.trace.columns import encode
 from arborsim.trace.episode import decode_episode, play
 from arborsim.trace.reader import TraceReader

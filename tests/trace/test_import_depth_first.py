@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from arborsim.core import events
 from arborsim.core.errors import UsageError
-from arborsim.show.describe import episode_facts
+from arborsim.products.traces.describe import episode_facts
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.importers.fields import Damage
 from arborsim.trace.importers.sources import read_list

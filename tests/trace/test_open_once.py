@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import arborsim
-from arborsim.plan.generate import Fixed, TreeSpec, write_generated
-from arborsim.plan.synthetic import BankSpec, Dense, write_synthetic
+from arborsim.products.generate.lengths import Fixed, TreeSpec, write_generated
+from arborsim.products.generate.synthetic import BankSpec, Dense, write_synthetic
 from arborsim.trace.reader import TraceReader, open_trace
 from tests.helpers.traces import make_info, make_trace
 from tests.plan.make import SMALL

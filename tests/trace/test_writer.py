@@ -17,7 +17,7 @@ import pytest
 
 from arborsim.core.errors import ArborsimError, TraceError, UsageError
 from arborsim.core.observations import Signal
-from arborsim.show.describe import column_sizes
+from arborsim.products.traces.describe import column_sizes
 from arborsim.trace.columns import lists
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import KINDS, Kind

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.tiers import Tier
+from arborsim.products.validate.compare import Generated, agreement
 from arborsim.trace.schema import Kind
-from arborsim.validate.compare import Generated, agreement
 
 GONE, BACK, SMALL, AWAY = Tier.EVICTED, Tier.HBM, Tier.HBM_QUANTISED, Tier.DDR
 

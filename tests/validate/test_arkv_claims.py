@@ -11,9 +11,9 @@ from arborsim.core.events import Decode
 from arborsim.core.tiers import Budget, Tier, hbm_mask
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.controller import Controller
+from arborsim.play.episode import Cell, play_episode
 from arborsim.policies.registry import build
-from arborsim.run.controller import Controller
-from arborsim.run.episode import Cell, play_episode
 from arborsim.signals.rows import head_rows
 from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader

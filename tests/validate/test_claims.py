@@ -16,8 +16,8 @@ from arborsim.cli.app import main
 from arborsim.core.documents import to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import clopper_pearson
-from arborsim.validate.claim_numbers import Measured, Number, Sources, evaluate
-from arborsim.validate.claims import COLUMNS, Verdict, read_papers, to_frame
+from arborsim.products.validate.claim_numbers import Measured, Number, Sources, evaluate
+from arborsim.products.validate.claims import COLUMNS, Verdict, read_papers, to_frame
 
 N = 40
 

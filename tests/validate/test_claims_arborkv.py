@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.episode import Cell, play_episode
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell, play_episode
 
 ROOT = Path(__file__).parents[2]
 

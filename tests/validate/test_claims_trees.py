@@ -16,12 +16,12 @@ from arborsim.core import events
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
+from arborsim.play.controller import Controller
+from arborsim.play.episode import Cell, play_episode
 from arborsim.policies.registry import build
-from arborsim.run.controller import Controller
-from arborsim.run.episode import Cell, play_episode
+from arborsim.products.validate.claims import read_papers
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
-from arborsim.validate.claims import read_papers
 
 ROOT = Path(__file__).parents[2]
 

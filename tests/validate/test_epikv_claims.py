@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from arborsim.core.observations import Signal  # noqa: E402
+from arborsim.products.validate.claims import read_papers  # noqa: E402
 from arborsim.trace.reader import TraceReader  # noqa: E402
-from arborsim.validate.claims import read_papers  # noqa: E402
 from benchmarks.claims import Store  # noqa: E402
 from benchmarks.claims.epikv import (  # noqa: E402
     forward_rows,

@@ -10,19 +10,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from arborsim.bank.arms import Recipe, arms_of
-from arborsim.bank.bank import open_bank, read_bank
-from arborsim.bank.visited import visited
-from arborsim.bank.walk import walk
 from arborsim.core.events import Event, Transition
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.plan.generate import Fixed
-from arborsim.plan.synthetic import write_synthetic
-from arborsim.run.controller import Controller
-from arborsim.run.episode import Cell, play_episode
-from arborsim.validate.claims import Paper, read_papers
+from arborsim.play.controller import Controller
+from arborsim.play.episode import Cell, play_episode
+from arborsim.products.generate.lengths import Fixed
+from arborsim.products.generate.synthetic import write_synthetic
+from arborsim.products.validate.claims import Paper, read_papers
+from arborsim.searches.arms import Recipe, arms_of
+from arborsim.searches.bank import open_bank, read_bank
+from arborsim.searches.visited import visited
+from arborsim.searches.walk import walk
 from benchmarks.claims.ets import SPEC, Freed, searched
 
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,10 @@ import torch
 from transformers import DynamicCache
 
 from arborsim.core.tiers import Budget
-from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult, get_backend
+from arborsim.play.episode import Cell
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
-from arborsim.validate.claims import read_papers
+from arborsim.products.validate.claims import read_papers
 from arborsim_torch import reference
 from benchmarks.claims import Store
 from benchmarks.claims.hierarchy import counted, counting, sizes, transfers

@@ -16,14 +16,14 @@ from arborsim.machine.fidelity import FidelityFile, fidelity, fidelity_file
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, iterations
-from arborsim.plan.generate import Fixed, TreeSpec, write_generated
 from arborsim.policies.registry import build
-from arborsim.show.published import Published, print_published, to_frame
-from arborsim.validate import published
-from arborsim.validate.aiconfigurator import Prediction, installed
-from arborsim.validate.published import PlayedRun, compare, error_lines
-from arborsim.validate.published_log import Kept, PublishedLog
-from arborsim.validate.serving import ServingRun, read_runs
+from arborsim.products.generate.lengths import Fixed, TreeSpec, write_generated
+from arborsim.products.validate import published
+from arborsim.products.validate.aiconfigurator import Prediction, installed
+from arborsim.products.validate.published import PlayedRun, compare, error_lines
+from arborsim.products.validate.published_log import Kept, PublishedLog
+from arborsim.products.validate.published_tables import Published, print_published, to_frame
+from arborsim.products.validate.serving import ServingRun, read_runs
 from tests.helpers.demands import record_demands
 
 RUN = ServingRun(

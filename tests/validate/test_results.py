@@ -13,10 +13,9 @@ import pytest
 from rich.console import Console
 
 from arborsim.core.errors import UsageError
-from arborsim.show.validation import print_validation, sentences
-from arborsim.show.validation_page import render
-from arborsim.validate.compare import BytesOverTime
-from arborsim.validate.results import (
+from arborsim.products.validate.compare import BytesOverTime
+from arborsim.products.validate.page import render
+from arborsim.products.validate.results import (
     CellCheck,
     Validation,
     lines_of,
@@ -26,6 +25,7 @@ from arborsim.validate.results import (
     term_errors,
     write_results,
 )
+from arborsim.products.validate.tables import print_validation, sentences
 
 CHECK = CellCheck(
     episode=0, policy="h2o", budget="0.5", budget_tokens=50, full_tokens=100, shadow_moves=10,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.validate.results import COUNTERS, TERMS, CellCheck, read_results
+from arborsim.products.validate.results import COUNTERS, TERMS, CellCheck, read_results
 from tests.live.tiny import torch
 
 CHAIN = ["validate", "--gpu", "h100", "--task", "chain", "--lines", "10", "--budget", "0.7"]
@@ -111,7 +111,7 @@ def test_tokens_that_stay_in_ddr(tmp_path: Path) -> None:
 def test_an_interruption_keeps_whole_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from arborsim.cli import validate
+    from arborsim.products.validate import command as validate
 
     kept = validate.Keeper.checked
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from arborsim.calibrate.backend import Launches, Moved, Spread
 from arborsim.core.tiers import Tier
+from arborsim.products.calibrate.backend import Launches, Moved, Spread
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.pairs import GroupTokenPairs

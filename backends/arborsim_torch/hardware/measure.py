@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from arborsim.calibrate.backend import (
+from arborsim.core.errors import UsageError
+from arborsim.products.calibrate.backend import (
     HardwareMeasurements,
     HardwareRequest,
     Kernels,
@@ -17,7 +18,6 @@ from arborsim.calibrate.backend import (
     Pass,
     PolicyTime,
 )
-from arborsim.core.errors import UsageError
 from arborsim.trace.schema import Geometry
 from arborsim_torch.hardware import kernels
 from arborsim_torch.hardware.facts import all_facts

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from arborsim.calibrate.backend import HardwareRequest
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import config_of, load_geometry
+from arborsim.products.calibrate.backend import HardwareRequest
 from arborsim_torch.checkpoint import CONFIG
 from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.models import LoadedModel, check_device, load_model

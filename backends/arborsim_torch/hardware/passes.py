@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from arborsim.calibrate.backend import Pass
+from arborsim.products.calibrate.backend import Pass
 from arborsim_torch.hardware.model import Counted, first_layers
 from arborsim_torch.hardware.searches import THOUGHT, Fanned, fanned
 from arborsim_torch.hardware.timing import Timer

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arborsim.calibrate.backend import PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
 from arborsim.policies.methods.baselines import Full
 from arborsim.policies.registry import available, build
-from arborsim.search import ROOT, Expansion, Leaf, Search, make_search
+from arborsim.products.calibrate.backend import PolicyTime, Quiet
+from arborsim.searches import ROOT, Expansion, Leaf, Search, make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.decoder import prefill_block
 from arborsim_torch.hardware.timing import Timer

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from arborsim.calibrate.backend import LinkRates
+from arborsim.products.calibrate.backend import LinkRates
 from arborsim_torch.hardware.memory import sizes_that_fit
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.tiers.link import HostLink, host_empty

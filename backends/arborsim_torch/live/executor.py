@@ -32,7 +32,7 @@ _HBM, _EVICTED = int(Tier.HBM), int(Tier.EVICTED)
 
 
 class LiveExecutor:
-    """Implements `arborsim.run.controller.Executor` on a decoder's cache.
+    """Implements `arborsim.play.controller.Executor` on a decoder's cache.
 
     The forward passes have happened by the time the executor hears of their tokens.
 

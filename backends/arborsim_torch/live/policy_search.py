@@ -15,8 +15,8 @@ from arborsim.core.geometry import Geometry
 from arborsim.core.measurements import Measurements
 from arborsim.machine.live_memory import LiveSearch
 from arborsim.memory.moves import MostMoved
+from arborsim.play.controller import Executor, Meter
 from arborsim.policies.base import Policy
-from arborsim.run.controller import Executor, Meter
 from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import Mover

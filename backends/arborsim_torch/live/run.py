@@ -11,11 +11,11 @@ import torch
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.tiers import Budget
-from arborsim.live.backends import LiveFacts, LiveObserver, LiveRequest, LiveResult
+from arborsim.play.backends import LiveFacts, LiveObserver, LiveRequest, LiveResult
+from arborsim.play.controller import Meter
+from arborsim.play.episode import Cell
 from arborsim.policies.methods.baselines import Full
-from arborsim.run.controller import Meter
-from arborsim.run.episode import Cell
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.decoder import prefill_block
 from arborsim_torch.hardware.facts import conditions, software

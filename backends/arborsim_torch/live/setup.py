@@ -11,9 +11,9 @@ from arborsim.core.errors import UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.row_uses import RowUse
 from arborsim.core.shape import CacheShape
+from arborsim.play.controller import Controller, Executor, Meter
 from arborsim.policies.base import Policy
-from arborsim.run.controller import Controller, Executor, Meter
-from arborsim.search import Search
+from arborsim.searches import Search
 from arborsim.trace.schema import VECTORS
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, Capture

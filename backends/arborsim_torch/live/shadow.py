@@ -16,16 +16,16 @@ from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.events import Event
 from arborsim.core.observations import Signal
 from arborsim.core.tree import ThoughtTree
-from arborsim.live.backends import (
+from arborsim.play.backends import (
     LiveObserver,
     LiveRequest,
     LiveResult,
     RecordRequest,
     SearchRequest,
 )
+from arborsim.play.controller import Controller
+from arborsim.play.episode import Cell
 from arborsim.policies.base import NEVER
-from arborsim.run.controller import Controller
-from arborsim.run.episode import Cell
 from arborsim.trace.schema import Capture, TraceInfo
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.capture import ALL_SIGNALS

@@ -17,7 +17,9 @@ import torch
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.outputs import scratch
 from arborsim.core.tiers import CAPTURED_RECALLS, Budget
-from arborsim.live.backends import (
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.lookup import served_live
+from arborsim.play.backends import (
     LayerChoice,
     LiveFacts,
     LiveRequest,
@@ -25,14 +27,10 @@ from arborsim.live.backends import (
     RecordRequest,
     ValidationObserver,
 )
-from arborsim.machine.executor import SimulatedExecutor
-from arborsim.machine.lookup import served_live
+from arborsim.play.episode import Cell
+from arborsim.play.move_log import MoveLog
 from arborsim.policies.base import Policy
-from arborsim.run.episode import Cell
-from arborsim.run.move_log import MoveLog
-from arborsim.trace.schema import Capture as Level
-from arborsim.trace.schema import TraceInfo
-from arborsim.validate.compare import (
+from arborsim.products.validate.compare import (
     DualExecutor,
     Generated,
     Held,
@@ -40,7 +38,9 @@ from arborsim.validate.compare import (
     agreement,
     replay_cells,
 )
-from arborsim.validate.results import COUNTERS, PEAKS, TERMS, CellCheck
+from arborsim.products.validate.results import COUNTERS, PEAKS, TERMS, CellCheck
+from arborsim.trace.schema import Capture as Level
+from arborsim.trace.schema import TraceInfo
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
@@ -203,7 +203,7 @@ class ValidationRun:
 
 
 def held(mover: Mover) -> Held:
-    """Bytes of the tokens in the pools, by `arborsim.validate.compare.PARTS`."""
+    """Bytes of the tokens in the pools, by `arborsim.products.validate.compare.PARTS`."""
     pools = mover.cache.pools
     used = {place: pool.used_bytes for place, pool in pools.items()}
     staging = sum(size for place, size in used.items() if place.staged)

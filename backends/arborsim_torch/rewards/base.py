@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from arborsim.core.errors import UsageError
-from arborsim.live.backends import ModelUsage
+from arborsim.play.backends import ModelUsage
 from arborsim_torch.hardware.memory import memory_errors
 from arborsim_torch.models import check_room
 from arborsim_torch.reference.tasks import Problem

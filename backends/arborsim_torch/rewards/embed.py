@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from arborsim.core.errors import UsageError
-from arborsim.live.backends import ModelUsage
+from arborsim.play.backends import ModelUsage
 from arborsim_torch.checkpoint import check_files
 from arborsim_torch.kernels.fused import pinned
 from arborsim_torch.rewards.base import Account, check_weights

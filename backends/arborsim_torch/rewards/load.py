@@ -9,8 +9,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.live.backends import RewardChoice
-from arborsim.search.ranking import aggregate_of
+from arborsim.play.backends import RewardChoice
+from arborsim.searches.ranking import aggregate_of
 from arborsim_torch.checkpoint import check_files
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.rewards.base import Thought, check_weights

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from arborsim.core.errors import UsageError
-from arborsim.live.backends import ModelUsage
+from arborsim.play.backends import ModelUsage
 from arborsim_torch.kernels.fused import pinned
 from arborsim_torch.rewards.base import Account, Thought
 from arborsim_torch.rewards.texts import Encoded

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from arborsim.policies.registry import build
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import TreeDecoder, run_together

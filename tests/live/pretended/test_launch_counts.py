@@ -15,7 +15,7 @@ from arborsim.core.tiers import RECALLS
 from arborsim.machine.lookup import load_engine, load_profile
 from arborsim.machine.machine import Machine, decode_rows, parts_in_ddr, parts_read
 from arborsim.policies.registry import build
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.decoder import run_together
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.live.validate import ValidationRun

@@ -19,8 +19,8 @@ from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import MostMoved
 from arborsim.policies.registry import build
-from arborsim.search import make_search
-from arborsim.validate.compare import DualExecutor
+from arborsim.products.validate.compare import DualExecutor
+from arborsim.searches import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover

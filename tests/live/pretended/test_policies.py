@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from arborsim.core.errors import BudgetInfeasible
+from arborsim.play.move_log import MoveLog
 from arborsim.policies.registry import available, build
-from arborsim.run.move_log import MoveLog
-from arborsim.search import make_search
+from arborsim.searches import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor

@@ -1,0 +1,1 @@
+"""One recorded search under one policy: controller, rules, meters, episode player."""

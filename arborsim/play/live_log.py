@@ -1,0 +1,242 @@
+"""The results of a live run, collected as they come, and their log on disk.
+
+The log holds what was asked for and what ran it, then a line per search.  A line is on the disk
+before the next search begins: killing the process loses at most one search.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arborsim.core.documents import RecordLog
+from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.core.measurements import MemorySeries, thinned
+from arborsim.core.records import MOST_FLOAT, convert
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
+from arborsim.policies.registry import find, parameters, values_of
+
+if TYPE_CHECKING:
+    from arborsim.play.episode import Cell
+
+FORMAT, VERSION = "arborsim-live", 1
+#: Samples that are kept of a memory series: what the page draws.
+_POINTS = 600
+_NS = 9  # decimals of a second
+
+
+def describe(request: LiveRequest) -> dict[str, Any]:
+    """Everything that determines the results of `request`, as JSON; paths of outputs are not."""
+    others = {"cells", "command", "embed", "machine", "prompts", "reward", "trace"}
+    kinds = {f.name: f for f in fields(LiveRequest) if f.name not in others}
+    found: dict[str, Any] = {
+        name: getattr(request, name) for name in sorted(kinds)
+        # Logs from before there was a choice hold the default.
+        if name not in _NEW_OPTIONS or getattr(request, name) != kinds[name].default
+    }  # fmt: skip
+    found["cells"] = [
+        {"policy": c.policy.name, "budget": c.budget.text, "settings": values_of(c.policy)}
+        for c in request.cells
+    ]
+    if request.reward.name:  # likewise
+        found["reward"] = asdict(request.reward)
+    if request.embed:
+        found["embed"] = request.embed
+    if request.prompts is not None:
+        try:
+            found["prompts_sha256"] = _digest(request.prompts.read_bytes())
+        except OSError as error:
+            raise UsageError(f"--prompts {request.prompts}: {error.strerror}") from error
+    if request.machine is not None:
+        profile = request.machine.profile
+        found["gpu"] = {"name": profile.name, "sha256": profile.digest}
+    return dict(json.loads(json.dumps(found, default=str)))
+
+
+def stored(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request as an earlier version described it, with the settings that policies got since.
+
+    A setting that did not exist had the effect of its default.
+    """
+    cells = []
+    for cell in request.get("cells", []):
+        try:
+            known = parameters(find(cell["policy"], code=False))
+        except ArborsimError:  # a policy of the user's that is not here: as it was written
+            known = {}
+        defaults = {name: each.default for name, each in known.items()}
+        cells.append({**cell, "settings": json.loads(json.dumps(defaults)) | cell["settings"]})
+    return {**request, "cells": cells}
+
+
+@dataclass(frozen=True)
+class LoggedCell:
+    """A policy under a budget, as `describe` has it."""
+
+    policy: str
+    budget: str
+    settings: Mapping[str, Any]
+
+
+def request_of(head: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The request in a log's head, or a `UsageError` if the head is damaged."""
+    place, table = f"{path}, line 1: request", dict[str, Any]
+    convert(table, head.get("facts", {}), f"{path}, line 1: facts", finite=False)
+    request = convert(table, head.get("request", {}), place, finite=False)
+    convert(tuple[LoggedCell, ...], request.get("cells", []), f"{place} cells", finite=False)
+    for name in ("gpu", "task_options", "search_options"):
+        if name in request:
+            convert(table, request[name], f"{place} {name}", finite=False)
+    for each in fields(LiveRequest):
+        if each.name in request and (kind := _PLAIN.get(str(each.type))):
+            convert(kind, request[each.name], f"{place} {each.name}", finite=False)
+    return request
+
+
+_PLAIN: dict[str, type[Any]] = {"int": int, "float": float, "bool": bool, "str": str}
+_NEW_OPTIONS = ("chat", "graphs", "stop", "top_p")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class LiveRecords(RecordLog[LiveResult]):
+    """The log of a live run, whose numbers are all known."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, LiveResult, FORMAT, VERSION)
+
+    def read(self) -> dict[str, Any]:
+        head = super().read()
+        for line, record in enumerate(self.records, 2):
+            measured = vars(record.measured)
+            for name, value in {**measured, **vars(measured["time"]), **vars(record)}.items():
+                if isinstance(value, float) and not abs(value) <= MOST_FLOAT:
+                    raise UsageError(
+                        f"{self.path}, line {line}: {name} must be a finite number, not {value!r}: "
+                        "the log is damaged; delete the line to go on without it"
+                    )
+        return head
+
+
+class LiveLog(LiveRecords):
+    """A log to write to, and what an earlier run has left in it (`records`).
+
+    `resume` goes on after the results that `path` holds, if it exists; `overwrite` replaces `path`,
+    but not before the new run has begun.
+
+    Raises
+    ------
+    UsageError
+        The file exists and neither option was given; it is damaged; or it holds the results of
+        another request.
+    """
+
+    def __init__(
+        self, path: Path, request: LiveRequest, *, resume: bool = False, overwrite: bool = False
+    ) -> None:
+        super().__init__(path)
+        self._request, self._command = describe(request), request.command
+        self._facts: LiveFacts | None = None
+        if path.exists() and not resume and not overwrite:
+            raise UsageError(f"--out {path}: the file exists: --resume goes on, --overwrite redoes")
+        if path.exists() and resume and (head := self.read()):
+            self._compare("request", stored(request_of(head, path)), self._request)
+            self._facts = convert(LiveFacts, head.get("facts"), f"{path}: facts")
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        """The model is there: open the file, behind the results that it holds.
+
+        Raises `UsageError` if that cannot be written, or comes from another model or version.
+        """
+        if self._facts is not None:
+            there, here = asdict(self._facts), asdict(facts)
+            # Logs of earlier versions name less software.
+            shared = there["software"].keys() & here["software"].keys()
+            for each in (there, here):
+                each["software"] = {name: each["software"][name] for name in sorted(shared)}
+                del each["conditions"]
+            self._compare("model, device or version", there, here)
+        self.open({
+            "facts": facts, "episodes": episodes, "request": self._request,
+            "command": self._command,
+        })  # fmt: skip
+
+    def add(self, record: Any) -> None:
+        """Store a result, its memory series thinned; it is on the disk afterwards."""
+        if isinstance(record, LiveResult):
+            series = record.measured.series
+            keep = thinned(series, _POINTS)
+            columns = {f.name: np.asarray(getattr(series, f.name))[keep] for f in fields(series)}
+            columns["time_s"] = np.round(columns["time_s"].astype(float), _NS)
+            series = MemorySeries(**{name: kept.tolist() for name, kept in columns.items()})
+            record = replace(record, measured=replace(record.measured, series=series))
+        super().add(record)
+
+    def _compare(self, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        """Results of different kinds must not stand in one log."""
+        for key in sorted({*there, *here}):
+            if there.get(key) == here.get(key):
+                continue
+            said = f"{key.replace('_', ' ')} {there.get(key)!r} there, {here.get(key)!r} here"
+            if key == "cells":
+                said = "other policies, settings or budgets"
+            raise UsageError(
+                f"--out {self.path}: holds results of another {what} ({said}): choose another "
+                "name, or --overwrite"
+            )
+
+
+class Collector:
+    """A `LiveObserver` that keeps all results, those of an earlier run in `log` first.
+
+    `facts` are None until the model is loaded; `episodes` are the problems of the whole run.
+    """
+
+    def __init__(self, log: LiveLog | None = None) -> None:
+        self.facts: LiveFacts | None = None
+        self.episodes = 0
+        self._log = log
+        self._results: dict[tuple[int, str, str], LiveResult] = {}
+        for result in log.records if log else ():
+            self._results.setdefault(key_of(result), result)
+
+    @property
+    def results(self) -> tuple[LiveResult, ...]:
+        """In the order in which they came."""
+        return tuple(self._results.values())
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        self.facts, self.episodes = facts, episodes
+        if self._log is not None:
+            self._log.began(facts, episodes)
+
+    def wants(self, episode: int, cell: Cell) -> bool:
+        return (episode, cell.policy.name, cell.budget.text) not in self._results
+
+    def full_tokens(self, episode: int) -> int:
+        known = (r.full_tokens for r in self._results.values() if r.episode == episode)
+        return max(known, default=0)
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        pass
+
+    def finished(self, result: LiveResult) -> None:
+        # One shadow search serves all cells: it hands over again what a resumed run has already.
+        if key_of(result) in self._results:
+            return
+        if self._log is not None:
+            self._log.add(result)
+        self._results[key_of(result)] = result
+
+
+def key_of(result: LiveResult) -> tuple[int, str, str]:
+    """Problem, policy and budget: what there is one result of."""
+    return result.episode, result.policy, result.budget

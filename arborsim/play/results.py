@@ -1,0 +1,491 @@
+"""What a replay hands to tables and reports: a record per search, a row per trace, policy and
+budget, and notes on times that are assumed and on what does not fit the machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from arborsim.core.errors import ArborsimError
+from arborsim.core.measurements import Measurements, TimeSplit, check_figures, check_peak
+from arborsim.core.score import Score
+from arborsim.core.units import quantity
+
+if TYPE_CHECKING:
+    from arborsim.machine.profile import HardwareProfile
+    from arborsim.machine.terms import Term
+    from arborsim.play.pictures import TokenMap, TreePicture
+
+BASELINE = "full"
+ORACLE = "oracle"
+#: What results call it (`Policy.label`): one for each kind of groups.
+ORACLES = (ORACLE, f"{ORACLE}-layer", f"{ORACLE}-head")
+#: Bounds that know the future: for attention, and for answers (`arborsim.policies` has both)
+BOUNDS = (*ORACLES, "needed")
+#: The budget of policies that do not know budgets.
+ANY = "any"
+#: Follows the name of a policy that does not keep to the budget.
+MARK = "\u2020"
+#: The setting that gives GPU, host, model and type of its cache in a line.
+MACHINE = "simulated on"
+_MOST_NAMED = 6
+_CLOCKS_S = 0.01  # live searches are shown by the same records
+_AS_IF = "The figures are those of a machine with enough memory."
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """One search under one policy and budget; refuses figures that none can have."""
+
+    trace: str  # name of the trace file
+    episode: int
+    policy: str
+    budget: str  # as the user gave it: tokens (``"2048"``) or a share (``"0.25"``)
+    budget_tokens: int  # what that came to for this search
+    measured: Measurements
+    #: Share of the recorded attention that fell on readable tokens; NaN if unknown
+    attention_kept: float
+    #: Keys and values of one token over all layers; 0 if unknown.  Draws the budget in bytes
+    kv_bytes_per_token: int = 0
+    #: Relative error of the attention output on the captured layers; NaN if unknown
+    output_error: float = math.nan
+    bounded: bool = True  # whether the policy keeps within the budget after every decision
+    terms: tuple[Term, ...] = ()  # what the time consists of; empty unless it was to be explained
+    #: What has tiers of its own (`Policy.grouping`): "shared", "layer" or "head".  Attention kept
+    #: of layers and heads is measured on rows of captured layers, else on the mean row of all
+    per: str = "shared"
+    kept_note: str = ""  # why attention kept is NaN on a trace that holds attention, or ""
+
+    def __post_init__(self) -> None:
+        check_figures(self.measured, self.whose, self.attention_kept, _CLOCKS_S)
+
+    @property
+    def whose(self) -> str:
+        """Name of the search and policy, for messages."""
+        return f"{self.trace}, episode {self.episode}, {at_budget(self.policy, self.budget)}"
+
+    def simulated(self) -> EpisodeResult:
+        """Itself, of one clock: refuses any negative time, and a peak that the budget rules out."""
+        check_figures(self.measured, self.whose)
+        if self.bounded:
+            check_peak(self.measured, self.whose, self.budget_tokens)
+        return self
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A policy that a trace cannot serve, under one budget or under any."""
+
+    trace: str
+    policy: str
+    budget: str = ""  # empty if no budget would do
+    #: Options of ``arborsim record`` that supply what the trace lacks; empty if that is not the
+    #: reason, but a budget that is too small
+    remedy: str = ""
+    least: str = ""  # the least budget that could do, as far as is known; empty if there is none
+    detail: str = ""  # the whole reason in one line
+    instead: str = ""  # setting under which the policy can run here, e.g. ``"per=shared"``
+    reason: str = ""  # why, for a cell of a table: ``"needs 0.53 or more: prompt 602 = ..."``
+    unsuited: bool = False  # the policy has no meaning on the model whose bytes are charged
+    unrecorded: str = ""  # why no recording supplies it (`TraceInfo.unrecorded`)
+
+
+class NothingRan(ArborsimError):
+    """No budget held any of the searches; `reason` is the first of them, for a cell of a table."""
+
+    def __init__(self, detail: str, reason: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[NothingRan], tuple[str, str]]:
+        return NothingRan, (str(self), self.reason)  # so that workers can raise it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered(Score):
+    """Right answers counted live under a row's policy, with its settings."""
+
+    budget: str  #: under which they were counted
+    problems: str  #: on which: ``"chain (lines 32)"``
+    #: What is not as in the row, as it was counted: ``("budget 0.87", "lines 32")``
+    differs: tuple[str, ...] = ()
+    own_budget: bool = True  #: whether the budget is the row's
+
+    @property
+    def exact(self) -> bool:
+        """Whether they were counted under the row's budget, and on problems as the trace's."""
+        return not self.differs
+
+
+@dataclass(frozen=True)
+class EqualBudget:
+    """The budget at which a policy takes the memory that was asked for (`replay.equal`)."""
+
+    trace: str
+    policy: str
+    budget: str  # as it was asked for, by which rows go
+    found: str  # as a share or in tokens
+    measure: str  # "peak" or "byte-seconds"
+    #: Bytes, or byte-seconds
+    wanted: float
+    held: float
+
+    @property
+    def off(self) -> float:
+        """The error of the memory, as a share of what was wanted."""
+        return self.held / self.wanted - 1
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayResult:
+    """All results of a replay, and what they rest on."""
+
+    episodes: tuple[EpisodeResult, ...]
+    pictures: tuple[TreePicture, ...]
+    #: GPU, model geometry, recall mode, page size, traces with their sha256, versions, seeds
+    settings: dict[str, str]
+    assumed: tuple[str, ...]  # numbers of the hardware profile that were not measured
+    left_out: tuple[LeftOut, ...] = ()
+    token_maps: tuple[TokenMap, ...] = ()
+    notes: tuple[str, ...] = ()  # cautions about single policies on these traces
+    does_not_fit: tuple[str, ...] = ()  # what needs more memory than there is, and how much more
+    #: What each trace, by its name, was recorded from (`TraceInfo.recording`)
+    recordings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: All settings of each policy, by its label
+    policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Counted live (`arborsim.products.replay.answers.answered`), by trace, policy and budget
+    answers: Mapping[tuple[str, str, str], Answered] = field(default_factory=dict)
+    equal: tuple[EqualBudget, ...] = ()  # budgets that were found, in a comparison at equal memory
+
+    def found(self) -> dict[tuple[str, str, str], EqualBudget]:
+        """`equal`, by trace, policy and the budget that was asked for."""
+        return {(each.trace, each.policy, each.budget): each for each in self.equal}
+
+    def rows(self, left_out: Iterable[LeftOut] = ()) -> tuple[Row, ...]:
+        """One row per trace, policy and budget (`aggregate`), with its answers."""
+        found = self.found()
+        return tuple(
+            replace(row, answers=self.answers.get(row.cell), equal=found.get(row.cell))
+            for row in aggregate(self.episodes, left_out)
+        )
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A row against full retention on the same trace; NaN where there is nothing to compare with.
+
+    1.0 is "the same": 0.25 of the memory, 1.3 times the time.
+    """
+
+    peak_hbm: float = math.nan
+    mean_peak_hbm: float = math.nan
+    time: float = math.nan
+    tokens_per_s: float = math.nan
+    attention_kept: float = math.nan
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy under one budget, over all searches of a trace.
+
+    Peaks are the largest over searches (`mean_*`: the mean); times, tokens, byte-seconds, moves and
+    traffic are summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if
+    unknown for all searches).  `oracle_gap` is what the oracle that decides for the same groups
+    (`per`) keeps under the same budget, less what this policy keeps: a share, NaN if there is no
+    such oracle;
+    negative for policies that lose less than evicting must: they quantise, offload, recompute or
+    hold more than the budget (not `bounded`).  `fits` is whether the machine has the memory for
+    every search.  A row that was left out has its reason in `left_out`, and NaN for figures.
+    """
+
+    trace: str
+    policy: str
+    budget: str
+    searches: int
+    prompt_tokens: int
+    generated_tokens: int
+    iterations: int
+    peak_hbm_kv_bytes: int
+    mean_peak_hbm_kv_bytes: float
+    peak_hbm_kv_tokens: int
+    peak_ddr_bytes: int
+    peak_quantised_bytes: int
+    mean_peak_ddr_bytes: float
+    evicted_tokens: float
+    offloaded_tokens: float
+    quantised_tokens: float
+    rehydrated_tokens: float
+    rehydrations: int
+    to_ddr_bytes: int
+    from_ddr_bytes: int
+    decisions: int
+    kv_read_bytes: int
+    bounds_read_bytes: int
+    peak_after_first_decision_bytes: int
+    hbm_byte_seconds: float
+    time: TimeSplit
+    attention_kept: float
+    output_error: float
+    bounded: bool = True
+    fits: bool = True
+    oracle_gap: float = math.nan
+    #: As in `EpisodeResult`
+    per: str = "shared"
+    kept_note: str = ""
+    relative: Relative = field(default_factory=Relative)
+    #: Counted live; None where that was not done
+    answers: Answered | None = None
+    left_out: str = ""
+    equal: EqualBudget | None = None  # in a comparison at equal memory
+
+    @property
+    def cell(self) -> tuple[str, str, str]:
+        """Trace, policy and budget."""
+        return self.trace, self.policy, self.budget
+
+    @property
+    def moved_bytes(self) -> int:
+        """Traffic over PCIe, both directions."""
+        return self.to_ddr_bytes + self.from_ddr_bytes
+
+    @property
+    def read_bytes_per_token(self) -> float:
+        """Keys and values that attention read for a generated token, mean."""
+        return _ratio(self.kv_read_bytes, self.generated_tokens)
+
+    @property
+    def model_s(self) -> float:
+        """Prefill and decode: what the search would cost with all KV in place."""
+        return self.time.prefill_s + self.time.decode_s
+
+    @property
+    def total_s(self) -> float:
+        return self.time.total_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return _ratio(self.generated_tokens, self.total_s)
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.policy == BASELINE
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the policy knows the future, so that it competes with no other."""
+        return self.policy in BOUNDS
+
+    @property
+    def is_oracle(self) -> bool:
+        return self.policy in ORACLES
+
+    @property
+    def label(self) -> str:
+        """The policy for people, marked if it does not keep to the budget."""
+        return self.policy if self.bounded or self.is_baseline else self.policy + MARK
+
+    @property
+    def budget_label(self) -> str:
+        """The budget for people: full retention has none."""
+        return "all" if self.is_baseline else self.budget
+
+
+def at_budget(policy: str, budget: str) -> str:
+    """``"h2o at budget 0.5"``; of a policy that knows no budget, its name."""
+    return policy if budget == ANY else f"{policy} at budget {budget}"
+
+
+def oracles(results: Iterable[EpisodeResult]) -> dict[tuple[str, int, str, str], float]:
+    """Attention that an oracle keeps, by trace, episode, budget and what it decides for (`per`)."""
+    return {
+        (r.trace, r.episode, r.budget, r.per): r.attention_kept
+        for r in results
+        if r.policy in ORACLES
+    }
+
+
+def aggregate(
+    episodes: Iterable[EpisodeResult], left_out: Iterable[LeftOut] = ()
+) -> tuple[Row, ...]:
+    """One row per (trace, policy, budget), and one for each of `left_out`.
+
+    Rows follow the traces as they came; within a trace full retention leads, then budgets and,
+    within a budget, policies as they came: so that neighbours are what one wants to compare.  What
+    was left out under a budget follows what was not; budgets under which all was, being too small,
+    come first.
+    """
+    cells: dict[tuple[str, str, str], list[EpisodeResult]] = {}
+    for result in episodes:
+        cells.setdefault((result.trace, result.policy, result.budget), []).append(result)
+    rows = [_row(results) for results in cells.values()]
+    ran = {row.budget for row in rows}
+    rows += map(_left_out_row, left_out)
+    traces = list(dict.fromkeys(row.trace for row in rows))
+    budgets = list(dict.fromkeys(row.budget for row in rows if not row.is_baseline))
+    budgets.sort(key=ran.__contains__)
+    rows.sort(
+        key=lambda row: (
+            traces.index(row.trace),
+            -1 if row.is_baseline else budgets.index(row.budget),
+        )
+    )
+    return related(rows)
+
+
+R = TypeVar("R", bound="Row")
+
+
+def related(
+    rows: Sequence[R], place: Callable[[R], Hashable] = lambda row: row.trace
+) -> tuple[R, ...]:
+    """Rows with what is relative to full retention, and their gap to the oracle.
+
+    Those that share a `place` (a trace on a machine) are compared.
+    """
+    baselines = {place(row): row for row in reversed(rows) if row.is_baseline}
+    bounds = {
+        (place(row), row.budget, row.per): row.attention_kept for row in rows if row.is_oracle
+    }
+    return tuple(
+        replace(
+            row,
+            oracle_gap=bounds.get((place(row), row.budget, row.per), math.nan) - row.attention_kept,
+            relative=_relative(row, baselines[at]) if (at := place(row)) in baselines
+            else Relative(),
+        )
+        for row in rows
+    )  # fmt: skip
+
+
+def _row(results: list[EpisodeResult]) -> Row:
+    first = results[0]
+    measured = [result.measured for result in results]
+
+    def over_searches(combine: Callable[[Iterable[Any]], Any], *names: str) -> dict[str, Any]:
+        return {name: combine(getattr(m, name) for m in measured) for name in names}
+
+    parts = {
+        p.name: math.fsum(getattr(m.time, p.name) for m in measured) for p in fields(TimeSplit)
+    }
+    return Row(
+        trace=first.trace,
+        policy=first.policy,
+        budget=first.budget,
+        searches=len(results),
+        mean_peak_hbm_kv_bytes=sum(m.peak_hbm_kv_bytes for m in measured) / len(results),
+        mean_peak_ddr_bytes=sum(m.peak_ddr_bytes for m in measured) / len(results),
+        **over_searches(
+            max, "peak_hbm_kv_bytes", "peak_hbm_kv_tokens", "peak_ddr_bytes",
+            "peak_quantised_bytes", "peak_after_first_decision_bytes",
+        ),
+        **over_searches(
+            sum, "prompt_tokens", "generated_tokens", "iterations", "rehydrations", "to_ddr_bytes",
+            "from_ddr_bytes", "decisions", "kv_read_bytes", "bounds_read_bytes",
+        ),
+        **over_searches(
+            math.fsum, "evicted_tokens", "offloaded_tokens", "quantised_tokens",
+            "rehydrated_tokens", "hbm_byte_seconds",
+        ),
+        time=TimeSplit(**parts),
+        attention_kept=_mean((r.attention_kept, r.measured.generated_tokens) for r in results),
+        output_error=_mean((r.output_error, r.measured.generated_tokens) for r in results),
+        bounded=first.bounded,
+        fits=all(m.fits for m in measured),
+        per=first.per,
+        kept_note=first.kept_note,
+    )  # fmt: skip
+
+
+def _left_out_row(left_out: LeftOut) -> Row:
+    nothing = dict.fromkeys((each.name for each in fields(Row)), math.nan)
+    known: dict[str, Any] = {
+        "trace": left_out.trace, "policy": left_out.policy, "budget": left_out.budget or ANY,
+        "left_out": left_out.reason, "answers": None, "equal": None,
+        "time": TimeSplit(*[math.nan] * len(fields(TimeSplit))),
+        "relative": Relative(), "per": "", "kept_note": "", "bounded": True, "fits": True,
+    }  # fmt: skip
+    return Row(**{**nothing, **known})
+
+
+def _relative(row: Row, full: Row) -> Relative:
+    return Relative(
+        peak_hbm=_ratio(row.peak_hbm_kv_bytes, full.peak_hbm_kv_bytes),
+        mean_peak_hbm=_ratio(row.mean_peak_hbm_kv_bytes, full.mean_peak_hbm_kv_bytes),
+        time=_ratio(row.total_s, full.total_s),
+        tokens_per_s=_ratio(row.tokens_per_s, full.tokens_per_s),
+        attention_kept=_ratio(row.attention_kept, full.attention_kept),
+    )
+
+
+def _mean(weighted: Iterable[tuple[float, int]]) -> float:
+    """Mean of (value, weight) pairs whose value is known."""
+    known = [(value, weight) for value, weight in weighted if not math.isnan(value)]
+    total = math.fsum(value * weight for value, weight in known)
+    return _ratio(total, sum(weight for _, weight in known))
+
+
+def _ratio(value: float, base: float) -> float:
+    return value / base if base else math.nan
+
+
+def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> list[str]:
+    """A note on policies that take time on a machine on which theirs was not measured.
+
+    A slow decision can make a policy look slower than full retention, and is then no finding.
+    """
+    named = [name for name in dict.fromkeys(policies) if name not in profile.policies]
+    if not named or not profile.is_assumed("decision_base_s"):
+        return []
+    whose = ", ".join(named) if len(named) <= _MOST_NAMED else f"{len(named)} policies"
+    return [
+        f"Policy time of {whose} is assumed ({quantity('seconds', profile.decision_base_s)} a "
+        "decision), not measured: `arborsim calibrate hardware` measures it on your machine."
+    ]
+
+
+def does_not_fit(searches: Iterable[tuple[str, str, Measurements]], machine: str) -> list[str]:
+    """A line per trace: what does not fit in its largest search, and how much memory it lacks.
+
+    Of each search: its trace, what ran (``"h2o at budget 0.5"``), and what it took.  `machine` is a
+    name.
+    """
+    traces: dict[str, dict[str, list[Measurements]]] = {}
+    for trace, what, measured in searches:
+        if not measured.fits:
+            traces.setdefault(trace, {}).setdefault(what, []).append(measured)
+    return [_unfit(trace, runs, machine) for trace, runs in traces.items()]
+
+
+def _unfit(trace: str, runs: Mapping[str, list[Measurements]], machine: str) -> str:
+    """What does not fit, by what ran."""
+    first = next(iter(runs.values()))[0]
+    weights, hbm, ddr = (
+        quantity("bytes", size)
+        for size in (first.weight_bytes, first.usable_hbm_bytes, first.usable_ddr_bytes)
+    )
+    if over := _over(first.weight_bytes, first.usable_hbm_bytes):
+        return (
+            f"Nothing fits on {trace}: the weights alone are {weights}, and {machine} has {hbm} of "
+            f"HBM to use, which is {quantity('bytes', over)} too little. {_AS_IF}"
+        )
+    lacking = "; ".join(f"{what} lacks {_lacking(own)}" for what, own in runs.items())
+    return (
+        f"Does not fit on {trace}: {lacking}. {machine} has {hbm} of HBM and {ddr} of DDR to use; "
+        f"a search needs the weights ({weights}), its activations and its KV. {_AS_IF}"
+    )
+
+
+def _lacking(unfit: Sequence[Measurements]) -> str:
+    """``"1.2 GB of HBM"``: the most that any of the searches lacks."""
+    lacks = {
+        "HBM": max(_over(m.needed_hbm_bytes, m.usable_hbm_bytes) for m in unfit),
+        "DDR": max(_over(m.peak_ddr_bytes, m.usable_ddr_bytes) for m in unfit),
+    }
+    return " and ".join(f"{quantity('bytes', n)} of {tier}" for tier, n in lacks.items() if n)
+
+
+def _over(needed: int, usable: int) -> int:
+    """Bytes that are missing; a machine of unknown size lacks nothing."""
+    return max(0, needed - usable) if usable else 0

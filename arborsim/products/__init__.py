@@ -1,0 +1,1 @@
+"""Products: a folder per question, with what is asked, how it runs, its results and its report."""

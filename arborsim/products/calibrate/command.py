@@ -1,0 +1,305 @@
+"""`arborsim calibrate`: measure hyper-parameters of policies, or a machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.outputs import check_writable
+from arborsim.products.choices import names
+from arborsim.products.command import group, option, subcommand
+from arborsim.products.interrupt import interruptible
+from arborsim.products.options import command_line, expert_option, traces_argument
+from arborsim.report.progress import Stages
+
+if TYPE_CHECKING:
+    from arborsim.products.calibrate.backend import ModelChoice
+    from arborsim.products.calibrate.documents import Calibration
+    from arborsim.products.calibrate.hardware import PassAgreement
+
+calibrate = group("Find hyper-parameters of policies, or what a machine can do, by measuring.")
+Regenerate = StrEnum("Regenerate", ["answer", "rest"])
+#: What the table of a machine shows: a number's name, how it is scaled, and its unit.
+_SHOWN = (
+    ("flops_per_s", 1e-12, "TFLOP/s"), ("mfu", 100, "%"), ("hbm_bytes_per_s", 1e-9, "GB/s"),
+    ("mbu", 100, "%"), ("kv_read_efficiency", 100, "%"), ("overlap", 100, "%"),
+    ("ddr_bytes_per_s", 1e-9, "GB/s"), ("eager_bytes_per_s", 1e-9, "GB/s"),
+    ("dequantise_bytes_per_s", 1e-9, "GB/s"),
+    ("h2d_bytes_per_s", 1e-9, "GB/s"), ("d2h_bytes_per_s", 1e-9, "GB/s"),
+    ("pcie_latency_s", 1e6, "us"), ("pageable_factor", 100, "%"), ("per_layer_s", 1e6, "us"),
+    ("per_step_s", 1e6, "us"), ("per_sequence_s", 1e6, "us"), ("decision_base_s", 1e6, "us"),
+    ("decision_per_token_s", 1e9, "ns"), ("launch_s", 1e6, "us"), ("move_s", 1e6, "us"),
+)  # fmt: skip
+
+
+def seed_option() -> Any:
+    return option(0, "Of what is drawn.", min=0)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model that is measured."""
+
+    model: str = option("chain", "chain, or a folder with weights of that task.")
+    task: str = option("", "chain, for a folder with own weights.")
+    device: str = option("cpu", "cpu or cuda.")
+    batch: int = option(32, "Sequences at a time.", min=1)
+
+    def choice(self, **options: int) -> ModelChoice:
+        """The model, with those of its task's options that were given."""
+        from arborsim.products.calibrate.backend import ModelChoice
+
+        given = {name: value for name, value in options.items() if value}
+        return ModelChoice(self.model, self.task, given, self.device, batch=self.batch)
+
+
+@dataclass(frozen=True)
+class CalibrationOutput:
+    """The calibration and its plot."""
+
+    out: Path = option(..., "The calibration to write (TOML).", writes=True)
+    plot: Path | None = option(None, "The plot to write.", shown="OUT with .html", writes=True)
+
+    @property
+    def page(self) -> Path:
+        """Where the plot goes."""
+        return self.out.with_suffix(".html") if self.plot is None else self.plot
+
+    def check(self) -> None:
+        """Refuse, before the work, what cannot be written."""
+        check_writable(self.out, "--out")
+        check_writable(self.page, "--plot")
+        if self.page == self.out:
+            raise UsageError(f"--out {self.out} is where the plot goes: name it .toml")
+
+    def write(self, made: Calibration, figure: Any, notes: Iterable[str]) -> None:
+        """Write both files and print what was found."""
+        from arborsim.core.outputs import write_text
+        from arborsim.products.calibrate.documents import write_figure
+
+        write_text(self.out, made.to_toml())
+        write_figure(figure, self.page)
+        for line in (*notes, made.finding, f"wrote {self.out} and {self.page}"):
+            typer.echo(line)
+
+
+@subcommand(calibrate, "Measure this machine: a profile for `replay --gpu FILE`.")
+def hardware(
+    out: Path = option(Path("machine.toml"), "The profile to write (TOML).", writes=True),
+    model: str = option("chain", "chain, a folder, or config:NAME (random weights)."),
+    device: str = option("cpu", "cpu, cuda or cuda:1."),
+    quick: bool = option(False, "Fewer sizes and repetitions.", "--quick"),
+    policy: str = option(
+        "", "Policies to time, by comma.", complete="policy", shown="as many as 150 seconds allow"
+    ),
+    overwrite: bool = option(False, "Replace the file.", "--overwrite"),
+) -> None:
+    """A profile of this machine for `replay --gpu FILE`: copies, kernels, overheads, decisions.
+
+    Overheads are fitted to forward passes of the model; the error on others is reported.
+    """
+    from datetime import UTC, datetime
+
+    from arborsim.core.outputs import write_text
+    from arborsim.policies.registry import available
+    from arborsim.products.calibrate.backend import HardwareRequest, get_measuring_backend
+    from arborsim.products.calibrate.hardware import make_profile, profile_toml
+    from arborsim.products.calibrate.policy_cost import measure_decisions
+
+    _check_profile(out, overwrite)
+    chosen = names(policy)
+    for name in chosen:
+        if name not in available():
+            raise UnknownName("policy", name, available())
+    timed = tuple(name for name in chosen if name != "full")  # which is timed with any of them
+    request = HardwareRequest(model, device, quick=quick, policies=timed)
+    with interruptible():
+        with Stages() as stages:
+            measured = get_measuring_backend().measure_hardware(request, stages)
+            decisions = measure_decisions(quick, stages)
+        threads = os.environ.get("OMP_NUM_THREADS")
+        ran = f"OMP_NUM_THREADS={threads} {command_line()}" if threads else command_line()
+        date = datetime.now(UTC).date().isoformat()
+        profile, agreements = make_profile(out.stem, measured, decisions, date, ran)
+        write_text(out, profile_toml(profile))
+    rows = [(name, f"{getattr(profile, name) * scale:.3g}", unit) for name, scale, unit in _SHOWN]
+    _table(("number", "value", "unit"), rows)
+    for line in (*measured.notes, *_show_agreements(agreements), f"wrote {out}"):
+        typer.echo(line)
+
+
+@subcommand(calibrate, "EpiKV's layers and bands of hidden-state change.")
+def bands(
+    output: CalibrationOutput,
+    model: ModelOptions = ModelOptions(),
+    traces: int = option(24, "Correct greedy reasonings to use.", min=2),
+    lines: int = option(0, "chain: program lines.", shown="96", min=0),
+    split: str = option("train", "Problems: train or test."),
+    first: int = option(0, "Number of the first problem.", min=0),
+    window: int = expert_option(32, "Occluded tokens.", min=1),
+    stride: int = expert_option(16, "Tokens between windows.", min=1),
+    regenerate: Regenerate = expert_option(
+        Regenerate.answer, "After a window: the answer alone (the paper), or the rest."
+    ),
+    seed: int = seed_option(),
+) -> None:
+    """EpiKV's layers and bands: where hidden-state change tells important tokens.
+
+    Windows of correct greedy reasonings are occluded; a token is important if the answer changes.
+    Sets layers of epikv and hs-variance and bands of band-adaptive.
+    """
+    from arborsim.products.calibrate.backend import OcclusionRequest, get_calibrating_backend
+    from arborsim.products.calibrate.bands import bands_calibration, bands_figure, find_bands
+
+    output.check()
+    if stride > window:
+        raise UsageError(f"--stride {stride} leaves tokens between windows of {window} untested")
+    choice = model.choice(lines=lines)
+    request = OcclusionRequest(choice, traces, split, first, window, stride, regenerate.value)
+    with interruptible(), Stages() as stages:
+        occlusions = get_calibrating_backend().occlude(request, stages)
+        try:
+            found = find_bands(occlusions.traces, seed)
+        except UsageError as error:
+            hint = "" if regenerate is Regenerate.rest else "; try --regenerate rest"
+            raise UsageError(f"nothing was written: {error}{hint}") from None
+    made = bands_calibration(found, occlusions, request, seed, command_line())
+    notes = _show_bands(found, made.traces, occlusions.padding)
+    output.write(made, bands_figure(found, made.finding), notes)
+
+
+@subcommand(calibrate, "ArborKV's theta: what a block is worth.")
+def msve(
+    output: CalibrationOutput,
+    traces: list[Path] = traces_argument(),
+    model: ModelOptions = ModelOptions(),
+    ridge: float = expert_option(
+        1.0, "Penalty on coefficients of features of unit size.", min=1e-9
+    ),
+    seed: int = seed_option(),
+) -> None:
+    """ArborKV's theta: what search value, certainty and attention say of a block's worth.
+
+    Every block on the path to a right answer is hidden from what follows, which is generated anew;
+    a logistic fit tells from the features which blocks the answer needs.
+    """
+    from arborsim.products.calibrate import msve as fitting
+    from arborsim.products.calibrate.backend import get_calibrating_backend
+
+    output.check()
+    with interruptible(), Stages() as stages:
+        searches = fitting.mask_searches(traces, get_calibrating_backend(), model.choice(), stages)
+        try:
+            found = fitting.fit_msve(searches.blocks, ridge, seed)
+        except UsageError as error:
+            raise UsageError(f"nothing was written: {error}") from None
+    made = fitting.msve_calibration(found, searches, ridge, seed, command_line())
+    rows = [
+        (name, f"{theta:+.3f}", f"[{low:+.3f}, {high:+.3f}]", f"{alone:.3f}")
+        for name, theta, low, high, alone in zip(
+            fitting.FEATURES, found.theta, found.low, found.high, found.auc_alone, strict=True
+        )
+    ]
+    _table(("feature", "theta", "95% interval", "AUC alone"), rows)
+    notes = [
+        f"{found.blocks} blocks of {found.traces} traces; the answer is lost without "
+        f"{found.lost:.0%} of them; {found.unjudged} blocks more lead to no right answer anyway",
+        f"AUC on traces the fit has not seen: {found.auc:.3f}",
+        f"{searches.right} of {sum(each.num_episodes for each in searches.readers)} searches "
+        "ended right",
+    ]
+    output.write(made, fitting.msve_figure(found, made.finding), notes)
+
+
+@subcommand(calibrate, "ARKV's temperatures and gamma.")
+def arkv(
+    output: CalibrationOutput,
+    traces: list[Path] = traces_argument(),
+    budget: str = option("0.25,0.5", "Budgets to tune for, as of replay."),
+    trials: int = option(40, "The published values included.", min=1),
+    seed: int = seed_option(),
+) -> None:
+    """ARKV's temperatures and gamma: least error of the attention output in replays.
+
+    Tunes on every second episode of traces of --capture qkv, by Optuna, and checks on the others.
+    Needs no model.
+    """
+    from arborsim.products.calibrate import arkv as tuning
+
+    output.check()
+    own, others = tuning.episodes_of(traces, odd=False), tuning.episodes_of(traces, odd=True)
+    budgets = names(budget)
+    with interruptible(), Stages() as stages:
+        held_out = tuning.replay_error(others, budgets) if others else None
+        found = tuning.tune(tuning.replay_error(own, budgets), held_out, trials, seed, stages)
+    made = tuning.arkv_calibration(
+        found, traces, len(own), len(others), budgets, seed, command_line()
+    )
+    published = tuning.published()
+    rows = [
+        (name, f"{published[name]:.4g}", f"{found.values[name]:.4g}", f"{low:g} .. {high:g}")
+        for name, (low, high) in tuning.RANGES.items()
+    ]
+    _table(("setting", "published", "found", "searched"), rows)
+    notes = [f"{trials} trials on {len(own)} episodes; {len(others)} others held out"]
+    output.write(made, tuning.arkv_figure(found, made.finding), notes)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from arborsim.report.table import grid, terminal
+
+    terminal().print(grid(rows, heads, right=range(1, len(heads))))
+
+
+def _show_bands(found: Any, traces: int, padding: str) -> list[str]:
+    """The table of layers; returns what to know about it."""
+    from arborsim.products.calibrate.bands import FIRST_LAYER
+
+    rows = [
+        (str(layer), {found.b: "B", found.a: "A"}.get(layer, ""),
+         *found.shown(layer).split(" ", 1), f"{pooled:+.3f}")
+        for layer, pooled in enumerate(found.pooled)
+    ]  # fmt: skip
+    _table(("layer", "", "rho, mean of traces", "95% interval", "rho, pooled"), rows)
+    mean, low, high = found.contrast
+    return [
+        f"{found.traces} of {traces} traces hold important and other tokens (effective n); "
+        f"{found.important:.0%} of {found.tokens} reasoning tokens are important",
+        f"z_A - z_B with layers chosen on other traces: rho {mean:+.3f} [{low:+.3f}, {high:+.3f}]",
+        f"layers below {FIRST_LAYER} are not chosen; occluded tokens were {padding}",
+    ]
+
+
+def _check_profile(out: Path, overwrite: bool) -> None:
+    """Refuse what cannot be written before minutes of work."""
+    check_writable(out, "--out")
+    if out.suffix != ".toml":
+        raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists: choose another --out, or --overwrite")
+    if not os.access(out.parent, os.W_OK):
+        raise UsageError(f"--out: the directory {out.parent} cannot be written to")
+
+
+def _show_agreements(agreements: Mapping[str, PassAgreement]) -> list[str]:
+    """The table of predictions of passes; returns which of them are in doubt."""
+    from arborsim.products.calibrate.hardware import GOOD_ERROR
+
+    rows = [
+        (name, str(each.passes), f"{each.r2:.3f}", f"{each.median:.1%}", f"{each.largest:.1%}")
+        for name, each in agreements.items()
+    ]
+    _table(("predictions", "passes", "R2", "median error", "largest"), rows)
+    return [
+        f"{name}: the median error is above {GOOD_ERROR:.0%}; measure again on an idle machine, "
+        "or without --quick"
+        for name, each in agreements.items()
+        if name.endswith("held out") and each.median > GOOD_ERROR
+    ]

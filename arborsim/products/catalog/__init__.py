@@ -1,0 +1,1 @@
+"""Policies, models, GPUs and the installation, listed."""

@@ -1,0 +1,205 @@
+"""`arborsim hardware`: list the machines, explain one number by number, import measured ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from arborsim.core.errors import UsageError
+from arborsim.core.outputs import check_writable
+from arborsim.products.command import argument, command, option
+from arborsim.products.options import json_option, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from arborsim.machine.lookup import Prices
+    from arborsim.machine.profile import HardwareProfile
+
+Source = StrEnum("Source", ["aiconfigurator"])
+
+
+@command
+def hardware(
+    name: str = argument("", "One GPU, in detail: a name or TOML file.", complete="gpu"),
+    host: str = option("", "Put the GPU into this host: a name or file.", complete="host"),
+    prices: Path | None = option(None, "Your prices: a TOML file like the shipped one."),
+    json: bool = json_option(),
+) -> None:
+    """List the GPUs and hosts, or explain one: every number with unit, source and date."""
+    from arborsim.machine.lookup import load_prices, load_profile, profile_names
+    from arborsim.report.table import terminal
+
+    priced = load_prices(prices)
+    found = [load_profile(one, host or None) for one in ([name] if name else profile_names())]
+    console = terminal()
+    if json:
+        documents = [_document(profile, priced) for profile in found]
+        print_json(documents[0] if name else documents)
+    elif name:
+        _explain(console, found[0], priced)
+    else:
+        _list(console, found, priced, host)
+
+
+@command
+def import_(
+    source: Source = argument(..., "Where the times are from: PyPI's aiconfigurator-core."),
+    gpu: str = option(..., "The GPU, as the source calls it: b200_sxm."),
+    engine: str = option(..., "The inference engine: vllm, sglang, trtllm."),
+    out: Path | None = option(
+        None,
+        "The profile to make; the tables lie next to it.",
+        shown="GPU-ENGINE.toml",
+        writes=True,
+    ),
+    overwrite: bool = option(False, "Replace both files.", "--overwrite"),
+) -> None:
+    """Import measured kernels of a GPU and an engine, as a profile.
+
+    Needs the extra `kernels`.
+    """
+    from arborsim.machine.aiconfigurator import read, write_profile
+    from arborsim.report.table import print_list, terminal
+
+    if out is not None:
+        _check_profile(out, overwrite)
+    found = read(gpu, engine)
+    if out is None:
+        _check_profile(out := Path(f"{found.gpu}-{engine}.toml"), overwrite)
+    tables = write_profile(found, out)
+    rows = []
+    for table, version in found.versions.items():
+        of_type = {kind: len(each) for (name, kind), each in found.tables.items() if name == table}
+        rows.append([table, ", ".join(of_type), f"{sum(of_type.values()):,}", version])
+    print_list(terminal(), ["table", "types", "rows", engine], rows)
+    megabytes = tables.stat().st_size / 1e6
+    typer.echo(f"\n{found.header['source']}, {found.header['licence']}")
+    use = f"arborsim replay TRACE --gpu {out} --engine {engine}"
+    typer.echo(f"wrote {out} and {tables} ({megabytes:.2f} MB): {use}")
+
+
+SUBCOMMANDS = {"import": import_}
+
+
+def _check_profile(out: Path, overwrite: bool) -> None:
+    """Refuse what cannot be written, or is there."""
+    if out.suffix != ".toml":
+        raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
+    for path in (out, out.with_suffix(".parquet")):
+        check_writable(path, "--out")
+        if path.exists() and not overwrite:
+            raise UsageError(f"{path} exists: choose another --out, or --overwrite")
+
+
+SUBCOMMANDS = {"import": import_}
+
+
+def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from arborsim.machine.profile import numbers_of
+
+    price = prices.of(profile.name)
+    return {
+        "name": profile.name,
+        "numbers": [asdict(number) for number in numbers_of(profile)],
+        "kernels": _kernels(profile),
+        "price_per_hour": {
+            "low": price[0], "high": price[1], "currency": prices.currency, "date": prices.date,
+            "source": prices.source,
+        } if price else None,
+    }  # fmt: skip
+
+
+def _kernels(profile: HardwareProfile) -> dict[str, str]:
+    """Versions of the engines whose kernels were measured on the GPU, by name."""
+    from arborsim.machine.kernels import load_tables, shipped_tables
+
+    paths = [path for (gpu, _), path in sorted(shipped_tables().items()) if gpu == profile.kernels]
+    if profile.kernels.endswith(".parquet"):
+        paths = [Path(profile.kernels)]
+    tables = [load_tables(path) for path in paths]
+    return {each.engine: ", ".join(sorted(set(each.versions.values()))) for each in tables}
+
+
+def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, host: str) -> None:
+    """A line per GPU, and a line per host; what is assumed has a question mark."""
+    from arborsim.machine.lookup import host_names, load_host
+    from arborsim.report.table import print_list
+    from arborsim.report.words import plain
+
+    columns = {
+        "hbm_bytes": ("memory\nGB", 1e9, 1), "hbm_bytes_per_s": ("GB/s", 1e9, 0),
+        "flops_per_s": ("TFLOP/s", 1e12, 0), "h2d_bytes_per_s": ("PCIe\nGB/s", 1e9, 0),
+    }  # fmt: skip
+    hosts = [load_host(name) for name in ([host] if host else host_names())]
+    if host:
+        console.print(f"Each GPU in host {hosts[0].name}:", style="bold", markup=False)
+    rows = []
+    for profile in found:
+        name = profile.name.removesuffix(f"+{hosts[0].name}") if host else profile.name
+        figures = [
+            f"{getattr(profile, key) / size:.{digits}f}" + "?" * profile.is_assumed(key)
+            for key, (_, size, digits) in columns.items()
+        ]
+        assumed = f"{len(profile.assumed())} of {len(profile.numbers())}"
+        rows.append([name, *figures, assumed, _price(profile.name, prices)])
+    heads = [head for head, _, _ in columns.values()]
+    print_list(console, ["GPU", *heads, "assumed", f"{plain(prices.currency)}/h"], rows)
+    console.print()
+    rows = [
+        [host.name, f"{host.ddr_bytes / 1e9:.0f}", f"{host.ddr_bytes_per_s / 1e9:.0f}",
+         f"{host.h2d_bytes_per_s / 1e9:.0f}"]
+        for host in hosts
+    ]  # fmt: skip
+    print_list(console, ["host", "DDR\nGB", "GB/s", "PCIe\nGB/s"], rows)
+    for note in (
+        "",
+        "? and the column assumed: numbers that are neither published nor measured. GB is 1e9 "
+        "bytes; PCIe is what large pinned blocks reach in one direction.",
+        f"Prices: {plain(prices.source)}, {plain(prices.date)}; --prices FILE takes yours.",
+        "`arborsim hardware NAME` explains one; `--host` puts it into a host; `--json` prints "
+        "everything.",
+    ):
+        console.print(note, style="dim", markup=False)
+
+
+def _price(gpu: str, prices: Prices) -> str:
+    price = prices.of(gpu)
+    if price is None:
+        return "-"
+    return f"{price[0]:.2f}" if price[0] == price[1] else f"{price[0]:.2f}-{price[1]:.2f}"
+
+
+def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None:
+    from rich.text import Text
+
+    from arborsim.machine.profile import numbers_of
+    from arborsim.report.table import grid
+    from arborsim.report.words import plain
+
+    console.print(Text(plain(profile.name), style="bold"))
+    rows = [
+        (each.name, each.text,
+         Text.assemble(each.about, "\n", (each.source, "yellow" if each.assumed else "dim")))
+        for each in numbers_of(profile)
+    ]  # fmt: skip
+    console.print(grid(rows, ("number", "value", "what it is, and where it is from")))
+    if kernels := _kernels(profile):
+        measured = "; ".join(f"{name}: {versions}" for name, versions in kernels.items())
+        console.print(Text(f"\nMeasured kernels by --engine: {measured}"))
+    gpu = profile.name.partition("+")[0]
+    if prices.of(profile.name):
+        shown = f"{_price(profile.name, prices)} {plain(prices.currency)} per hour"
+        note = f"; {plain(prices.notes[gpu])}" if gpu in prices.notes else ""
+        console.print(Text(f"\n{shown}: {plain(prices.source)}, {plain(prices.date)}{note}"))
+    text = (
+        f"\n{len(profile.assumed())} of {len(profile.numbers())} numbers are assumed. `arborsim "
+        f'calibrate hardware` measures them; a TOML file with base = "{gpu}" changes single ones.'
+    )
+    console.print(Text(text, style="dim"))

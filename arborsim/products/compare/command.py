@@ -1,0 +1,57 @@
+"""`arborsim compare`: what differs between two runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import typer
+
+from arborsim.core.errors import UsageError
+from arborsim.products.command import argument, command, option
+from arborsim.products.options import json_option
+
+
+@command
+def compare(
+    first: Path = argument(..., "Results: the file of --out, or a live log.", complete="results"),
+    second: Path = argument(..., "The same of another run.", complete="results"),
+    fail_over: str = option(
+        "", "Exit with code 1 if a figure differs by more than this: 5%.", shown="never"
+    ),
+    json: bool = json_option(),
+) -> int:
+    """Compare two runs of replay, search, plan or live.
+
+    Searches that both hold are matched one by one.  Shows what made the runs differ, the second
+    run's figures with their difference from the first, and what only one of them holds.
+    """
+    from arborsim.products.compare.page import compare as matched
+    from arborsim.products.compare.page import print_comparison, to_json
+    from arborsim.products.results import load_results
+
+    limit = _limit(fail_over)
+    a, b = load_results(first), load_results(second)
+    if a.kind != b.kind:
+        raise UsageError(f"{first} holds {a.kind} results, {second} {b.kind} results")
+    found = matched(a.kind, a.raw, b.raw, a.metadata, b.metadata)
+    names = str(first), str(second)
+    commands = a.metadata.get("command", ""), b.metadata.get("command", "")
+    if json:
+        typer.echo(to_json(found, names, commands))
+    else:
+        print_comparison(found, names, commands)
+    return int(found.largest() > limit)
+
+
+def _limit(text: str) -> float:
+    """``"5%"`` as a share; "" is none."""
+    if not text:
+        return math.inf
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = math.nan
+    if not 0 <= percent < math.inf:
+        raise UsageError(f"--fail-over {text}: expected a percentage such as 5%")
+    return percent / 100

@@ -1,0 +1,1 @@
+"""Searches and requests drawn from stated distributions."""

@@ -1,0 +1,69 @@
+"""Which results a file holds, and how each kind is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import located
+from arborsim.core.tables import holds_key, read_table
+from arborsim.products.results import Results
+
+
+def read(path: Path) -> Results:
+    """The results in a file.
+
+    Raises
+    ------
+    UsageError
+        It cannot be read, is damaged or holds no results.
+    """
+    from arborsim.core.parquet import one_line
+    from arborsim.products.live.ask import LiveResults
+    from arborsim.products.plan.ask import PlanResults
+    from arborsim.products.replay.ask import ReplayResults
+    from arborsim.products.search.ask import SearchResults
+    from arborsim.products.tune.ask import TuneResults
+    from arborsim.products.validate.ask import ValidationResults
+
+    if _is_log(path):
+        return LiveResults.read_log(path)
+    if path.suffix in (".csv", ".json"):
+        raise UsageError(
+            f"{path}: a .{path.suffix[1:]} file does not say all that results need: save them as "
+            ".parquet"
+        )
+    if holds_key(path, b"arborsim.validation"):
+        return ValidationResults.read_file(path)
+    frame, metadata = read_table(path)
+    tables: tuple[type[Results], ...] = (
+        ReplayResults, SearchResults, PlanResults, LiveResults, TuneResults,
+    )  # fmt: skip
+    kinds: dict[str, Any] = {each.kind: each for each in tables}
+    if metadata["kind"] not in kinds:
+        raise UnknownName(f"kind of results in {path}", metadata["kind"], kinds)
+    try:
+        with located(str(path)):
+            found: Results = kinds[metadata["kind"]].read(frame, metadata)
+        return found
+    except KeyError as error:
+        raise UsageError(
+            f"{path}: its table or metadata lacks {error}; make the file again with --out"
+        ) from None
+    except (ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: its table or metadata is damaged ({one_line(error)}); make the file again "
+            "with --out"
+        ) from None
+
+
+def _is_log(path: Path) -> bool:
+    """Whether a file looks like JSON lines with a head, as live runs write them."""
+    try:
+        if path.is_fifo():  # whose writer may never come
+            return False
+        with path.open("rb") as file:
+            return file.read(10) == b'{"format":'
+    except OSError:
+        return False

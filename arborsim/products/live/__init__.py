@@ -1,0 +1,1 @@
+"""Live runs: a policy on a real model, tokens really removed."""

@@ -1,0 +1,493 @@
+"""`arborsim.live`: policies on a live model, with tokens really removed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.core.outputs import output_path
+from arborsim.core.tables import check_columns, columns_of, made_by
+from arborsim.products import choices
+from arborsim.products.equivalent import equivalent
+from arborsim.products.record.problems import DEFAULTS, Problems, live_fields
+from arborsim.products.replay.ask import measured
+from arborsim.products.results import Results
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from arborsim.play.backends import LiveFacts, LiveResult, ModelUsage
+    from arborsim.play.live_log import Collector
+    from arborsim.products.choices import Budgets, Policies, Settings
+    from arborsim.products.live.tables import LiveReport
+    from arborsim.report.progress import LiveBar
+    from arborsim.report.table import Table
+
+_LIBRARIES = ("numpy", "pandas", "pyarrow")
+_EVERY_S = 0.1
+
+
+def live(
+    *,
+    policies: Policies = "full",
+    budgets: Budgets = 0.5,
+    settings: Settings = (),
+    full: bool = True,
+    recall: str = "stage",
+    overlap: bool = True,
+    graphs: bool = True,
+    page_tokens: int = 0,
+    batch: int = 1,
+    attention_top: int = 0,
+    shadow: bool = False,
+    gpu: str = "",
+    out: str | os.PathLike[str] | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    **problems: Unpack[Problems],
+) -> LiveResults:
+    """Search live under KV-cache policies that really remove tokens, and count what is right.
+
+    Every policy searches the same problems.  Needs the ``torch`` extra.
+
+    Parameters
+    ----------
+    policies, budgets
+        As for `arborsim.replay`.
+    settings : mapping or sequence of str
+        Options of the search and parameters of policies: ``{"search.keep": 2, "h2o.sinks": 4}``.
+    full : bool
+        Also run full retention, to compare.
+    recall : {"stage", "stream", "near", "ondemand"}
+        How tokens in host memory are read.
+    overlap : bool
+        Let copies run behind computation.
+    graphs : bool
+        On a GPU, replay decode steps as CUDA graphs wherever they can be captured.
+    page_tokens : int
+        Slots that pools grow by; 0 for 16, or 1 in a shadow run.
+    batch : int
+        Searches computed together: more tokens per second, times that overlap.
+    attention_top : int
+        Positions kept of attention rows that a policy reads one by one, as all do with `shadow`; 0
+        for all, or 256 on paths above 4,096 tokens.  Sums and newest rows are always whole.
+    shadow : bool
+        Policies decide, nothing is removed; bytes and seconds are those of `gpu`, simulated.
+    out : path, optional
+        Log of all results (JSON lines), each on the disk before the next search; `resume` goes on
+        with it, `overwrite` replaces it.
+    trace : path, optional
+        A shadow run also records this trace.
+    progress : bool
+        Show progress on standard error.
+    **problems
+        The problems, the model, the search and its rewards
+        (`arborsim.products.record.problems.Problems`), such as
+        ``task="chain"``, ``episodes=40``, ``device="cuda"``.
+
+    Returns
+    -------
+    LiveResults
+
+    Raises
+    ------
+    ArborsimError
+        A name, number, file or combination of arguments that cannot work, in one line.
+
+    Examples
+    --------
+    >>> import arborsim
+    >>> results = arborsim.live(task="chain", episodes=40, policies="h2o", budgets=[0.7, 0.85])
+    ... # doctest: +SKIP
+    """
+    given = {name: value for name, value in locals().items() if name != "problems"}
+    running = LiveRun(**given, **problems)
+    running.run(progress=progress)
+    return running.results()
+
+
+class LiveRun:
+    """What `live` is asked for, checked; searches that are done survive an interruption.
+
+    Takes the arguments of `live`.
+    """
+
+    def __init__(
+        self,
+        *,
+        policies: Policies,
+        budgets: Budgets,
+        settings: Settings,
+        full: bool,
+        recall: str,
+        overlap: bool,
+        graphs: bool,
+        page_tokens: int,
+        batch: int,
+        attention_top: int,
+        shadow: bool,
+        gpu: str,
+        out: str | os.PathLike[str] | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        progress: bool = False,
+        **problems: Any,
+    ) -> None:
+        from arborsim.memory.pages import MOST_PAGE_TOKENS
+        from arborsim.play.backends import LiveRequest
+        from arborsim.play.live_log import Collector, LiveLog
+
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "problems")
+        }
+        command = equivalent("live", live, given | problems | {"trace": None}, DEFAULTS)
+        self.out = None if out is None else output_path(out)
+        recorded = None if trace is None else output_path(trace)
+        choices.at_least(1, batch=batch)
+        choices.at_least(0, attention_top=attention_top)
+        choices.at_least(0, MOST_PAGE_TOKENS, page_tokens=page_tokens)
+        _check_files(self.out, recorded, shadow=shadow, resume=resume, overwrite=overwrite)
+        self.request = LiveRequest(
+            **live_fields(
+                problems, policies=policies, budgets=budgets, settings=settings, full=full
+            ),
+            **_cache(recall, gpu, page_tokens, shadow=shadow, overlap=overlap),
+            recall=recall, overlap=overlap, graphs=graphs, batch=batch, attention_top=attention_top,
+            shadow=shadow, trace=recorded, command=command,
+        )  # fmt: skip
+        self._log = None
+        if self.out is not None:
+            self._log = LiveLog(self.out, self.request, resume=resume, overwrite=overwrite)
+        self.found: Collector = Collector(self._log)
+        self.models: tuple[ModelUsage, ...] = ()  # what reward and embedding models took
+        self.watch = Watch(self.found, len(self.request.cells), recorded)
+
+    def run(self, *, progress: bool = False) -> None:
+        """Search everything that is missing; what is done stays if this is interrupted."""
+        from arborsim.play.backends import get_backend
+        from arborsim.report.progress import LiveBar
+
+        try:
+            if not progress:
+                self.models = get_backend("torch").live(self.request, self.watch)
+                return
+            with LiveBar("loading the model") as self.watch.bar:
+                self.models = get_backend("torch").live(self.request, self.watch)
+        finally:
+            if self._log is not None:
+                self._log.close()
+
+    def results(self) -> LiveResults:
+        """Of the searches that are done.
+
+        Raises
+        ------
+        UsageError
+            None is: the model was not even loaded.
+        """
+        from arborsim.products.live.tables import LiveReport
+
+        if self.found.facts is None:
+            raise UsageError("the model was not loaded yet: there are no results")
+        report = LiveReport.of(self.request, self.found.facts, self.found.results)
+        return LiveResults(report, live_metadata(report))
+
+    def kept(self) -> str:
+        """After an interruption: what there is, and how to go on."""
+        if self.found.facts is None:
+            return "the model was not loaded yet"
+        done = f"{len(self.found.results)} of {self.watch.total} searches"
+        if self.out is None:
+            return f"{done} were finished; --out FILE would have kept them"
+        return f"{self.out} holds {done}; --resume goes on"
+
+
+def _check_files(
+    out: Path | None, trace: Path | None, *, shadow: bool, resume: bool, overwrite: bool
+) -> None:
+    """Refuse outputs that options contradict."""
+    if resume and out is None:
+        raise UsageError("--resume needs --out, the log to go on with")
+    if resume and overwrite:
+        raise UsageError("--resume keeps the log and --overwrite replaces it: give one of them")
+    if trace is None:
+        return
+    if not shadow:
+        raise UsageError("--trace needs --shadow: a search that policies prune is no recording")
+    if resume:
+        raise UsageError("--trace records whole runs: --resume cannot go with it")
+    if trace.exists() and not overwrite:
+        raise UsageError(f"--trace {trace}: the file exists: --overwrite replaces it")
+
+
+def _cache(
+    recall: str, gpu: str, page_tokens: int, *, shadow: bool, overlap: bool
+) -> dict[str, Any]:
+    """Page size and machine, as the fields of a `LiveRequest`; only a shadow run simulates one."""
+    from arborsim.machine.lookup import load_profile
+    from arborsim.machine.machine import Machine
+
+    choices.check_recall(recall)
+    if gpu and not shadow:
+        raise UsageError("--gpu is simulated, by --shadow: a live run takes --device cuda")
+    if shadow and not overlap:
+        raise UsageError("--no-overlap is for live runs: leave out --shadow")
+    page_tokens = page_tokens or (1 if shadow else 16)
+    machine = Machine(load_profile(gpu or "h100"), None, recall, page_tokens) if shadow else None
+    return {"page_tokens": page_tokens, "machine": machine}
+
+
+class Watch:
+    """A `LiveObserver` that collects, and shows time left, speed and accuracy so far on a `bar`.
+
+    There are `cells` searches per problem; `replaced` is a trace that the run will replace, which
+    goes once the model is there.
+    """
+
+    bar: LiveBar | None = None
+
+    def __init__(self, found: Collector, cells: int, replaced: Path | None = None) -> None:
+        self.wants, self.full_tokens = found.wants, found.full_tokens
+        self._found, self._cells, self._replaced = found, cells, replaced
+        self._before = len(found.results)
+        self._tokens = 0
+        self._began_s = self._shown_s = time.monotonic()
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        self._found.began(facts, episodes)
+        if self._replaced is not None:
+            self._replaced.unlink(missing_ok=True)
+        self._began_s = time.monotonic()
+        self._show("searching")
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        self._tokens += tokens
+        now = time.monotonic()
+        # Drawing costs time that would be measured.
+        if now - self._shown_s >= _EVERY_S:
+            self._shown_s = now
+            self._show(f"problem {episode}, {what}")
+
+    def finished(self, result: LiveResult) -> None:
+        self._found.finished(result)
+        self._show(f"problem {result.episode}, {result.policy} {result.budget}")
+
+    @property
+    def total(self) -> int:
+        """Searches of the whole run."""
+        return self._found.episodes * self._cells
+
+    def _show(self, what: str) -> None:
+        """Show what is being searched, then time left, speed and accuracy so far."""
+        from arborsim.play.results import ANY
+
+        if self.bar is None:
+            return
+        results, seconds = self._found.results, time.monotonic() - self._began_s
+        parts = [what.removesuffix(f" {ANY}")]  # of policies that know no budget
+        if done := len(results) - self._before:
+            left_s = (self.total - len(results)) * seconds / done
+            parts.append(f"{timedelta(seconds=round(left_s))} left")
+        if seconds > 0:
+            parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
+        if verdicts := [result.correct for result in results if result.correct is not None]:
+            parts.append(f"{sum(verdicts)}/{len(verdicts)} right")
+        self.bar.show(", ".join(parts), completed=len(results), total=self.total)
+
+
+class LiveResults(Results):
+    """How many answers are right under each policy and budget, and what its cache took.
+
+    Attributes
+    ----------
+    raw : LiveReport
+        The records that tables and pages are made of.  They may change between versions.
+    """
+
+    kind = "live"
+    raw: LiveReport
+
+    def __init__(self, raw: LiveReport, metadata: Mapping[str, Any]) -> None:
+        super().__init__(metadata)
+        self.raw = raw
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per problem, policy and budget.
+
+        Main columns: `episode`, `policy`, `budget`, `budget_tokens`, `correct` (missing if not
+        judged), `tokens`, `wall_s`, `peak_hbm_kv_bytes`, `allocated_bytes`, `infeasible` (why the
+        budget could not hold the search).
+        """
+        from arborsim.products.live.tables import live_frame
+
+        frame = live_frame(self.raw)
+        if self.raw.results:
+            frame["correct"] = frame["correct"].astype("boolean")
+        return frame
+
+    def summary(self) -> pd.DataFrame:
+        """One row per policy and budget.
+
+        `correct` of `judged`, with the 95% Clopper-Pearson interval (`low`, `high`) of `accuracy`;
+        `difference` to full retention, and the `p` of Fisher's exact test.
+        """
+        import pandas as pd
+
+        from arborsim.products.live.tables import live_rows, row_record
+
+        return pd.DataFrame([row_record(row) for row in live_rows(self.raw)])
+
+    def to_json(self) -> str:
+        from arborsim.products.live.tables import live_json
+
+        return live_json(self.raw)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        from arborsim.products.live.page import write_live_page
+
+        path = output_path(path)
+        write_live_page(self.raw, path)
+        return path
+
+    def print(self, console: Console | None = None) -> None:
+        from arborsim.products.live.tables import print_live
+
+        print_live(self.raw, console)
+
+    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
+        from arborsim.products.live.tables import ANSWERS, MEMORY, TIME, live_rows
+        from arborsim.products.replay.tables import NAMES
+        from arborsim.report.table import Table, shown
+
+        keys = ("correct", "accuracy", "interval", "difference", "p", "peak_hbm", "hbm_vs_full",
+                "total")  # fmt: skip
+        columns = [each for each in (*ANSWERS, *MEMORY, *TIME) if each.key in keys]
+        rows, facts = live_rows(self.raw), self.raw.facts
+        title = f"{facts.model}, {self.raw.problems} of {facts.task}"
+        yield title, Table(rows, (*NAMES, *shown(columns, rows)))
+
+    @classmethod
+    def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> LiveResults:
+        """The results in a Parquet file; memory over time is not in it."""
+        from arborsim.core.measurements import Measurements, TimeSplit
+        from arborsim.core.records import convert
+        from arborsim.play.backends import LiveFacts, LiveResult
+        from arborsim.products.live.tables import LiveReport
+
+        said = metadata
+        check_columns(frame, columns_of(LiveResult, Measurements, TimeSplit))
+        report = LiveReport(
+            convert(LiveFacts, said["facts"]),
+            tuple(_result(row) for row in frame.to_dict("records")),
+            said["request"], said["command"], said["shadow"], frozenset(said["unbounded"]),
+            tuple(said["reading"]),
+        )  # fmt: skip
+        return cls(report, metadata)
+
+    @classmethod
+    def read_log(cls, path: Path) -> LiveResults:
+        """The results in a log of ``arborsim live --out``."""
+        from arborsim.core.records import convert
+        from arborsim.play.backends import LiveFacts
+        from arborsim.play.live_log import LiveRecords, request_of
+        from arborsim.products.live.tables import LiveReport
+
+        log = LiveRecords(path)
+        head = log.read()
+        if not head:
+            raise UsageError(f"{path}: the log holds no results yet")
+        request = request_of(head, path)
+        cells = request.get("cells", ())
+        order = {(cell["policy"], cell["budget"]): place for place, cell in enumerate(cells)}
+        results = sorted(
+            log.records,
+            key=lambda r: (r.episode, order.get((r.policy, r.budget), len(order))),
+        )
+        unbounded, reading = _not_bounded(cells)
+        report = LiveReport(
+            convert(LiveFacts, head.get("facts"), f"{path}: facts"), tuple(results), request,
+            str(head.get("command", "")), bool(request.get("shadow")), unbounded, reading,
+        )  # fmt: skip
+        return cls(report, live_metadata(report))
+
+
+def live_metadata(report: LiveReport) -> dict[str, Any]:
+    """What made the results of a live run."""
+    from arborsim.products.live.tables import cautions, left_out, live_rows
+
+    facts = report.facts
+    return made_by(
+        "live", report.command, *_LIBRARIES,
+        gpu=report.request.get("gpu", {}).get("name", facts.device),
+        host="",
+        engine="",
+        model=facts.model,
+        weights_dtype=facts.dtype,
+        kv_dtype=facts.dtype,
+        facts=facts,
+        settings={name: str(value) for name, value in report.request.items() if name != "cells"},
+        request=report.request,
+        shadow=report.shadow,
+        unbounded=sorted(report.unbounded),
+        reading=report.reading,
+        assumed=[],
+        notes=cautions(report, live_rows(report)),
+        left_out=[
+            {"policy": policy, "budget": budget, "detail": why[0], "searches": len(why)}
+            for (policy, budget), why in left_out(report).items()
+        ],
+        does_not_fit=[],
+    )  # fmt: skip
+
+
+def _not_bounded(cells: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Policies of a log that do not keep to the budget, and those whose budget is read."""
+    from arborsim.policies.registry import build
+
+    unbounded, reading = set(), []
+    for cell in cells:
+        texts = choices.setting_texts(cell.get("settings", {}))
+        try:
+            policy = build(cell["policy"], dict(map(choices.assigned, texts)), code=False)
+        except ArborsimError:  # of a package that is not installed here
+            continue
+        if not policy.bounded:
+            unbounded.add(policy.name)
+            if policy.bounds_page:
+                reading.append(policy.name)
+    return frozenset(unbounded), tuple(reading)
+
+
+def _result(row: Mapping[str, Any]) -> LiveResult:
+    """A row of the table as the record that it was made of."""
+    import pandas as pd
+
+    from arborsim.play.backends import LiveResult
+
+    own = {f.name: row[f.name] for f in fields(LiveResult) if f.name in row}
+    own["correct"] = None if pd.isna(row["correct"]) else bool(row["correct"])
+    return LiveResult(**own, measured=measured(row))
+
+
+def described(models: Sequence[ModelUsage]) -> list[str]:
+    """What reward and embedding models took, a line each."""
+    return [_described(usage) for usage in models]
+
+
+def _described(usage: ModelUsage) -> str:
+    kind = {"reward": "reward model", "embed": "embedding model"}[usage.role]
+    kv = f", KV up to {usage.peak_kv_bytes / 1e6:.3g} MB" if usage.peak_kv_bytes else ""
+    return (
+        f"{kind} {usage.name}: {usage.texts} thoughts, {usage.wall_s:.2f} s, weights "
+        f"{usage.weight_bytes / 1e6:.3g} MB{kv}"
+    )

@@ -1,0 +1,379 @@
+"""Live runs: a row per policy and budget, compared with full retention, and their tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from arborsim.core import documents
+from arborsim.core.errors import more_room
+from arborsim.core.statistics import clopper_pearson, fisher_p
+from arborsim.core.units import quantity
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
+from arborsim.play.live_log import describe
+from arborsim.play.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
+from arborsim.products.replay.tables import COLUMNS, NAMES, flat_measurements
+from arborsim.products.replay.words import budget_of_reading
+from arborsim.report.table import (
+    NOTHING,
+    UNKNOWN,
+    Column,
+    Table,
+    print_heading,
+    print_tables,
+    shown,
+    terminal,
+)
+from arborsim.report.words import counted, hundredths, interval, plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+#: Columns that others imply: the first to go where there is no room.
+_IMPLIED = ("speed_vs_full", "rehydrations", "prefill")
+_LEGEND = (
+    "Peaks are the largest of any search, with the prefill: they can exceed the budget; tokens "
+    "moved and times are sums over searches."
+)
+
+
+@dataclass(frozen=True)
+class LiveReport:
+    """All results of a live run, and what they rest on."""
+
+    facts: LiveFacts
+    results: tuple[LiveResult, ...]
+    request: dict[str, Any]  #: see `arborsim.play.live_log.describe`
+    command: str
+    #: Nothing was removed; bytes and seconds are those of a simulated machine.
+    shadow: bool = False
+    unbounded: frozenset[str] = frozenset()  #: policies that do not keep to the budget
+    reading: tuple[str, ...] = ()  #: those whose budget is what a step reads
+
+    @classmethod
+    def of(
+        cls, request: LiveRequest, facts: LiveFacts, results: Iterable[LiveResult]
+    ) -> LiveReport:
+        """In the order of problems, then of the request's cells."""
+        order = {(c.policy.name, c.budget.text): i for i, c in enumerate(request.cells)}
+
+        def place(result: LiveResult) -> tuple[int, int]:
+            return result.episode, order.get((result.policy, result.budget), len(order))
+
+        unbounded = frozenset(c.policy.name for c in request.cells if not c.policy.bounded)
+        reading = tuple(c.policy.name for c in request.cells
+                        if c.policy.bounds_page and not c.policy.bounded)  # fmt: skip
+        return cls(facts, tuple(sorted(results, key=place)), describe(request), request.command,
+                   request.shadow, unbounded, reading)  # fmt: skip
+
+    @property
+    def problems(self) -> str:
+        """``"8 problems"``."""
+        return counted(len({result.episode for result in self.results}), "problem")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRow(Row):
+    """One policy under one budget, over all problems whose search its budget could hold.
+
+    Whatever is relative to full retention (`Row.relative`: peak of HBM, tokens per second) is so
+    over those problems that both searched.
+    """
+
+    correct: int
+    judged: int
+    #: 95% Clopper-Pearson interval of the accuracy; NaN if nothing was judged.
+    low: float
+    high: float
+    #: Accuracy less that of full retention; NaN if there is nothing to compare with.
+    difference: float
+    p: float  #: two-sided, of Fisher's exact test of that difference
+    #: Largest of any search.
+    allocated_bytes: int
+    device_peak_bytes: int
+    wall_s: float  #: sum over searches; 0 in a shadow run, where seconds are simulated
+    infeasible: tuple[str, ...]  #: why, of each problem that the budget could not hold
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.judged if self.judged else math.nan
+
+    @property
+    def total_s(self) -> float:
+        return self.wall_s or self.time.total_s
+
+    @property
+    def other_s(self) -> float:
+        """Sampling, the tree, judging thoughts: what no other part is about."""
+        return max(0.0, self.wall_s - self.time.total_s) if self.wall_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return _ratio(self.generated_tokens, self.total_s)
+
+
+def live_rows(report: LiveReport) -> tuple[LiveRow, ...]:
+    """Rows in the order of the results, which is that of the request's cells."""
+    ran = [result for result in report.results if not result.infeasible]
+    full = {result.episode: result for result in ran if result.policy == BASELINE}
+    rows = aggregate(episode_result(report, result) for result in ran)
+    by_cell = {(row.policy, row.budget): row for row in rows}
+    cells = dict.fromkeys((result.policy, result.budget) for result in report.results)
+    return tuple(_row(report, by_cell[cell], full) for cell in cells if cell in by_cell)
+
+
+def episode_result(report: LiveReport, result: LiveResult) -> EpisodeResult:
+    """The record that tables and figures of replays take."""
+    return EpisodeResult(
+        report.facts.task, result.episode, result.policy, result.budget, result.budget_tokens,
+        result.measured, attention_kept=math.nan,
+        kv_bytes_per_token=report.facts.kv_bytes_per_token,
+        bounded=result.policy not in report.unbounded,
+    )  # fmt: skip
+
+
+def _row(report: LiveReport, row: Row, full: dict[int, LiveResult]) -> LiveRow:
+    cell = [r for r in report.results if (r.policy, r.budget) == (row.policy, row.budget)]
+    own = [result for result in cell if not result.infeasible]
+    shared = [result for result in own if result.episode in full]
+    others = [full[result.episode] for result in shared]
+    # In a shadow run all answers are full retention's.
+    answers = row.is_baseline or not report.shadow
+    judged = [result for result in own if answers and result.correct is not None]
+    correct = sum(bool(result.correct) for result in judged)
+    low, high = clopper_pearson(correct, len(judged)) if judged else (math.nan, math.nan)
+    compares = answers and not row.is_baseline
+    difference, p = _compared(shared, others) if compares else (math.nan, math.nan)
+    relative = Relative(
+        peak_hbm=_ratio(_peak(shared), _peak(others)),
+        tokens_per_s=_ratio(_speed(report, shared), _speed(report, others)),
+    )
+    return LiveRow(
+        **{**vars(row), "relative": relative},
+        correct=correct,
+        judged=len(judged),
+        low=low,
+        high=high,
+        difference=difference,
+        p=p,
+        allocated_bytes=max(result.allocated_bytes for result in own),
+        device_peak_bytes=max(result.device_peak_bytes for result in own),
+        wall_s=0.0 if report.shadow else math.fsum(result.wall_s for result in own),
+        infeasible=tuple(result.infeasible for result in cell if result.infeasible),
+    )
+
+
+def _compared(own: Sequence[LiveResult], others: Sequence[LiveResult]) -> tuple[float, float]:
+    """Difference of accuracies, and Fisher's p."""
+    verdicts = [(a.correct, b.correct) for a, b in zip(own, others, strict=True)]
+    pairs = [(bool(a), bool(b)) for a, b in verdicts if a is not None and b is not None]
+    if not pairs:
+        return math.nan, math.nan
+    good, base = map(sum, zip(*pairs, strict=True))
+    return (good - base) / len(pairs), fisher_p(good, base, len(pairs))
+
+
+def _peak(results: Sequence[LiveResult]) -> float:
+    return max((result.measured.peak_hbm_kv_bytes for result in results), default=0)
+
+
+def _speed(report: LiveReport, results: Sequence[LiveResult]) -> float:
+    tokens = sum(result.measured.generated_tokens for result in results)
+    spent = (r.measured.time.total_s if report.shadow else r.wall_s for r in results)
+    return _ratio(tokens, math.fsum(spent))
+
+
+def _ratio(value: float, base: float) -> float:
+    return value / base if base else math.nan
+
+
+def _p(row: LiveRow) -> str:
+    if math.isnan(row.p):
+        return ""
+    return "<0.001" if row.p < 0.001 else f"{row.p:.3f}"
+
+
+ANSWERS: tuple[Column[LiveRow], ...] = (
+    Column("correct", "Right", "count", lambda r: r.correct if r.judged else math.nan,
+           "Problems solved, of those searched: less than all if the budget could not hold some.",
+           text=lambda r: f"{r.correct}/{r.judged}" if r.judged else "n/a", head=("right",),
+           hide=UNKNOWN),
+    Column("accuracy", "Accuracy", "percent", lambda r: r.accuracy,
+           "Share of the searched problems that were solved.", ("accuracy",),
+           text=lambda r: hundredths(r.accuracy), hide=UNKNOWN, bar=True),
+    Column("interval", "95% interval", "percent", lambda r: r.low,
+           "Clopper-Pearson interval of the accuracy.", ("95%", "interval"),
+           text=lambda r: interval(r.low, r.high), hide=UNKNOWN),
+    Column("difference", "Accuracy vs full", "points", lambda r: r.difference,
+           "Accuracy less that of full retention on the same problems.", ("vs", "full"),
+           text=lambda r: "" if math.isnan(r.difference) else f"{100 * r.difference:+.1f}",
+           hide=UNKNOWN),
+    Column("p", "Fisher's p", "count", lambda r: r.p,
+           "Two-sided p of Fisher's exact test of that difference.", ("Fisher", "p"), text=_p,
+           hide=UNKNOWN),
+)  # fmt: skip
+MEMORY: tuple[Column[LiveRow], ...] = (
+    replace(COLUMNS["peak_hbm"], about="Largest KV footprint in device memory of any search, "
+            "staged tokens included; weights are not in it. It includes the prefill, so it can "
+            "exceed the budget."),
+    replace(COLUMNS["hbm_vs_full"],
+            about="That peak relative to the one of full retention on the same problems."),
+    replace(COLUMNS["peak_ddr"], hide=NOTHING),
+    COLUMNS["peak_quantised"],
+    Column("allocated", "Allocated", "bytes", lambda r: r.allocated_bytes,
+           "Largest size of the tensors that hold KV on the device, gaps included.",
+           ("with", "gaps"), "memory", hide=NOTHING),
+    Column("device", "Device peak", "bytes", lambda r: r.device_peak_bytes,
+           "Largest memory of the framework's allocator on the device, weights included.",
+           ("all on", "device"), hide=NOTHING),
+    COLUMNS["evicted"],
+    COLUMNS["quantised"],
+    replace(COLUMNS["offloaded"], hide=NOTHING),
+    replace(COLUMNS["rehydrated"], hide=NOTHING),
+    replace(COLUMNS["rehydrations"], hide=NOTHING, head=("prefills", "again")),
+    Column("decisions", "Decisions", "count", lambda r: r.decisions,
+           "How often the policy was asked.", ("times", "asked")),
+)  # fmt: skip
+TIME: tuple[Column[LiveRow], ...] = (
+    Column("total", "Total time", "seconds", lambda r: r.total_s,
+           "All searches of the row, one after the other.", ("total", "time"), "time"),
+    Column("prefill", "Prefill", "seconds", lambda r: r.time.prefill_s,
+           "Forward passes over prompts.", ("prefill",), "time"),
+    Column("model", "Model", "seconds", lambda r: r.time.decode_s,
+           "Forward passes of the generated tokens.", ("model",), "time"),
+    replace(COLUMNS["policy_time"], about="Taking signals, deciding, and moving tokens."),
+    replace(COLUMNS["transfer"], about="Waiting for copies from or to DDR.", hide=NOTHING),
+    replace(COLUMNS["rehydration"], about="Prefill passes over evicted tokens.", hide=NOTHING),
+    Column("other", "Other", "seconds", lambda r: r.other_s,
+           "Sampling, keeping the tree, judging thoughts and answers.", ("other",), "time",
+           hide=NOTHING),
+    Column("hidden", "Hidden transfer", "seconds", lambda r: r.time.hidden_transfer_s,
+           "Copies that ran behind computation; not part of the total.", ("hidden",), "time",
+           hide=NOTHING),
+    replace(COLUMNS["tokens_per_s"],
+            about="Generated tokens, on all branches together, per second of total time."),
+    replace(COLUMNS["speed_vs_full"], about="Speed relative to full retention, same problems."),
+)  # fmt: skip
+_GROUPS = (("Answers", ANSWERS), ("Memory and moves", MEMORY), ("Time", TIME))
+
+
+def print_live(report: LiveReport, console: Console | None = None) -> None:
+    """Print the comparison at the width of the terminal.
+
+    Three tables, or fewer where two fit side by side.
+    """
+    console = console or terminal()
+    facts, rows = report.facts, live_rows(report)
+    print_heading(
+        console, f"{facts.model}, {report.request['search']}",
+        f"{report.problems} of {facts.task}, {facts.dtype} on {facts.device}, weights "
+        f"{quantity('bytes', facts.weight_bytes)}",
+    )  # fmt: skip
+    if rows:
+        groups = [
+            (title, Table(rows, (*NAMES, *shown(columns, rows)), lambda row: row.budget_label))
+            for title, columns in _GROUPS
+        ]
+        print_tables(console, groups, implied=_IMPLIED)
+    else:
+        console.print("Nothing could be run.")
+    for note in cautions(report, rows):
+        console.print(plain(note), markup=False)
+    if rows:
+        console.print(_LEGEND, style="dim", markup=False)
+
+
+def left_out(report: LiveReport) -> dict[tuple[str, str], list[str]]:
+    """Why budgets were infeasible, by policy and budget; problem by problem."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in report.results:
+        if each.infeasible:
+            why = each.infeasible.removeprefix(f"budget infeasible for {each.policy}: ")
+            found.setdefault((each.policy, each.budget), []).append(why)
+    return found
+
+
+def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
+    """What a reader must know in order not to misread the numbers."""
+    found = []
+    if report.facts.random_weights:
+        found.append(
+            "Random weights: text and answers mean nothing; memory and time are those of the "
+            "geometry."
+        )
+    elif not any(row.judged for row in rows):
+        found.append("The answers were not judged: there is no accuracy.")
+    if report.shadow:
+        gpu = report.request.get("gpu", {}).get("name", "?")
+        found.append(
+            f"Shadow run: policies decided, nothing was removed. Bytes and seconds are simulated "
+            f"on {gpu}; the answers are those of full retention."
+        )
+    together = report.request.get("batch", 1)
+    if together > 1 and not report.shadow:
+        found.append(
+            f"{together} searches ran at a time: the seconds of one are those of all that ran with "
+            "it, so speeds are those of a single search among others."
+        )
+    if any(row.label != row.policy for row in rows):
+        found.append(f"{MARK} does not keep to the budget: see HBM peak.")
+    found += budget_of_reading(report.reading)
+    reasons: list[str] = []
+    for (policy, budget), why in left_out(report).items():
+        at = "" if budget == ANY else f" at budget {budget}"
+        times = counted(len(why), "search")
+        found.append(f"{policy}{at} could not hold {times}, e.g. {why[0]}.")
+        reasons += why
+    if reasons:
+        todo = more_room(reasons)
+        found.append(f"{todo[0].upper()}{todo[1:]}.")
+    return found
+
+
+def live_json(report: LiveReport) -> str:
+    """Facts, request, rows and searches as strict JSON (unknown numbers are null)."""
+    rows = live_rows(report)
+    return documents.to_json({
+        "facts": report.facts,
+        "request": report.request,
+        "command": report.command,
+        "shadow": report.shadow,
+        "rows": [row_record(row) for row in rows],
+        "results": [flat(result) for result in report.results],
+        "notes": cautions(report, rows),
+    })  # fmt: skip
+
+
+#: Fields of a `LiveRow` that live runs do not know, and what is said besides its fields.
+SILENT = (
+    "trace", "relative", "oracle_gap", "attention_kept", "output_error", "per", "kept_note",
+    "answers",
+)  # fmt: skip
+DERIVED = ("accuracy", "total_s", "other_s", "tokens_per_s")
+
+
+def row_record(row: LiveRow) -> dict[str, Any]:
+    """A row as a flat record; names carry their units."""
+    return {
+        **{name: value for name, value in asdict(row).items() if name not in SILENT},
+        **{name: getattr(row, name) for name in DERIVED},
+        "hbm_vs_full": row.relative.peak_hbm,
+        "speed_vs_full": row.relative.tokens_per_s,
+    }
+
+
+def flat(result: LiveResult) -> dict[str, Any]:
+    """One search as a flat record; names carry their units."""
+    found = {**vars(result), **flat_measurements(result.measured)}
+    del found["measured"]
+    return found
+
+
+def live_frame(report: LiveReport) -> pd.DataFrame:
+    """One row per search."""
+    import pandas as pd
+
+    return pd.DataFrame([flat(result) for result in report.results])

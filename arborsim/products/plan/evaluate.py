@@ -1,0 +1,258 @@
+"""One candidate: whether it fits, the largest load that meets the target, and figures there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from arborsim.core.errors import UsageError
+from arborsim.machine.places import ClosedLoop
+from arborsim.machine.server import ServingEngine
+from arborsim.machine.terms import check_explained, plan_name
+from arborsim.products.generate.arrivals import ClientLoop
+from arborsim.products.plan.demands import MixDemands, solved
+from arborsim.products.plan.largest import LargestLoad
+from arborsim.products.plan.results import (
+    INFEASIBLE,
+    MISSED,
+    RUN_LENGTH,
+    UNFIT,
+    Alone,
+    CandidateResult,
+    LoadPoint,
+    without_costs,
+)
+from arborsim.products.plan.runs import Bench, few_distinct, summed_up
+from arborsim.products.plan.workload import Candidate, Hardware, Workload
+
+#: Terms that hide behind others, or behind each other; what is not hidden adds up.
+HIDDEN = "hidden behind others"
+
+
+def cost_terms(engine: ServingEngine, number: int) -> Mapping[str, float]:
+    """Seconds of each cost term of one of the engine's searches by itself.
+
+    Reading memory and computing hide behind each other (a roofline), and streaming and attention on
+    the CPU behind both: what is hidden is the last term, and negative.  Each term comes from what
+    the search asks for, and what it takes from serving it (`ServingEngine.alone`); raises
+    `ResultError` if these differ (`check_explained`).
+    """
+    priced, price, alone = engine.demands[number], engine.price, engine.alone[number]
+    terms: dict[str, float] = defaultdict(float)
+    hidden_s = 0.0
+    for op in priced.ops:
+        for term in price.op_terms(priced.info, op):
+            terms[plan_name(term.name)] += term.seconds
+    for name, term in price.iteration_terms(priced.info, priced.demand.pieces):
+        terms[name] += term.seconds + term.hidden_s
+        hidden_s += term.hidden_s
+    behind_s = -alone.waited_s  # transfers hide as far as nothing waits for them
+    for chain in priced.chains:
+        for leg in chain:
+            name = "transfers to HBM" if leg.up else "transfers to DDR"
+            terms[name] += (seconds := price.transfer_s(leg.bytes, leg.up))
+            behind_s += seconds
+    terms[HIDDEN] = -(hidden_s + behind_s)
+    whose = f"{priced.info.policy}, episode {priced.info.episode} of {priced.info.trace}"
+    check_explained(sum(terms.values()), alone.seconds, whose)
+    return dict(terms)
+
+
+def too_many_refused(bench: Bench) -> str:
+    """Why too many searches can never be served; "" if enough can."""
+    engine, workload = bench.engine, bench.workload
+    ddr_bytes = engine.price.cost.profile.ddr_bytes + workload.serving.nvme_bytes
+    hbm = np.array([each.peak_hbm_bytes for each in engine.alone])
+    ddr = np.array([priced.demand.peak_ddr_bytes for priced in engine.demands])
+    refused = (hbm > engine.kv_bytes) | (ddr > ddr_bytes)
+    worst = max(int(refused[drawn[workload.warm_up :]].sum()) for drawn in bench.drawn.values())
+    if worst <= bench.allowed:
+        return ""
+    share = worst / (workload.searches - workload.warm_up)
+    what, most, room = ("HBM", hbm.max(), engine.kv_bytes)
+    if most <= room:
+        what, most, room = "DDR", ddr.max(), ddr_bytes
+    return (
+        f"{share:.1%} of the searches never fit: the largest needs {most / 1e9:.2f} GB of {what} "
+        f"for its keys and values, and there are {room / 1e9:.2f} GB; a smaller budget or more "
+        "memory would serve them"
+    )
+
+
+def served_alone(bench: Bench) -> tuple[Alone, dict[int, int]]:
+    """Searches one after the other; and by seed, how many of its measured ones miss the target.
+
+    Each seed is judged by itself, as it is together with others: every run must meet the target.
+    """
+    engine, workload = bench.engine, bench.workload
+    target = workload.target
+    report = engine.run(ClosedLoop(1, tuple(range(len(engine.demands)))))
+    by_seed = {seed: each[workload.warm_up :] for seed, each in bench.drawn.items()}
+    drawn = np.concatenate(list(by_seed.values()))
+    weights = np.bincount(drawn, minlength=len(engine.demands)) / len(drawn)
+    latency = np.array([each.seconds for each in engine.alone])
+    token = np.array([s.per_token_s for s in report.searches])
+    misses = np.array([
+        s.refused != "" or not target.allows(each.seconds, s.per_token_s)
+        for s, each in zip(report.searches, engine.alone, strict=True)
+    ])  # fmt: skip
+    terms: dict[str, float] = defaultdict(float)
+    for number, weight in enumerate(weights.tolist()):
+        for name, value in cost_terms(engine, number).items():
+            terms[name] += float(weight * value)
+
+    def at_percentile(seconds: np.ndarray) -> float:
+        """The result of the slowest seed."""
+        each = (np.percentile(seconds[mine], target.percentile) for mine in by_seed.values())
+        return float(max(each))
+
+    def mean(values: list[float]) -> float:
+        return float(weights @ np.array(values, dtype=np.float64))
+
+    sources = [priced.demand for priced in engine.demands]
+    alone = Alone(
+        mean([each.seconds for each in engine.alone]),
+        mean([each.peak_hbm_bytes for each in engine.alone]),
+        mean([each.peak_ddr_bytes for each in sources]),
+        mean([each.prompt_tokens for each in sources]),
+        mean([each.generated_tokens for each in sources]),
+        at_percentile(latency),
+        at_percentile(token),
+        dict(terms),
+    )
+    return alone, {seed: int(misses[mine].sum()) for seed, mine in by_seed.items()}
+
+
+def too_slow_alone(bench: Bench, alone: Alone, misses: Mapping[int, int]) -> str:
+    """By how much the target is missed, in which seed, and what would be met."""
+    workload = bench.workload
+    target, missed = workload.target, []
+    if target.search_s is not None and alone.at_percentile_s > target.search_s:
+        missed.append(f"{alone.at_percentile_s:.3g} s per search, not {target.search_s:.3g} s")
+    token_s = alone.token_at_percentile_s
+    if target.token_s is not None and token_s > target.token_s:
+        missed.append(f"{1e3 * token_s:.3g} ms per token, not {1e3 * target.token_s:.3g} ms")
+    what = " and ".join(missed) or "a search that meets one limit misses the other"
+    said = f"even alone on the machine, {target.percentile:g}% of the searches take up to {what}"
+    if min(misses.values()) > bench.allowed:
+        return said
+    seed, count = max(misses.items(), key=lambda pair: pair[1])
+    return (
+        f"{said} in seed {seed}, where {count} of {workload.searches - workload.warm_up} miss it "
+        f"and {bench.allowed} may{few_distinct(workload, bench.drawn)}"
+    )
+
+
+def evaluate(
+    workload: Workload, candidate: Candidate, found: MixDemands, longer: bool = True
+) -> CandidateResult:
+    """Find the largest load of one candidate, whose hardware need not be the workload's.
+
+    `found` holds the demands of the workload's searches under the candidate.  Where the runs are
+    too short to see a limit, `longer` ones are made of the same searches, over and over.
+    """
+    hardware = candidate.hardware
+    result = _without(candidate, INFEASIBLE, found.infeasible)
+    if found.infeasible:
+        return result
+    try:
+        bench = Bench(workload, hardware, found)
+    except UsageError as error:
+        return replace(result, status=UNFIT, reason=str(error))
+    counts = np.bincount(np.concatenate(list(bench.drawn.values())), minlength=len(found.places))
+    quality = found.quality(counts.astype(np.float64))
+    result = replace(result, pool=bench.engine.pool, quality=quality)
+    if why := too_many_refused(bench):
+        return replace(result, status=UNFIT, reason=why)
+    alone, misses = served_alone(bench)
+    result = replace(result, alone=alone)
+    if max(misses.values()) > bench.allowed:
+        return replace(result, status=MISSED, reason=too_slow_alone(bench, alone, misses))
+    # What dropping tokens does to answers is not known, so a solved search has no cost.
+    share = solved(workload, found.verdicts) if quality.exact else None
+    best = LargestLoad(bench, result, share).found()
+    for times in _longer(bench, longer):
+        if best.limited_by != RUN_LENGTH:
+            break
+        best = LargestLoad(bench.longer(times), result, share).found()
+    return best
+
+
+#: Runs in which no limit was seen are lengthened up to this many times, and as long as a load takes
+#: no more searches than this in all seeds together.
+_LONGEST, _MOST_SERVED = 8, 20_000
+
+
+def _longer(bench: Bench, longer: bool) -> list[int]:
+    """How many times as long runs are, one try after the other.
+
+    The first is long enough to know the machine's rate (`Bench.knows_rate`), if any is.
+    """
+    workload, seeds = bench.workload, bench.workload.seeds()
+    most = min(_LONGEST, _MOST_SERVED // (workload.searches * workload.runs)) if longer else 1
+    tries = [times for times in (2, 4, 8) if times <= most]
+    if isinstance(workload.arrivals, ClientLoop):
+        return tries
+    knows = [
+        times for times in tries if all(bench.longer(times).knows_rate(seed) for seed in seeds)
+    ]
+    return knows or tries[-1:]
+
+
+def unfit(workload: Workload, candidate: Candidate) -> CandidateResult | None:
+    """The candidate's result if not even the model's weights fit; None if they do.
+
+    That is known before any search is recorded.
+    """
+    geometry, hardware = workload.geometry, candidate.hardware
+    usable = hardware.gpus * hardware.profile.usable_hbm_bytes
+    if geometry.weight_bytes < usable:
+        return None
+    return _without(candidate, UNFIT, (
+        f"{geometry.name} does not fit: its weights take {geometry.weight_bytes / 1e9:.2f} GB, and "
+        f"{usable / 1e9:.2f} GB are usable; take larger or more GPUs"
+    ))  # fmt: skip
+
+
+def _without(each: Candidate, status: str, reason: str) -> CandidateResult:
+    """A result without any figures."""
+    return CandidateResult(
+        each.number, each.hardware.name, each.policy.name, each.budget_text, each.shown_recall,
+        each.hardware.gpus, each.hardware.price_per_hour, status, reason,
+    )  # fmt: skip
+
+
+SHARES = (0.4, 0.7, 0.9, 1.0, 1.1)
+
+
+def load_curve(
+    workload: Workload,
+    hardware: Hardware,
+    found: MixDemands,
+    result: CandidateResult,
+    shares: Sequence[float] = SHARES,
+) -> tuple[LoadPoint, ...]:
+    """Figures at shares of the largest load, rising; nothing for a candidate that has none.
+
+    `result` was evaluated from `found`; its figures at the largest load, and at its part of the
+    stated load, are points of the curve and not computed again.
+    Loads of a closed loop are whole numbers of clients, each of them once.
+    """
+    if result.largest is None or result.at_largest is None:
+        return ()
+    bench, share = Bench(workload, hardware, found), solved(workload, found.verdicts)
+    bench = bench.longer(max(1, result.searches // workload.searches))
+    loads = {factor * result.largest for factor in shares}
+    if isinstance(workload.arrivals, ClientLoop):
+        loads = {float(max(1, round(load))) for load in loads}
+    points = [result.at_largest]
+    if result.at_stated is not None and result.at_stated.load != result.largest:
+        points.append(result.at_stated)
+    for load in sorted(loads - {point.load for point in points}):
+        runs = [bench.run(load, seed) for seed in workload.seeds()]
+        point = summed_up(bench, load, runs, share)
+        points.append(point if result.at_largest.cost_per_1000 else without_costs(point))
+    return tuple(sorted(points, key=lambda point: point.load))

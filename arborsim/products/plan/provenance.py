@@ -1,0 +1,328 @@
+"""Where a plan's figures come from: inputs and versions, and assumed numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from arborsim.core.documents import file_digest
+from arborsim.core.errors import UsageError
+from arborsim.core.installed import in_words, versions
+from arborsim.core.units import quantity
+from arborsim.machine.basis import bases
+from arborsim.machine.cost import CostModel
+from arborsim.machine.fidelity import bases_text
+from arborsim.machine.machine import ServingOptions
+from arborsim.machine.price import Price
+from arborsim.machine.profile import assumed_numbers as profile_numbers
+from arborsim.machine.weights import weights_type
+from arborsim.policies.registry import values_of
+from arborsim.products.generate.lengths import TreeSpec
+from arborsim.products.plan.demands import Facts
+from arborsim.products.plan.results import INFEASIBLE, CandidateResult
+from arborsim.products.plan.statistics import Estimate, Solved, solved_share
+from arborsim.products.plan.workload import MixEntry, Workload
+from arborsim.trace.reader import open_trace
+
+
+def settings_of(workload: Workload) -> dict[str, str]:
+    """Everything that determines the result, as text."""
+    serving = ", ".join(
+        f"{name} {_serving_text(name, value)}" for name, value in asdict(workload.serving).items()
+        if name not in ("tensor_parallel", "series_points")
+    )  # fmt: skip
+    prices = workload.prices
+    found = {
+        "model geometry": workload.geometry.name,
+        "weights": weights_type(workload.geometry),
+        "KV bytes per token": f"{workload.geometry.kv_bytes_per_token:,}",
+        "searches per run": f"{workload.searches}, the first {workload.warm_up} not measured",
+        "seeds": ", ".join(str(seed) for seed in workload.seeds()),
+        "loads tried": f"{100 * workload.resolution:g}% apart",
+        "serving": serving,
+        "tokens per page": str(workload.page_tokens),
+        "tree attention": "on" if workload.tree_attention else "off",
+        "prices": f"{prices.currency}, {prices.date}: {prices.source}",
+        "versions": in_words(versions("numpy", "pyarrow", "scipy")),
+    }
+    for entry in workload.mix:
+        found[f"mix: {entry.name}"] = f"weight {entry.weight:g}; {_source(entry)}"
+    for made in workload.calibrations:
+        found[f"calibration {Path(made.source).name}"] = (
+            f"{made.kind} of {', '.join(made.policies)}, measured on {made.model} ({made.layers} "
+            f"layers, seed {made.seed}), sha256 {file_digest(Path(made.source))}"
+        )
+    for choice in workload.policies:
+        values = ", ".join(
+            f"{key} {_plain_text(value)}" for key, value in values_of(choice.policy).items()
+        )
+        found[f"policy {choice.name}"] = values or "no parameters"
+    return found
+
+
+def bases_of_seconds(workload: Workload) -> dict[str, str]:
+    """What the terms of the time rest on, for each machine that can price the model."""
+    found = {}
+    for hardware in workload.hardware:
+        cost = CostModel(hardware.profile, workload.geometry)
+        options = replace(workload.serving, tensor_parallel=hardware.gpus)
+        try:
+            found[f"seconds on {hardware.name}"] = bases_text(bases(Price(cost, options)))
+        except UsageError:  # a model that cannot be served there: its candidates say why
+            continue
+    return found
+
+
+def _serving_text(name: str, value: object) -> str:
+    """A serving option in the unit that its name ends with."""
+    if name == "max_searches" and value == ServingOptions.max_searches:
+        return "as many as fit"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _plain_text(value)
+    if name.endswith("_bytes_per_s"):
+        return f"{quantity('bytes', value)}/s"
+    if name.endswith("_bytes"):
+        return quantity("bytes", value)
+    if name.endswith("_s"):
+        return quantity("seconds", value)
+    return _plain_text(value)
+
+
+def _plain_text(value: object) -> str:
+    """A setting as a TOML file would have it: no quotes, digits only where they matter."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_plain_text, value)) + "]"
+    return str(value)
+
+
+def _spec_text(spec: TreeSpec) -> str:
+    """A distribution as a workload states it; what says nothing is left out."""
+    silent = {"parallel": 0, "rewards": "none", "pruned": [0.0], "finished": [0.0]}
+    return ", ".join(
+        f"{name} {_plain_text(value)}"
+        for name, value in spec.parameters().items()
+        if value is not None and silent.get(name) != value
+    )
+
+
+def _source(entry: MixEntry) -> str:
+    tokens = entry.shared_prompt_tokens
+    shared = f"; {tokens} prompt tokens in common" if tokens else ""
+    if not isinstance(entry.source, Path):
+        made, spec = entry.source, _spec_text(entry.source.spec)
+        return f"{made.searches} searches generated from seed {made.seed}: {spec}{shared}"
+    info = open_trace(entry.source).info
+    return (
+        f"{entry.source.name}: {info.task}, {info.search}, recorded on {info.model} (seed "
+        f"{info.seed}), sha256 {file_digest(entry.source)}{shared}"
+    )
+
+
+def assumed_numbers(workload: Workload) -> tuple[str, ...]:
+    """Numbers of the profiles that are assumed, as `arborsim hardware` shows."""
+    profiles = {hardware.profile.name: hardware.profile for hardware in workload.hardware}
+    return tuple(
+        f"{name}: {number}"
+        for name, profile in profiles.items()
+        for number in profile_numbers(profile)
+    )
+
+
+def cautions(
+    workload: Workload,
+    results: Sequence[CandidateResult],
+    solved: Sequence[Solved] = (),
+    answers_of: str = "",
+) -> tuple[str, ...]:
+    """Notes on the figures, each one sentence.
+
+    `solved` is what is known of how many searches have a correct answer, by entry of the mix;
+    `answers_of` is what live runs counted answers of.
+    """
+    found = []
+    infeasible = [each for each in results if each.status == INFEASIBLE]
+    if infeasible:
+        names = ", ".join(dict.fromkeys(f"{each.policy} at {each.budget}" for each in infeasible))
+        found.append(
+            f"{len(infeasible)} of {len(results)} candidates cannot be served under their policy "
+            f"and budget: {names}."
+        )
+    offloads = any(candidate.offloads for candidate in workload.candidates())
+    if offloads and any(hardware.gpus > 1 for hardware in workload.hardware):
+        found.append(
+            "Policies that use DDR decided what to fetch on one GPU of each kind; where several "
+            "share a model, the same bytes cross PCIe at their speed."
+        )
+    for entry in workload.mix:
+        if isinstance(entry.source, Path):
+            found += _recorded(entry, entry.source, workload)
+    if workload.answers is not None:
+        found.append(
+            f"Answers were counted live on other problems ({workload.answers.text}) and stand for "
+            "those of this workload, which were not measured."
+        )
+    if short := _short_runs(workload, results):
+        found.append(short)
+    # Where the workload itself names these problems, that was said.
+    other = answers_of if workload.answers is None else ""
+    shares = _solved_shares(workload, results, solved, other)
+    return (*found, *_without_effect(workload), *shares)
+
+
+def _recorded(entry: MixEntry, source: Path, workload: Workload) -> Iterator[str]:
+    """What a trace was recorded on, and what of it plans do not model."""
+    info = open_trace(source).info
+    model = info.geometry.name
+    if model != workload.geometry.name:
+        yield (
+            f"{entry.name} was recorded on {model} and is charged as "
+            f"{workload.geometry.name}: lengths, trees and decisions are the recorded ones."
+        )
+    if not info.prefix_block_tokens:
+        return
+    if not entry.in_order:
+        stated = f"the first {entry.shared_prompt_tokens:,} tokens, as stated"
+        yield f"{entry.name} is a log with prefix blocks; instead of these, prompts share {stated}."
+    elif workload.serving.prefix_sharing:
+        yield (
+            f"Requests of {entry.name} arrive in recorded order and share their blocks of "
+            f"{info.prefix_block_tokens} tokens, which stay in HBM until others need the room. A "
+            "run begins without any: longer runs find more. Blocks are held whole, whatever the "
+            "policy of a request that uses them drops."
+        )
+
+
+def _short_runs(workload: Workload, results: Sequence[CandidateResult]) -> str:
+    """How uncertain largest loads are that were sought in larger steps than usual; else ""."""
+    if workload.resolution <= Workload.resolution:
+        return ""
+    measured = workload.searches - workload.warm_up
+    rank, runs = workload.target.percentile, workload.runs
+    off = 1.96 * math.sqrt(rank * (100 - rank) / measured)  # of a binomial count, in percent
+    text = (
+        f"Largest loads were tried {100 * workload.resolution:g}% apart, in "
+        f"{runs} run{'s' * (runs > 1)} of {workload.searches} searches ({measured} measured): "
+        f"{rank:g}% of so few may be {rank - off:.0f}% to {min(rank + off, 100):.0f}% of many"
+    )
+    apart = [max(each.largest_by_seed) / min(each.largest_by_seed) - 1
+             for each in results if len(each.largest_by_seed) > 1]  # fmt: skip
+    if apart:
+        text += f", and the runs' own largest loads lie up to {max(apart):.0%} apart"
+    return f"{text}. More runs, more searches and a smaller resolution tell more."
+
+
+def _without_effect(workload: Workload) -> Iterator[str]:
+    """Settings about shared prefixes that change nothing."""
+    serving = workload.serving
+    stated = any(entry.shared_prompt_tokens for entry in workload.mix)
+    shares = stated or any(entry.in_order for entry in workload.mix)
+    if stated and not serving.prefix_sharing:
+        yield "shared_prompt_tokens has no effect: prefix_sharing is off."
+    if not serving.prefix_host_bytes:
+        return
+    if not serving.prefix_sharing:
+        yield "prefix_host_bytes has no effect: prefix_sharing is off."
+    elif not shares:
+        yield (
+            "prefix_host_bytes has no effect: no searches share a prefix, because no entry of the "
+            "mix states shared_prompt_tokens or has prefix blocks."
+        )
+
+
+def _solved_shares(
+    workload: Workload,
+    results: Sequence[CandidateResult],
+    solved: Sequence[Solved],
+    answers_of: str,
+) -> Iterator[str]:
+    """What costs per solved search rest on."""
+    priced = [each for each in results if each.at_largest and each.at_largest.cost_per_solved]
+    live = {
+        (each.policy, each.budget): each.quality.accuracy
+        for each in priced
+        if each.quality is not None and each.quality.accuracy is not None
+    }
+    share = solved_share([entry.weight for entry in workload.mix], solved) if solved else None
+    if share is not None and any((each.policy, each.budget) not in live for each in priced):
+        yield f"Costs per solved search rest on {_origin(workload, solved, share)}."
+    if live:
+        shares = ", ".join(
+            f"{policy if budget == '-' else f'{policy} at {budget}'} {_share_text(share)} of "
+            f"{share.n}"
+            for (policy, budget), share in live.items()
+        )
+        of = f" of {answers_of}, not of this workload's searches" if answers_of else ""
+        yield f"Costs per solved search rest on right answers of live runs{of}: {shares}."
+
+
+def _origin(workload: Workload, solved: Sequence[Solved], share: Estimate) -> str:
+    """The share of the mix that is solved, and which of its entries state or record theirs."""
+    if all(each.stated is None for each in solved):
+        return (
+            f"{_share_text(share)} of {share.n} distinct searches of the mix having a correct "
+            "answer"
+        )
+    if len(solved) == 1:
+        return f"a solve rate of {share.value:.1%} that is stated, not measured"
+    parts = ", ".join(
+        f"{each.right} of {each.judged} recorded ({entry.name})"
+        if each.stated is None
+        else f"{each.stated:.1%} stated ({entry.name})"
+        for entry, each in zip(workload.mix, solved, strict=True)
+    )
+    whole = f"{share.value:.1%}" if share.is_stated else _share_text(share)
+    return f"a solve rate of {whole} of the mix: {parts}; what is stated was not measured"
+
+
+def _share_text(share: Estimate) -> str:
+    return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%} at 95% confidence)"
+
+
+def short_prompts(workload: Workload, facts: Sequence[Facts]) -> Iterator[str]:
+    """Notes on entries with prompts shorter than what the entry's prompts should share."""
+    for number, entry in enumerate(workload.mix):
+        shared = entry.shared_prompt_tokens
+        if not shared or not workload.serving.prefix_sharing:
+            continue
+        lengths = [each.prompt_tokens for each in facts if each.entry == number]
+        short = sum(length < shared for length in lengths)
+        if short:
+            yield (
+                f"{entry.name}: {short:,} of {len(lengths):,} distinct searches have prompts "
+                f"shorter than shared_prompt_tokens = {shared:,}: each shares its whole prompt, "
+                "and that with prompts of the same length only."
+            )
+
+
+def lengthened(workload: Workload, found: Sequence[CandidateResult]) -> Iterator[str]:
+    """Which candidates were served in longer runs, and of which no limit was seen in these."""
+    longer = [each for each in found if each.searches > workload.searches and not each.is_open]
+    if longer:
+        most = max(each.searches for each in longer)
+        yield (
+            f"Runs of {workload.searches:,} searches saw no limit of {_several(longer)}: they were "
+            f"served in longer ones of the same searches, of up to {most:,}."
+        )
+    still = [each for each in found if each.is_open]
+    if still:
+        most = max(each.searches for each in still)
+        yield (
+            f"No limit was seen of {_several(still)}, in runs of up to {most:,} searches: the load "
+            "that they carried is no bound in either direction, and nothing is said of their "
+            f"costs. More searches per run (searches = {2 * most}) can tell."
+        )
+
+
+def _several(found: Sequence[CandidateResult]) -> str:
+    """Their names, of many the first ones."""
+    named = [each.name for each in found[:3]]
+    more = len(found) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")

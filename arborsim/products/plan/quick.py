@@ -1,0 +1,283 @@
+"""The quick question: a workload from a handful of numbers, without a file.
+
+::
+
+    quick_workload(model="llama-3.1-8b", gpus="l40s,h100", rate="20/min", p95="60 s",
+                   tree="depth=6,width=16,thought=80")
+
+The answers become the tables of a workload file (`quick_tables`) and are read as one, so both are
+checked by the same rules; `quick_toml` is that file, to go on from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from arborsim.core.documents import to_toml
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import duration_s, is_number, located
+from arborsim.core.settings import MOST_COUNT, whole_number
+from arborsim.products.plan.workload import Workload
+from arborsim.products.plan.workload_file import workload_of
+
+#: What can be said of a tree and of a chain.
+TREE, CHAIN = ("depth", "width", "thought", "branch"), ("tokens",)
+#: Policies that read no signals, so that they can serve searches which are only stated.
+POLICIES = ("full", "kivi", "streaming-llm")
+#: Length and number of runs with `quick`, and how far loads that are tried lie apart.
+QUICK = {"searches": 200, "warm_up": 20, "runs": 2, "resolution": 0.06}
+#: Distinct searches that are drawn; an even number of them can meet most stated solve rates.
+_DISTINCT = 40
+_PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
+_RATE = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?:searches)?\s*(?:/|per)\s*(\w+)")
+_PER_S = {
+    1.0: ("s", "sec", "second"), 60.0: ("m", "min", "minute"), 3600.0: ("h", "hour"),
+    86400.0: ("d", "day"),
+}  # fmt: skip
+_UNITS = {unit: seconds for seconds, units in _PER_S.items() for unit in units}
+_RANGE = re.compile(r"(\d+)\s*\.\.\s*(\d+)")
+
+
+def quick_workload(*, base: Path = Path(), **asked: Any) -> Workload:
+    """The workload of `quick_tables`, which has the keywords; paths start from `base`.
+
+    A `UsageError` is one line that names what is wrong.
+    """
+    tables = quick_tables(**asked)
+    return workload_of(tables, base, tables["name"])
+
+
+def quick_tables(
+    *,
+    model: str,
+    gpus: str | Sequence[str],
+    rate: str | float | None = None,
+    p50: str | float | None = None,
+    p95: str | float | None = None,
+    p99: str | float | None = None,
+    tree: str | Mapping[str, Any] | None = None,
+    chain: str | int | Mapping[str, Any] | None = None,
+    trace: str | Path | None = None,
+    prompt: str | int | None = None,
+    solved: float | None = None,
+    policies: str | Sequence[Any] = POLICIES,
+    budgets: str | float | Sequence[str | float] = (0.5,),
+    kv_dtype: str | None = None,
+    weights: str | None = None,
+    quick: bool = False,
+) -> dict[str, Any]:
+    """The tables of a workload file that asks the same.
+
+    Parameters
+    ----------
+    model : str
+        A geometry's name, or a path to a Hugging Face ``config.json``.
+    gpus, policies, budgets : text with commas, or a sequence
+        Their combinations are the candidates.
+    rate : str or float
+        Searches that arrive: ``"20/min"``, or a number of searches per second.  Without it only the
+        largest load is sought.
+    p50, p95, p99 : str or float
+        One of them: the time from arrival to answer that this percentile of the searches must
+        meet, ``"60 s"``, or a number of seconds.
+    tree : str or mapping
+        ``depth`` levels of ``width`` thoughts with ``thought`` tokens each.  Of a level, the share
+        1 / ``branch`` is expanded into ``branch`` children each.  Left out, ``branch`` is 4, 3 or
+        2, whichever first divides the width, or else the whole width.
+    chain : str, int or mapping
+        ``tokens`` of one chain.  Numbers of trees and chains can be ``40..160`` (uniform), or any
+        distribution of a workload file.
+    trace : str or Path
+        Recorded searches in place of a tree or chain.
+    prompt : str or int
+        Tokens of the prompt, 500 if left out.
+    solved : float
+        Share of searches with a correct answer, for the cost per solved search.
+    kv_dtype, weights : str
+        Types in place of the model's own.
+    quick : bool
+        Shorter and fewer runs (`QUICK`).
+
+    Raises
+    ------
+    UsageError
+        Something is missing or cannot be read, or there is more than one of a kind.
+    """
+    mix, name = _mix(tree, chain, trace, prompt, solved)
+    gpus, policies = _listed(gpus), _listed(policies)
+    arrivals: dict[str, Any] = {"kind": "poisson"}
+    if rate is not None:
+        arrivals["rate_per_s"] = parse_rate(rate)
+    candidates = {"gpus": gpus, "policies": policies, "budgets": _listed(budgets)}
+    types = {"kv_dtype": kv_dtype, "weights": weights}
+    return {
+        "name": f"{Path(model).name}: {name}",
+        **(QUICK if quick else {}),
+        "model": {"name": model} | {key: each for key, each in types.items() if each},
+        "mix": [mix],
+        "arrivals": arrivals,
+        "candidates": candidates,
+        "target": _target({"p50": p50, "p95": p95, "p99": p99}),
+    }
+
+
+def quick_toml(tables: Mapping[str, Any]) -> str:
+    """A workload file with these tables (`quick_tables`)."""
+    head = {key: each for key, each in tables.items() if not isinstance(each, Mapping | list)}
+    parts = [
+        "# Written by arborsim plan; `arborsim plan --example` explains every key.\n"
+        + to_toml(head)
+    ]
+    for key, each in tables.items():
+        if isinstance(each, Mapping):
+            parts.append(to_toml({key: each}))
+        elif isinstance(each, list):
+            for entry in each:
+                own, below = (
+                    {k: v for k, v in entry.items() if isinstance(v, Mapping) is nested}
+                    for nested in (False, True)
+                )
+                parts.append(f"[[{key}]]\n" + to_toml(own))
+                parts += [to_toml({key: {k: v}}) for k, v in below.items()]
+    return "\n".join(parts)
+
+
+def parse_rate(given: str | float) -> float:
+    """Searches per second: of ``"20/min"``, ``"0.5/s"``, ``"1200 per hour"``, or the number."""
+    if isinstance(given, str):
+        match = _RATE.fullmatch(given.strip())
+        unit = match[2].lower().removesuffix("s") or "s" if match else ""
+        if match is None or unit not in _UNITS:
+            raise UsageError(
+                "rate must be searches per time, such as 20/min, 0.5/s or 1200/h, "
+                f"not '{given:.40}'"
+            )
+        number = float(match[1]) / _UNITS[unit]
+    else:
+        number = given
+    if not is_number(number) or number <= 0:
+        raise UsageError(f"rate must be above 0 and finite, not {given!r:.40}")
+    return float(number)
+
+
+def _target(given: Mapping[str, str | float | None]) -> dict[str, Any]:
+    named = {key: each for key, each in given.items() if each is not None}
+    if len(named) != 1:
+        raise UsageError(
+            f"{' and '.join(named)} are given: keep one"
+            if named
+            else "the latency target is missing: p95 (60s), p50 or p99"
+        )
+    ((key, limit),) = named.items()
+    if is_number(limit):
+        limit = f"{limit!r} s"
+    with located(key):
+        try:
+            duration_s(limit)
+        except ValueError as error:
+            raise UsageError(f"{error}, not {limit!r:.40}") from None
+    return {"percentile": _PERCENTILES[key], "search": str(limit)}
+
+
+def _mix(
+    tree: object, chain: object, trace: str | Path | None, prompt: object, solved: float | None
+) -> tuple[dict[str, Any], str]:
+    """The one entry of the mix, and what it is called."""
+    named = {"tree": tree, "chain": chain, "trace": trace}
+    given = [name for name, each in named.items() if each is not None]
+    if not given:
+        raise UsageError(
+            "what is searched is missing: a tree (depth=6,width=16,thought=80), a chain "
+            "(tokens=8000) or a trace"
+        )
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} are given: keep one")
+    if trace is not None:
+        for name, each in (("prompt", prompt), ("solved", solved)):
+            if each is not None:
+                raise UsageError(f"{name} belongs to a tree or chain: the trace has its own")
+        return {"trace": str(trace)}, Path(trace).stem
+    counts: dict[str, Any]
+    if chain is not None:
+        said = _numbers("chain", CHAIN, {"tokens": chain} if is_number(chain) else chain)
+        name = f"chains of {said['tokens']} tokens"
+        counts = {"thought_tokens": said["tokens"]}
+    else:
+        said = _numbers("tree", TREE, tree)
+        name = f"trees, {', '.join(f'{key} {value}' for key, value in said.items())}"
+        counts = _tree(said)
+    with located("prompt"):
+        tokens = _count(500 if prompt is None else prompt)
+    made = {"prompt_tokens": tokens, **counts}
+    if solved is not None:
+        made["solved"] = solved
+    return {"name": given[0], "generated": {**made, "searches": _DISTINCT}}, name
+
+
+def _tree(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree as `generated` has it: levels of equal width."""
+    width = said["width"]
+    if not isinstance(width, int) or width < 1:
+        raise UsageError(f"tree: width must be a whole number of at least 1, not {width}")
+    branch = said.get("branch") or next((n for n in (4, 3, 2) if width % n == 0), width)
+    if not isinstance(branch, int) or width % branch:
+        raise UsageError(f"tree: branch must divide the width, {width}; {branch} does not")
+    found = {"thought_tokens": said["thought"], "depth": said["depth"], "first": width}
+    return found | {"branching": branch, "pruned": 1 - 1 / branch}
+
+
+def _numbers(what: str, keys: Sequence[str], given: object) -> dict[str, Any]:
+    """``"depth=6,width=16"``, or a mapping, as numbers; what is missing is named."""
+    if isinstance(given, Mapping):
+        said = {str(key): value for key, value in given.items()}
+    else:
+        # A distribution has commas and equal signs of its own.
+        pieces = re.split(r",(?!\s*(?:low|high|median|sigma|most)\s*=)", str(given))
+        said = {}
+        for piece in pieces:
+            key, equals, value = (part.strip() for part in piece.partition("="))
+            if not equals:
+                raise UsageError(f"{what}: '{piece:.40}' should be name=number, with the names "
+                                 f"{', '.join(keys)}")  # fmt: skip
+            if key in said:
+                raise UsageError(f"{what} has {key} twice")
+            said[key] = value
+    for key in said:
+        if key not in keys:
+            raise UnknownName(f"part of {what}", key, keys)
+    missing = [key for key in keys if key not in said and key != "branch"]
+    if missing:
+        raise UsageError(f"{what}: {' and '.join(missing)} must be given, {missing[0]}=N")
+    found = {}
+    for key in (key for key in keys if key in said):
+        with located(f"{what}: {key}"):
+            found[key] = _count(said[key])
+    return found
+
+
+def _count(given: object) -> Any:
+    """A number, or the text of a distribution as workload files have it."""
+    if not isinstance(given, str):
+        return given
+    if match := _RANGE.fullmatch(given.strip()):
+        return f"uniform:low={match[1]},high={match[2]}"
+    if given.strip().isdecimal():
+        with suppress(ValueError):
+            return whole_number(given)
+    if ":" not in given:
+        raise UsageError(
+            f"it must be a whole number up to {MOST_COUNT:,} or a range such as 40..160, not "
+            f"'{given:.40}'"
+        )
+    return given.strip()
+
+
+def _listed(given: object) -> list[Any]:
+    """What stands between commas, or in a sequence."""
+    if isinstance(given, str):
+        return [each.strip() for each in given.split(",") if each.strip()]
+    return list(given) if isinstance(given, Sequence) else [given]

@@ -1,0 +1,421 @@
+"""What a plan found: frozen records, from one load of one candidate up to the recommendation.
+
+Seconds, bytes, and searches per second; nothing here is rounded.  A figure that is not known is
+None, or NaN inside an `Estimate`.  Every record holds plain values and can be pickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from arborsim.core.measurements import check_share
+from arborsim.machine.fidelity import Evidence
+from arborsim.machine.machine import KvPool
+from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
+from arborsim.products.plan.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Something that the machine did, or a search went through."""
+
+    start_s: float
+    end_s: float
+    #: One of waiting, prefill, recompute, policy, decode (a search takes part in iterations), swap
+    #: (a search has lost its place), down, up (PCIe).
+    kind: str
+    search: int  #: number in order of arrival; -1 for what concerns the whole batch
+    amount: int = 0  #: tokens or bytes; sequences for decode
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The course of one run on one machine."""
+
+    candidate: int
+    load: float
+    seed: int
+    until_s: float  #: what comes later is left out
+    slices: tuple[Slice, ...]  #: by start
+    series: ServingSeries  #: memory and batch over the whole run
+
+
+#: What `CandidateResult.status` may be.
+MET = "met"  # some load meets the target
+MISSED = "missed"  # not even a search alone on the machine does
+INFEASIBLE = "infeasible"  # the policy cannot keep to the budget, or the demand cannot be described
+UNFIT = "does not fit"  # the model, or one search, does not fit the memory
+#: A `CandidateResult.limited_by`: no limit was seen, so the load is no bound in either direction.
+RUN_LENGTH = "run length"
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What is known about what a policy does to the searches; shares in [0, 1]."""
+
+    #: Mean over the mix of the recorded attention on readable tokens; None if some trace does not
+    #: hold it. It says nothing certain about answers.
+    attention_kept: float | None
+    peak_kept: float  #: tokens in HBM at the peak, against all tokens of the search
+    #: Tokens moved so, per token of the search; a token can move several times.
+    evicted: float
+    quantised: float
+    offloaded: float
+    recomputed: float
+    #: Share of correct answers of live runs under this policy and budget, if they were given.
+    accuracy: Estimate | None = None
+    #: Why attention kept is not known although a trace holds attention, or ""
+    kept_note: str = ""
+    #: Share of the searches in which a plan left tokens unread that were held (`Plan.reads`).
+    unread: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses shares that no policy can have."""
+        for name in ("attention_kept", "peak_kept", "unread"):
+            check_share(getattr(self, name), name.replace("_", " "), "a plan's quality")
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was dropped, rounded or left unread: answers are full retention's."""
+        return not (self.evicted or self.quantised or self.unread)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One search by itself on the idle machine: means over the mix as it is drawn."""
+
+    seconds: float
+    peak_hbm_bytes: float
+    peak_ddr_bytes: float
+    prompt_tokens: float
+    generated_tokens: float
+    #: Seconds at the target's percentile over the drawn searches, of the seed whose searches take
+    #: the longest: no load does better.
+    at_percentile_s: float
+    token_at_percentile_s: float
+    terms_s: Mapping[str, float] = field(default_factory=dict)  #: seconds of each cost term
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Of some time over all measured searches, in seconds; NaN where there is none."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Percentiles:
+        """Percentiles of float64 ``[n]``, between neighbours linear."""
+        if not len(values):
+            return cls(float("nan"), float("nan"), float("nan"))
+        return cls(*(float(value) for value in np.percentile(values, [50, 95, 99])))
+
+
+@dataclass(frozen=True)
+class LoadPoint:
+    """A candidate at one load, over all runs; the warm-up is left out of everything but `used`."""
+
+    load: float  #: offered, in `PlanResult.unit`: what arrives, not what is served
+    runs: int  #: seeds that were run
+    meets: bool  #: whether every run met the target
+    #: Seconds per search at the target's percentile, over the searches of all runs, with the
+    #: interval of order statistics.
+    at_percentile: Estimate
+    #: Finished searches per second of the measured time: mean over runs. In short runs less than
+    #: what is offered, while the machine fills.
+    served_per_s: Estimate
+    search_s: Percentiles  #: from arrival to answer
+    first_token_s: Percentiles  #: from arrival to the first token
+    #: A search's mean time per output token (of each of its sequences) after the first.
+    token_s: Percentiles
+    waiting_s: Percentiles  #: from arrival to admission
+    concurrency: float  #: mean number of searches in the machine, waiting ones left out
+    queue: float  #: mean number of searches that wait
+    peak_concurrency: int
+    used: Utilisation  #: mean over runs; shares in [0, 1] (`plan.runs.used_shares`)
+    busy: BusySeconds  #: where the engine's time went; sums over runs, of `total_s`
+    prefixes: PrefixTokens  #: where searches found the tokens of shared prefixes; sums over runs
+    total_s: float  #: simulated seconds of all runs
+    #: What ran out first, over all runs (`plan.runs.runs_out`): hbm, host, searches,
+    #: compute, memory, pcie_down or pcie_up.
+    saturated: str
+    #: Per 1,000 searches.
+    preemptions_per_1000: float
+    refused_per_1000: float
+    refusal: str  #: why the first refused search was refused; "" if none was
+    #: Lowest and highest price of 1,000 searches at this load, if seconds are right (`paid` widens
+    #: it); None without a price.
+    cost_per_1000: tuple[float, float] | None
+    #: The same for a solved search, each with the interval that the share of solved searches has;
+    #: None if it is not known what was solved, or the policy drops tokens and no live runs say how
+    #: many answers it gets right.
+    cost_per_solved: tuple[Estimate, Estimate] | None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Machines that serve a stated load, each an equal part of it."""
+
+    load: float  #: in `PlanResult.unit`
+    #: Machines, and GPUs of all of them.
+    machines: int
+    gpus: int
+    price_per_hour: tuple[float, float] | None  #: lowest and highest, of all of them
+    #: Per 1,000 searches at this load, idle time included.
+    cost_per_1000: tuple[float, float] | None
+    #: Per solved search, as in `LoadPoint`.
+    cost_per_solved: tuple[Estimate, Estimate] | None = None
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """One combination of GPU, policy, budget and recall."""
+
+    number: int  #: its place in `PlanResult.candidates`
+    #: Names; the budget is "-" for a policy that ignores budgets.
+    hardware: str
+    policy: str
+    budget: str
+    recall: str
+    gpus: int  #: GPUs of one machine
+    price_per_hour: tuple[float, float] | None  #: lowest and highest, of one machine
+    status: str  #: `MET`, `MISSED`, `INFEASIBLE` or `UNFIT`
+    reason: str = ""  #: one line that says why it is not `MET`; "" if it is
+    quality: Quality | None = None
+    alone: Alone | None = None
+    pool: KvPool | None = None  #: how the memory for keys and values comes about
+    #: The largest offered load that every run was found to meet the target at.
+    largest: float | None = None
+    #: The same run by run, whose spread is luck: ``largest`` is the smallest of them.
+    largest_by_seed: tuple[float, ...] = ()
+    spread: Estimate | None = None  #: mean of `largest_by_seed` with Student's interval
+    #: The next load up, which `limited_by` rules out; the truth lies between.
+    refuted: float | None = None
+    #: Why there is no larger load: "target" if some run missed it at `refuted`; "throughput" if the
+    #: machine finishes no more, however long searches may take; or "run length" if runs are too
+    #: short to show more. Only for "target" was `refuted` served.
+    limited_by: str = ""
+    searches: int = 0  #: per run: as many as the plan's, or more where these saw no limit
+    at_largest: LoadPoint | None = None  #: figures at the largest load
+    #: Figures of one machine of the fleet, at its part of the stated load.
+    at_stated: LoadPoint | None = None
+    #: Points from a small load to beyond the largest, by load; only for some candidates.
+    curve: tuple[LoadPoint, ...] = ()
+    fleet: Fleet | None = None  #: for the stated load
+    evidence: Evidence | None = None  #: what its seconds rest on; None if that was not looked up
+
+    @property
+    def error(self) -> float | None:
+        """The median error of its seconds, as a share; None if it is not known."""
+        return None if self.evidence is None else self.evidence.error
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no limit was seen, so that no number of machines, and no cost, is known."""
+        return self.limited_by == RUN_LENGTH
+
+    @property
+    def name(self) -> str:
+        """Policy, budget, recall mode and machine in one line."""
+        budget = "" if self.budget == "-" else f" at {self.budget}"
+        recall = "" if self.recall == "-" else f" ({self.recall})"
+        return f"{self.policy}{budget}{recall} on {self.hardware}"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to rent, in words; the numbers are those of the candidates that it names."""
+
+    candidate: int | None  #: None if none meets the target
+    text: str  #: one plain paragraph that goes with the answer: why it, and the nearest alternative
+    alternative: int | None = None
+    unknown: tuple[str, ...] = ()  #: what the plan does not know, each one sentence
+    #: Three lines: what to rent and what a solved search costs at the stated load; what an hour
+    #: costs and what that rests on; what limits it, and what would change it. Empty if none meets
+    #: the target.
+    answer: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """All candidates of a workload, and what to make of them."""
+
+    workload: str  #: its name
+    unit: str  #: of every load: "searches/s" or "clients"
+    stated_load: float | None  #: the load that the workload, or the user, states
+    percentile: float
+    #: The target: limits that `percentile` of the searches must be within.
+    search_limit_s: float | None
+    token_limit_s: float | None
+    currency: str
+    #: Per run; the runs have the seeds from `seed` on.
+    searches: int
+    warm_up: int
+    runs: int
+    seed: int
+    candidates: tuple[CandidateResult, ...]  #: in the workload's order
+    recommendation: Recommendation
+    #: Share of the mix's searches with a correct answer under full retention.
+    solved: Estimate | None = None
+    #: Where that is from: "stated", "recorded" or "stated and recorded"; "" if it is not known.
+    solved_origin: str = ""
+    answers_of: str = ""  #: task and model of the live runs whose answers were counted
+    timeline: Timeline | None = None  #: of the recommended candidate at its largest load
+    #: Everything that determines the result, for the appendix: versions, files, options.
+    settings: Mapping[str, str] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()  #: numbers of the profiles that are assumed
+    notes: tuple[str, ...] = ()  #: what to know about the figures
+    #: False if the plan was interrupted: `candidates` are those that were finished.
+    complete: bool = True
+
+    def met(self) -> list[CandidateResult]:
+        """Candidates that some load meets the target with."""
+        return [each for each in self.candidates if each.status == MET]
+
+
+def without_costs(point: LoadPoint) -> LoadPoint:
+    """The same without the costs, which would rest on its load."""
+    return replace(point, cost_per_1000=None, cost_per_solved=None)
+
+
+def machines_for(load: float, largest_load: float) -> int:
+    """How many machines share a load so that none has more than the largest."""
+    return max(1, math.ceil(load / largest_load - 1e-9))
+
+
+def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
+    """Machines for a load, each with an equal part of it; no price where their number is open.
+
+    An hour of the fleet costs the same however busy it is.  Of clients, how many searches they get
+    done is taken from the runs at that part of the load.
+    """
+    if load is None or candidate.largest is None or candidate.at_largest is None:
+        return None
+    machines = machines_for(load, candidate.largest)
+    price = None if candidate.is_open else candidate.price_per_hour
+    hourly = None if price is None else (machines * price[0], machines * price[1])
+    point = candidate.at_stated or candidate.at_largest
+    idle = machines * point.load / load
+    cost, solved = point.cost_per_1000, point.cost_per_solved
+    return Fleet(
+        load, machines, machines * candidate.gpus, hourly,
+        cost and (idle * cost[0], idle * cost[1]),
+        solved and (scaled(solved[0], idle), scaled(solved[1], idle)),
+    )  # fmt: skip
+
+
+def scaled(found: Estimate, factor: float) -> Estimate:
+    """The same estimate of a number that is `factor` times as large."""
+    return replace(
+        found, value=factor * found.value, low=factor * found.low, high=factor * found.high
+    )
+
+
+_UNSEEN = 1.25  # runs too short to see a limit carried up to 22% more than long ones
+
+
+def machines_if_off(candidate: CandidateResult, fleet: Fleet) -> tuple[int, int]:
+    """The fewest and the most machines, where seconds are off by their error either way.
+
+    A machine that takes longer for each token carries as much less.  Where no limit was seen, one
+    may do, and a queue that grew too slowly to be seen may take `_UNSEEN` more.
+    """
+    assert candidate.largest is not None
+    off = 1 + (candidate.error or 0.0)
+    ends = candidate.largest * off, candidate.largest / off
+    if candidate.is_open:
+        return 1, machines_for(fleet.load, ends[1] / _UNSEEN)
+    return machines_for(fleet.load, ends[0]), machines_for(fleet.load, ends[1])
+
+
+def _error_factors(
+    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
+) -> tuple[float, float]:
+    """What an error of seconds, either way, makes of a cost at this point.
+
+    Machines that take longer for each token cost as much more per search, where each carries what
+    it can.  A fleet for a stated load of searches costs more only if it takes another machine;
+    clients get fewer searches done in it.  An error that is not known changes nothing.
+    """
+    if isinstance(point, Fleet) and unit != "clients":
+        fewest, most = machines_if_off(candidate, point)
+        return fewest / point.machines, most / point.machines
+    off = 1 + (candidate.error or 0.0)
+    return 1 / off, off
+
+
+def paid(
+    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
+) -> tuple[float, float] | None:
+    """Lowest and highest cost of 1,000 searches there: of prices, and of the error of seconds."""
+    cost = point.cost_per_1000
+    down, up = _error_factors(candidate, point, unit)
+    return cost and (down * cost[0], up * cost[1])
+
+
+def paid_solved(
+    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
+) -> tuple[float, float] | None:
+    """The same for 1,000 solved searches; the interval of the solve rate is not part of it."""
+    cost = point.cost_per_solved
+    down, up = _error_factors(candidate, point, unit)
+    return cost and (1000 * down * cost[0].value, 1000 * up * cost[1].value)
+
+
+def compared_point(result: CandidateResult) -> LoadPoint | Fleet | None:
+    """Where candidates are compared: a fleet for the stated load, or else the largest load."""
+    return result.fleet or result.at_largest
+
+
+def compared_cost(result: CandidateResult) -> tuple[float, float] | None:
+    """Lowest and highest cost of 1,000 searches there, at the prices."""
+    point = compared_point(result)
+    return None if point is None else point.cost_per_1000
+
+
+def middle_cost(result: CandidateResult) -> float:
+    """The middle of `compared_cost`; infinite without a price."""
+    cost = compared_cost(result)
+    return math.inf if cost is None else (cost[0] + cost[1]) / 2
+
+
+def order_cost(result: CandidateResult) -> float:
+    """Order of candidates: `middle_cost`, or its upper bound where no limit was seen.
+
+    That is no figure to show: it keeps a machine that seems far cheaper from being passed over.
+    """
+    price, fleet, point = result.price_per_hour, result.fleet, result.at_largest
+    if not result.is_open or price is None or point is None:
+        return middle_cost(result)
+    machines, served_per_s = _UNSEEN, point.served_per_s.value
+    if fleet is not None:
+        machines = machines_for(fleet.load, point.load / _UNSEEN)
+        served_per_s = fleet.machines * (result.at_stated or point).served_per_s.value
+    return 1000 * machines * (price[0] + price[1]) / 2 / 3600 / served_per_s
+
+
+def middle_solved(result: CandidateResult) -> float:
+    """The middle of the costs of 1,000 solved searches there; infinite where it is not known."""
+    point = compared_point(result)
+    cost = None if point is None else point.cost_per_solved
+    return math.inf if cost is None else 500 * (cost[0].value + cost[1].value)
+
+
+def ranked(plan: PlanResult) -> list[CandidateResult]:
+    """Those that meet the target: the recommended one, then the others, the cheapest first.
+
+    That is per solved search where the share of solved ones is known, and after these per search;
+    without prices the largest load comes first.
+    """
+
+    def rank(row: CandidateResult) -> tuple[bool, float, float, float, int]:
+        recommended = row.number == plan.recommendation.candidate
+        return (not recommended, middle_solved(row), middle_cost(row), -(row.largest or 0.0),
+                row.number)  # fmt: skip
+
+    return sorted(plan.met(), key=rank)

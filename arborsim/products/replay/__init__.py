@@ -1,0 +1,1 @@
+"""Recorded searches replayed under policies."""

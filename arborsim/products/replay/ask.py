@@ -1,0 +1,444 @@
+"""`arborsim.replay`: recorded searches under KV-cache policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborsim.core.errors import UsageError
+from arborsim.core.outputs import output_path
+from arborsim.core.score import Score
+from arborsim.core.tables import check_columns, columns_of, made_by
+from arborsim.products import choices
+from arborsim.products.equivalent import equivalent
+from arborsim.products.results import Results, not_in_file
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+    from rich.console import Console
+
+    from arborsim.play.results import EpisodeResult, ReplayResult
+    from arborsim.policies.base import Policy
+    from arborsim.products.choices import Budgets, Files, Policies, Settings
+    from arborsim.products.replay.answers import Answers
+    from arborsim.products.replay.run import Replay
+    from arborsim.report.table import Table
+
+_LIBRARIES = ("numpy", "pandas", "pyarrow", "simpy")
+
+
+def replay(
+    traces: Files,
+    *,
+    policies: Policies = "full",
+    budgets: Budgets = 0.5,
+    settings: Settings = (),
+    calibration: str | Sequence[str] = (),
+    full: bool = True,
+    oracle: bool = True,
+    answers: Files = (),
+    quality: bool = True,
+    first: int = 0,
+    episodes: int | None = None,
+    gpu: str = "h100",
+    host: str = "",
+    engine: str = "vllm",
+    model: str = "",
+    kv_dtype: str = "",
+    weights: str = "",
+    recall: str = "stage",
+    page_size: int = 1,
+    tree_attention: bool = True,
+    strict: bool = False,
+    equal: str = "",
+    reference: str | Policy = "",
+    workers: int = 1,
+    pictures: bool = False,
+    explain: bool = False,
+    event_by_event: bool = False,
+    keep_matrices: bool = False,
+    progress: bool = False,
+) -> ReplayResults:
+    """Replay recorded searches under KV-cache policies on a simulated GPU.
+
+    Parameters
+    ----------
+    traces : path or sequence of paths
+        Trace files.
+    policies : str, Policy or sequence of these
+        Names (``"h2o"``, ``"h2o,snapkv"``, ``"all"``), ``"package.module:Class"``, the file of a
+        composition (``"mine.toml"``), or policies made in Python.
+    budgets : float, int, str or sequence of these
+        A float in (0, 1] is a share of what full retention holds at its peak, an int a number of
+        tokens.
+    settings : mapping or sequence of str
+        Parameters of policies given by name: ``{"sinks": 4}`` for all that have it,
+        ``{"h2o.per": "head"}`` for one.
+    calibration : str or sequence of str
+        Calibrations, shipped ones by name, whose settings hold where `settings` gives none.
+    full : bool
+        Also replay full retention, which others are compared with.
+    oracle : bool
+        Also replay the offline optimum, the most attention that evicting can keep.
+    answers : path or sequence of paths
+        Logs of `live` (``arborsim live --out``): right answers under these policies, settings and
+        budgets are shown with the replay, as are those that come with arborsim.
+    quality : bool
+        Measure the attention kept, where the traces hold attention.
+    first, episodes : int
+        The first episode, and how many of each trace; None for all that follow.
+    gpu, host, engine : str
+        Machine: names (`arborsim hardware` lists them) or TOML files.
+    model : str
+        Model that bytes and seconds are charged for: a name (`arborsim models`) or config.json;
+        "" for the recorded one.
+    kv_dtype, weights : str
+        Types of its cache and of its weights, such as ``"fp8"``; "" for the model's own.
+    recall : {"stage", "stream", "near", "ondemand"}
+        How tokens in DDR are read.
+    page_size : int
+        Tokens per KV page.
+    tree_attention : bool
+        Whether ancestors that branches share are read once per batch.
+    strict : bool
+        Raise where one of the policies cannot run, because a trace lacks what it reads or a budget
+        is too small.  Without, that is a row with the reason, unless nothing can run.
+    equal : {"", "peak", "byte-seconds"}
+        Compare at equal memory: each policy at the budget where its HBM peak, or its HBM footprint
+        times seconds, is the share in `budgets` of full retention's.  `budget_found` says where.
+    reference : str or Policy
+        With `equal`: the memory is what this policy takes at `budgets`.
+    workers : int
+        Processes that share the episodes; results do not depend on it.  A script then needs
+        ``if __name__ == "__main__":``, as for all of Python's multiprocessing.
+    pictures : bool
+        Take the pictures of `ReplayResults.report` on the way; without, it replays the first
+        episode of each trace again.
+    explain : bool
+        Keep every term of the time.
+    event_by_event : bool
+        One simulated event per decode iteration: slower, and the same to rounding.
+    keep_matrices : bool
+        A prefill that needs attention matrices holds those of all layers.
+    progress : bool
+        Show a bar on standard error once it takes longer than two seconds.
+
+    Returns
+    -------
+    ReplayResults
+
+    Raises
+    ------
+    ArborsimError
+        A name, number, file or combination of arguments that cannot work: one line that says what,
+        where, and what to do.
+
+    Examples
+    --------
+    >>> import arborsim
+    >>> results = arborsim.replay(
+    ...     "traces/chain-tree.parquet", policies=["h2o", "arborkv"], budgets=[0.5, 0.7],
+    ...     model="llama-3.1-8b", episodes=2,
+    ... )
+    >>> results.summary()[["policy", "budget", "attention_kept"]]  # doctest: +SKIP
+    """
+    from arborsim.products.provenance import replay_settings
+    from arborsim.products.replay.answers import Answers, answered
+    from arborsim.products.replay.equal import at_equal_memory
+    from arborsim.products.replay.run import Replay
+    from arborsim.report.progress import shown
+
+    command = equivalent("replay", replay, locals())
+    if reference and not equal:
+        raise UsageError("reference is the policy whose memory others get: also give equal, "
+                         "as peak or byte-seconds")  # fmt: skip
+    if equal and not full:
+        raise UsageError("equal compares with what full retention takes: leave no-full out")
+    paths = choices.files(traces)
+    choices.at_least(0, first=first, episodes=episodes)
+    choices.at_least(1, workers=workers)
+    known = Answers.known([Path(each) for each in choices.listed(answers)])
+    chosen = choices.ChosenPolicies(policies, oracle=oracle)
+    given = choices.policy_settings(chosen.names, choices.setting_texts(settings))
+    made = chosen.build(choices.calibrated(given, choices.listed(calibration), paths))
+    simulated = choices.machine(
+        paths, gpu=gpu, host=host, engine=engine, model=model, kv_dtype=kv_dtype, weights=weights,
+        recall=recall, page_size=page_size, tree_attention=tree_attention,
+        event_by_event=event_by_event, explain=explain, keep_matrices=keep_matrices,
+    )  # fmt: skip
+    job = Replay(
+        paths,
+        [*_references(made, paths, full=full, bound=oracle and quality), *made],
+        choices.budgets(budgets),
+        simulated,
+        quality=quality,
+        first=first,
+        count=episodes or None,
+        pictures=pictures,
+        asked=frozenset(() if chosen.every else chosen.all_names),
+        strict=strict,
+        workers=workers,
+    )
+    readers = job.open()
+    job.settings = replay_settings(job, readers)
+    with shown(progress, job.work(readers)) as advance:
+        if equal:
+            job = at_equal_memory(job, equal, _reference(reference, made), advance)
+        result = answered(job.run(advance), known)
+    return ReplayResults(result, _metadata(command, job, result), job, known)
+
+
+def _reference(given: str | Policy, made: Sequence[Policy]) -> Policy | None:
+    """The policy whose memory is meant, with the settings of the one in the comparison."""
+    if not given:
+        return None
+    (policy,) = choices.ChosenPolicies([given]).build({})
+    policy = next((each for each in made if each.name == policy.name), policy)
+    if not policy.uses_budget:
+        raise UsageError(f"reference {policy.name} knows no budget: name a policy that does")
+    return policy
+
+
+def _references(
+    policies: list[Policy], traces: list[Path], full: bool, bound: bool
+) -> Iterator[Policy]:
+    """Full retention if it is wanted, then the oracles that are and that a trace can serve.
+
+    One for each kind of groups that the policies decide for: each bounds its own kind.
+    """
+    from arborsim.play.results import BASELINE, ORACLE
+    from arborsim.policies.registry import build
+    from arborsim.signals.scores import GROUPINGS
+    from arborsim.trace.reader import open_trace
+
+    names = {policy.name for policy in policies}
+    if full and BASELINE not in names:
+        yield build(BASELINE)
+    if not bound:
+        return
+    kinds = {policy.grouping for policy in policies if policy.uses_budget}
+    readers = [open_trace(path) for path in traces]
+    for per in GROUPINGS:
+        oracle = build(ORACLE, {"per": per})
+        wanted = per in kinds or (not kinds and per == GROUPINGS[0])
+        given = any(oracle.label == policy.label for policy in policies)
+        if wanted and not given and any(all(map(r.has, oracle.reads())) for r in readers):
+            yield oracle
+
+
+def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]:
+    from arborsim.products.provenance import machine_facts
+    from arborsim.trace.reader import open_trace
+
+    recorded = [open_trace(path).info.geometry for path in job.traces]
+    return made_by(
+        "replay", command, *_LIBRARIES,
+        **machine_facts(job.machine, recorded),
+        kv_bytes_per_token={each.trace: each.kv_bytes_per_token for each in result.episodes},
+        settings=result.settings,
+        assumed=result.assumed,
+        notes=result.notes,
+        left_out=result.left_out,
+        does_not_fit=result.does_not_fit,
+        equal=result.equal,
+        recordings=result.recordings,
+        policies=result.policies,
+        answers=[
+            {"trace": trace, "policy": policy, "row_budget": budget, "answered": asdict(found)}
+            for (trace, policy, budget), found in result.answers.items()
+        ],
+    )  # fmt: skip
+
+
+class ReplayResults(Results):
+    """What policies cost and keep on recorded searches.
+
+    Attributes
+    ----------
+    raw : ReplayResult
+        The records that tables and pages are made of.  They may change between versions.
+    """
+
+    kind = "replay"
+    raw: ReplayResult
+
+    def __init__(
+        self,
+        raw: ReplayResult,
+        metadata: Mapping[str, Any],
+        job: Replay | None = None,
+        known: Answers | None = None,
+    ) -> None:
+        super().__init__(metadata)
+        self.raw = raw
+        self._known = known  # None for the answers that come with arborsim
+        self._job = job  # None if the results come from a file
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per search, policy and budget.
+
+        Main columns: `trace`, `episode`, `policy`, `budget`, `budget_tokens`,
+        `peak_hbm_kv_bytes`, `peak_ddr_bytes`, `evicted_tokens`, `offloaded_tokens`, `total_s` and
+        its parts (`prefill_s`, `decode_s`, `policy_s`, `exposed_transfer_s`, `rehydration_s`),
+        `tokens_per_s`, `attention_kept` and `oracle_gap` (shares), `output_error`.  What could not
+        run has one row per trace, at the end: `left_out` says why.
+        """
+        from arborsim.products.replay.tables import to_frame
+
+        return to_frame(self.raw)
+
+    def summary(self) -> pd.DataFrame:
+        """One row per trace, policy and budget, over all searches.
+
+        Peaks are the largest of any search, times and tokens sums, `attention_kept` is the mean
+        over generated tokens; `hbm_vs_full`, `time_vs_full` and `speed_vs_full` are relative to
+        full retention on the same trace.  `right` of `answered` are answers counted live
+        (missing where they were not), with their 95% interval `right_low` to `right_high`;
+        `answers_differ` says what is not as in the row, such as the budget.
+        """
+        import pandas as pd
+
+        rows = []
+        for row in self.raw.rows(self.raw.left_out):
+            found = asdict(row)
+            time, relative = found.pop("time"), found.pop("relative")
+            answered = _answer_columns(found.pop("answers"))
+            rows.append({
+                **found, **time, **answered, "total_s": row.total_s,
+                "tokens_per_s": row.tokens_per_s,
+                "hbm_vs_full": relative["peak_hbm"], "time_vs_full": relative["time"],
+                "speed_vs_full": relative["tokens_per_s"],
+            })  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def to_json(self) -> str:
+        from arborsim.products.replay.tables import to_json
+
+        return to_json(self.raw)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write one self-contained HTML page, with the table, figures and pictures of searches.
+
+        Raises
+        ------
+        UsageError
+            The page cannot be written, nothing was replayed, or the results come from a file.
+        """
+        from arborsim.products.replay.page import write_report
+
+        if self._job is None:
+            raise not_in_file(
+                "the page shows memory over time and pictures of searches",
+                f"replay again: {self.metadata['command']} --report {path}",
+            )
+        if not self._job.pictures and self.raw.episodes:
+            self.raw = _with_pictures(self.raw, self._job)
+            self._job = replace(self._job, pictures=True)
+        path = output_path(path)
+        write_report(self.raw, path, self._known)
+        return path
+
+    def print(self, console: Console | None = None, view: str = "auto") -> None:
+        """Print the results as `view` says.
+
+        ``"table"`` has all figures, ``"matrix"`` a line per policy, ``"pareto"`` is drawn with
+        characters, and ``"auto"`` is the table or, with many policies, the matrix.
+        """
+        from arborsim.products.plot.plots import plots_of
+        from arborsim.products.replay.tables import print_replay
+        from arborsim.report.images import print_plots
+
+        if view == "pareto":
+            print_plots(plots_of(self.kind, self.raw, view), console)
+        else:
+            print_replay(self.raw, console, view)
+
+    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
+        from arborsim.products.replay.tables import short_tables
+
+        return short_tables(self.raw)
+
+    @classmethod
+    def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> ReplayResults:
+        """The results in a file: everything but pictures, memory over time and cost terms."""
+        from arborsim.core.measurements import Measurements, TimeSplit
+        from arborsim.core.records import convert
+        from arborsim.play.results import (
+            Answered,
+            EpisodeResult,
+            EqualBudget,
+            LeftOut,
+            ReplayResult,
+        )
+
+        kv_bytes = convert(dict[str, int], metadata.get("kv_bytes_per_token", {}))
+        columns = columns_of(EpisodeResult, Measurements, TimeSplit)
+        check_columns(frame, columns, missing=("attention_kept", "output_error"))
+        found = ReplayResult(
+            tuple(
+                _episode(row, kv_bytes) for row in frame.to_dict("records") if not row["left_out"]
+            ),
+            (),
+            dict(metadata["settings"]),
+            tuple(metadata["assumed"]),
+            tuple(convert(LeftOut, each) for each in metadata["left_out"]),
+            (),
+            tuple(metadata["notes"]),
+            tuple(metadata["does_not_fit"]),
+            metadata.get("recordings", {}),
+            metadata.get("policies", {}),
+            {
+                (each["trace"], each["policy"], each["row_budget"]): convert(
+                    Answered, each["answered"]
+                )
+                for each in metadata.get("answers", ())
+            },
+            tuple(convert(EqualBudget, each) for each in metadata.get("equal", ())),
+        )
+        return cls(found, metadata)
+
+
+def _answer_columns(found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Right answers, for a table; missing where none were counted."""
+    if found is None:
+        names = ("right", "answered", "right_low", "right_high", "answers_differ")
+        return dict.fromkeys(names)
+    score = Score(*(found[each.name] for each in fields(Score)))
+    return {
+        "right": score.right, "answered": score.n, "right_low": score.low,
+        "right_high": score.high, "answers_differ": ", ".join(found["differs"]),
+    }  # fmt: skip
+
+
+def _episode(row: Mapping[str, Any], kv_bytes: Mapping[str, int]) -> EpisodeResult:
+    """A row of the table as the record that it was made of."""
+    from arborsim.play.results import EpisodeResult
+
+    return EpisodeResult(
+        row["trace"], row["episode"], row["policy"], row["budget"], row["budget_tokens"],
+        measured(row), row["attention_kept"], kv_bytes.get(row["trace"], 0), row["output_error"],
+        row["bounded"], (), row["per"], row["attention_kept_note"],
+    ).simulated()  # fmt: skip
+
+
+def measured(row: Mapping[str, Any]) -> Any:
+    """The counters and seconds of a row of a table."""
+    from arborsim.core.measurements import Measurements, TimeSplit
+
+    time = TimeSplit(**{part.name: row[part.name] for part in fields(TimeSplit)})
+    apart = ("time", "series")
+    own = {f.name: row[f.name] for f in fields(Measurements) if f.name not in apart}
+    return Measurements(**own, time=time)
+
+
+def _with_pictures(result: ReplayResult, job: Replay) -> ReplayResult:
+    """With pictures of the first episode of each trace, which is replayed again."""
+    again = replace(job, pictures=True, count=1, workers=1).run()
+    cells = {(each.trace, each.policy, each.budget) for each in result.episodes}
+    pictures = [p for p in again.pictures if (p.trace, p.policy, p.budget) in cells]
+    maps = [m for m in again.token_maps if (m.trace, m.policy, m.budget) in cells]
+    return replace(result, pictures=tuple(pictures), token_maps=tuple(maps))

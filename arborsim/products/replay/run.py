@@ -1,0 +1,396 @@
+"""Replaying recorded searches: every policy and budget over every episode of every trace.
+
+An episode is read once and played to one controller and one simulated executor per policy and
+budget (`arborsim.play.episode`), so memory does not grow with the number of episodes.  Episodes
+can be spread over processes; what comes out is the same to the byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from arborsim.core.errors import ArborsimError, BudgetInfeasible, UsageError
+from arborsim.core.observations import Signal
+from arborsim.core.tiers import Budget
+from arborsim.core.workers import in_order
+from arborsim.machine.machine import Machine, unsuited
+from arborsim.machine.profile import assumed_numbers
+from arborsim.play.episode import Cell, cells_of, play_episode
+from arborsim.play.meters import UNMEASURED, Quality
+from arborsim.play.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture
+from arborsim.play.results import (
+    ORACLES,
+    EpisodeResult,
+    EqualBudget,
+    LeftOut,
+    NothingRan,
+    ReplayResult,
+    assumed_policy_time,
+    at_budget,
+    does_not_fit,
+)
+from arborsim.policies.base import Policy
+from arborsim.policies.registry import parameters, values_of
+from arborsim.trace.episode import Episode
+from arborsim.trace.reader import TraceReader, open_trace
+from arborsim.trace.schema import recording_options
+
+#: The sources that a replay's figures depend on: the floors of the house up to this one.
+SOURCES = tuple(
+    f"arborsim/{each}"
+    for each in ("core", "trace", "signals", "memory", "policies", "search", "machine", "run")
+)
+#: An episode of a trace, and what to replay it under.
+Unit = tuple[Path, int, list[Cell]]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Budgets found for each policy, and what goes into the result (`replay.equal`)."""
+
+    cells: dict[str, list[Cell]]  # by the name of the trace
+    equal: tuple[EqualBudget, ...]
+    left_out: tuple[LeftOut, ...]
+    note: str
+
+
+@dataclass
+class Replay:
+    """What to replay, and how."""
+
+    traces: Sequence[Path]
+    policies: Sequence[Policy]
+    budgets: Sequence[Budget]
+    machine: Machine
+    #: Measure the attention kept where the trace holds attention (reads its largest column), and
+    #: the output error where it holds vectors
+    quality: bool = True
+    #: Which episodes of each trace; None for all that follow
+    first: int = 0
+    count: int | None = None
+    step: int = 1  # 2 for every second one
+    pictures: bool = False  # take pictures of each trace's first episode, for the report
+    #: Names of the policies that the user asked for; None for all.  What cannot run, because a
+    #: trace lacks what it reads or a budget is too small, is left out with its reason in the
+    #: result, but some of these must run.
+    asked: frozenset[str] | None = None
+    strict: bool = False  # each of these must run, everywhere
+    fixed: Fixed | None = None  # what to play in place of every policy under every budget
+    workers: int = 1  # processes that share the episodes
+    settings: dict[str, str] = field(default_factory=dict)  # shown in the report's appendix
+
+    def open(self) -> list[TraceReader]:
+        """Open every trace and check that it serves what must run, before any work is done."""
+        readers = [open_trace(path) for path in self.traces]
+        for reader in readers:
+            if not self.chosen(reader):
+                raise UsageError(
+                    f"{reader.path}: no episode {self.first}; it holds {reader.num_episodes}"
+                )
+        asked = [(policy, reader) for reader in readers for policy in self.policies
+                 if self.asks_for(policy)]  # fmt: skip
+        if self.strict or not any(self._serves(*each) for each in asked):
+            for policy, reader in asked:
+                reader.require(policy.reads(), f"policy {policy.name}")
+                if why := self._unsuited(policy, reader):
+                    raise UsageError(why)
+        return readers
+
+    def asks_for(self, policy: Policy) -> bool:
+        """Whether the user asked for a policy, which is then no mere reference."""
+        return self.asked is None or policy.name in self.asked
+
+    def chosen(self, reader: TraceReader) -> range:
+        """Episodes of a trace that are replayed."""
+        stop = None if self.count is None else self.first + self.count
+        return range(reader.num_episodes)[self.first : stop : self.step]
+
+    def name_of(self, reader: TraceReader) -> str:
+        """What the trace is called in results: its file name, if no other one is called that."""
+        same = [path for path in self.traces if path.name == reader.path.name]
+        return reader.path.name if len(same) == 1 else str(reader.path)
+
+    def cells(self, reader: TraceReader) -> list[Cell]:
+        """Budgets x the policies that a trace serves; those that ignore budgets are played once."""
+        if self.fixed is not None:
+            return self.fixed.cells[self.name_of(reader)]
+        return cells_of([p for p in self.policies if self._serves(p, reader)], self.budgets)
+
+    def _serves(self, policy: Policy, reader: TraceReader) -> bool:
+        return not _missing(policy, reader) and not self._unsuited(policy, reader)
+
+    def _unsuited(self, policy: Policy, reader: TraceReader) -> str:
+        return unsuited(policy, self.machine.geometry or reader.info.geometry)
+
+    def _left_out(self, reader: TraceReader) -> Iterator[LeftOut]:
+        """A note for every policy that the trace cannot serve, then for those unsuited here."""
+        name = self.name_of(reader)
+        served = []
+        for policy in self.policies:
+            if missing := _missing(policy, reader):
+                yield _lacking(policy, missing, reader, name)
+            else:
+                served.append(policy)
+        for policy in served:
+            if why := self._unsuited(policy, reader):
+                yield LeftOut(name, policy.label, detail=why, reason=why, unsuited=True)
+
+    def _cautions(
+        self, results: Sequence[EpisodeResult], readers: Sequence[TraceReader]
+    ) -> Iterator[str]:
+        """What to know about the figures."""
+        if self.fixed is not None:
+            yield self.fixed.note
+        yield from assumed_policy_time(
+            (r.policy for r in results if r.measured.time.policy_s and r.policy not in ORACLES),
+            self.machine.profile,
+        )
+        yield from _unknown_attention(results, readers)
+        in_ddr = any(result.measured.peak_ddr_bytes for result in results)
+        if self.machine.recall == "ondemand" and in_ddr:
+            yield (
+                "recall ondemand reads only some pages of what is in DDR: attention kept and "
+                "output error count all of it as read."
+            )
+        if not any(reader.info.attention == "sparse" for reader in readers):
+            return
+        for policy in self.policies:
+            if any(score.blurred for score in policy.scores().values()):
+                yield (
+                    f"{policy.name}: where attention was recorded sparsely, all tokens but the "
+                    "strongest of a row share one value, which is often its median; nearly every "
+                    "token then counts as used."
+                )
+
+    def work(self, readers: Iterable[TraceReader]) -> int:
+        """Rows to replay, for a progress bar."""
+        return sum(
+            len(self.cells(reader)) * sum(map(reader.num_rows, self.chosen(reader)))
+            for reader in readers
+        )
+
+    def run(self, advance: Callable[[str, int], None] | None = None) -> ReplayResult:
+        """Replay everything; `advance(what, rows)` is called as work is done."""
+        readers = self.open()
+        left_out = [lack for reader in readers for lack in self._left_out(reader)]
+        left_out += self.fixed.left_out if self.fixed else ()
+        infeasible: dict[tuple[str, str, str], LeftOut] = {}
+        outcomes: list[Outcome] = []
+        needed = {
+            _key(self.name_of(reader), cell)
+            for reader in readers
+            for cell in self.cells(reader)
+            if self.asks_for(cell.policy)
+        }
+        units = self._units(readers, infeasible)
+        play = partial(play_unit, self, advance=advance if self.workers == 1 else None)
+        for found in in_order(play, units, self.workers):
+            for outcome in found:
+                if outcome.infeasible:
+                    self._note(outcome, infeasible)
+                    if needed and needed <= infeasible.keys():
+                        first = next(each for key, each in infeasible.items() if key in needed)
+                        raise NothingRan(first.detail, first.reason)
+                outcomes.append(outcome)
+                if advance and self.workers > 1:
+                    advance(outcome.trace, outcome.rows)
+        kept = [o for o in outcomes if _key(o.trace, o.cell) not in infeasible]
+        results = tuple(o.result for o in kept if o.result)
+        profile = self.machine.profile
+        ran = ((r.trace, at_budget(r.policy, r.budget), r.measured) for r in results)
+        return ReplayResult(
+            results,
+            tuple(o.picture for o in kept if o.picture),
+            self.settings,
+            assumed_numbers(profile),
+            (*left_out, *infeasible.values()),
+            tuple(o.token_map for o in kept if o.token_map),
+            tuple(dict.fromkeys(self._cautions(results, readers))),
+            tuple(does_not_fit(ran, profile.name)),
+            {self.name_of(reader): reader.info.recording for reader in readers},
+            {policy.label: values_of(policy) for policy in self.policies},
+            equal=self.fixed.equal if self.fixed else (),
+        )
+
+    def _units(
+        self, readers: Iterable[TraceReader], infeasible: dict[tuple[str, str, str], LeftOut]
+    ) -> Iterator[Unit]:
+        """One per episode; cells that turned out to be infeasible meanwhile are not in it."""
+        for reader in readers:
+            name, cells = self.name_of(reader), self.cells(reader)
+            for episode in self.chosen(reader):
+                yield reader.path, episode, [c for c in cells if _key(name, c) not in infeasible]
+
+    def _note(self, outcome: Outcome, infeasible: dict[tuple[str, str, str], LeftOut]) -> None:
+        """Leave a cell out, or raise if it must run."""
+        assert outcome.infeasible is not None
+        cell, needed = outcome.cell, outcome.infeasible.needed_tokens
+        # It is known for this point of the search and for this budget: later tokens, and floors
+        # that are a share of the budget, can need more.
+        least = ""
+        if needed <= outcome.tokens:
+            share = math.ceil(100 * needed / outcome.tokens) / 100
+            least = f"{needed}" if cell.budget.share is None else f"{share:g}"
+        remedy = (
+            f"it needs at least --budget {least}, and can need more as the search or the budget "
+            "grows"
+            if least
+            else "no budget below full retention does"
+        )
+        pinned = any(
+            name.endswith("pin_prompt") and on for name, on in values_of(cell.policy).items()
+        )
+        if pinned:
+            remedy += f"; --set {cell.policy.name}.pin_prompt=false lets the prompt compete"
+        located = f"{outcome.trace}, episode {outcome.episode}: {outcome.infeasible}; {remedy}"
+        if self.strict and self.asks_for(cell.policy):
+            raise ArborsimError(f"{located}; without --strict it is left out")
+        too_small = outcome.infeasible
+        enough = f"needs {least} or more" if least else "no budget is enough"
+        infeasible.setdefault(
+            _key(outcome.trace, cell),
+            LeftOut(
+                outcome.trace, cell.policy.label, cell.budget.text, least=least, detail=located,
+                instead="pin_prompt=false" if pinned else "",
+                reason=f"{enough}: {too_small.made_of} = {too_small.needed_tokens} tokens, not "
+                f"{too_small.budget_tokens}",
+            ),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one cell: a result (with pictures if asked for), or an infeasible budget."""
+
+    trace: str
+    episode: int
+    #: Of the episode
+    rows: int
+    tokens: int
+    cell: Cell
+    result: EpisodeResult | None = None
+    picture: TreePicture | None = None
+    token_map: TokenMap | None = None
+    infeasible: BudgetInfeasible | None = None
+
+
+def play_unit(
+    replay: Replay, unit: Unit, advance: Callable[[str, int], None] | None = None
+) -> list[Outcome]:
+    """Play an episode under each of its cells, in their order.
+
+    `advance` is called with what was done and its number of rows, after each cell.
+    """
+    path, number, cells = unit
+    reader = open_trace(path)
+    name = replay.name_of(reader)
+    quality = Quality.of(reader) if replay.quality else UNMEASURED
+    needs = quality.reads(cell.policy.grouping for cell in cells).union(
+        *(cell.policy.reads() for cell in cells)
+    )
+    (episode,) = reader.episodes(tuple(sorted(needs)), start=number, stop=number + 1)
+    pictures = replay.pictures and number == replay.chosen(reader).start
+    outcomes = []
+    for cell in cells:
+        nothing = Outcome(name, number, episode.num_rows, episode.num_tokens, cell)
+        try:
+            outcomes.append(_play(nothing, episode, replay.machine, quality, pictures))
+        except BudgetInfeasible as error:
+            outcomes.append(replace(nothing, infeasible=error))
+        if advance:
+            advance(f"{name} {cell.policy.label}", episode.num_rows)
+    return outcomes
+
+
+def _play(
+    outcome: Outcome, episode: Episode, machine: Machine, quality: Quality, pictures: bool
+) -> Outcome:
+    """Fill in the outcome of its cell."""
+    cell = outcome.cell
+    executor = machine.executor(cell.policy, episode.info)
+    film = TreeFilm.of(episode) if pictures else None
+    mapper = TokenMapper.of(episode) if pictures else None
+    played = play_episode(
+        episode, cell, executor, quality=quality, meters=[mapper] if mapper else (),
+        watch=film.watch if film else None,
+    )  # fmt: skip
+    result = EpisodeResult(
+        outcome.trace,
+        episode.index,
+        cell.policy.label,
+        cell.budget.text,
+        played.budget_tokens,
+        played.measured,
+        played.attention_kept,
+        machine.charged(episode.info).kv_bytes_per_token,
+        played.output_error,
+        cell.policy.bounded,
+        executor.terms(),
+        cell.policy.grouping,
+        played.kept_note,
+    ).simulated()
+    if film is None or mapper is None:
+        return replace(outcome, result=result)
+    where = (cell.policy.label, cell.budget.text, outcome.trace, episode.index)
+    cells = mapper.finish(executor.tier)
+    return replace(
+        outcome,
+        result=result,
+        picture=TreePicture(*where, *film.finish(played.controller.tree)),
+        token_map=TokenMap(*where, mapper.first_tokens, mapper.iterations, cells),
+    )
+
+
+def _key(trace: str, cell: Cell) -> tuple[str, str, str]:
+    return trace, cell.policy.label, cell.budget.text
+
+
+def _missing(policy: Policy, reader: TraceReader) -> list[Signal]:
+    return [signal for signal in sorted(policy.reads()) if not reader.has(signal)]
+
+
+def _lacking(policy: Policy, missing: Sequence[Signal], reader: TraceReader, trace: str) -> LeftOut:
+    """A note on a policy that reads what the trace has not."""
+    options = " ".join(recording_options(missing, reader.info))
+    unrecorded, instead = reader.info.unrecorded, _instead(policy, reader)
+    detail = f"reads {' and '.join(missing)}: {_remedy(missing, reader)}"
+    if instead:
+        detail += f", or --set {instead}"
+    return LeftOut(
+        trace, policy.label, remedy=options, detail=detail, instead=instead, reason=detail,
+        unrecorded=unrecorded,
+    )  # fmt: skip
+
+
+def _unknown_attention(
+    results: Iterable[EpisodeResult], readers: Iterable[TraceReader]
+) -> Iterator[str]:
+    """A line on policies whose attention kept the traces do not tell, and what would supply it."""
+    policies: dict[str, dict[str, None]] = {}  # note -> policies
+    for result in results:
+        if result.kept_note:
+            policies.setdefault(result.kept_note, {})[result.policy] = None
+    for note, named in policies.items():
+        remedies = dict.fromkeys(_remedy([Signal.HEAD_ATTENTION], reader) for reader in readers
+                                 if not reader.has(Signal.HEAD_ATTENTION))  # fmt: skip
+        yield f"Attention kept of {', '.join(named)} is {note}: {'; '.join(remedies)}."
+
+
+def _remedy(missing: Sequence[Signal], reader: TraceReader) -> str:
+    """How to come by what a trace lacks, or why there is no way."""
+    options = " ".join(recording_options(missing, reader.info))
+    return reader.info.unrecorded or f"record the trace with {options}"
+
+
+def _instead(policy: Policy, reader: TraceReader) -> str:
+    """The setting that makes one ranking for the whole model, if the trace serves that."""
+    per = parameters(type(policy)).get("per")
+    if per is None or "shared" not in per.setting.choices:
+        return ""
+    changed: dict[str, Any] = {"per": "shared"}
+    return "" if _missing(replace(policy, **changed), reader) else "per=shared"

@@ -1,0 +1,1 @@
+"""Search algorithms replayed on recorded banks of thoughts."""

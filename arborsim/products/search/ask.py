@@ -1,0 +1,501 @@
+"""`arborsim.search`: search algorithms on the same recorded thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborsim.core.errors import MissingSignal, UnknownName, UsageError
+from arborsim.core.outputs import output_path
+from arborsim.core.tables import check_columns, columns_of, made_by, with_left_out
+from arborsim.products import choices
+from arborsim.products.equivalent import equivalent
+from arborsim.products.replay.ask import measured
+from arborsim.products.results import Results
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+    from rich.console import Console
+
+    from arborsim.machine.machine import Machine
+    from arborsim.policies.base import Policy
+    from arborsim.products.choices import Budgets, Policies, Settings
+    from arborsim.products.search.results import SearchResult, SkippedSearch
+    from arborsim.products.search.run import SearchJob
+    from arborsim.products.search.trees import ProblemTrees
+    from arborsim.report.table import Table
+    from arborsim.searches.arms import Arm, Sweep
+    from arborsim.trace.reader import TraceReader
+
+_LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy")
+_INTERRUPTED = "The run was interrupted: some problems are missing, and no trees are shown."
+_NO_TREES = "Drawing the trees was interrupted: none is shown."
+_FROM_FILE = "These results come from a file, which holds no trees: none is shown."
+
+
+def search(
+    bank: str | os.PathLike[str],
+    *,
+    algorithms: str | Sequence[str] = "rebase,ets",
+    widths: int | str | Sequence[int] = 16,
+    sweep: str = "",
+    keep_duplicates: bool = False,
+    policies: Policies = "full",
+    budgets: Budgets = 0.5,
+    settings: Settings = (),
+    quality: bool = True,
+    first: int = 0,
+    episodes: int | None = None,
+    gpu: str = "h100",
+    host: str = "",
+    engine: str = "vllm",
+    model: str = "",
+    kv_dtype: str = "",
+    weights: str = "",
+    recall: str = "stage",
+    page_size: int = 1,
+    tree_attention: bool = True,
+    strict: bool = False,
+    workers: int = 1,
+    progress: bool = False,
+) -> SearchResults:
+    """Run search algorithms on a bank of recorded thoughts, on a simulated GPU.
+
+    Each walks the same thoughts, as it would have met them live.
+
+    Parameters
+    ----------
+    bank : path
+        A trace with thoughts for several searches, which ``arborsim record --bank`` makes.
+    algorithms : str or sequence of str
+        Names, ``"all"``, or ``"package.module:Class"``.
+    widths : int or sequence of int
+        Thoughts that run together at first.
+    sweep : str
+        One option with several values: ``"lambda_b=1,1.5,2"``.
+    keep_duplicates : bool
+        Go on with thoughts that repeat a sibling.
+    policies, budgets
+        As for `arborsim.replay`.
+    settings : mapping or sequence of str
+        Options of searches and parameters of policies: ``{"ets.lambda_b": 1.5, "sinks": 4}``.
+    quality, first, episodes, gpu, host, engine, model, kv_dtype, weights, recall, page_size, \
+tree_attention, strict, workers, progress
+        As for `arborsim.replay`; `episodes` are problems.
+
+    Returns
+    -------
+    SearchResults
+
+    Raises
+    ------
+    ArborsimError
+        A name, number, file or combination of arguments that cannot work, in one line.
+
+    Examples
+    --------
+    >>> import arborsim
+    >>> results = arborsim.search("bank.parquet", algorithms=["rebase", "ets"], widths=[16, 64])
+    ... # doctest: +SKIP
+    """
+    searching = Searching(**locals())
+    searching.run(progress=progress)
+    return searching.results()
+
+
+class Searching:
+    """What `search` is asked for, checked; it keeps what is done if it is interrupted.
+
+    Takes the arguments of `search`.
+    """
+
+    def __init__(
+        self,
+        bank: str | os.PathLike[str],
+        *,
+        algorithms: str | Sequence[str],
+        widths: int | str | Sequence[int],
+        sweep: str,
+        keep_duplicates: bool,
+        policies: Policies,
+        budgets: Budgets,
+        settings: Settings,
+        quality: bool,
+        first: int,
+        episodes: int | None,
+        strict: bool,
+        workers: int,
+        progress: bool = False,
+        **machine: Any,
+    ) -> None:
+        from arborsim.play.episode import cells_of
+        from arborsim.products.search.run import SearchJob
+        from arborsim.searches.bank import open_bank
+
+        given = {name: value for name, value in locals().items() if name not in ("self", "machine")}
+        self._command = equivalent("search", search, given | machine)
+        choices.at_least(0, first=first, episodes=episodes)
+        choices.at_least(1, workers=workers)
+        path = Path(bank)
+        named = choices.names(algorithms)
+        asked, rest, left_out = _arms_of(
+            named, choices.whole_numbers(widths, "--width"), sweep, choices.setting_texts(settings)
+        )
+        chosen = choices.ChosenPolicies(policies)
+        _must_be_known(rest, [arm.algorithm for arm in asked], chosen.names)
+        made = chosen.build(choices.policy_settings(chosen.names, rest))
+        simulated = choices.machine([path], **machine)
+        _check_fits(simulated)
+        self.reader = open_bank(path)
+        arms, lacking = _served(self.reader, asked, optional="all" in named or not strict)
+        kept, unserved = _kept(self.reader, made, optional=chosen.every or not strict)
+        self._left_out = list(dict.fromkeys((*left_out, *lacking, *unserved)))
+        cells = cells_of(kept, choices.budgets(budgets))
+        if not arms or not cells:
+            raise UsageError(f"nothing is left to run: {'; '.join(self._left_out)}")
+        self.job = SearchJob(
+            path, arms, cells, simulated, quality=quality, dedupe=not keep_duplicates,
+            first=first, count=episodes or None, strict=strict, workers=workers,
+        )  # fmt: skip
+        self.job.open()
+
+    @property
+    def problems(self) -> range:
+        """Those that are searched."""
+        return self.job.chosen(self.reader)
+
+    def run(self, *, progress: bool = False) -> None:
+        """Search all problems; what is done stays if this is interrupted."""
+        from arborsim.report.progress import shown
+
+        with shown(progress, self.job.work(self.reader)) as advance:
+            self.job.run(advance)
+
+    def results(self) -> SearchResults:
+        """Of the problems that are done."""
+        from arborsim.machine.profile import assumed_numbers
+        from arborsim.products.provenance import (
+            machine_facts,
+            search_heading,
+            search_notes,
+            search_settings,
+        )
+        from arborsim.products.search.results import verdicts
+
+        job, results = self.job, tuple(self.job.ordered())
+        metadata = made_by(
+            "search", self._command, *_LIBRARIES,
+            **machine_facts(job.machine, [self.reader.info.geometry]),
+            heading=search_heading(job, self.reader, results),
+            settings=search_settings(job, self.reader),
+            assumed=assumed_numbers(job.machine.profile),
+            verdicts=verdicts(results),
+            notes=search_notes(job.machine, results),
+            left_out=[*self._left_out, *job.notes()],
+            not_by_levels=sorted({each.label for each in results if not each.by_levels}),
+            complete=job.problems == len(self.problems),
+        )  # fmt: skip
+        return SearchResults(results, metadata, job, job.skipped)
+
+
+class SearchResults(Results):
+    """How right searches are, and what they cost, problem by problem.
+
+    Attributes
+    ----------
+    raw : tuple of SearchResult
+        The records that tables and pages are made of.  They may change between versions.
+    """
+
+    kind = "search"
+    raw: tuple[SearchResult, ...]
+
+    def __init__(
+        self,
+        raw: Sequence[SearchResult],
+        metadata: Mapping[str, Any],
+        job: SearchJob | None = None,
+        skipped: Sequence[SkippedSearch] = (),
+    ) -> None:
+        super().__init__(metadata)
+        self.raw = tuple(raw)
+        self._skipped = tuple(skipped)
+        self._job = job  # None if the results come from a file
+
+    @property
+    def complete(self) -> bool:
+        """Whether all problems were searched; False after an interruption."""
+        return bool(self.metadata["complete"])
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per problem, algorithm, width, policy and budget.
+
+        Main columns: `episode`, `algorithm`, `swept`, `width`, `policy`, `budget`, `correct`
+        (missing if not judged), `kv_tokens`, `model_calls`, `generated_tokens`, `bank_misses`,
+        `peak_hbm_kv_bytes`, `hbm_kv_byte_s`, `total_s` and its parts, `attention_kept`.  Searches
+        for which a budget was too small come last: `left_out` says why.
+        """
+        import pandas as pd
+
+        frame = pd.DataFrame([result.flat() for result in self.raw])
+        if self.raw:
+            frame["correct"] = frame["correct"].astype("boolean")
+        return with_left_out(frame, [vars(each) for each in self._skipped], ["attention_kept_note"])
+
+    def summary(self) -> pd.DataFrame:
+        """One row per algorithm, width, policy and budget.
+
+        `accuracy` has a 95% Clopper-Pearson interval (`low`, `high`); other figures are means per
+        search, and with ``_vs_rebase`` multiples of REBASE's.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        from arborsim.products.search.results import rows_of
+
+        found = []
+        for row in rows_of(self.raw, self._skipped):
+            own = {k: v for k, v in vars(row).items() if k not in ("figures", "reference")}
+            ratios = {f"{name}_vs_rebase": row.times(name) for name in row.figures}
+            found.append({**own, **row.figures, **ratios})
+        return found
+
+    def to_json(self) -> str:
+        from arborsim.core import documents
+
+        said = ("heading", "settings", "assumed", "verdicts", "notes", "left_out")
+        return documents.to_json({
+            **{name: self.metadata[name] for name in said},
+            "rows": self._rows(),
+            "searches": [result.flat() for result in self.raw],
+        })  # fmt: skip
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        problems: Sequence[int] | None = None,
+        *,
+        progress: bool = False,
+    ) -> Path:
+        """Write one self-contained HTML page, with the trees of some `problems`.
+
+        Those are the first that all searches solve, that some do and that none does, unless they
+        are named.  Results of a file, and of an interrupted run, have no trees.
+
+        Raises
+        ------
+        UsageError
+            The page cannot be written, or a problem was not searched.
+        """
+        from arborsim.products.search.page import SearchReport, write_search_page
+
+        trees, missing, stopped = self._trees(problems or [], progress)
+        said = self.metadata
+        report = SearchReport(
+            f"{said['heading']}.",
+            self.raw,
+            tuple(trees),
+            said["settings"],
+            tuple(said["assumed"]),
+            tuple(line.removeprefix("left out: ") for line in said["left_out"]),
+            tuple(said["verdicts"]),
+            (*said["notes"], *missing),
+            self._skipped,
+        )
+        path = output_path(path)
+        write_search_page(report, path)
+        if stopped:
+            raise KeyboardInterrupt
+        return path
+
+    def _trees(
+        self, problems: Sequence[int], progress: bool
+    ) -> tuple[Sequence[ProblemTrees], list[str], bool]:
+        """The trees, why there are none, and whether Ctrl-C left them out."""
+        from arborsim.products.search.trees import chosen_problems, take_trees
+        from arborsim.report.progress import shown
+
+        job = self._job
+        if job is None:
+            return (), [_FROM_FILE], False
+        if not self.complete:
+            return (), [_INTERRUPTED], False
+        titled = chosen_problems(self.raw, problems)
+        try:
+            with shown(progress, len(titled) * len(job.arms) * len(job.cells)) as advance:
+                return take_trees(job, titled, advance), [], False
+        except KeyboardInterrupt:  # the results are there, and worth a page
+            return (), [_NO_TREES], True
+
+    def print(self, console: Console | None = None) -> None:
+        from arborsim.products.search.results import rows_of
+        from arborsim.products.search.tables import print_searches
+        from arborsim.report.table import terminal
+        from arborsim.report.words import plain
+
+        console = console or terminal()
+        said = self.metadata
+        print_searches(rows_of(self.raw, self._skipped), said["heading"], console)
+        for line in (*said["verdicts"], *said["notes"], *said["left_out"]):
+            console.print(plain(line), markup=False)
+
+    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
+        from arborsim.play.results import at_budget
+        from arborsim.products.search.results import rows_of
+        from arborsim.products.search.tables import ANSWERS, MEMORY, NAMES, WORK, cells_of
+        from arborsim.report.table import Table, shown
+
+        keys = ("accuracy", "interval", "right", "kv", "kv_vs", "hbm", "time", "time_vs")
+        columns = [each for each in (*ANSWERS, *MEMORY, *WORK) if each.key in keys]
+        for (policy, budget), rows in cells_of(rows_of(self.raw, self._skipped)).items():
+            ran = [row for row in rows if not row.left_out]
+            table = Table(rows, (*NAMES, *shown(columns, ran)), reason=lambda row: row.left_out)
+            yield at_budget(policy, budget), table
+
+    @classmethod
+    def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> SearchResults:
+        """The results in a file."""
+        from arborsim.core.measurements import Measurements, TimeSplit
+        from arborsim.products.search.results import SearchResult, Simulated, SkippedSearch
+
+        apart = set(metadata["not_by_levels"])
+        columns = columns_of(SearchResult, Simulated, Measurements, TimeSplit)
+        check_columns(frame, columns, missing=("attention_kept",))
+        found = frame.to_dict("records")
+        names = [each.name for each in fields(SkippedSearch)]
+        skipped = [SkippedSearch(**{name: row[name] for name in names})
+                   for row in found if row["left_out"]]  # fmt: skip
+        ran = [_result(row, apart) for row in found if not row["left_out"]]
+        return cls(ran, metadata, skipped=skipped)
+
+
+def _result(row: Mapping[str, Any], apart: set[str]) -> SearchResult:
+    """A row of the table as the record that it was made of."""
+    import pandas as pd
+
+    from arborsim.products.search.results import SearchResult, Simulated
+
+    simulated = Simulated(
+        measured(row), row["budget_tokens"], row["attention_kept"], row["hbm_kv_byte_s"],
+        row["peak_held_kv_bytes"], row["held_kv_byte_s"], row["attention_kept_note"],
+    )  # fmt: skip
+    own = {f.name: row[f.name] for f in fields(SearchResult) if f.name in row}
+    own["correct"] = None if pd.isna(row["correct"]) else bool(row["correct"])
+    found = SearchResult(**own, simulated=simulated)
+    return replace(found, by_levels=found.label not in apart)
+
+
+def _arms_of(
+    algorithms: Sequence[str], widths: Sequence[int], sweep: str, given: Iterable[str]
+) -> tuple[list[Arm], list[str], list[str]]:
+    """The searches, the settings that are left for policies, and what is left out and why."""
+    from arborsim.products.search.results import OPTION
+    from arborsim.searches.arms import REFERENCE, Sweep, chosen_algorithms, split_settings
+
+    chosen = chosen_algorithms(algorithms)
+    swept = Sweep.parse(sweep, chosen) if sweep else None
+    if swept is not None and swept.option == OPTION and REFERENCE not in chosen:
+        chosen = [REFERENCE, *chosen]  # what the values are compared with
+    options, rest = split_settings(chosen, given)
+    found: list[Arm] = []
+    left_out: list[str] = []
+    for width, algorithm in product(widths, chosen):
+        try:
+            found += _arms(algorithm, width, options[algorithm], swept)
+        except UsageError as error:
+            if "all" not in algorithms:
+                raise
+            left_out.append(f"left out: {error}")
+    return sorted(dict.fromkeys(found), key=lambda arm: arm.width), rest, left_out
+
+
+def _arms(algorithm: str, width: int, given: dict[str, str], swept: Sweep | None) -> list[Arm]:
+    """A search at one width, once for each value of a sweep of one of its options."""
+    from arborsim.searches import search_options
+    from arborsim.searches.arms import arms_of
+
+    if swept is None or swept.option not in search_options(algorithm):
+        return arms_of(algorithm, [width], given)
+    option, found = swept.option, []
+    for value in swept.values:
+        found += arms_of(algorithm, [width], {**given, option: value}, f"{option}={value}")
+    return found
+
+
+def _must_be_known(rest: Iterable[str], algorithms: Sequence[str], policies: Sequence[str]) -> None:
+    """Refuse a setting that no chosen search or policy has."""
+    from arborsim.policies.registry import available, find, parameter_name, parameters
+    from arborsim.searches import search_options
+
+    known = {name for a in algorithms for name in search_options(a)}
+    kinds = [find(policy) for policy in policies]
+    own = {name for kind in kinds for name in parameters(kind)}
+    for setting in rest:
+        key = setting.partition("=")[0]
+        head = key.partition(".")[0]
+        has = any(parameter_name(kind, key) for kind in kinds)
+        if not has and head not in available() and head not in policies:
+            raise UnknownName("setting of the chosen searches and policies", key, known | own)
+
+
+def _check_fits(machine: Machine) -> None:
+    """Refuse a model whose weights alone exceed the GPU."""
+    geometry, profile = machine.geometry, machine.profile
+    if geometry is not None and geometry.weight_bytes > profile.usable_hbm_bytes:
+        raise UsageError(
+            f"--model {geometry.name}: its weights are {geometry.weight_bytes / 1e9:.1f} GB, and "
+            f"{profile.name} has {profile.usable_hbm_bytes / 1e9:.1f} GB that can be used: choose "
+            "a larger --gpu or a smaller --model"
+        )
+
+
+def _served(
+    reader: TraceReader, arms: Sequence[Arm], *, optional: bool
+) -> tuple[list[Arm], list[str]]:
+    """The searches that the bank can serve, and why the others are left out if optional."""
+    from arborsim.products.search.run import require_embeddings
+
+    served, lacking = [], []
+    for arm in arms:
+        try:
+            require_embeddings(reader, arm)
+            served.append(arm)
+        except MissingSignal as error:
+            if not optional:
+                raise
+            lacking.append(f"left out: {error}")
+    if not served:
+        for arm in arms:
+            require_embeddings(reader, arm)
+    return served, lacking
+
+
+def _kept(
+    reader: TraceReader, policies: Sequence[Policy], *, optional: bool
+) -> tuple[list[Policy], list[str]]:
+    """The policies that the bank can serve, and why the others are left out if optional."""
+    from arborsim.play.results import LeftOut
+    from arborsim.products.replay.words import left_out
+    from arborsim.trace.schema import recording_options
+
+    kept, unserved = [], []
+    for policy in policies:
+        missing = [signal for signal in sorted(policy.reads()) if not reader.has(signal)]
+        if not missing:
+            kept.append(policy)
+            continue
+        if not optional:
+            reader.require(policy.reads(), f"policy {policy.name}")
+        remedy, why = " ".join(recording_options(missing, reader.info)), reader.info.unrecorded
+        unserved.append(LeftOut(reader.path.name, policy.name, remedy=remedy, unrecorded=why))
+    if not kept:
+        for policy in policies:
+            reader.require(policy.reads(), f"policy {policy.name}")
+    return kept, left_out(unserved)

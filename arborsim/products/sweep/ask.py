@@ -1,0 +1,394 @@
+"""`arborsim.sweep` and `arborsim.results`: grids of replays and live runs, and what they found."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborsim.core.errors import ArborsimError, UnknownName, UsageError
+from arborsim.core.outputs import output_path
+from arborsim.core.tables import made_by
+from arborsim.products import choices
+from arborsim.products.equivalent import equivalent
+from arborsim.products.results import Results
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+    from rich.console import Console
+
+    from arborsim.play.results import Row
+    from arborsim.products.sweep.cells import Made
+    from arborsim.products.sweep.compare import SweepReport
+    from arborsim.products.sweep.jobs import Job
+    from arborsim.products.sweep.run import Pool, Tally
+    from arborsim.report.table import Table
+
+#: Where cells are computed.
+PLACES = ("local", "ray")
+#: Keywords of `arborsim.live` that a grid does not give.
+_NOT_LIVE = ("full", "out", "trace", "resume", "overwrite", "progress")
+
+
+def sweep(
+    grid: str | os.PathLike[str] | Mapping[str, Any],
+    out: str | os.PathLike[str],
+    *,
+    on: str = "local",
+    workers: int = 0,
+    address: str = "",
+    allow_code: bool = False,
+    progress: bool = False,
+) -> SweepResults:
+    """Compute the cells of a grid that a folder does not hold yet.
+
+    A cell is a policy under a budget on a trace and a machine, with the figures that
+    `arborsim.replay` gives.  Each is a small Parquet file that is named by what it depends on, so
+    a second sweep computes only what is missing, and several may share the folder.
+
+    Parameters
+    ----------
+    grid : path or mapping
+        A grid in TOML (``arborsim sweep --example`` prints one), or what stands in one, with paths
+        relative to the working directory.
+    out : path
+        The folder.
+    on : {"local", "ray"}
+        Processes of this machine, or the cluster that Ray knows (extra ``ray``); cells are the
+        same to the byte.
+    workers : int
+        Processes of this machine, each of which may die of a cell, which has failed then; 0 for
+        this process alone.  With Ray, of the cluster that is started here without `address`.
+    address : str
+        Of the Ray cluster.
+    allow_code : bool
+        Let a grid in a file name policies and searches by ``package.module:Class``, which imports
+        them.
+    progress : bool
+        Show progress on standard error.
+
+    Returns
+    -------
+    SweepResults
+        The cells of the grid.  A cell that failed is one of them, with its reason.
+
+    Raises
+    ------
+    ArborsimError
+        A name, number or file of the grid that cannot work, in one line, before anything runs.
+
+    Examples
+    --------
+    >>> import arborsim
+    >>> found = arborsim.sweep("grid.toml", "cells", workers=2)  # doctest: +SKIP
+    >>> found.to_pandas()[["policy", "budget", "hbm_vs_full"]]  # doctest: +SKIP
+    """
+    sweeping = Sweeping(grid, out, on=on, workers=workers, address=address, allow_code=allow_code)
+    sweeping.run(progress=progress)
+    return sweeping.results()
+
+
+class Sweeping:
+    """What `sweep` is asked for, checked; cells that are done survive an interruption.
+
+    Takes the arguments of `sweep`, and what is told how many cells there will be, at most.
+    """
+
+    def __init__(
+        self,
+        grid: str | os.PathLike[str] | Mapping[str, Any],
+        out: str | os.PathLike[str],
+        *,
+        on: str = "local",
+        workers: int = 0,
+        address: str = "",
+        allow_code: bool = False,
+        foretell: Callable[[int], None] = lambda cells: None,
+    ) -> None:
+        from arborsim.products.sweep.cells import Folder
+        from arborsim.products.sweep.jobs import jobs_of, read_jobs
+
+        choices.at_least(0, workers=workers)
+        if on not in PLACES:
+            raise UnknownName("place to compute on", on, PLACES)
+        if address and on != "ray":
+            raise UsageError("address is that of a Ray cluster: on must be ray (--on ray)")
+        path = Path(out)
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path}: this is a file; give the folder for the cells")
+        if isinstance(grid, Mapping):
+            self.jobs = jobs_of(grid, Path(), _check_live, foretell)
+        else:
+            self.jobs = read_jobs(Path(grid), _check_live, allow_code, foretell)
+        self.folder = Folder(path)
+        self._pool = _pool(on, workers, address)
+        self.tally: Tally | None = None
+
+    def run(self, *, progress: bool = False) -> Tally:
+        """Compute what is missing."""
+        from arborsim.products.sweep.run import Progress, fill
+        from arborsim.report.progress import shown
+
+        missing = sum(job not in self.folder for job in self.jobs)
+        with shown(progress, missing) as advance:
+            self.tally = fill(
+                self.folder, self.jobs, compute, self._pool, Progress(advance)
+            )  # fmt: skip
+        return self.tally
+
+    def results(self) -> SweepResults:
+        """Of the grid's cells that are done."""
+        return results(self.folder.path, cells=[job.address for job in self.jobs])
+
+
+def _pool(on: str, workers: int, address: str) -> Pool:
+    if on == "ray":
+        from arborsim.products.sweep.on_ray import on_ray
+
+        return on_ray(workers, address)
+    from arborsim.products.sweep.run import local
+
+    return local(workers)
+
+
+def results(
+    folder: str | os.PathLike[str],
+    *,
+    where: Mapping[str, Any] | Sequence[str] = (),
+    by: str | Sequence[str] = (),
+    cells: Iterable[str] | None = None,
+) -> SweepResults:
+    """The cells in a folder of `sweep`.
+
+    Parameters
+    ----------
+    folder : path
+    where : mapping or sequence of str
+        Cells to take, by parameters: ``{"policy": ["h2o", "snapkv"], "gpu": "h100"}``, or
+        ``["policy=h2o,snapkv"]``; settings, too: ``["seed=0,1"]``.  Full retention on the same
+        machines is compared with even if it is not taken.
+    by : str or sequence of str
+        Parameters that groups share: ``"policy,budget"``, or settings such as ``"seed"``.
+    cells : iterable of str, optional
+        Cells to take, by `address`.
+
+    Returns
+    -------
+    SweepResults
+
+    Raises
+    ------
+    ArborsimError
+        There are no cells, one is damaged, or there is no such parameter.
+    """
+    from arborsim.products.sweep.cells import Folder
+    from arborsim.products.sweep.compare import SweepReport, compared, groups, kept
+
+    path, wanted = Path(folder), _wanted(where)
+    rows, superseded = Folder(path).rows(None if cells is None else list(cells))
+    chosen = kept(compared(rows), wanted)
+    names = choices.names([by] if isinstance(by, str) else list(by))
+    report = SweepReport(str(path), tuple(chosen), tuple(names), superseded)
+    groups(report, names)  # refuses unknown ones
+    if not chosen:
+        raise UsageError(f"{path}: {_no_cell(rows, wanted)}")
+    command = equivalent("results", results, locals() | {"cells": None})
+    return SweepResults(report, made_by("sweep", command, "pandas", "pyarrow", settings={}))
+
+
+def _no_cell(rows: Sequence[Any], wanted: Mapping[str, Sequence[str]]) -> str:
+    """Which condition takes no cell, and what there is; or that all together take none."""
+    from arborsim.products.sweep.compare import kept, text_of
+    from arborsim.report.words import listed
+
+    for name, values in wanted.items():
+        if not kept(rows, {name: values}):
+            there = sorted({text_of(row, name) or "''" for row in rows})
+            more = f" and {len(there) - 6} more" if len(there) > 6 else ""
+            return f"no cell has {name} {' or '.join(values)}: there are {listed(there[:6])}{more}"
+    return f"none of {len(rows)} cells is as asked for, though some are as each --where asks"
+
+
+def _wanted(where: Mapping[str, Any] | Sequence[str]) -> dict[str, list[str]]:
+    """Values by parameter, as texts."""
+    if isinstance(where, Mapping):
+        return {
+            name: [str(v).lower() if isinstance(v, bool) else str(v) for v in choices.listed(value)]
+            for name, value in where.items()
+        }
+    found: dict[str, list[str]] = {}
+    for text in choices.listed(where):
+        name, equals, values = text.partition("=")
+        if not equals:
+            raise UsageError(f"--where {text}: expected name=value, such as policy=h2o")
+        found.setdefault(name.strip(), []).extend(part.strip() for part in values.split(","))
+    return found
+
+
+# ------------------------------------------------------------------------- computing a cell
+
+
+def compute(job: Job) -> Made:
+    """A cell's file; whatever goes wrong is a record with its reason."""
+    from arborsim.core.installed import sources
+    from arborsim.play.results import NothingRan
+    from arborsim.products.sweep.cells import LEFT_OUT, WENT_WRONG, made
+    from arborsim.products.sweep.jobs import CODE
+
+    if sources(*CODE[job.kind]) != job.code:
+        raise UsageError("a worker has another arborsim: install the same version everywhere")
+    if job.left_out:
+        return made(job, LEFT_OUT, reason=job.left_out)
+    try:
+        return _replayed(job) if job.kind == "replay" else _searched(job)
+    except NothingRan as error:
+        return made(job, LEFT_OUT, reason=error.reason)
+    except ArborsimError as error:
+        return made(job, WENT_WRONG, reason=" ".join(str(error).split()))
+    except Exception as error:  # whatever a policy of the user's may raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return made(job, WENT_WRONG, reason=said)
+
+
+def _replayed(job: Job) -> Made:
+    from arborsim.products.replay.ask import replay
+    from arborsim.products.sweep.cells import DONE, made
+
+    found = replay(**job.given, full=False, oracle=False)
+    said = found.metadata["settings"][f"trace {Path(job.given['traces']).name}"]
+    if not said.endswith(job.inputs["trace"]):
+        raise UsageError(f"{job.head['trace']} has changed since the sweep began: run it again")
+    (row,) = found.raw.rows()
+    # Without folders: a cell does not depend on where its inputs lie.
+    names = {
+        key: Path(value).name
+        for key, value in job.given.items()
+        if isinstance(value, str) and Path(value).is_absolute()
+    }
+    command = equivalent("replay", replay, {**job.given, **names, "full": False, "oracle": False})
+    metadata = {**found.metadata, "kind": "cell", "command": command}
+    return made(job, DONE, replace(row, answers=None), metadata=metadata)
+
+
+def _searched(job: Job) -> Made:
+    from arborsim.play.results import Answered
+    from arborsim.products.live.tables import live_rows
+    from arborsim.products.sweep.cells import DONE, LEFT_OUT, made
+
+    running = _live_run(job.given)
+    running.run()
+    found = running.results()
+    rows = live_rows(found.raw)
+    if not rows:
+        why = next(each.infeasible for each in found.raw.results)
+        return made(job, LEFT_OUT, reason=why)
+    (row,) = rows
+    score = None
+    if row.judged:
+        score = Answered(
+            row.correct, row.judged, len(row.infeasible), None, job.address,
+            budget=row.budget, problems=row.trace,
+        )  # fmt: skip
+    answered: Row = replace(row, answers=score)
+    metadata = {**found.metadata, "kind": "cell"}
+    return made(job, DONE, answered, wall_s=row.wall_s, metadata=metadata)
+
+
+def _check_live(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of `arborsim.live` that cannot work."""
+    from arborsim.products.record.problems import DEFAULTS
+
+    known = {*_defaults(), *DEFAULTS} - {*_NOT_LIVE}
+    for name in given:
+        if name not in known and name != "full":
+            raise UnknownName("key", name, known)
+    _live_run(given)
+
+
+def _live_run(given: Mapping[str, Any]) -> Any:
+    from arborsim.products.live.ask import LiveRun
+
+    return LiveRun(**{**_defaults(), **given})
+
+
+def _defaults() -> dict[str, Any]:
+    from arborsim.products.live.ask import live
+
+    parameters = inspect.signature(live).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+class SweepResults(Results):
+    """What a sweep found.
+
+    Attributes
+    ----------
+    raw : SweepReport
+        The records that tables and pages are made of.  They may change between versions.
+    """
+
+    kind = "sweep"
+    raw: SweepReport
+
+    def __init__(self, raw: SweepReport, metadata: Mapping[str, Any]) -> None:
+        super().__init__(metadata)
+        self.raw = raw
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Reasons of cells that failed, by `address`."""
+        from arborsim.products.sweep.cells import WENT_WRONG
+
+        return {row.address: row.left_out for row in self.raw.rows if row.status == WENT_WRONG}
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per cell.
+
+        First its parameters: `kind` (``"replay"`` or ``"live"``), `trace` (of a live run its task),
+        `policy`, `settings` (those given), `budget`, machine and model, ... `status` is
+        ``"done"``, ``"left out"`` (it cannot run: `left_out` says why) or ``"failed"``.  Then
+        figures as in `ReplayResults.summary`, of live runs `right` of `answered`; `hbm_vs_full`,
+        `time_vs_full`, `speed_vs_full` and `oracle_gap` compare with full retention and the oracle
+        on the same trace, machine and model, where the folder has them.
+        """
+        from arborsim.products.sweep.compare import to_frame
+
+        return to_frame(self.raw)
+
+    def summary(self) -> pd.DataFrame:
+        """One row per group: by `by`, or policy, settings and budget.
+
+        Cells that were replayed and cells of live runs do not mix: where there are both, a column
+        `kind` tells them apart.  `right` and `answered` are sums, all others means over the cells
+        that know them; `without` cells were left out or failed.
+        """
+        from arborsim.products.sweep.compare import group_frame, grouping
+
+        return group_frame(self.raw, grouping(self.raw))
+
+    def to_json(self) -> str:
+        from arborsim.products.sweep.compare import to_json
+
+        return to_json(self.raw)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write one self-contained HTML page: cells, or groups of `by`, and their Pareto plots."""
+        from arborsim.products.sweep.tables import write_page
+
+        path = output_path(path)
+        write_page(self.raw, path, self.metadata["command"])
+        return path
+
+    def print(self, console: Console | None = None) -> None:
+        from arborsim.products.sweep.tables import print_sweep
+
+        print_sweep(self.raw, console)
+
+    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
+        from arborsim.products.sweep.tables import tables
+
+        return tables(self.raw)

@@ -1,0 +1,1 @@
+"""Traces inspected and imported."""

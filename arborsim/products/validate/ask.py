@@ -1,0 +1,102 @@
+"""Results of `arborsim validate`, read from their file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborsim.core import documents
+from arborsim.core.outputs import output_path
+from arborsim.products.results import Results
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from arborsim.products.validate.results import Validation
+    from arborsim.report.table import Table
+
+
+class ValidationResults(Results):
+    """How far simulated searches are from live ones, in decisions, bytes, seconds and answers.
+
+    Attributes
+    ----------
+    raw : Validation
+        The records that tables and pages are made of.  They may change between versions.
+    """
+
+    kind = "validate"
+    raw: Validation
+
+    def __init__(self, raw: Validation, request: Mapping[str, Any]) -> None:
+        from arborsim.products.validate.results import metadata_of
+
+        super().__init__(metadata_of(raw))
+        self.raw = raw
+        self._request = request
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per problem, policy and budget: `CellCheck` has its columns."""
+        import pandas as pd
+
+        return pd.DataFrame([vars(check) for check in self.raw.checks])
+
+    def summary(self) -> pd.DataFrame:
+        """One row per policy and budget, over all problems."""
+        import pandas as pd
+
+        from arborsim.products.validate.results import lines_of
+
+        return pd.DataFrame([vars(line) for line in lines_of(self.raw.checks)])
+
+    def to_json(self) -> str:
+        from arborsim.products.validate.results import lines_of, rank_agreements, term_errors
+
+        lines = lines_of(self.raw.checks)
+        return documents.to_json({
+            "about": dict(self.raw.about),
+            "left_out": self.raw.left_out,
+            "rows": lines,
+            "errors": term_errors(lines),
+            "ranks": rank_agreements(self.raw.checks),
+        })  # fmt: skip
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        from arborsim.products.validate.page import write_page
+
+        path = output_path(path)
+        write_page(self.raw, path)
+        return path
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        from arborsim.products.validate.results import write_results
+
+        path = output_path(path)
+        if path.suffix != ".parquet":
+            return super().save(path)
+        write_results(self.raw, self._request, path)
+        return path
+
+    def print(self, console: Console | None = None) -> None:
+        from arborsim.products.validate.tables import print_validation
+
+        print_validation(self.raw, console)
+
+    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
+        return ()
+
+    def _repr_html_(self) -> str:
+        frame = self.summary()
+        keys = ["policy", "budget", "searches", "parity", "calls", "equal_calls", "peaks_equal",
+                "correct", "judged"]  # fmt: skip
+        return str(frame[keys].to_html(index=False, border=0))
+
+    @classmethod
+    def read_file(cls, path: Path) -> ValidationResults:
+        """The results in ``results.parquet`` of a validation."""
+        from arborsim.products.validate.results import read_results
+
+        return cls(*read_results(path))

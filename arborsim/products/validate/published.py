@@ -1,0 +1,454 @@
+"""Published runs of serving engines, played on the simulated server that plans use.
+
+A run is played as it was measured: `concurrency` clients in a closed loop, all there at 0,
+`REQUESTS_PER_CLIENT` requests for each.  Requests have no prefix in common.  What is compared:
+
+- *time to first token*, from arrival to the end of the prompt's computation, and *time per output
+  token* after it, both means over all requests;
+- *output tokens per second*: all output tokens over the whole time.  Where a file gives no such
+  figure, Little's law does: ``concurrency * output / (ttft + tpot * (output - 1))``.
+
+Constants of engines are fitted on half of the runs (`ServingRun.fitted`) and judged on the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.geometry import Geometry
+from arborsim.machine.config import with_kv_dtype
+from arborsim.machine.fidelity import Fidelity, weights_kind
+from arborsim.machine.lookup import load_geometry, load_profile, profile_names
+from arborsim.machine.machine import ServingOptions
+from arborsim.machine.places import ClosedLoop
+from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.program import (
+    ATTENDED_UNITS,
+    FIXED,
+    LEG_COLUMNS,
+    LINEAR,
+    DemandInfo,
+    Op,
+    SearchDemand,
+    cut,
+)
+from arborsim.machine.report import ServingReport
+from arborsim.machine.server import ServingEngine
+from arborsim.machine.weights import with_weights
+from arborsim.products.validate.aiconfigurator import NotPredicted, Prediction, predicted
+from arborsim.products.validate.serving import ENGINES, ServingRun
+
+REQUESTS_PER_CLIENT = 10
+#: The nightly benchmarks draw lengths evenly from this share of the stated one up to it.
+SHORTEST_SHARE = 0.8
+LENGTHS = 8  # that stand for an even distribution
+#: Time to first token is judged where the median request waits for others less than this share.
+LITTLE_QUEUEING = 0.2
+GPUS_OF_A_NODE = 8
+#: A run that computes its prompts at more than this share of the GPUs' peak is odd.
+MOST_OF_PEAK = 0.5
+SEED = 0
+#: Engines whose older versions have constants of their own.
+_VERSIONS = {"trtllm-1.0": ("1.0.0",), "vllm-0.12": ("0.12.",)}
+#: Weights of models whose makers publish one checkpoint in 8 bits: Qwen's has scales of blocks.
+_CHECKPOINTS = {("qwen3-235b-a22b", "fp8"): "fp8_block"}
+_GPUS = {"h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "a100_sxm": "a100-80"}
+#: Peak of matrix products with quantised weights, as a multiple of that in bf16.
+_PEAKS = {"bfloat16": 1.0, "fp8": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}
+
+
+class ServedMachine(NamedTuple):
+    """What a run is played on."""
+
+    profile: HardwareProfile  # one GPU
+    geometry: Geometry
+    options: ServingOptions
+
+
+def machine_of(run: ServingRun) -> ServedMachine:
+    """The machine, model and rules of a run; a `UsageError` says what has no tables."""
+    if run.engine not in ENGINES:
+        raise UsageError(f"no tables of engine {run.engine}: known are {', '.join(ENGINES)}")
+    _check_model(run.model)
+    if run.data_parallel > 1:
+        raise UsageError("several copies of the model, each with its share of the clients")
+    profile = load_profile(profile_name(run.gpu), engine=engine_of(run))
+    geometry = with_kv_dtype(_geometry(run), kv_dtype(run))
+    options = ServingOptions(
+        preemption="recompute", tensor_parallel=run.tensor_parallel,
+        expert_parallel=max(1, run.expert_parallel),
+    )  # fmt: skip
+    return ServedMachine(profile, geometry, options)
+
+
+def engine_of(run: ServingRun) -> str:
+    """The engine profile of a run: that of its version, where there is one."""
+    for name, versions in _VERSIONS.items():
+        ours = any(run.engine_version.startswith(each) for each in versions)
+        if ours and name.startswith(run.engine):
+            return name
+    return run.engine
+
+
+def _geometry(run: ServingRun) -> Geometry:
+    """The model as it was served: some have one checkpoint only, whatever the row says."""
+    geometry = load_geometry(run.model)
+    if geometry.expert_weights:  # gpt-oss: experts in mxfp4
+        return geometry
+    weights = "bf16" if run.weights == "bfloat16" else run.weights
+    return with_weights(geometry, _CHECKPOINTS.get((run.model, weights), weights))
+
+
+def _check_model(model: str) -> None:
+    try:
+        load_geometry(model)
+    except UnknownName:  # similar names would not help: a run is of this model
+        raise UsageError(f"no geometry of model {model}") from None
+
+
+def profile_name(gpu: str) -> str:
+    """The profile of a GPU of a run; `UsageError` if there is none."""
+    name = _GPUS.get(gpu, gpu)
+    if name not in profile_names():
+        raise UsageError(f"no profile of GPU {gpu}")
+    return name
+
+
+def kv_dtype(run: ServingRun) -> str:
+    """Type of the KV cache, which no column says: bf16 unless the checkpoint asks for fp8.
+
+    NVIDIA's quantised checkpoints do; TensorRT-LLM follows that by itself, the other engines only
+    where they are told to.
+    """
+    quantised = run.weights in ("fp8", "nvfp4") and not _geometry(run).expert_weights
+    return "fp8" if run.engine == "trtllm" and quantised else "bf16"
+
+
+def lengths(run: ServingRun) -> tuple[list[int], list[int]]:
+    """The lengths that prompts and outputs have, each equally often."""
+    return _lengths(run, run.prompt_tokens, 1), _lengths(run, run.output_tokens, 2)
+
+
+def _lengths(run: ServingRun, tokens: int, least: int) -> list[int]:
+    """Middles of equal parts of the range that the benchmark draws from, or the stated length."""
+    if not run.nightly:
+        return [tokens]
+    shares = SHORTEST_SHARE + (1 - SHORTEST_SHARE) * (np.arange(LENGTHS) + 0.5) / LENGTHS
+    return [max(least, round(share * tokens)) for share in shares.tolist()]
+
+
+def request(geometry: Geometry, prompt_tokens: int, output_tokens: int) -> SearchDemand:
+    """What a plain request asks of the machine: a prompt, and tokens that all stay in HBM.
+
+    It is what `arborsim.play.episode.record_demand` records of a linear search under full
+    retention, in closed form: a recording would write each of 8,192 tokens into a trace first.
+    The first output token comes with the prompt, so there is one iteration less.
+    """
+    held = prompt_tokens + 1 + np.arange(output_tokens - 1)  # tokens, in each iteration
+    windowed = geometry.windowed(held)
+    size = geometry.full_bytes_per_token * held + geometry.window_bytes_per_token * windowed
+    seen = ATTENDED_UNITS * (geometry.full_layers * held + geometry.window_layers * windowed)
+    known = {"sequences": np.ones_like(held), "read_bytes": size, "hbm_bytes": size,
+             "attended": seen}  # fmt: skip
+    nothing = np.zeros_like(held)
+    fixed, linear = (
+        np.stack([known.get(name, nothing) for name in names], axis=1) for names in (FIXED, LINEAR)
+    )
+    pieces = cut(fixed, linear)
+    ops = [(Op.LEVEL, geometry.path_bytes(prompt_tokens), 0, 0), (Op.PREFILL, prompt_tokens, 0, 0)]
+    ops += [(Op.DECODE, number, 0, 0) for number in range(len(pieces))]
+    info = DemandInfo("", 0, "full", "-", "stage", geometry.name, geometry.kv_bytes_per_token)
+    legs = np.zeros((0, len(LEG_COLUMNS)), dtype=np.int64)
+    return SearchDemand(info, np.array(ops, dtype=np.int64), pieces, legs)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A run as it was played; means over requests, of the whole system."""
+
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    #: Share of the median request's time to first token that a request alone would not take. (The
+    #: mean is no help: all clients start at once, so their first requests always queue.)
+    queueing: float
+
+
+def play(run: ServingRun, machine: ServedMachine | None = None) -> Simulated:
+    """Play a run, on its machine or another; a `UsageError` says why that cannot be done."""
+    machine = machine or machine_of(run)
+    prompts, outputs = lengths(run)
+    pairs = product(prompts, outputs)
+    demands = [request(machine.geometry, prompt, output) for prompt, output in pairs]
+    engine = ServingEngine(demands, *machine)
+    count = REQUESTS_PER_CLIENT * run.concurrency
+    drawn = np.random.default_rng(SEED).integers(0, len(demands), count).tolist()
+    report = engine.run(ClosedLoop(run.concurrency, tuple(drawn)))
+    if refused := next((each.refused for each in report.searches if each.refused), ""):
+        raise UsageError(f"a request does not fit: {refused}")
+    alone = engine.run(ClosedLoop(1, tuple(range(0, len(demands), len(outputs)))))
+    first_s, alone_s = _first_s(report), _first_s(alone)
+    tokens = [outputs[each.demand % len(outputs)] for each in report.searches]
+    spent = [each.finish_s - each.prefilled_s for each in report.searches]
+    return Simulated(
+        float(np.mean(first_s)),
+        float(np.mean([s / (n - 1) for s, n in zip(spent, tokens, strict=True)])),
+        sum(tokens) / report.total_s,
+        max(0.0, 1 - float(np.median(alone_s) / np.median(first_s))),
+    )
+
+
+def _first_s(report: ServingReport) -> list[float]:
+    """Times to first token."""
+    return [each.prefilled_s - each.arrival_s for each in report.searches]
+
+
+@dataclass(frozen=True)
+class PlayedRun:
+    """A published run, and what was simulated of it."""
+
+    run: ServingRun
+    simulated: Simulated | None
+    reason: str = ""  #: why it could not be played
+    odd: str = ""  #: why its measurements cannot be what they seem; "" if they can
+    other: Prediction | NotPredicted | None = None  #: AIConfigurator's; None if it was not asked
+
+    @property
+    def side(self) -> str:
+        return "fitted" if self.run.fitted else "judged"
+
+    @property
+    def measured_tokens_per_s(self) -> float:
+        return measured_tokens_per_s(self.run)
+
+    @property
+    def queues(self) -> bool:
+        """Whether much of its time to first token is waiting for others."""
+        return self.simulated is None or self.simulated.queueing >= LITTLE_QUEUEING
+
+    @property
+    def tpot_error(self) -> float:
+        """Simulated over measured, less one, as the others; NaN if it was not played."""
+        return self._error(lambda made: 1e3 * made.tpot_s / self.run.tpot_ms)
+
+    @property
+    def ttft_error(self) -> float:
+        return self._error(lambda made: 1e3 * made.ttft_s / self.run.ttft_ms)
+
+    @property
+    def throughput_error(self) -> float:
+        return self._error(lambda made: made.tokens_per_s / self.measured_tokens_per_s)
+
+    @property
+    def other_error(self) -> float:
+        """AIConfigurator's of the time per output token; NaN if it gave none."""
+        if not isinstance(self.other, Prediction):
+            return math.nan
+        return 1e3 * self.other.tpot_s / self.run.tpot_ms - 1
+
+    def _error(self, ratio: Callable[[Simulated], float]) -> float:
+        return math.nan if self.simulated is None else ratio(self.simulated) - 1
+
+
+def compare(run: ServingRun, ask: bool = False) -> PlayedRun:
+    """Play a run and compare; with `ask`, AIConfigurator is asked as well."""
+    other = predicted(run) if ask else None
+    try:
+        return PlayedRun(run, play(run), "", oddness(run), other)
+    except UsageError as error:
+        return PlayedRun(run, None, str(error), oddness(run), other)
+
+
+def compare_asking(run: ServingRun) -> PlayedRun:
+    """`compare` with AIConfigurator, for worker processes."""
+    return compare(run, ask=True)
+
+
+def measured_tokens_per_s(run: ServingRun) -> float:
+    """Output tokens per second of the measured run, by Little's law."""
+    output = float(np.mean(lengths(run)[1]))
+    return run.concurrency * output / (run.ttft_ms + run.tpot_ms * (output - 1)) * 1e3
+
+
+def oddness(run: ServingRun) -> str:
+    """Why a run cannot be what its row says; "" if it can, or the model or GPU is unknown."""
+    try:
+        profile, geometry, options = machine_of(run)
+    except UsageError:
+        return ""
+    if run.tensor_parallel > GPUS_OF_A_NODE:
+        return f"{run.tensor_parallel} GPUs for one copy, of which a node has {GPUS_OF_A_NODE}"
+    hbm_bytes = options.tensor_parallel * profile.hbm_bytes
+    if geometry.weight_bytes > hbm_bytes:
+        return (
+            f"weights of {geometry.weight_bytes / 1e9:.0f} GB alone exceed the "
+            f"{hbm_bytes / 1e9:.0f} GB of its GPUs"
+        )
+    prompt, output = (float(np.mean(each)) for each in lengths(run))
+    prompts_per_s = measured_tokens_per_s(run) / output
+    flops_per_s = 2 * geometry.active_parameters * prompt * prompts_per_s
+    peak = options.tensor_parallel * profile.flops_per_s * _PEAKS[run.weights]
+    if flops_per_s > MOST_OF_PEAK * peak:
+        return (
+            f"its prompts alone would take {flops_per_s / peak:.0%} of its GPUs' peak: perhaps "
+            "prefixes were cached"
+        )
+    return ""
+
+
+# --- errors ---
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of one figure over some runs, as shares; NaN without runs."""
+
+    n: int
+    median: float  #: of the sizes of the errors
+    high: float  #: their 90th percentile
+    signed: float  #: median with signs: above 0, simulated is more than measured
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Errors:
+        """Of the errors that are known."""
+        known = np.array([value for value in values if not math.isnan(value)])
+        if not len(known):
+            return cls(0, math.nan, math.nan, math.nan)
+        sizes = np.abs(known)
+        return cls(
+            len(known), float(np.median(sizes)), float(np.quantile(sizes, 0.9)),
+            float(np.median(known)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ErrorLine:
+    """How far off a group of runs is."""
+
+    group: str  #: what the runs of the section's lines differ in
+    name: str
+    tpot: Errors
+    ttft: Errors  #: of runs in which little queues
+    throughput: Errors
+    other: Errors  #: AIConfigurator's time per output token ...
+    ours: Errors  #: ... and ours on the same runs
+
+    @classmethod
+    def of(cls, group: str, name: str, runs: Sequence[PlayedRun]) -> ErrorLine:
+        shared = [each for each in runs if not math.isnan(each.other_error)]
+        return cls(
+            group,
+            name,
+            Errors.of(each.tpot_error for each in runs),
+            Errors.of(each.ttft_error for each in runs if not each.queues),
+            Errors.of(each.throughput_error for each in runs),
+            Errors.of(each.other_error for each in shared),
+            Errors.of(each.tpot_error for each in shared),
+        )
+
+
+def error_lines(runs: Sequence[PlayedRun]) -> list[ErrorLine]:
+    """Of all judged runs, of the fitted ones, and of the judged ones by what was served."""
+    played = [each for each in runs if each.simulated]
+    judged = [each for each in played if not each.run.fitted]
+    sane = [each for each in judged if not each.odd]
+    fitted = [each for each in played if each.run.fitted]
+    found = [ErrorLine.of("", "all judged", judged)]
+    if len(sane) < len(judged):
+        found.append(ErrorLine.of("", "without odd runs", sane))
+    if fitted:
+        found.append(ErrorLine.of("", "fitted, for comparison", fitted))
+    for group, key in _GROUPS.items():
+        for name in sorted({key(each.run) for each in judged}, key=_order):
+            own = [each for each in judged if key(each.run) == name]
+            found.append(ErrorLine.of(group, name, own))
+    return found
+
+
+ONE, SEVERAL = "one GPU", "several GPUs"
+
+
+def _some_gpus(run: ServingRun) -> str:
+    return ONE if run.gpus == 1 else SEVERAL
+
+
+_GROUPS: dict[str, Callable[[ServingRun], str]] = {
+    "GPUs": _some_gpus,
+    "model": lambda run: run.model,
+    "GPU": lambda run: run.gpu,
+    "engine": lambda run: run.engine,
+    "number of GPUs": lambda run: f"{run.gpus} x",
+}
+
+
+def _order(name: str) -> tuple[float, str]:
+    first = name.split()[0]
+    return (float(first) if first.isdecimal() else 0.0), name
+
+
+@dataclass(frozen=True)
+class Target:
+    """An error that is aimed at, and what was reached on judged runs."""
+
+    name: str
+    limit: float
+    reached: float
+    n: int
+
+    @property
+    def met(self) -> bool:
+        return self.reached <= self.limit
+
+
+def targets(runs: Sequence[PlayedRun]) -> list[Target]:
+    """What is aimed at, and whether it is met; without those that no run says anything about."""
+    lines = {line.name: line for line in error_lines(runs)}
+    every = lines["all judged"]
+    found = []
+    for name, median, high in ((ONE, 0.06, 0.25), (SEVERAL, 0.05, 0.20)):
+        if name in lines:
+            errors, what = lines[name].tpot, f"time per output token on {name}"
+            found.append(Target(f"{what}, median", median, errors.median, errors.n))
+            found.append(Target(f"{what}, 90th percentile", high, errors.high, errors.n))
+    for what, limit, errors in (
+        ("time to first token where little queues, median", 0.15, every.ttft),
+        ("output tokens per second, median", 0.08, every.throughput),
+    ):
+        found.append(Target(what, limit, errors.median, errors.n))
+    return [target for target in found if target.n]
+
+
+def worst(runs: Sequence[PlayedRun], most: int = 10) -> list[PlayedRun]:
+    """The judged runs whose time per output token is off by the largest factor."""
+    judged = [each for each in runs if each.simulated and not each.run.fitted]
+    return sorted(judged, key=lambda each: -abs(math.log1p(each.tpot_error)))[:most]
+
+
+def by_kind(runs: Sequence[PlayedRun]) -> tuple[Fidelity, ...]:
+    """Errors of judged runs by GPU, engine, type of weights, and one GPU or several."""
+    judged = [each for each in runs if each.simulated and not each.run.fitted]
+    kinds = {each: _kind(each.run) for each in judged}
+    found = []
+    for kind in sorted(set(kinds.values())):
+        errors = Errors.of(each.tpot_error for each in judged if kinds[each] == kind)
+        shares = (round(share, 4) for share in (errors.median, errors.high, errors.signed))
+        found.append(Fidelity(*kind, errors.n, *shares))
+    return tuple(found)
+
+
+def overall(runs: Sequence[PlayedRun]) -> tuple[int, float, float]:
+    """How many runs judge, the median of the sizes of their errors and the 90th percentile."""
+    errors = Errors.of(each.tpot_error for each in runs if each.simulated and not each.run.fitted)
+    return (errors.n, round(errors.median, 4), round(errors.high, 4)) if errors.n else (0, 0.0, 0.0)
+
+
+def _kind(run: ServingRun) -> tuple[str, str, str, bool]:
+    weights = weights_kind(machine_of(run).geometry)
+    return profile_name(run.gpu), engine_of(run), weights, run.gpus > 1

@@ -1,1 +1,0 @@
-"""From measurements to tables, figures and a one-file HTML report."""
