@@ -182,9 +182,9 @@ class Frontier:
         self.leaves[n] = replace(self.leaves[n], visits=self._nodes[n].visits)
 
 
-_NAN = float("nan")
 #: Columns that only some rows have, and the others' values.
-_EMPTY = {"position": -1, "token": -1, "logprob": _NAN, "entropy": _NAN, "reward": _NAN}
+_EMPTY: dict[str, Any] = {"position": -1, "token": -1}
+_EMPTY |= {"logprob": math.nan, "entropy": math.nan, "reward": math.nan}
 _EMPTY |= {"text": None, "correct": -1, "embedding": None, "end": 0, "answer": None}
 _NAMES = ("time_s", "kind", "iteration", "node", "parent", "depth", *_EMPTY)
 _INTEGERS = ("iteration", "node", "parent", "depth", "position", "token", "correct", "end")

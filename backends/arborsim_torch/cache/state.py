@@ -170,6 +170,10 @@ class CacheState:
         return self._table.position
 
     @property
+    def kv_heads(self) -> int:
+        return self.layout.kv_heads
+
+    @property
     def num_tokens(self) -> int:
         return len(self.vocabulary_id)
 

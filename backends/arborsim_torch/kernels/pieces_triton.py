@@ -148,8 +148,8 @@ def attend_pieces_triton(
         )
         if masses is not None:
             same |= {"BLOCK": _MASSES_AT_ONCE, "TOGETHER": _power(same["HEADS"], _HEADS_AT_ONCE[0])}
-            grid = (triton.cdiv(entries, _MASSES_AT_ONCE), kv_heads, seqs)
-            kernels.mean_mass[grid](*kept, masses, own, entries, rows, far_row, **same)
+            cells = (triton.cdiv(entries, _MASSES_AT_ONCE), kv_heads, seqs)
+            kernels.mean_mass[cells](*kept, masses, own, entries, rows, far_row, **same)
         if means is not None:
             place, more, total = means.position, means.further, means.total
             given = (*kept, place, place if more is None else more, total, means.numbers)

@@ -113,9 +113,14 @@ class PolicySearch:
         )
         self._link = HostLink(layout.device)
         formats = [codec_of(each, layout.head_dim) for each in policy.formats]
-        options = {"page_tokens": machine.page_tokens, "ordered": machine.ordered}
-        recall, link = machine.recall, self._link
-        self.cache = TieredCache(layout, quantised=formats, recall=recall, link=link, **options)
+        self.cache = TieredCache(
+            layout,
+            quantised=formats,
+            page_tokens=machine.page_tokens,
+            ordered=machine.ordered,
+            recall=machine.recall,
+            link=self._link,
+        )
         mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
         self._executor = LiveExecutor(mover, setup.clock)
         self._held_up = mover.held_up

@@ -111,8 +111,8 @@ class Evaluation:
         )  # fmt: skip
         right = np.reshape([v.correct for v in judge_all(self.task, many, made)], (-1, BEST_OF))
         self.add("one sample, T=1", setting, right[:, 0].tolist(), _mean_tokens(made))
-        best = right.any(axis=1).tolist()
-        self.add(f"best of {BEST_OF} by verifier", setting, best, _mean_tokens(made))
+        best = f"best of {BEST_OF} by verifier"
+        self.add(best, setting, list(right.any(axis=1)), _mean_tokens(made))
 
     def searched(self, setting: str, problems: Sequence[Problem]) -> None:
         """Search trees of thoughts under two scores."""
