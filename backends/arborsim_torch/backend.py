@@ -169,10 +169,8 @@ def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
     if request.embed:
         check_embedder(request.embed)
     prompts = read_prompts(request.prompts) if request.prompts else None
-    loaded = load_model(
-        request.model, request.task, request.device, request.dtype,
-        request.task_options, request.trust_remote_code,
-    )  # fmt: skip
+    where, options = (request.device, request.dtype), request.task_options
+    loaded = load_model(request.model, request.task, *where, options, request.trust_remote_code)
     return loaded, prompts
 
 

@@ -55,12 +55,10 @@ def middle_layers(layers: int) -> tuple[int, ...]:
 
 
 #: Signals of tokens that a capture can take, by what they are made of.
-_OF_KEYS = {
-    Signal.KEY_VARIANCE: "key_variance", Signal.VALUE_VARIANCE: "value_variance",
-    Signal.KEY_NORM: "key_norm", Signal.VALUE_NORM: "value_norm",
-    Signal.LAG_KEY: "lag_key", Signal.LAG_VALUE: "lag_value", Signal.KEY_SKETCH: "key_sketch",
-}  # fmt: skip
-ALL_SIGNALS = frozenset({Signal.ATTENTION, Signal.HIDDEN_CHANGE, *_OF_KEYS})
+_LAGS = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
+_VARIANCES = (Signal.KEY_VARIANCE, Signal.VALUE_VARIANCE)
+_OF_KEYS = _LAGS | {*_VARIANCES, Signal.KEY_NORM, Signal.VALUE_NORM, Signal.KEY_SKETCH}
+ALL_SIGNALS = _OF_KEYS | {Signal.ATTENTION, Signal.HIDDEN_CHANGE}
 
 
 class Capture:
@@ -248,7 +246,7 @@ class Capture:
                     before, count = self._sums.get(node, (0.0, 0))
                     total = own[first - start : stop - start].sum(0)
                     self._sums[node] = (total + before, count + stop - first)
-        if self._signals & _OF_KEYS.keys() or self._takes_keys:
+        if self._signals & _OF_KEYS or self._takes_keys:
             self._take_vectors(decoder, starts, tokens)
         if self._window.waits and cache.length(0) == self._prompt:
             self._of_window = self._window.finish(cache.kv_heads, cache.keys)
@@ -363,15 +361,15 @@ class Capture:
         cache = decoder.cache
         kv = cache.newest(tokens)  # [layers, 2, seqs, kv_heads, tokens, head_dim]
         wanted = self._signals
-        for part, signal in enumerate((Signal.KEY_VARIANCE, Signal.VALUE_VARIANCE)):
+        for part, signal in enumerate(_VARIANCES):
             if signal in wanted:
                 variance = head_variance(kv[:, part : part + 1])[:, 0]  # [layers, seqs, tokens]
-                self._add(_OF_KEYS[signal], variance.permute(2, 1, 0))
+                self._add(signal.value, variance.permute(2, 1, 0))
         if Signal.KEY_NORM in wanted:
             self._add("key_norm", key_norm(kv).permute(2, 1, 0))
         if Signal.VALUE_NORM in wanted:
             self._add("value_norm", value_norm(kv).permute(2, 1, 0))
-        if wanted & {Signal.LAG_KEY, Signal.LAG_VALUE}:
+        if wanted & _LAGS:
             self._take_lag(decoder, kv, starts)
         if Signal.KEY_SKETCH in wanted:
             keys = kv[:, 0].float().permute(3, 1, 0, 2, 4).flatten(2)  # [tokens, seqs, features]

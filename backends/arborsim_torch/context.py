@@ -21,6 +21,11 @@ from torch import Tensor
 from arborsim_torch.cache.forward import AttentionMetadata, LayerView
 from arborsim_torch.kernels.piece import BlockRows, MeanRows
 
+_ASKED = (
+    *("first_row", "groups", "first_of_groups", "recent", "part", "first_counted"),
+    *("query_layers", "row_layers"),
+)
+
 
 @dataclass
 class PassContext:
@@ -81,16 +86,11 @@ class PassContext:
     @property
     def asked(self) -> tuple[object, ...]:
         """All that says what is collected."""
-        of_groups = (self.groups, self.first_of_groups, self.recent)
-        of_heads = (self.part, self.first_counted)
-        return (self.first_row, *of_groups, *of_heads, self.query_layers, self.row_layers)
+        return tuple(getattr(self, name) for name in _ASKED)
 
     def again(self, metadata: AttentionMetadata) -> PassContext:
         """An empty context that is to collect the same."""
-        return PassContext(
-            metadata, self.first_row, self.groups, self.first_of_groups, self.recent,
-            self.part, self.first_counted, self.query_layers, self.row_layers,
-        )  # fmt: skip
+        return PassContext(metadata, **{name: getattr(self, name) for name in _ASKED})
 
     @property
     def collect(self) -> bool:
@@ -238,11 +238,9 @@ class PassContext:
 
     def tensors(self) -> list[Tensor]:
         """All tensors that have been left behind."""
-        sums = [x for x in (self._sum, self._layers, self._sparsity) if x is not None]
-        vectors = (*self.query_vectors.values(), *self.layer_rows.values())
-        return [
-            *vectors, *sums, *self._rows, *self._group_sums, *self._group_newest, *self._counts
-        ]  # fmt: skip
+        found = [x for x in (self._sum, self._layers, self._sparsity) if x is not None]
+        found += [*self.query_vectors.values(), *self.layer_rows.values()]
+        return found + self._rows + self._group_sums + self._group_newest + self._counts
 
     def attention(self) -> Tensor:
         """Mean over heads and the layers without NaN, float32 ``[seqs, queries, positions]``.

@@ -23,9 +23,7 @@ from arborsim_torch.reference.tasks import Task
 
 _RANDOM_STD = 0.02
 _ROOM = 0.8  # share of the free memory that weights may take
-_DTYPES = {
-    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
-}  # fmt: skip
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
 
 
 @dataclass(frozen=True)
@@ -187,9 +185,8 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
     raw.pop("quantization_config", None)  # random weights are not quantised
     check_family(f"--model {CONFIG}{name}", raw)
     kind = str(raw.pop("model_type"))
-    stored = [str(raw.pop(key)).removeprefix("torch.") for key in ("dtype", "torch_dtype")
-              if raw.get(key) is not None]  # fmt: skip
-    given = dtype if dtype != "auto" else stored[0] if stored else "bfloat16"
+    stored = [raw.pop(key) for key in ("dtype", "torch_dtype") if raw.get(key) is not None]
+    given = dtype if dtype != "auto" else str((*stored, "bfloat16")[0]).removeprefix("torch.")
     if given not in _DTYPES:
         raise UsageError(
             f"--model {CONFIG}{name}: cannot compute in {given}; give --dtype {', '.join(_DTYPES)}"

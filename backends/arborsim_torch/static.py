@@ -124,11 +124,9 @@ class StaticStep:
         table = np.zeros(self._input.shape, dtype=np.int64)
         table[0, :seqs], table[1, :seqs], table[2:] = ids[:, 0], position[:, 0], slots
         self._input.copy_(torch.from_numpy(table), non_blocking=True)
-        first = position[:, 0].tolist()
-        return AttentionMetadata(
-            self._input[1, :seqs, None], first, self._longest, _not_gathered, _not_gathered,
-            self.store,
-        )  # fmt: skip
+        at, first = self._input[1, :seqs, None], position[:, 0].tolist()
+        unused = (_not_gathered, _not_gathered)
+        return AttentionMetadata(at, first, self._longest, *unused, self.store)
 
     @property
     def rows(self) -> int:

@@ -154,14 +154,10 @@ class HostAttention:
         host = self._host(layer, window)
         if not host.tokens.n:
             return None
-        pieces = [
-            HostPiece(
-                data[0], data[1], index, piece.of_mask(host.mask),
-                None if scales is None else scales[0, :, :, 0],
-                None if scales is None else scales[1, :, :, 0],
-            )
-            for piece, index, data, scales in self._pieces(layer, host)
-        ]  # fmt: skip
+        pieces = []
+        for piece, index, data, scales in self._pieces(layer, host):
+            by_vector = (None, None) if scales is None else scales[..., 0]
+            pieces.append(HostPiece(*data, index, piece.of_mask(host.mask), *by_vector))
         return self._near.start(query, pieces, scale, logits=logits)
 
     def rows(

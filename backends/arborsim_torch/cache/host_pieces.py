@@ -108,9 +108,8 @@ class HostPieces:
 
     def _rows_on_host(self, layer: int) -> list[list[Tensor]]:
         """The parts of a layer's rows, of all tables."""
-        pairs = zip(self.tables, self._rows, strict=True)
-        found = [_host_pool(table).first_rows(layer, rows[layer]) for table, rows in pairs
-                 if rows[layer]]  # fmt: skip
+        read = ((t, rows[layer]) for t, rows in zip(self.tables, self._rows, strict=True))
+        found = [_host_pool(table).first_rows(layer, rows) for table, rows in read if rows]
         return [part for parts in found for part in parts]
 
     def keys(self) -> list[Hashable]:

@@ -276,8 +276,8 @@ class HostPool(Pool):
         """The runs in the host's memory, of each part."""
         chunk = self.chunk_of(blocks.first)
         first = blocks.first - self._first[chunk]
-        runs = list(zip(chunk.tolist(), blocks.lane.tolist(), first.tolist(), blocks.count.tolist(),
-                        strict=True))  # fmt: skip
+        columns = (chunk, blocks.lane, first, blocks.count)
+        runs = list(zip(*(column.tolist() for column in columns), strict=True))
         return [
             [self._chunks[c][part][lane].narrow(0, start, n) for c, lane, start, n in runs]
             for part in range(self.parts)

@@ -140,8 +140,8 @@ class Place(IntEnum):
 
 
 #: The place of a tier's own copy, by value of `Tier`.
-HOME = np.array([Place[tier.name] if tier != Tier.EVICTED else Place.LOST for tier in Tier],
-                dtype=np.int8)  # fmt: skip
+_HOMES = [Place.LOST if tier == Tier.EVICTED else Place[tier.name] for tier in Tier]
+HOME = np.array(_HOMES, dtype=np.int8)
 #: The place of the staged copy of a token whose own is in this place.
 STAGED = {place: Place(place + RUNGS) for place in Place if place.on_host}
 

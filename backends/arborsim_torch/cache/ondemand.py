@@ -229,11 +229,12 @@ class PageAttention(HostAttention):
             parts = [
                 part[:, 0].permute(1, 2, 0, 3).expand(-1, g.kv_heads, -1, -1) for part in buffers
             ]
-            piece = replace(
-                pool.as_piece(parts), index=both[: g.kv_heads, at], room=blocks.rows,
-                mask=to_device(on_path[:, :, at].swapaxes(0, 1), g.device) if several else None,
-                ready=None if found else lambda: ordered.ticket.order(self.held_up),
-            )  # fmt: skip
+            piece = replace(pool.as_piece(parts), index=both[: g.kv_heads, at], room=blocks.rows)
+            if several:
+                mask = to_device(on_path[:, :, at].swapaxes(0, 1), g.device)
+                piece = replace(piece, mask=mask)
+            if not found:
+                piece = replace(piece, ready=lambda: ordered.ticket.order(self.held_up))
             spots = partial(torch.narrow, where, 1, at.start, blocks.rows)
             found.append(PlacedPiece(piece, spots, ("page", layer, number)))
         return HostShare(found, position=where)

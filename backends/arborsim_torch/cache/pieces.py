@@ -164,25 +164,19 @@ class PieceTable:
         # What is left and taken again is written once.
         width = self._room()
         again = np.isin(gone.group * width + left, come.group * width + entry)
-        emptied = gone.where(~again)
-        self._write(
-            np.concatenate([emptied.group, come.group]), np.concatenate([left[~again], entry]),
-            len(emptied.group), come,
-        )  # fmt: skip
+        group = np.concatenate([gone.group[~again], come.group])
+        written = np.concatenate([left[~again], entry])
+        self._write(group, written, len(group) - len(entry), come)
         return entry
 
     def _write(self, group: np.ndarray, entry: np.ndarray, emptied: int, come: Pairs) -> None:
         """Write entries, the first `emptied` of which are not read any more."""
-        columns = {
-            "index": (self._slots(come), NOT_READ), "mask": (come.on_path, 0),
-            "position": (self._cache.position.values[come.token], 0),
-        }  # fmt: skip
         rows = [group[None], entry[None]]
-        for name in _KINDS:
+        for name, (_, empty) in _KINDS.items():
             if name in self._current:
-                own = np.atleast_2d(columns[name][0])
-                empty = np.full((len(own), emptied), columns[name][1])
-                rows.append(np.concatenate([empty, own], axis=1))
+                own = np.atleast_2d(self._column(name, come))
+                unread = np.full((len(own), emptied), empty)
+                rows.append(np.concatenate([unread, own], axis=1))
         table = np.concatenate(rows).astype(np.int64)
         there = to_device(table, self._layout.device)
         row = 2
@@ -196,6 +190,12 @@ class PieceTable:
             else:
                 tensor[there[0], there[1]] = there[row].to(tensor.dtype)
                 row += 1
+
+    def _column(self, name: str, pairs: Pairs) -> np.ndarray:
+        """A tensor's entries of pairs."""
+        if name == "mask":
+            return pairs.on_path
+        return self._slots(pairs) if name == "index" else self._cache.position.values[pairs.token]
 
     def _slots(self, pairs: Pairs) -> np.ndarray:
         """The index's entries of pairs, int64 ``[m]``."""
@@ -252,14 +252,10 @@ class PieceTable:
         pairs, entry = self._held()
         lead = (self._seqs,) if name == "mask" else ()
         table = np.full((*lead, *known.shape[-2:]), empty, dtype=np.int64)
+        table[..., pairs.group, entry] = self._column(name, pairs)
         if name == "mask":
-            table[:, pairs.group, entry] = pairs.on_path
             known[: self._seqs] = to_device(table.astype(np.bool_), device)
         else:
-            found = self._slots(pairs) if name == "index" else (
-                self._cache.position.values[pairs.token]
-            )  # fmt: skip
-            table[pairs.group, entry] = found
             known.copy_(to_device(table, device))
         self._current.add(name)
 
@@ -270,9 +266,7 @@ class PieceTable:
     def full(self, groups: slice) -> bool:
         """Whether all of a layer's entries, as many in every group, are read by one sequence."""
         high = self.high[groups]
-        return self._seqs == 1 and bool((self.count[groups] == high).all()) and bool(
-            (high == high[0]).all()
-        )  # fmt: skip
+        return self._seqs == 1 and bool(((self.count[groups] == high) & (high == high[0])).all())
 
     @property
     def in_order(self) -> bool:

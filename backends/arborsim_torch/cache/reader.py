@@ -169,11 +169,9 @@ class PieceReader:
                 self._pairs(group, token[at])
             )
         table = self._tables.get(Place.HBM)
-        self._contiguous = (
-            table is not None and table.in_order and len(cache.leaves) == 1
-            and bool((place == Place.HBM).all())
-            and bool((self._entry.values[:, token] == np.arange(len(token))).all())
-        )  # fmt: skip
+        one = table is not None and table.in_order and len(cache.leaves) == 1
+        in_order = self._entry.values[:, token] == np.arange(len(token))
+        self._contiguous = one and bool(((place == Place.HBM) & in_order).all())
 
     def _update(self, group: np.ndarray, token: np.ndarray) -> None:
         cache = self._cache
@@ -193,11 +191,9 @@ class PieceReader:
                     pairs.where(gone), left[gone].astype(np.int64), pairs.where(come)
                 )
         entry = self._entry.values[group, token]
-        self._contiguous = (
-            self._contiguous and bool((before == Place.LOST).all())
-            and bool(((place == Place.HBM) | ~wanted).all())
-            and bool((entry[wanted] == cache.position.values[token[wanted]]).all())
-        )  # fmt: skip
+        in_order = (place == Place.HBM) & (entry == cache.position.values[token])
+        fresh = (before == Place.LOST) & (in_order | ~wanted)
+        self._contiguous = self._contiguous and bool(fresh.all())
 
 
 @dataclass(frozen=True)
@@ -272,12 +268,11 @@ class PiecePlan:
             return None
         (table,) = self.tables
         layout, pool = table.pool.layout, table.pool
+        if table.place is not Place.HBM or not table.in_order:
+            return None
         per_slab = layout.groups // layout.slabs
-        whole = table.place is Place.HBM and table.in_order and all(
-            table.full(slice(slab * per_slab, (slab + 1) * per_slab))
-            for slab in range(layout.slabs)
-        )  # fmt: skip
-        if not whole:
+        firsts = range(0, layout.groups, per_slab)
+        if not all(table.full(slice(first, first + per_slab)) for first in firsts):
             return None
         spans = enumerate(table.high[::per_slab].tolist())
         return [part for slab, n in spans for part in pool.span(slab, 0, n).unsqueeze(1).unbind()]

@@ -285,12 +285,12 @@ class TieredCache(CacheState):
         host_attention = self.host_attention if plan.host else None
         if host_attention is not None:
             host_attention.begin(plan.host, plan.fresh)
-        metadata = AttentionMetadata(
-            at, first, longest, plan.entries, plan.content, writing.store, host_attention,
-            causal=plan.contiguous and len(fresh) == position.shape[1] and len(first) == 1,
-            pieces=plan.pieces if isinstance(plan, PiecePlan) and one else None,
-            plain=plan.plain() if isinstance(plan, PiecePlan) and position.size == 1 else None,
-        )  # fmt: skip
+        given = (at, first, longest, plan.entries, plan.content, writing.store, host_attention)
+        metadata = AttentionMetadata(*given)
+        metadata.causal = plan.contiguous and len(fresh) == position.shape[1] and len(first) == 1
+        if isinstance(plan, PiecePlan):
+            metadata.pieces = plan.pieces if one else None
+            metadata.plain = plan.plain() if position.size == 1 else None
         if host_attention is not None:
             host_attention.attach(metadata, torch.from_numpy(position))
         return metadata

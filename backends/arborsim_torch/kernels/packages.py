@@ -52,19 +52,15 @@ class Package:
     head_dims: tuple[int, ...] = ()
 
 
-#: The first that works is taken; 4 compiles for every new form of a call, so it comes late.
-PACKAGES = {
-    each.name: each
-    for each in (
-        Package("flash-attn-3", "flash_attn_interface", "flash_attn_func",
-                "flash_attn_with_kvcache", {"return_attn_probs": True}),
-        Package("flash-attn", "flash_attn", "flash_attn_func", "flash_attn_with_kvcache",
-                {"return_attn_probs": True}),
-        Package("flash-attn-4", "flash_attn.cute", "flash_attn_func", "", {"return_lse": True}),
-        Package("flashinfer", "flashinfer", "single_prefill_with_kv_cache", "", {},
-                (64, 128, 256)),
-    )
-}  # fmt: skip
+# The first that works is taken; 4 compiles for every new form of a call, so it comes late.
+_BOTH = ("flash_attn_func", "flash_attn_with_kvcache", {"return_attn_probs": True})
+_LIST = (
+    Package("flash-attn-3", "flash_attn_interface", *_BOTH),
+    Package("flash-attn", "flash_attn", *_BOTH),
+    Package("flash-attn-4", "flash_attn.cute", "flash_attn_func", lse={"return_lse": True}),
+    Package("flashinfer", "flashinfer", "single_prefill_with_kv_cache", head_dims=(64, 128, 256)),
+)
+PACKAGES = {each.name: each for each in _LIST}
 #: Packages that read contiguous caches in decode steps.
 DECODERS = tuple(each.name for each in PACKAGES.values() if each.decode)
 

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import torch
@@ -188,8 +189,8 @@ def check(q: Tensor, piece: Piece) -> None:
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"{heads} query heads do not divide into {kv_heads} groups")
     widths = _widths(codec, dim)
-    for part, tensor, width in zip(("keys", "values"), (piece.keys, piece.values), widths,
-                                   strict=True):  # fmt: skip
+    parts = (("keys", piece.keys, widths[0]), ("values", piece.values, widths[1]))
+    for part, tensor, width in parts:
         if tuple(tensor.shape) != (kv_heads, capacity, width):
             raise ValueError(
                 f"{part} {list(tensor.shape)} of queries of {dim} in format {codec.name}: "
@@ -207,9 +208,7 @@ def check(q: Tensor, piece: Piece) -> None:
         )
     if piece.mask is not None:
         shape = tuple(piece.mask.shape)
-        if len(shape) != 3 or shape[0] not in (1, seqs) or shape[1] not in (1, kv_heads) or (
-            shape[2] != room
-        ):  # fmt: skip
+        if shape not in product((1, seqs), (1, kv_heads), (room,)):
             raise ValueError(
                 f"a mask of shape {list(shape)} for {seqs} sequences, {kv_heads} KV heads and "
                 f"room {room}"
@@ -228,9 +227,8 @@ def _check_scales(piece: Piece) -> None:
     codec, scales = piece.codec, (piece.key_scale, piece.value_scale)
     if isinstance(codec, Packed) and codec.scaled:
         spans, member = piece.key_scale, piece.member
-        if spans is None or member is None or tuple(spans.shape[::2]) != (
-            kv_heads, codec.span_bytes
-        ):  # fmt: skip
+        shape = None if spans is None else tuple(spans.shape[::2])
+        if member is None or shape != (kv_heads, codec.span_bytes):
             raise ValueError(
                 f"keys in groups of tokens need their spans, uint8 [{kv_heads}, groups, "
                 f"{codec.span_bytes}], and where each token stands in them"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -325,12 +324,9 @@ class LiveGauge:
         m.peak_ddr_bytes = self._peak_ddr
         m.peak_quantised_bytes = self._peak_quantised
         m.peak_staging_bytes = self._peak_staging
-        s = m.series
-        columns: list[list[Any]] = [
-            s.time_s, s.hbm_kv_bytes, s.staging_bytes, s.in_flight_bytes, s.ddr_bytes,
-        ]  # fmt: skip
-        for i, column in enumerate(columns):
-            column[:] = [sample[i] for sample in self._samples]
+        names = ("time_s", "hbm_kv_bytes", "staging_bytes", "in_flight_bytes", "ddr_bytes")
+        for i, name in enumerate(names):
+            getattr(m.series, name)[:] = [sample[i] for sample in self._samples]
 
 
 def device_peak_bytes(device: torch.device) -> int:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 
@@ -162,21 +163,19 @@ class LiveRun:
     def _result(
         self, task: _Task, search: PolicySearch, ended: Ended, lengths: dict[int, int]
     ) -> LiveResult:
-        wall_s = time.perf_counter() - task.begun_s
-        name, text = task.cell.policy.name, task.cell.budget.text
+        wall_s, cell = time.perf_counter() - task.begun_s, task.cell
+        correct, tokens, known = None, 0, dict[str, Any]()
         if isinstance(ended, BudgetInfeasible):
-            return LiveResult(
-                task.number, name, text, task.budget_tokens, None, 0, lengths[task.number], wall_s,
-                infeasible=str(ended),
-            )  # fmt: skip
-        outcome = search.outcome(ended)
-        if isinstance(task.cell.policy, Full):
-            task.budget_tokens = lengths[task.number] = ended.prompt_tokens + ended.tokens
-        return LiveResult(
-            task.number, name, text, task.budget_tokens, ended.correct, ended.tokens,
-            lengths[task.number], wall_s, outcome.measured, outcome.allocated_bytes,
-            outcome.device_peak_bytes, "", *(ended.steps or (None, None)),
-        )  # fmt: skip
+            known["infeasible"] = str(ended)
+        else:
+            outcome, correct, tokens = search.outcome(ended), ended.correct, ended.tokens
+            if isinstance(cell.policy, Full):
+                task.budget_tokens = lengths[task.number] = ended.prompt_tokens + tokens
+            known["measured"], known["allocated_bytes"] = outcome.measured, outcome.allocated_bytes
+            known["device_peak_bytes"] = outcome.device_peak_bytes
+            known["steps_right"], known["steps"] = ended.steps or (None, None)
+        of_cell = (task.number, cell.policy.name, cell.budget.text, task.budget_tokens)
+        return LiveResult(*of_cell, correct, tokens, lengths[task.number], wall_s, **known)
 
 
 @dataclass

@@ -195,11 +195,9 @@ class ValidationRun:
             captured = self.request.recall in CAPTURED_RECALLS
             captured |= not any(tier.in_ddr for tier in policy.method.tiers)
             profile = served_live(profile, graphs=self.setup.graphs and captured)
-        machine = replace(
-            self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1,
-            profile=profile,
-        )  # fmt: skip
-        return machine.executor(policy, self.info)
+        recall, overlap = self.request.recall, self.request.overlap
+        machine = replace(self.machine, recall=recall, overlap=overlap, page_tokens=1)
+        return replace(machine, profile=profile).executor(policy, self.info)
 
 
 def held(mover: Mover) -> Held:

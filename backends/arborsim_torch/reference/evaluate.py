@@ -105,14 +105,13 @@ class Evaluation:
         """Sample 16 reasonings per problem at temperature 1."""
         many = [p for p in problems for _ in range(BEST_OF)]
         seeds = [(self.seed, p.index, k) for p in problems for k in range(BEST_OF)]
-        made = generate(
-            self.model, self.task, many, temperature=1.0, seeds=seeds, max_tokens=max_tokens,
-            batch=self.batch,
-        )  # fmt: skip
-        right = np.reshape([v.correct for v in judge_all(self.task, many, made)], (-1, BEST_OF))
-        self.add("one sample, T=1", setting, right[:, 0].tolist(), _mean_tokens(made))
+        options: dict[str, Any] = {"max_tokens": max_tokens, "batch": self.batch}
+        made = generate(self.model, self.task, many, temperature=1.0, seeds=seeds, **options)
+        right = [v.correct for v in judge_all(self.task, many, made)]
+        groups = [right[i : i + BEST_OF] for i in range(0, len(right), BEST_OF)]
+        self.add("one sample, T=1", setting, [group[0] for group in groups], _mean_tokens(made))
         best = f"best of {BEST_OF} by verifier"
-        self.add(best, setting, list(right.any(axis=1)), _mean_tokens(made))
+        self.add(best, setting, [any(group) for group in groups], _mean_tokens(made))
 
     def searched(self, setting: str, problems: Sequence[Problem]) -> None:
         """Search trees of thoughts under two scores."""

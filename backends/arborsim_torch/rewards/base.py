@@ -110,10 +110,8 @@ class Account:
         )
 
     def usage(self) -> ModelUsage:
-        return ModelUsage(
-            self.role, self.name, self.wall_s, self.weight_bytes, self.peak_kv_bytes,
-            self.texts, self.tokens,
-        )  # fmt: skip
+        sizes = (self.weight_bytes, self.peak_kv_bytes)
+        return ModelUsage(self.role, self.name, self.wall_s, *sizes, self.texts, self.tokens)
 
 
 def check_weights(option: str, path: Path, device: str) -> None:

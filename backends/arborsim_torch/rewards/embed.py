@@ -80,11 +80,10 @@ def load_embedder(folder: str, device: str) -> SentenceEmbedder:
     from sentence_transformers import SentenceTransformer
 
     check_weights(f"--embed {folder}", path, device)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options["model_kwargs"] = {"use_safetensors": True}
     try:
-        model = SentenceTransformer(
-            str(path), device=device, local_files_only=True, trust_remote_code=False,
-            model_kwargs={"use_safetensors": True},
-        )  # fmt: skip
+        model = SentenceTransformer(str(path), device=device, **options)
         return SentenceEmbedder(path.name, model.eval())
     except (*_BROKEN, SafetensorError) as error:
         what = " ".join(str(error).split())[:300]

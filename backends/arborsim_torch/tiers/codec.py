@@ -271,8 +271,8 @@ class Packed:
         """Vectors ``[..., head_dim]`` in float32 from whole records."""
         size = self.head_dim
         scales, count = self.format.scales(size), self.format.outliers_of(size)
-        widths = [self._code_bytes, scales * self.format.scale_bytes,
-                  scales * self.format.zero_bytes, 2 * count, 2 * count]  # fmt: skip
+        of_scales = [scales * self.format.scale_bytes, scales * self.format.zero_bytes]
+        widths = [self._code_bytes, *of_scales, 2 * count, 2 * count]
         codes, scale, low, kept, at = record.split_with_sizes(widths, dim=-1)
         group = min(self.format.group, size)
         code = torch.nn.functional.pad(self._unpacked(codes), (0, -size % group))
