@@ -419,21 +419,12 @@ class Capture:
 
 @dataclass
 class _BlockOutputs:
-    """The outputs of a block of tokens of one sequence, by layer, as far as they are kept.
+    """The outputs of a block of tokens of one sequence, by layer, as far as they are kept."""
 
-    Attributes
-    ----------
-    layer : int
-        The next one.
-    chosen : list of float16 Tensor ``[1, queries, size]``
-        Outputs of the layers whose outputs are kept.
-    changes : list of float32 Tensor ``[queries - 1]``
-        Of all tokens but the first.
-    ends : list of float32 Tensor ``[2, size]``
-        Outputs of the first and of the last token.
-    """
-
-    layer: int = 0
+    layer: int = 0  #: the next one
+    #: float16 ``[1, queries, size]``: outputs of the layers whose outputs are kept
     chosen: list[Tensor] = field(default_factory=list)
+    #: float32 ``[queries - 1]``: of all tokens but the first
     changes: list[Tensor] = field(default_factory=list)
+    #: float32 ``[2, size]``: outputs of the first and of the last token
     ends: list[Tensor] = field(default_factory=list)

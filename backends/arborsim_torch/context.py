@@ -29,47 +29,28 @@ _ASKED = (
 
 @dataclass
 class PassContext:
-    """The context of one forward pass, and what it leaves behind.
+    """The context of one forward pass, and what it leaves behind."""
 
-    Attributes
-    ----------
-    metadata : AttentionMetadata
-        What the pass reads of the cache.
-    first_row : int or None
-        First query of the pass whose row, averaged over all heads and layers, is collected; None
-        for none.
-    groups : {"layer", "head"} or None
-        Whose rows to reduce apart: those of layers, or of KV heads.
-    first_of_groups : int
-        First query of the pass that counts there.
-    recent : int
-        How many of its newest positions a query pays nothing to in sums of groups.
-    part : float or None
-        Entries of at least this part of their row's largest are counted, head by head.
-    first_counted : int
-        First query of the pass whose rows are.
-    query_layers : frozenset of int
-        Layers whose query vectors to collect.
-    row_layers : frozenset of int
-        Layers whose own attention rows to collect, apart from the mean over all layers.
-    take_output : callable or None
-        Takes the output of each block of the model, ``[seqs, queries, size]``, when it comes, None
-        if they are shown in the end, or not wanted.
-    layer_rows : dict of int to float32 Tensor ``[2, seqs, queries, positions]``
-        Per such layer the mean and the population variance over its query heads.
-    """
-
-    metadata: AttentionMetadata
+    metadata: AttentionMetadata  #: what the pass reads of the cache
+    #: first query of the pass whose row, averaged over all heads and layers, is collected; None for
+    #: none
     first_row: int | None = None
+    #: {"layer", "head"}: whose rows to reduce apart: those of layers, or of KV heads
     groups: Literal["layer", "head"] | None = None
-    first_of_groups: int = 0
-    recent: int = 0
+    first_of_groups: int = 0  #: first query of the pass that counts there
+    recent: int = 0  #: how many of its newest positions a query pays nothing to in sums of groups
+    #: entries of at least this part of their row's largest are counted, head by head
     part: float | None = None
-    first_counted: int = 0
-    query_layers: frozenset[int] = frozenset()
+    first_counted: int = 0  #: first query of the pass whose rows are
+    query_layers: frozenset[int] = frozenset()  #: layers whose query vectors to collect
+    #: layers whose own attention rows to collect, apart from the mean over all layers
     row_layers: frozenset[int] = frozenset()
+    #: takes the output of each block of the model, ``[seqs, queries, size]``, when it comes, None
+    #: if they are shown in the end, or not wanted
     take_output: Callable[[Tensor], None] | None = None
     query_vectors: dict[int, Tensor] = field(default_factory=dict)
+    #: dict of int to float32 ``[2, seqs, queries, positions]``: per such layer the mean and the
+    #: population variance over its query heads
     layer_rows: dict[int, Tensor] = field(default_factory=dict)
     _rows: list[Tensor] = field(default_factory=list)
     _sum: Tensor | None = None

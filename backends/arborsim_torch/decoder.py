@@ -224,24 +224,14 @@ class TreeDecoder:
 
 @dataclass(frozen=True)
 class Pass:
-    """Tokens that a decoder is to compute.
-
-    Attributes
-    ----------
-    ids : int64 array ``[seqs, queries]``
-    metadata : AttentionMetadata or None
-        None if the tokens are new, and announced to the cache when they are computed.
-    keep : int
-        Queries whose logits are wanted, counted from the last; 0 for all.
-    observed : bool
-        Whether the decoder's observer sees the pass.
-    """
+    """Tokens that a decoder is to compute."""
 
     decoder: TreeDecoder
-    ids: np.ndarray
+    ids: np.ndarray  #: int64 ``[seqs, queries]``
+    #: None if the tokens are new, and announced to the cache when they are computed
     metadata: AttentionMetadata | None
-    keep: int
-    observed: bool
+    keep: int  #: queries whose logits are wanted, counted from the last; 0 for all
+    observed: bool  #: whether the decoder's observer sees the pass
 
     @property
     def wants_hidden(self) -> bool:

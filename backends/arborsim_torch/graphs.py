@@ -24,22 +24,12 @@ _FAILED: list[Any] = []  # kept for good: allocators go on asking a graph whose 
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """The results of a step, in memory that the next one may overwrite.
+    """The results of a step, in memory that the next one may overwrite."""
 
-    Attributes
-    ----------
-    logits : Tensor ``[seqs, 1, vocabulary]``
-    last : Tensor ``[seqs, 1, size]``
-        Normalised last hidden state.
-    hidden : list of Tensor ``[seqs, 1, size]``
-        Output of every block, if it is wanted.
-    states : list of PassContext
-        What attention has left, of each search; their sequences come one after the other.
-    """
-
-    logits: Tensor
-    last: Tensor
-    hidden: list[Tensor]
+    logits: Tensor  #: ``[seqs, 1, vocabulary]``
+    last: Tensor  #: ``[seqs, 1, size]``: normalised last hidden state
+    hidden: list[Tensor]  #: ``[seqs, 1, size]``: output of every block, if it is wanted
+    #: what attention has left, of each search; their sequences come one after the other
     states: list[PassContext]
 
     def tensors(self) -> list[Tensor]:

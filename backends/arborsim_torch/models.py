@@ -28,25 +28,13 @@ _DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, and the task or tokeniser that goes with it.
-
-    Attributes
-    ----------
-    model
-        In evaluation mode, on its device.
-    task : Task or None
-        Of a reference model.
-    tokenizer
-        Of transformers; None for a reference model.
-    random_weights : bool
-        True memory and time, meaningless text.
-    """
+    """A model, and the task or tokeniser that goes with it."""
 
     name: str
-    model: Any
-    task: Task | None = None
-    tokenizer: Any = None
-    random_weights: bool = False
+    model: Any  #: in evaluation mode, on its device
+    task: Task | None = None  #: of a reference model
+    tokenizer: Any = None  #: of transformers; None for a reference model
+    random_weights: bool = False  #: True memory and time, meaningless text
 
     @property
     def max_positions(self) -> int:

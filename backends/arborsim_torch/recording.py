@@ -52,55 +52,29 @@ class Listener(Protocol):
 
 @dataclass
 class LiveNode:
-    """A node while its search runs.
-
-    Attributes
-    ----------
-    generated : list of int
-        All tokens after the prompt, this node's included.
-    tokens : int
-        The node's own.
-    logits : Tensor or None
-        After its last token, to draw its children's first tokens from.
-    value : float or None
-        What the model itself said of the state.
-    logprob : float
-        Sum of the log-probabilities of its own tokens, nats.
-    text : str or None
-        Its own, once complete.
-    entropy : float
-        Of the next token's distribution after its last token, nats, as it is stored; NaN if it is
-        not complete.
-    reward : float
-        What it was rewarded with once complete.  NaN if nothing rewards it.
-    answer : str or None
-        What it answers, if it is finished and its source can read that.
-    twin : int
-        The first complete sibling that says the same, or the node itself.
-    correct : bool or None
-        Verdict on the answer of a finished thought.
-    held : bool
-        Whether its keys and values are there.
-    """
+    """A node while its search runs."""
 
     parent: int
-    generated: list[int]
-    tokens: int = 0
-    logprob: float = 0.0
+    generated: list[int]  #: all tokens after the prompt, this node's included
+    tokens: int = 0  #: the node's own
+    logprob: float = 0.0  #: sum of the log-probabilities of its own tokens, nats
     visits: int = 0
     score: float = math.nan
     finished: bool = False
     dead: bool = False
-    value: float | None = None
+    value: float | None = None  #: what the model itself said of the state
+    #: what it was rewarded with once complete.  NaN if nothing rewards it.
     reward: float = math.nan
-    logits: Tensor | None = None
+    logits: Tensor | None = None  #: after its last token, to draw its children's first tokens from
     embedding: np.ndarray | None = None
-    text: str | None = None
+    text: str | None = None  #: its own, once complete
+    #: of the next token's distribution after its last token, nats, as it is stored; NaN if it is
+    #: not complete
     entropy: float = math.nan
-    answer: str | None = None
-    twin: int = -1
-    correct: bool | None = None
-    held: bool = True
+    answer: str | None = None  #: what it answers, if it is finished and its source can read that
+    twin: int = -1  #: the first complete sibling that says the same, or the node itself
+    correct: bool | None = None  #: verdict on the answer of a finished thought
+    held: bool = True  #: whether its keys and values are there
 
     @property
     def mean_logprob(self) -> float:

@@ -16,19 +16,11 @@ from arborsim_torch.sources import Source
 
 @dataclass(frozen=True)
 class Choice:
-    """One entry per row of logits.
-
-    Attributes
-    ----------
-    logprob : list of float
-        Of the token under the model itself (temperature 1), nats.
-    entropy : list of float
-        Of the model's distribution (temperature 1), nats.
-    """
+    """One entry per row of logits."""
 
     token: list[int]
-    logprob: list[float]
-    entropy: list[float]
+    logprob: list[float]  #: of the token under the model itself (temperature 1), nats
+    entropy: list[float]  #: of the model's distribution (temperature 1), nats
 
 
 def entropies(logits: Tensor) -> Tensor:

@@ -36,17 +36,12 @@ class StoredSlots:
 
 @dataclass
 class ReadTokens:
-    """The tokens that one group reads.
+    """The tokens that one group reads."""
 
-    Attributes
-    ----------
-    token : int64 array ``[n]``, rising
-    order : int64 Tensor ``[n]`` or None
-        Puts the pieces, one after the other, into the order of tokens; None if they are.
-    """
-
-    token: np.ndarray
+    token: np.ndarray  #: int64 ``[n]``, rising
     pieces: list[StoredSlots]
+    #: int64 ``[n]``: puts the pieces, one after the other, into the order of tokens; None if they
+    #: are
     order: Tensor | None
 
 

@@ -29,24 +29,13 @@ Part = tuple[Tensor, Tensor]  # output [seqs, heads, queries, head_dim] and its 
 
 @dataclass(frozen=True)
 class HostSlots:
-    """Tokens of one place on the host.
-
-    Attributes
-    ----------
-    chunk : int
-        The part of the host's memory that they lie in.
-    index : int64 Tensor ``[m]`` or ``[kv_heads, m]``
-        Rows there; -1 is padding.
-    span : slice
-        The piece's entries among all of the layer's.
-    run : slice or None
-        The rows, if those of all heads follow each other: they need not be looked up.
-    """
+    """Tokens of one place on the host."""
 
     place: Place
-    chunk: int
-    index: Tensor
-    span: slice
+    chunk: int  #: the part of the host's memory that they lie in
+    index: Tensor  #: int64 ``[m]`` or ``[kv_heads, m]``: rows there; -1 is padding
+    span: slice  #: the piece's entries among all of the layer's
+    #: the rows, if those of all heads follow each other: they need not be looked up
     run: slice | None
 
     def of_mask(self, mask: Tensor | None) -> Tensor | None:
@@ -56,17 +45,11 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class HostTokens:
-    """The tokens of one layer that stay on the host; tensors are there, too.
-
-    Attributes
-    ----------
-    position : int64 Tensor ``[kv_heads or 1, n]``
-    on_path : bool Tensor ``[kv_heads or 1, seqs, n]``
-    """
+    """The tokens of one layer that stay on the host; tensors are there, too."""
 
     pieces: list[HostSlots]
-    position: Tensor
-    on_path: Tensor
+    position: Tensor  #: int64 ``[kv_heads or 1, n]``
+    on_path: Tensor  #: bool ``[kv_heads or 1, seqs, n]``
     n: int
 
     @property

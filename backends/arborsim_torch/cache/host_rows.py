@@ -11,25 +11,17 @@ from arborsim_torch.cache.slots import NOWHERE, SlotTable
 
 @dataclass(frozen=True, eq=False)
 class BlockList:
-    """Runs of rows, and where their tokens lie in a buffer that holds them one after the other.
+    """Runs of rows, and where their tokens lie in a buffer that holds them one after the other."""
 
-    Attributes
-    ----------
-    lane, first, count : int64 arrays ``[runs]``
-    start : int64 array ``[runs]``
-        Of each run in the buffer.
-    at : int64 array ``[lanes, tokens]``
-        Row of each token in the buffer; of one lane, if a token has rows in one only.
-    rows : int
-        Of the buffer.
-    """
-
+    #: int64 s ``[runs]``
     lane: np.ndarray
     first: np.ndarray
     count: np.ndarray
-    start: np.ndarray
+    start: np.ndarray  #: int64 ``[runs]``: of each run in the buffer
+    #: int64 ``[lanes, tokens]``: row of each token in the buffer; of one lane, if a token has rows
+    #: in one only
     at: np.ndarray
-    rows: int
+    rows: int  #: of the buffer
 
 
 class RowTable(SlotTable):

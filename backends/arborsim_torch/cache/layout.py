@@ -24,23 +24,14 @@ GROUPINGS = ("shared", "layer", "head")
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape of a model's cache and the grouping of its plans.
-
-    Attributes
-    ----------
-    dtype : torch.dtype
-        Of keys and values at full precision.
-    device : torch.device
-        Where the model is.
-    grouping : {"shared", "layer", "head"}
-    """
+    """Shape of a model's cache and the grouping of its plans."""
 
     layers: int
     kv_heads: int
     head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    grouping: str = "shared"
+    dtype: torch.dtype  #: of keys and values at full precision
+    device: torch.device  #: where the model is
+    grouping: str = "shared"  #: {"shared", "layer", "head"}
 
     def __post_init__(self) -> None:
         if self.grouping not in GROUPINGS:

@@ -51,16 +51,11 @@ _KINDS = {"index": (torch.int32, NOT_READ), "mask": (torch.bool, 0), "position":
 
 @dataclass(frozen=True)
 class Pairs:
-    """(group, token) pairs and what a table has to know of them; arrays ``[m]``.
-
-    Attributes
-    ----------
-    on_path : bool ``[seqs, m]``
-    """
+    """(group, token) pairs and what a table has to know of them; arrays ``[m]``."""
 
     group: np.ndarray
     token: np.ndarray
-    on_path: np.ndarray
+    on_path: np.ndarray  #: bool ``[seqs, m]``
 
     def where(self, mask: np.ndarray) -> Pairs:
         return Pairs(self.group[mask], self.token[mask], self.on_path[:, mask])

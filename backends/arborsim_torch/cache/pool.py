@@ -35,16 +35,10 @@ _RAGGED_SAVES = 0.1
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """Tokens as a pool stores them.
+    """Tokens as a pool stores them."""
 
-    Attributes
-    ----------
-    data : Tensor ``[layers, 2, kv_heads, tokens, head_dim]``
-    scale : float32 Tensor ``[layers, 2, kv_heads, tokens, 1]`` or None
-    """
-
-    data: Tensor
-    scale: Tensor | None = None
+    data: Tensor  #: ``[layers, 2, kv_heads, tokens, head_dim]``
+    scale: Tensor | None = None  #: float32 ``[layers, 2, kv_heads, tokens, 1]``
 
     @property
     def nbytes(self) -> int:

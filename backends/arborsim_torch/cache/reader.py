@@ -198,24 +198,13 @@ class PieceReader:
 
 @dataclass(frozen=True)
 class PiecePlan:
-    """The reads of one pass.
+    """The reads of one pass."""
 
-    Attributes
-    ----------
-    tables : list of PieceTable
-        Of pools on the device that are read.
-    contiguous : bool
-        All that is read is in HBM, and slot ``p`` has position ``p`` in all groups.
-    fresh : bool
-        Tokens on the host have changed.
-    rooms : list of int or None
-        Of each table: entries that its pieces look at, whose shapes then depend on these alone.
-    """
-
-    tables: list[PieceTable]
+    tables: list[PieceTable]  #: of pools on the device that are read
     on_host: HostPieces
-    contiguous: bool
-    fresh: bool
+    contiguous: bool  #: all that is read is in HBM, and slot ``p`` has position ``p`` in all groups
+    fresh: bool  #: tokens on the host have changed
+    #: of each table: entries that its pieces look at, whose shapes then depend on these alone
     rooms: list[int | None]
 
     @property

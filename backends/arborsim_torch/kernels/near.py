@@ -32,21 +32,15 @@ _scratch = threading.local()
 
 @dataclass(frozen=True)
 class HostPiece:
-    """Slots of one host pool, of which `attend_host` reads tiles.
+    """Slots of one host pool, of which `attend_host` reads tiles."""
 
-    Attributes
-    ----------
-    k, v : Tensor ``[kv_heads, capacity, head_dim]``
-        Of any type, with scales, float32 ``[kv_heads, capacity]``, of 8-bit ones.
-    index : int Tensor ``[n]`` or ``[kv_heads, n]``, or None
-        Slots to read, -1 = padding.  None for all in order.
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries or 1, n]`` or None
-        By entry of `index`.
-    """
-
+    #: ``[kv_heads, capacity, head_dim]``: of any type, with scales, float32 ``[kv_heads,
+    #: capacity]``, of 8-bit ones
     k: Tensor
     v: Tensor
+    #: int ``[n]`` or ``[kv_heads, n]``: slots to read, -1 = padding.  None for all in order.
     index: Tensor | None = None
+    #: bool ``[seqs or 1, kv_heads or 1, queries or 1, n]``: by entry of `index`
     mask: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None

@@ -30,26 +30,16 @@ _OUT, _LSE = 0.03, 0.03  # largest errors of 16-bit types; numbers and logits ar
 
 @dataclass(frozen=True)
 class Package:
-    """An attention package and its functions.
-
-    Attributes
-    ----------
-    module : str
-        As it is imported.
-    prefill, decode : str
-        Functions for blocks of queries, and over contiguous caches of which a length is read.
-    lse : dict
-        What makes `prefill` return the log-sum-exp.
-    head_dims : tuple of int
-        Sizes of heads, if not all multiples of 8.
-    """
+    """An attention package and its functions."""
 
     name: str
-    module: str
+    module: str  #: as it is imported
+    #: functions for blocks of queries, and over contiguous caches of which a length is read
     prefill: str
     decode: str = ""
+    #: what makes `prefill` return the log-sum-exp
     lse: dict[str, Any] = field(default_factory=dict)
-    head_dims: tuple[int, ...] = ()
+    head_dims: tuple[int, ...] = ()  #: sizes of heads, if not all multiples of 8
 
 
 # The first that works is taken; 4 compiles for every new form of a call, so it comes late.

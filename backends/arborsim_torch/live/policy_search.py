@@ -45,20 +45,12 @@ _WHILE_LEAVING = 64  # steps decoded, at most as a rule, while tokens are on the
 
 @dataclass(frozen=True)
 class LiveOutcome:
-    """The outcome of one search under one policy.
-
-    Attributes
-    ----------
-    allocated_bytes : int
-        Largest size of the pools' tensors on the device.
-    device_peak_bytes : int
-        Largest memory of PyTorch's allocator, weights included; 0 on the CPU.
-    """
+    """The outcome of one search under one policy."""
 
     episode: EpisodeResult
     measured: Measurements
-    allocated_bytes: int
-    device_peak_bytes: int
+    allocated_bytes: int  #: largest size of the pools' tensors on the device
+    device_peak_bytes: int  #: largest memory of PyTorch's allocator, weights included; 0 on the CPU
 
 
 @dataclass(frozen=True)

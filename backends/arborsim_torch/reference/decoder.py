@@ -100,21 +100,11 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Generation:
-    """A continuation of a prompt (and a prefix).
+    """A continuation of a prompt (and a prefix)."""
 
-    Attributes
-    ----------
-    tokens
-        All generated ids, the given prefix included.
-    logprob
-        Sum of the log-probabilities of the newly generated tokens.
-    value
-        The model's own value, p(yes), where it last stated one; else None.
-    """
-
-    tokens: tuple[int, ...]
-    logprob: float
-    value: float | None
+    tokens: tuple[int, ...]  #: all generated ids, the given prefix included
+    logprob: float  #: sum of the log-probabilities of the newly generated tokens
+    value: float | None  #: the model's own value, p(yes), where it last stated one; else None
 
 
 def generate(

@@ -46,26 +46,17 @@ _VERSIONS = {
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """One line of the accuracy table: a method on some problems.
-
-    Attributes
-    ----------
-    low, high
-        95% interval of the accuracy.
-    tokens
-        Mean number of generated tokens of a reasoning.
-    seconds
-        Wall time.
-    """
+    """One line of the accuracy table: a method on some problems."""
 
     method: str
     setting: str
     n: int
     correct: int
+    #: 95% interval of the accuracy
     low: float
     high: float
-    tokens: float
-    seconds: float
+    tokens: float  #: mean number of generated tokens of a reasoning
+    seconds: float  #: wall time
     accuracy: float
 
     def __str__(self) -> str:

@@ -24,50 +24,27 @@ SPLIT_SEEDS = {"train": 0x7261696E, "test": 0x74657374}
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: its prompt and the description its verifier needs.
+    """One problem: its prompt and the description its verifier needs."""
 
-    Attributes
-    ----------
-    task, split, index
-        The call that produced it; together with the task's options they
-        determine everything else.
-    prompt
-        Token ids to feed before generation.
-    data
-        Frozen, task-specific description.
-    """
-
+    #: the call that produced it; together with the task's options they determine everything else
     task: str
     split: str
     index: int
-    prompt: tuple[int, ...]
-    data: Any
+    prompt: tuple[int, ...]  #: token ids to feed before generation
+    data: Any  #: frozen, task-specific description
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """An exact verifier's opinion of a (partial) reasoning.
+    """An exact verifier's opinion of a (partial) reasoning."""
 
-    Attributes
-    ----------
-    correct
-        Finished with the right answer, every step valid.
-    finished
-        An answer line or the end marker was produced.
-    dead
-        Provably can no longer succeed.
-    progress
-        In [0, 1]: share of the needed steps that are done; for a dead path,
-        those done before it died.
-    remaining_tokens
-        Tokens of the shortest completion (the end marker not counted).  0 when
-        finished or dead.
-    """
-
-    correct: bool
-    finished: bool
-    dead: bool
+    correct: bool  #: finished with the right answer, every step valid
+    finished: bool  #: an answer line or the end marker was produced
+    dead: bool  #: provably can no longer succeed
+    #: in [0, 1]: share of the needed steps that are done; for a dead path, those done before it
+    #: died
     progress: float
+    #: tokens of the shortest completion (the end marker not counted).  0 when finished or dead.
     remaining_tokens: int
 
 

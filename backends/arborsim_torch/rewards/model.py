@@ -25,18 +25,11 @@ from arborsim_torch.rewards.texts import Encoded
 
 @dataclass(frozen=True)
 class Head:
-    """How the logits at a position become a score in [0, 1].
+    """How the logits at a position become a score in [0, 1]."""
 
-    Attributes
-    ----------
-    classes : tuple of int
-        Softmax over these; empty for one logit, whose sigmoid is taken.
-    good : int
-        Which of `classes` is the score.
-    """
-
+    #: softmax over these; empty for one logit, whose sigmoid is taken
     classes: tuple[int, ...] = ()
-    good: int = 0
+    good: int = 0  #: which of `classes` is the score
 
     def __call__(self, logits: Tensor) -> Tensor:
         """float64 ``[n]`` from logits ``[n, labels or vocabulary]``."""

@@ -56,15 +56,9 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """Vectors as they are.
+    """Vectors as they are."""
 
-    Parameters
-    ----------
-    storage : torch.dtype
-        Of the model's keys and values.
-    """
-
-    storage: torch.dtype
+    storage: torch.dtype  #: of the model's keys and values
     name: ClassVar[str] = "plain"
     scaled: ClassVar[bool] = False
 
