@@ -166,7 +166,8 @@ def _attend_pieces(
     members = heads // kv_heads if apart else 1
     rows = query.view(seqs, kv_heads, members, -1, dim).transpose(1, 2)
     pieces = [part.of_each(members) if apart else part.piece for part in parts]
-    means, elsewhere = _mean_rows(state, query, parts, host_share), far and far.elsewhere
+    means = _mean_rows(state, query, parts, host_share)
+    elsewhere = None if far is None else far.elsewhere
     rows, weighs = rows.reshape(seqs * members, -1, dim), state.collect and means is None
     out, _, mass = attend_pieces(
         rows, pieces, scaling, mass=weighs, means=means, elsewhere=elsewhere

@@ -21,8 +21,8 @@ from arborsim_torch.reference import MODELS
 
 #: ``config.model_type`` of the models whose attention the decoder computes as they do.
 #: Gemma 3's `gemma3` sees images, too: its language model, `gemma3_text`, is what runs.
-FAMILIES = ("gemma3", "gemma3_text", "llama", "mistral", "mixtral", "phi3")
-FAMILIES += ("qwen2", "qwen3", "qwen3_moe")
+_QWEN = ("qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("gemma3", "gemma3_text", "llama", "mistral", "mixtral", "phi3", *_QWEN)
 #: Why some others are not among them.
 _WHY = {
     "gpt_oss": "its attention sinks take a share that no row of a trace shows",

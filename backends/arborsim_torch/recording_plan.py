@@ -81,9 +81,9 @@ def make_plan(
         layers = _existing("--qkv-layers", chosen, loaded)
     row_layers = _row_layers(request, loaded, path_tokens)
     embedder = load_embedder(request.embed, request.device) if request.embed else None
-    chosen = (layers, row_layers, _hidden_layers(request, loaded))
-    models = (_reward(request, loaded, source), embedder)
-    return RecordingPlan(source, episodes, max_tokens, sparse, *chosen, *models)
+    of_layers = (layers, row_layers, _hidden_layers(request, loaded))
+    reward = _reward(request, loaded, source)
+    return RecordingPlan(source, episodes, max_tokens, sparse, *of_layers, reward, embedder)
 
 
 def _lengths(

@@ -139,8 +139,9 @@ class HostAttention:
             return None
         pieces = []
         for piece, index, data, scales in self._pieces(layer, host):
-            by_vector = (None, None) if scales is None else scales[..., 0]
-            pieces.append(HostPiece(*data, index, piece.of_mask(host.mask), *by_vector))
+            k_scale, v_scale = (None, None) if scales is None else scales[..., 0]
+            mask = piece.of_mask(host.mask)
+            pieces.append(HostPiece(data[0], data[1], index, mask, k_scale, v_scale))
         return self._near.start(query, pieces, scale, logits=logits)
 
     def rows(

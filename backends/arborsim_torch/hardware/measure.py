@@ -108,9 +108,8 @@ def _kernels(
     tell("gathering and choosing")
     gathered = kernels.gather_rates(timer, shape, dtype, quick)
     top_k, argpartition = kernels.choice_s(timer, quick)
-    memory, attention = (read, copied, host_read, weights), (kv, eager)
-    moved = (written, dequantised, gathered)
-    return Kernels(flops, *memory, *attention, *moved, top_k, argpartition)
+    memory, moved = (read, copied, host_read, weights), (written, dequantised)
+    return Kernels(flops, *memory, kv, eager, *moved, gathered, top_k, argpartition)
 
 
 def _policies(

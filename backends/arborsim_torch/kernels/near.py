@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import attend_weights, pack, unpack
+from arborsim_torch.kernels.fused import attend_cpu
 from arborsim_torch.kernels.merge import finite, merge
-from arborsim_torch.kernels.pieces_torch import attend_fused, fused_for_cpu, rows_at
+from arborsim_torch.kernels.pieces_torch import attend_fused, rows_at
 from arborsim_torch.tiers.codec import E4M3_UNIT, e4m3_as_half
 
 _TILE_TOKENS = 512  # per four threads: float32 copies of a tile stay in the caches of a CPU
@@ -146,7 +147,7 @@ def _attend_parts(
                 each[:, first:last].unflatten(1, (-1, size)).transpose(0, 1)
                 for each in (keys, values)
             )
-            yield fused_for_cpu(rows.expand(len(k), -1, -1, -1), k, v, None, scale)
+            yield attend_cpu(rows.expand(len(k), -1, -1, -1), k, v, scale)
 
 
 def attend_packed(

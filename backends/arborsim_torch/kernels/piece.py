@@ -10,7 +10,6 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal
 
 import torch
@@ -165,7 +164,7 @@ def check(q: Tensor, piece: Piece) -> None:
         )
     if piece.mask is not None:
         shape = tuple(piece.mask.shape)
-        if shape not in product((1, seqs), (1, kv_heads), (room,)):
+        if not any(shape == (s, h, room) for s in (1, seqs) for h in (1, kv_heads)):
             raise ValueError(
                 f"a mask of shape {list(shape)} for {seqs} sequences, {kv_heads} KV heads and "
                 f"room {room}"

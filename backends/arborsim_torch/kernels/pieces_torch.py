@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, softmax_, unpack
+from arborsim_torch.kernels.fused import attend_cpu
 from arborsim_torch.kernels.merge import accumulator, finite
 from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.codec import E4M3_UNIT, Packed, Plain, e4m3_as_half
@@ -129,25 +130,15 @@ def attend_fused(
         each = (-1, rows.shape[1], -1, -1)  # KV heads are the batch, a group's heads its heads
         alone = None if bias is None else bias[:, :, None]
         repeated = (keys[:, None].expand(each), values[:, None].expand(each))
-        out, lse = fused_for_cpu(rows[:, :, None], *repeated, alone, scale)
+        out, lse = attend_cpu(rows[:, :, None], *repeated, scale, bias=alone)
         out, lse = out[:, :, 0], lse[:, :, 0]
     else:
-        out, lse = fused_for_cpu(
-            rows[None], keys[None], values[None], None if bias is None else bias[None], scale
-        )
+        bias = None if bias is None else bias[None]
+        out, lse = attend_cpu(rows[None], keys[None], values[None], scale, bias=bias)
         out, lse = out[0], lse[0]
     if nothing is not None:
         lse = lse.masked_fill(nothing, -torch.inf)  # it says 0
     return out, lse
-
-
-def fused_for_cpu(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
-        q, k, v, 0.0, False, attn_mask=bias, scale=scale
-    )
-    return found[0], found[1]
 
 
 def _write_logits(

@@ -12,7 +12,7 @@ import torch
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.tiers import Budget
-from arborsim.play.backends import LiveFacts, LiveObserver, LiveRequest, LiveResult
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.play.controller import Meter
 from arborsim.play.episode import Cell
 from arborsim.policies.methods.baselines import Full
@@ -74,13 +74,15 @@ def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -
     )
 
 
-class LiveRun:
+class Run:
     """A request on a loaded model.
 
     Parameters
     ----------
     plan : RecordingPlan
         Problems and lengths, checked against the model.
+    watch : LiveObserver
+        Says what it wants, and gets the results.
     meters : callable, optional
         Of an episode and a cell: meters for its controller.
     """
@@ -90,17 +92,25 @@ class LiveRun:
         request: LiveRequest,
         loaded: LoadedModel,
         plan: RecordingPlan,
-        watch: LiveObserver,
+        watch: Any,
         meters: MetersOf | None = None,
     ) -> None:
         self.request, self.loaded, self.plan, self.watch = request, loaded, plan, watch
-        self._meters = meters or (lambda episode, cell: ())
         self.setup = make_setup(request, loaded, plan)
+        self._meters = meters or (lambda episode, cell: ())
+
+    def begin(self) -> range:
+        """Tell the watch the facts; the numbers of the problems."""
+        self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
+        return numbers(self.request, self.plan)
+
+
+class LiveRun(Run):
+    """Searches every problem under every cell, `LiveRequest.batch` at a time."""
 
     def run(self) -> None:
         """All that the watch still wants."""
-        self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
-        for together in batched(numbers(self.request, self.plan), self.request.batch):
+        for together in batched(self.begin(), self.request.batch):
             self._problems(together)
 
     def _problems(self, together: Sequence[int]) -> None:

@@ -27,8 +27,8 @@ from arborsim_torch.rewards.texts import (
 #: Rewards by name; anything else is a folder.
 NAMED = ("verifier", "value")
 _TEXTS, _STEPS, _TOKENS = "ForSequenceClassification", "ForTokenClassification", "ForCausalLM"
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-_TOKENIZERS += ("vocab.txt", "spiece.model", "merges.txt")
+_VOCABULARIES = ("vocab.txt", "spiece.model", "merges.txt")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", *_VOCABULARIES)
 _LABELS = "+,-"  # of a step-token model, as of Math-Shepherd
 
 
