@@ -53,12 +53,8 @@ class TorchBackend:
     ) -> RecordProgress:
         """Record a trace.
 
-        Raises
-        ------
-        UsageError
-            The request cannot work; nothing was written then.
-        KeyboardInterrupt
-            Passed on.  The whole episodes are in the file.
+        Raises `UsageError` if the request cannot work: nothing was written then.  On
+        `KeyboardInterrupt`, which is passed on, the whole episodes are in the file.
         """
         _check(request)
         from arborsim.trace.writer import TraceWriter
@@ -81,14 +77,9 @@ class TorchBackend:
         """Search under policies, or with policies in shadow mode.
 
         `meters` are for the controllers: of an episode and a cell.  Returns what reward and
-        embedding models took.
-
-        Raises
-        ------
-        UsageError
-            The request cannot work.
-        KeyboardInterrupt, or what `watch` raises
-            Passed on; the results so far have been handed over.
+        embedding models took.  Raises `UsageError` if the request cannot work.  A
+        `KeyboardInterrupt`, or what `watch` raises, is passed on: the results so far have been
+        handed over.
         """
         _check(request)
         from arborsim_torch.episodes import trace_info

@@ -88,17 +88,12 @@ class Observer(Protocol):
     def forward(
         self, decoder: Observed, state: PassContext, hidden: list[Tensor], last: Tensor
     ) -> None:
-        """Tokens were computed: one per sequence, or a block of the prompt.
+        """Take a pass: one token per sequence, or a block of the prompt.
 
-        What is shown may be overwritten by the next pass: what is needed of it is copied.
-
-        Parameters
-        ----------
-        hidden : list of Tensor ``[seqs, queries, size]``
-            Output of every block; empty if the observer does not want them, or has taken them as
-            they came (`PassContext.take_output`).
-        last : Tensor ``[seqs, queries, size]``
-            Normalised last hidden state.
+        What is shown may be overwritten by the next pass: what is needed of it is copied.  `hidden`
+        are the outputs ``[seqs, queries, size]`` of every block, and empty if the observer does not
+        want them, or has taken them as they came (`PassContext.take_output`).  `last` is the
+        normalised last hidden state.
         """
 
 
@@ -148,14 +143,9 @@ class TreeDecoder:
     def prefill(
         self, token_ids: Sequence[int], on_block: Callable[[Tensor], None] | None = None
     ) -> Tensor:
-        """Compute the prompt as node 0.
+        """Compute the prompt as node 0; logits ``[vocabulary]`` after the last token.
 
-        Returns a Tensor ``[vocabulary]``: logits after the last token.
-
-        Parameters
-        ----------
-        on_block : callable, optional
-            Gets every block's logits, ``[block, vocabulary]``.
+        `on_block` gets every block's logits, ``[block, vocabulary]``.
         """
         self.cache.open(0, -1)
         self.cache.activate([0])
@@ -187,10 +177,7 @@ class TreeDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        """Append one token to each active leaf (in batch order).
-
-        Returns a Tensor ``[leaves, vocabulary]``: logits after these tokens.
-        """
+        """Append one token to each active leaf, in batch order; logits ``[leaves, vocabulary]``."""
         return self._forward(np.reshape(np.asarray(tokens), (-1, 1)), 1)[:, 0]
 
     @torch.inference_mode()

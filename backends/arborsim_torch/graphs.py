@@ -72,14 +72,9 @@ class _Captures:
 
     The caching allocator forgets a pool with the last of its graphs, and then lets nothing be
     captured into it as long as any tensor of it is held (``use_count > 0`` is asserted in
-    ``create_or_incref_pool``).  So a tiny graph, the first of each pool, is kept.
-
-    Attributes
-    ----------
-    stream : torch.cuda.Stream
-        One for all searches: libraries keep a workspace for each that they have seen.
-    refused : list of str
-        Why captures failed, in a line each.
+    ``create_or_incref_pool``).  So a tiny graph, the first of each pool, is kept.  All searches
+    have one stream, as libraries keep a workspace for each that they have seen.  `refused` says why
+    captures failed, in a line each.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -169,10 +164,7 @@ class Graphs:
     ) -> StepOutputs:
         """The results of `compute`, which does the same for the same `bucket`.
 
-        Parameters
-        ----------
-        begin_again : callable, optional
-            Prepares for another `compute`, after one whose capture has failed.
+        `begin_again` prepares for another `compute`, after one whose capture has failed.
         """
         if bucket in self._eager:
             return compute()

@@ -123,17 +123,8 @@ _SAME = (  # of a node and the leaf that a search sees
 class Frontier:
     """Complete thoughts that have not been given up, in order of completion.
 
-    Parameters
-    ----------
-    nodes : list of LiveNode
-        All nodes of the search, which go on growing.
-    depth : callable
-        Of a node: its depth in the tree.
-
-    Attributes
-    ----------
-    leaves : dict
-        What the search chooses from, by node.
+    `nodes` are all of the search, which go on growing, and `depth` gives that of a node.  The
+    search chooses from the `leaves`, by node.
     """
 
     def __init__(self, nodes: list[LiveNode], depth: Callable[[int], int]) -> None:
@@ -167,12 +158,7 @@ _INTEGERS = ("iteration", "node", "parent", "depth", "position", "token", "corre
 class EventRows:
     """Appends rows in time order; `columns` turns them into what `TraceWriter` takes.
 
-    Attributes
-    ----------
-    time_s : float
-        Time of the rows to come.
-    iteration : int
-        Iteration of the rows to come.
+    `time_s` and `iteration` are those of the rows to come.
     """
 
     def __init__(self) -> None:

@@ -62,12 +62,8 @@ def nucleus(mass: Tensor, top_p: float) -> Tensor:
 class Sampler:
     """Seeded sampling; draws come from a generator on the host, so devices agree on them.
 
-    Parameters
-    ----------
-    temperature : float
-        0 takes the most probable token.
-    top_p : float
-        Draw from the most probable tokens that make this much together (`nucleus`).
+    Temperature 0 takes the most probable token.  With `top_p`, tokens are drawn from the most
+    probable ones that make this much together (`nucleus`).
     """
 
     def __init__(self, temperature: float, seed: tuple[int, ...], top_p: float = 1.0) -> None:
@@ -100,13 +96,7 @@ class Sampler:
 
 
 class Draws:
-    """Draws the tokens of one search.
-
-    Parameters
-    ----------
-    nodes : list of LiveNode
-        All nodes of the search, which go on growing.
-    """
+    """Draws the tokens of one search, whose `nodes` go on growing."""
 
     def __init__(
         self, sampler: Sampler, source: Source, problem: Problem, nodes: list[LiveNode]

@@ -37,19 +37,10 @@ _NUMBERS = count()
 
 
 class StaticStep:
-    """Computes the steps of one search, or of several together.
+    """Computes the steps of one search, or of several together, as CUDA graphs if `graphs`.
 
-    Parameters
-    ----------
-    graphs : bool
-        Capture steps as CUDA graphs.
-
-    Attributes
-    ----------
-    bucket : hashable
-        What the last step has in common with others that the same graph computes.
-    fused : bool
-        Whether layers run in fused kernels (`arborsim_torch.fused_layers`).
+    `bucket` is what the last step has in common with others that the same graph computes.  `fused`
+    says whether layers run in fused kernels (`arborsim_torch.fused_layers`).
     """
 
     def __init__(self, model: Any, cache: TieredCache, graphs: bool) -> None:
@@ -176,16 +167,10 @@ class StaticStep:
         wants_hidden: bool,
         others: Sequence[StaticStep] = (),
     ) -> list[StepOutputs]:
-        """Compute what this step and others have begun.
+        """Compute what this step and others, of other searches, have begun.
 
-        Parameters
-        ----------
-        states : sequence of PassContext
-            What is collected, of each.
-        wants_hidden : bool
-            Whether outputs of blocks are wanted of any.
-        others : sequence of StaticStep
-            Of other searches.  What has been captured of all together is kept by this one.
+        `states` say what is collected of each, `wants_hidden` whether outputs of blocks are wanted
+        of any. What has been captured of all together is kept by this step.
         """
         together = (self, *others)
         for step, state in zip(together, states, strict=True):

@@ -65,19 +65,10 @@ class GatherPlan:
 
 
 class GatherReader:
-    """Makes plans over all pools.
+    """Makes plans over all pools; `stale` once tokens have moved since the last one.
 
-    Parameters
-    ----------
-    split_host : bool
-        Tokens on the host are not gathered with the others, but listed as `HostTokens`.
-    stream : HostStream or None
-        Brings tokens from the host layer by layer.
-
-    Attributes
-    ----------
-    stale : bool
-        Tokens moved since the last plan.
+    With `split_host`, tokens on the host are not gathered with the others, but listed as
+    `HostTokens`. A stream brings them to the device layer by layer.
     """
 
     def __init__(

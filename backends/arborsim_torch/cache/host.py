@@ -69,10 +69,7 @@ class _Host:
 class HostAttention:
     """The CPU's part of each layer's attention, over tokens on the host.
 
-    Attributes
-    ----------
-    held_up : HeldUp
-        Time that passes waited for copies of tokens.
+    `held_up` has the time that passes waited for copies of tokens.
     """
 
     def __init__(self, cache: CacheState) -> None:
@@ -149,11 +146,8 @@ class HostAttention:
     ) -> tuple[Tensor, LayerView]:
         """The mass of the host's tokens, once the log-sum-exp of the whole is known.
 
-        Returns
-        -------
-        float32 Tensor ``[kv_heads, seqs, group, queries, n]``
-        LayerView
-            The entries of its last axis; keys and values are left empty.
+        Returns float32 ``[kv_heads, seqs, group, queries, n]``, and a view of the entries of its
+        last axis, whose keys and values are left empty.
         """
         host = self._host(layer, window)
         keys = sent(self._decoded(layer, host)[0], query)

@@ -29,20 +29,9 @@ from arborsim_torch.tiers.codec import Packed
 class HostPieces:
     """The pieces of all layers that lie on the host.
 
-    Parameters
-    ----------
-    stay : bool
-        Tokens are read on the host, as `HostTokens`.
-    stream : HostStream or None
-        Brings them to the device ahead of their layer; without, they are copied when it is their
-        turn.
-
-    Attributes
-    ----------
-    tables : list of PieceTable
-        Of pools that are read.
-    tokens : list of HostTokens
-        By layer, if there are any and they stay.
+    If they `stay`, tokens are read on the host, and `tokens` lists them by layer.  Otherwise a
+    stream brings them to the device ahead of their layer.  Without one they are copied when it is
+    their turn.  `tables` are those of the pools that are read.
     """
 
     def __init__(self, cache: CacheState, stay: bool, stream: HostStream | None) -> None:

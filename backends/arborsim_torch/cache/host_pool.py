@@ -38,24 +38,11 @@ _LARGEST_CHUNK_BYTES = 1 << 30  # unless more is needed at once
 
 
 class HostPool(Pool):
-    """Rows for tokens in one format in the host's memory.
+    """Rows for tokens in one format in the host's memory, page-locked if `pinned`.
 
-    Parameters
-    ----------
-    codec : Codec
-        How tokens are stored; not with scales that tokens share, which stay in HBM.
-    pinned : bool
-        Page-locked memory.
-    by_layer : bool
-        Rows are of one layer each.
-
-    Attributes
-    ----------
-    slots : RowTable
-        Rows of tokens.
-    arriving : list of BlockList
-        Rows of copies that have not ended.  What lies between two runs may then be written, so no
-        runs are joined.
+    Scales that tokens share are not stored here: these stay in HBM.  `by_layer`, rows are of one
+    layer each.  `arriving` are the rows of copies that have not ended: what lies between two runs
+    may then be written, so no runs are joined.
     """
 
     slots: RowTable
@@ -304,15 +291,7 @@ class HostPool(Pool):
     def content(
         self, buffers: Sequence[Tensor], at: np.ndarray, order: Tensor | slice | None = None
     ) -> list[Tensor]:
-        """Rows of buffers as other pools store them, ``[layers, records, heads, tokens, ...]``.
-
-        Parameters
-        ----------
-        buffers : sequence of Tensor
-            As of `buffers`.
-        at : int64 array ``[lanes, tokens]``
-            See `BlockList`.
-        """
+        """Rows of buffers as other pools store them, ``[layers, records, heads, tokens, ...]``."""
         lanes, count = at.shape
         order = self.order(at, buffers[0].device) if order is None else order
         if isinstance(order, slice):

@@ -27,14 +27,8 @@ class BlockList:
 class RowTable(SlotTable):
     """The row of every token, per group; groups of one *space* share rows.
 
-    Tokens that come together get rows that follow one another, as far as there are.
-
-    Parameters
-    ----------
-    space : int64 array ``[groups]``
-        Of each group.
-    least : int
-        Rows of a gap that is worth a copy of its own.
+    Tokens that come together get rows that follow one another, as far as there are.  A gap of
+    `least` rows is worth a copy of its own.  `space` is that of each group, int64 ``[groups]``.
     """
 
     def __init__(self, space: np.ndarray, least: int) -> None:

@@ -34,13 +34,7 @@ _MOST_UNDER_WAY = 8  #: copies to DDR at a time; the oldest is waited for
 
 
 class Mover:
-    """Carries out moves on a cache.
-
-    Parameters
-    ----------
-    recall : {"stage", "stream", "near", "ondemand"}
-    overlap : bool
-        False waits for every copy at once.
+    """Carries out moves on a cache; without `overlap` it waits for every copy at once.
 
     Attributes
     ----------

@@ -81,15 +81,8 @@ class _Fetched:
 class PageAttention(HostAttention):
     """The pages' part of each layer's attention.
 
-    Parameters
-    ----------
-    pages_top : int
-        Pages that each KV head chooses in a step.
-
-    Attributes
-    ----------
-    fetched_bytes : int
-        Of the pages chosen so far.
+    Each KV head chooses `pages_top` pages in a step.  `fetched_bytes` are those of all pages so
+    far.
     """
 
     def __init__(self, cache: CacheState, link: HostLink, pages_top: int = PAGES_TOP) -> None:

@@ -62,19 +62,10 @@ class Pairs:
 
 
 class PieceTable:
-    """Which slots of one pool are read.
+    """The slots of one pool that are read.
 
-    Parameters
-    ----------
-    held : callable
-        Gives the pairs that are read of this pool, and their entries, int64 ``[m]``.
-
-    Attributes
-    ----------
-    count : int64 array ``[groups]``
-        Entries that are read.
-    version : int
-        Changes whenever any entry does.
+    `held` gives the pairs that are read of this pool, and their entries, int64 ``[m]``.  `count`
+    are the entries that are read, int64 ``[groups]``; `version` changes whenever any entry does.
     """
 
     def __init__(
@@ -271,15 +262,11 @@ class PieceTable:
     def piece(
         self, layer: int, room: int | None = None, rows: list[Tensor] | None = None
     ) -> PlacedPiece:
-        """One layer's reads.
+        """One layer's reads, of `room` entries or of as many as there are.
 
-        Parameters
-        ----------
-        rows : list of Tensor ``[rows, 1, records, heads, ...]``, optional
-            Parts of the layer's first rows, if the pool is the host's: on the device.
-        room : int or None
-            Entries to look at, at least as many as there are (`room`).  The piece then always has
-            a mask or an index, so that no shape tells how many entries are read.
+        With a room the piece always has a mask or an index, so that no shape tells how many entries
+        are read.  `rows` are parts ``[rows, 1, records, heads, ...]`` of the layer's first rows on
+        the device, if the pool is the host's.
         """
         groups = self._layout.groups_of_layer(layer)
         if rows is None:

@@ -56,17 +56,8 @@ def addressable(dtype: torch.dtype) -> torch.dtype:
 class Pool:
     """Slots for tokens on one device in one format; the host's are in a `HostPool`.
 
-    Parameters
-    ----------
-    codec : Codec
-        How tokens are stored.
-    page_tokens : int
-        The number of slots of a group is a multiple of this.
-
-    Attributes
-    ----------
-    allocations : int
-        How often tensors have been allocated: views of them are valid until the next time.
+    The number of slots of a group is a multiple of `page_tokens`.  `allocations` says how often
+    tensors have been allocated: views of them are valid until the next time.
     """
 
     def __init__(

@@ -25,19 +25,10 @@ from arborsim_torch.cache.state import CacheState
 
 
 class PieceReader:
-    """Knows what every layer reads of every pool.
+    """Knows what every layer reads of every pool; `stale` where paths have turned.
 
-    Parameters
-    ----------
-    split_host : bool
-        Tokens on the host are not read as pieces, but listed as `HostTokens`.
-    stream : HostStream or None
-        Brings tokens from the host layer by layer.
-
-    Attributes
-    ----------
-    stale : bool
-        Everything must be looked up: paths have turned.
+    With `split_host`, tokens on the host are not read as pieces, but listed as `HostTokens`.  A
+    stream brings them to the device layer by layer.
     """
 
     def __init__(
@@ -63,12 +54,8 @@ class PieceReader:
     def plan(self, rounded: Callable[[int], int] | None = None, rows: int = 0) -> PiecePlan:
         """The reads of the next pass.
 
-        Parameters
-        ----------
-        rounded : callable, optional
-            Rounds up how many entries pieces look at.
-        rows : int
-            Sequences of the pass; beyond those of the leaves, they read nothing.
+        `rounded` rounds up how many entries pieces look at.  Of the `rows` of the pass, those
+        beyond the leaves' read nothing.
         """
         rows = max(rows, len(self._cache.leaves))
         self.stale |= rows != self._rows

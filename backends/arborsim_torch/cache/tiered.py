@@ -189,13 +189,7 @@ class TieredCache(CacheState):
     # -- forward passes ------------------------------------------------------------------------
 
     def begin(self, ids: np.ndarray) -> AttentionMetadata:
-        """Announce the next tokens of the leaves.
-
-        Parameters
-        ----------
-        ids : int ``[seqs, queries]``
-            Vocabulary ids; several queries only with one sequence.
-        """
+        """Announce the leaves' next tokens, int ``[seqs, queries]``; several of one sequence only."""
         width, queries = ids.shape
         if width != len(self.leaves) or (queries > 1 and width > 1):
             raise ValueError(f"{ids.shape} tokens for {len(self.leaves)} leaves")
@@ -226,18 +220,9 @@ class TieredCache(CacheState):
     ) -> tuple[np.ndarray, np.ndarray, PiecePlan]:
         """Give slots to the next token of each leaf, which a static step computes.
 
-        Parameters
-        ----------
-        ids : int ``[seqs, 1]``
-        rounded, rows
-            See `PieceReader.plan`.
-
-        Returns
-        -------
-        position : int64 ``[seqs, 1]``
-        slots : int64 ``[groups, rows]``
-            Those beyond the leaves' have no token: what is written there is never read.
-        plan : PiecePlan
+        Takes ids, int ``[seqs, 1]``, and the arguments of `PieceReader.plan`.  Returns positions, int64
+        ``[seqs, 1]``, slots, int64 ``[groups, rows]``, and the plan.  Slots beyond the leaves' have no
+        token: what is written there is never read.
         """
         fresh, position = self._append(ids)
         pool = self.pools[Place.HBM]

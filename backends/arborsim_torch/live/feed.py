@@ -59,22 +59,11 @@ class Driven(Protocol):
 
 
 class Feed:
-    """A `Listener` that drives controllers.
+    """A `Listener` that drives controllers, whose policies read the signals `needs`.
 
-    Parameters
-    ----------
-    capture : Capture or None
-        That of the recorder; None if no policy needs a signal.
-    needs : set of Signal
-        What the policies read.
-    layers : tuple of int
-        Captured layers.
-    readable : callable, optional
-        See `LiveHeadRows`.
-    on_begin : callable, optional
-        Gets the decoder before anything is computed.
-    clock : callable
-        Seconds since some moment.
+    The signals are of captured `layers`.  `capture` is that of the recorder, None if no policy needs
+    a signal.  `readable` is that of `LiveHeadRows`, `on_begin` gets the decoder before anything is
+    computed, and `clock` gives seconds.
 
     Attributes
     ----------
@@ -242,14 +231,8 @@ Readable = Callable[[np.ndarray], np.ndarray]
 class LiveHeadRows:
     """Rows as `arborsim.core.observations.VectorRows` computes them from a trace, token by token.
 
-    Parameters
-    ----------
-    tree : ThoughtTree
-        Holds the tokens whose vectors have been appended.
-    rope : Rope or None
-        How queries and keys were rotated.
-    readable : callable, optional
-        Which tokens can be read now: the others have no part in the softmax.
+    The tree holds the tokens whose vectors have been appended, whose queries and keys `rope`
+    rotated. Tokens that are not `readable` now have no part in the softmax.
     """
 
     def __init__(

@@ -75,16 +75,10 @@ def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -
 
 
 class Run:
-    """A request on a loaded model.
+    """A request on a loaded model, with a plan that was checked against the model.
 
-    Parameters
-    ----------
-    plan : RecordingPlan
-        Problems and lengths, checked against the model.
-    watch : LiveObserver
-        Says what it wants, and gets the results.
-    meters : callable, optional
-        Of an episode and a cell: meters for its controller.
+    `watch` says what it wants, and gets the results.  `meters` gives those of an episode and a
+    cell.
     """
 
     def __init__(

@@ -66,27 +66,21 @@ def load(
 ) -> tuple[LlamaForCausalLM, Task]:
     """Load a reference model in evaluation mode, and its task.
 
+    Raises ValueError on an unknown name, or weights whose vocabulary is not the task's, and
+    FileNotFoundError if files of the model are missing.
+
     Parameters
     ----------
     name
         "chain", "game24", "tail", or "tail-deep" with its 24 layers.
-    device
-        Where to put the model.
     dtype
         Type of the weights; float32 if None.
     folder
-        Other weights of the same task, e.g. of a training run's export.
+        Other weights of the same task, e.g. of a training run.
     attn_implementation
         "sdpa", or "eager" for attention weights as an output.
     options
         Of the task, see `get_task`.
-
-    Raises
-    ------
-    ValueError
-        On an unknown name, or weights whose vocabulary is not the task's.
-    FileNotFoundError
-        If files of the model are missing.
     """
     if name not in MODELS:
         raise ValueError(f"unknown reference model {name!r}; known: {', '.join(MODELS)}")

@@ -48,14 +48,9 @@ def _make_vocabulary() -> Vocabulary:
 
 
 class ChainTask(Task):
-    """Evaluate what is needed of a random program, and answer.
+    """Evaluate what is needed of a random program of `lines` lines, and answer.
 
-    Parameters
-    ----------
-    lines
-        Program lines of a problem unless `problem` is told otherwise.
-    lines_per_thought
-        Reasoning lines that make up one thought of a search.
+    `lines_per_thought` reasoning lines make up one thought of a search.
     """
 
     name = "chain"

@@ -26,15 +26,7 @@ COMPACT_BELOW = 0.8  #: drop finished rows when fewer than this share are alive
 
 
 class Decoder:
-    """A batch of sequences of equal length and its cache.
-
-    Parameters
-    ----------
-    model
-        The weights, in evaluation mode.
-    capacity
-        Most tokens of a sequence.
-    """
+    """A batch of sequences of equal length, of at most `capacity` tokens, and its cache."""
 
     def __init__(self, model: LlamaForCausalLM, batch: int, capacity: int) -> None:
         config: Any = model.config  # Any: transformers types its sizes as optional
@@ -120,7 +112,7 @@ def generate(
     stop: Callable[[Problem, Sequence[int]], bool] | None = None,
     batch: int = 64,
 ) -> list[Generation]:
-    """Generate one continuation per problem.
+    """Generate one continuation per problem, at most `batch` at a time.
 
     Parameters
     ----------
@@ -138,8 +130,6 @@ def generate(
         Cap on generated tokens, prefix included; the task's by default.
     stop
         When to stop, e.g. ``task.is_thought_end``.  ``task.is_finished`` by default.
-    batch
-        Most sequences at a time.
     """
     starts = [tuple(p) for p in prefixes] if prefixes is not None else [()] * len(problems)
     if temperature > 0 and seeds is None:

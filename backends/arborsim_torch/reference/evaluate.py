@@ -143,12 +143,8 @@ def tree_of_thoughts(
 ) -> list[list[tuple[tuple[int, ...], float]]]:
     """Breadth-first search: sample 8 thoughts per state, keep the 5 best states.
 
-    Returns Per problem the final states, (tokens, score), best first..
-
-    Parameters
-    ----------
-    score
-        Of a new thought and its parent's score.
+    `score` is of a new thought and its parent's score.  Returns per problem the final states,
+    (tokens, score), best first.
     """
     beams: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] for _ in problems]
     for level in range(3):

@@ -111,14 +111,8 @@ class Vocabulary:
 class Task(ABC):
     """A family of problems over a word-level vocabulary, and all that a search asks of it.
 
-    `generated` is always the list of token ids after the prompt.
-
-    Attributes
-    ----------
-    step_tokens
-        Most tokens of one thought.
-    value_readout
-        How the model states its own value, if it does.
+    `generated` is always the list of token ids after the prompt.  A thought has at most
+    `step_tokens` tokens.  `value_readout` says how the model states its own value, if it does.
     """
 
     name: str
@@ -201,16 +195,10 @@ def noisy_value(
 ) -> float:
     """Return a reward of stated quality, in [0, 1]: the truth plus Gaussian noise.
 
-    Parameters
-    ----------
-    rng
-        Source of the noise; one normal number is drawn per call.
-    noise
-        Standard deviation of the noise, in units of progress.  One needed line
-        of a `chain` problem is 1 / (number of needed lines), about 0.05-0.1.
-    dead_penalty
-        Share of the progress that a dead path loses: 1 lets the reward see
-        death, 0 makes it blind to it.
+    `noise` is its standard deviation, in units of progress: one needed line of a `chain` problem is
+    1 / (number of needed lines), about 0.05-0.1.  One normal number is drawn per call.
+    `dead_penalty` is the share of the progress that a dead path loses: 1 lets the reward see death,
+    0 makes it blind to it.
     """
     if noise < 0 or not 0 <= dead_penalty <= 1:
         raise ValueError("noise must be >= 0 and dead_penalty in [0, 1]")

@@ -23,13 +23,7 @@ _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportEr
 
 
 class SentenceEmbedder:
-    """An `arborsim_torch.rewards.base.Embedder` by a local sentence-transformers model.
-
-    Parameters
-    ----------
-    model
-        A `SentenceTransformer` on its device.
-    """
+    """An `arborsim_torch.rewards.base.Embedder` by a `SentenceTransformer` on its device."""
 
     def __init__(self, name: str, model: Any) -> None:
         self.name, self._model = name, model

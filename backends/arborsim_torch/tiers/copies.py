@@ -24,13 +24,7 @@ Block = tuple[Tensor, Tensor]  #: where a copy comes from, and where it goes
 
 
 class HeldUp:
-    """Time that copies held up, by who stood still.
-
-    Attributes
-    ----------
-    host_s : float
-        Seconds that the host waited.
-    """
+    """Time that copies held up, by who stood still; `host_s` are seconds that the host waited."""
 
     def __init__(self) -> None:
         self.host_s = 0.0
