@@ -68,8 +68,8 @@ class ChunkExtremes:
     def deviations(self, kv: Tensor, start: int) -> Tensor:
         """Standard deviation over channels after normalising, mean over KV heads.
 
-        Takes the path's next tokens, ``[layers, 2, kv_heads, tokens, head_dim]``, from position `start`
-        on.  Returns ``[layers, 2, tokens]``.
+        Takes the path's next tokens, ``[layers, 2, kv_heads, tokens, head_dim]``, from position
+        `start` on.  Returns ``[layers, 2, tokens]``.
         """
         x = kv.float()
         parts = []

@@ -205,10 +205,7 @@ class Pool:
         return known
 
     def rows(self, layer: int) -> Tensor:
-        """Data of a layer, the slots of its heads one after the other: a view.
-
-        Returns a Tensor ``[2, slots of all heads, head_dim]``.
-        """
+        """A layer's slots, head after head, ``[2, slots of all heads, head_dim]``: a view."""
         slab, index = self.layout.slab_of_layer(layer)
         return self._slabs[slab][0][index]
 
@@ -262,10 +259,9 @@ class Pool:
         return [part[:, heads].index_select(2, slots) for part in self.slab(layer)]
 
     def span(self, slab: int, first: int, count: int) -> Tensor:
-        """Slots that follow one another, of every layer of a slab: a view of the data.
+        """Slots that follow one another, of every layer of a slab that is not ragged: a view.
 
-        Of a slab that is not ragged.
-        Returns a Tensor ``[2 layers, kv_heads, count, head_dim]``: keys, then values of each layer.
+        Returns ``[2 layers, kv_heads, count, head_dim]``: keys, then values of each layer.
         """
         table = self._tables[slab]
         assert table is not None, "a ragged slab has no common capacity"

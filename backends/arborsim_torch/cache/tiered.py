@@ -189,7 +189,7 @@ class TieredCache(CacheState):
     # -- forward passes ------------------------------------------------------------------------
 
     def begin(self, ids: np.ndarray) -> AttentionMetadata:
-        """Announce the leaves' next tokens, int ``[seqs, queries]``; several of one sequence only."""
+        """Announce the next tokens, int ``[seqs, queries]``; several of one sequence only."""
         width, queries = ids.shape
         if width != len(self.leaves) or (queries > 1 and width > 1):
             raise ValueError(f"{ids.shape} tokens for {len(self.leaves)} leaves")
@@ -220,9 +220,9 @@ class TieredCache(CacheState):
     ) -> tuple[np.ndarray, np.ndarray, PiecePlan]:
         """Give slots to the next token of each leaf, which a static step computes.
 
-        Takes ids, int ``[seqs, 1]``, and the arguments of `PieceReader.plan`.  Returns positions, int64
-        ``[seqs, 1]``, slots, int64 ``[groups, rows]``, and the plan.  Slots beyond the leaves' have no
-        token: what is written there is never read.
+        Takes ids, int ``[seqs, 1]``, and the arguments of `PieceReader.plan`.  Returns positions,
+        int64 ``[seqs, 1]``, slots, int64 ``[groups, rows]``, and the plan.  Slots beyond the
+        leaves' have no token: what is written there is never read.
         """
         fresh, position = self._append(ids)
         pool = self.pools[Place.HBM]

@@ -61,9 +61,9 @@ class Driven(Protocol):
 class Feed:
     """A `Listener` that drives controllers, whose policies read the signals `needs`.
 
-    The signals are of captured `layers`.  `capture` is that of the recorder, None if no policy needs
-    a signal.  `readable` is that of `LiveHeadRows`, `on_begin` gets the decoder before anything is
-    computed, and `clock` gives seconds.
+    The signals are of captured `layers`.  `capture` is that of the recorder, None if no policy
+    needs a signal.  `readable` is that of `LiveHeadRows`, `on_begin` gets the decoder before
+    anything is computed, and `clock` gives seconds.
 
     Attributes
     ----------
