@@ -29,7 +29,7 @@ from arborsim.play.episode import Cell
 from arborsim.policies.base import Policy
 from arborsim.signals.readers import table_of
 from arborsim_torch.live.feed import LiveHeadRows
-from arborsim_torch.live.policy_search import make_controller
+from arborsim_torch.live.setup import make_controller
 from arborsim_torch.models import cache_shape, rope_of
 from arborsim_torch.reference import Problem, Task
 from arborsim_torch.tiers.codec import codec_of

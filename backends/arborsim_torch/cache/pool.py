@@ -308,10 +308,7 @@ class Pool:
         return torch.cat(parts)
 
     def read_keys(self, layer: int, head: int, token: np.ndarray) -> Tensor:
-        """Copy the keys of a KV head of a layer, ``[tokens, head_dim]``, of tokens that it holds.
-
-        Of a pool at full precision.
-        """
+        """Copy unquantized keys of tokens that a KV head of a layer holds, ``[tokens, head_dim]``."""
         group = self.layout.groups_of_layer(layer).start
         group += head if self.layout.grouping == "head" else 0
         slots = self.slots.of[group, token].astype(np.int64)

@@ -17,7 +17,8 @@ from arborsim.machine.machine import Machine, decode_rows, parts_in_ddr, parts_r
 from arborsim.policies.registry import build
 from arborsim.searches import make_search
 from arborsim_torch.decoder import run_together
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.live.validate import ValidationRun
 from arborsim_torch.sources import RandomSource
 
