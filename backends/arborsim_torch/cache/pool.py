@@ -308,7 +308,7 @@ class Pool:
         return torch.cat(parts)
 
     def read_keys(self, layer: int, head: int, token: np.ndarray) -> Tensor:
-        """Copy unquantized keys of tokens that a KV head of a layer holds, ``[tokens, head_dim]``."""
+        """Copy unquantized keys of tokens that a layer's KV head holds, ``[tokens, head_dim]``."""
         group = self.layout.groups_of_layer(layer).start
         group += head if self.layout.grouping == "head" else 0
         slots = self.slots.of[group, token].astype(np.int64)
