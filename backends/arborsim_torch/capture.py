@@ -64,30 +64,14 @@ ALL_SIGNALS = _OF_KEYS | {Signal.ATTENTION, Signal.HIDDEN_CHANGE}
 class Capture:
     """Records the signals of one episode.
 
-    Parameters
-    ----------
-    top : int
-        Positions kept per attention row; 0 stores rows whole.
-    vector_layers : tuple of int
-        Layers whose queries, keys and values are kept (`qkv` level).  All where `uses` name rows of
-        single query heads.
-    row_layers : tuple of int
-        Layers whose own attention rows are kept, whole: mean and variance over query heads.
-    hidden_layers : tuple of int
-        Layers whose outputs are kept, in order.
-    signals : set of Signal
-        What else to take.  All by default.
-    vectors : set of Signal
-        Which of queries, keys and values, if `vector_layers` names any.
-    sizes : set of Signal
-        Of which of keys and values to take L1 norms alone.
-    embeddings : bool
-        Whether complete nodes get an embedding.
-    keep : bool
-        Keep what `take` hands out, for `columns`.
-    uses : set of RowUse
-        What policies need of attention: rows are reduced on the device where that is enough, and
-        rows and queries are taken where they count.  Without any, all of them are taken.
+    Of each attention row `top` positions are kept, or with 0 all.  `vector_layers` have their
+    queries, keys and values kept (`qkv` level, all layers where `uses` name rows of single query
+    heads), `row_layers` their own attention rows, whole: mean and variance over query heads,
+    `hidden_layers` their outputs, in order.  `signals` says what else to take, `vectors` which of
+    queries, keys and values, `sizes` of which of the latter two to take L1 norms alone,
+    `embeddings` whether complete nodes get one.  `keep` keeps what `take` hands out, for `columns`.
+    `uses` says what policies need of attention: rows are reduced on the device where that is
+    enough, and rows and queries are taken where they count.  Without any, all of them are taken.
     """
 
     def __init__(

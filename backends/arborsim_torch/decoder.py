@@ -100,24 +100,11 @@ class Observer(Protocol):
 class TreeDecoder:
     """Decodes the leaves of one tree.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model of the Llama family, in evaluation mode.  Its attention
-        implementation is set to arborsim's.
-    observer : Observer, optional
-        Sees the forward passes that are made anyway.
-    prefill_block : int
-        Prompt tokens per forward pass.
-    cache : TieredCache, optional
-        A new one for `model`; by default one that keeps everything in HBM.
-    graphs : bool
-        On CUDA, replay decode steps as graphs wherever they can be captured.
-
-    Attributes
-    ----------
-    static : StaticStep or None
-        Computes the steps that it can, on tensors that stay where they are.
+    `model` is of the Llama family, in evaluation mode; its attention becomes arborsim's.  The
+    observer sees the forward passes that are made anyway, of `prefill_block` prompt tokens each at
+    first.  Without a `cache` one is made that keeps everything in HBM.  On CUDA, `graphs` replays
+    decode steps as graphs wherever they can be captured.  `static` computes the steps that it can,
+    on tensors that stay where they are.
     """
 
     def __init__(

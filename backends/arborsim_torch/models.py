@@ -76,17 +76,10 @@ def load_model(
 ) -> LoadedModel:
     """Load a model by name, folder or id.
 
-    Raises `UsageError` in a line that says what does not work.
-
-    Parameters
-    ----------
-    name : str
-        "chain", "game24", "tail", "tail-deep", a folder with safetensors, a model id, or
-        "config:" and the name of a known geometry (or a config.json): random weights.
-    task : str
-        "chain", "game24" or "tail": `name` is a folder with weights of that reference task.
-    dtype : str
-        "auto" is the type the weights are stored in.
+    Its name may be that of a reference model, of a folder with safetensors (of a `task`'s own, if
+    one is named), an id, or "config:" and the name of a known geometry or a config.json: random
+    weights.  `dtype` "auto" is as stored.  Raises `UsageError` in a line that says what does not
+    work.
     """
     check_device(device)
     # transformers' own bars and warnings would run into ours.

@@ -114,12 +114,7 @@ class Draws:
         self.draw(leaves, torch.stack(logits))
 
     def draw(self, leaves: Sequence[int], logits: Tensor) -> Choice:
-        """Draw each leaf's next token, and note the value that the model states instead of it.
-
-        Parameters
-        ----------
-        logits : Tensor ``[leaves, vocabulary]``
-        """
+        """Draw each leaf's next token, and note the value that the model states instead of it."""
         choice = self._sampler.choose(logits)
         for row, n in enumerate(leaves):
             node = self._nodes[n]

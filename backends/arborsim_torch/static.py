@@ -162,10 +162,7 @@ class StaticStep:
         return state.again(metadata)
 
     def run(
-        self,
-        states: Sequence[PassContext],
-        wants_hidden: bool,
-        others: Sequence[StaticStep] = (),
+        self, states: Sequence[PassContext], wants_hidden: bool, others: Sequence[StaticStep] = ()
     ) -> list[StepOutputs]:
         """Compute what this step and others, of other searches, have begun.
 

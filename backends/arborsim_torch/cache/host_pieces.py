@@ -191,11 +191,7 @@ def tokens_on_host(cache: CacheState) -> list[HostTokens]:
 
 
 def _tokens_of(
-    cache: CacheState,
-    groups: range,
-    union: np.ndarray,
-    wanted: np.ndarray,
-    paths: list[np.ndarray],
+    cache: CacheState, groups: range, union: np.ndarray, wanted: np.ndarray, paths: list[np.ndarray]
 ) -> HostTokens:
     """The tokens of a layer's groups on the host, padded to the longest."""
     pieces, position, on_path, first = [], [], [], 0

@@ -48,12 +48,7 @@ class HostPool(Pool):
     slots: RowTable
 
     def __init__(
-        self,
-        layout: Layout,
-        codec: Codec,
-        *,
-        pinned: bool = False,
-        by_layer: bool = False,
+        self, layout: Layout, codec: Codec, *, pinned: bool = False, by_layer: bool = False
     ) -> None:
         super().__init__(layout, codec, torch.device("cpu"))
         self._pinned = pinned

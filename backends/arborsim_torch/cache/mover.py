@@ -36,14 +36,9 @@ _MOST_UNDER_WAY = 8  #: copies to DDR at a time; the oldest is waited for
 class Mover:
     """Carries out moves on a cache; without `overlap` it waits for every copy at once.
 
-    Attributes
-    ----------
-    held_up : HeldUp
-        Time that the search waited for copies.
-    on_peak : callable
-        Called when the device holds most in the middle of moves: tokens have come back to HBM while
-        the copies of leaving ones are on their way, or staging buffers have been allocated for
-        tokens that are still in HBM as well.
+    `held_up` is the time that the search waited for copies.  `on_peak` is called when the device
+    holds most in the middle of moves: tokens are back in HBM while the copies of leaving ones are
+    on their way, or staging buffers are there for tokens that are still in HBM as well.
     """
 
     def __init__(

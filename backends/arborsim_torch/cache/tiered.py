@@ -37,19 +37,11 @@ from arborsim_torch.tiers.link import HostLink
 class TieredCache(CacheState):
     """Keys and values of one tree.
 
-    Parameters
-    ----------
-    quantised : sequence of Codec, optional
-        Formats of quantised tokens, and of coarse ones; FP8 if there are none.
-    page_tokens : int
-        Pools grow and shrink by this number of slots.
-    ordered : bool
-        Gather keys and values in the order of tokens before attention reads them, so that results
-        do not depend on slots or tiers.
-    recall : {"stage", "stream", "near", "ondemand"}
-        How tokens in DDR that are not staged take part in attention.  Without a link, they are
-        copied layer by layer while the computation waits.
-
+    `quantised` are the formats of quantised tokens and of coarse ones, FP8 without any.  Pools grow
+    and shrink by `page_tokens` slots.  `ordered` gathers what attention reads in the order of
+    tokens, so that results do not depend on slots or tiers.  `recall` says how tokens in DDR that
+    are not staged take part in attention: without a link they are copied layer by layer while
+    computation waits.
     """
 
     def __init__(

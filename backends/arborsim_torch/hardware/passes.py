@@ -19,19 +19,10 @@ from arborsim_torch.hardware.timing import Timer
 class Design:
     """Which passes are timed, and which of them are held out of the fit.
 
-    A pass is held out if its length, its lanes or its layers are.
-
-    Attributes
-    ----------
-    lengths, lanes : tuple of int
-        Rising.
-    held_layers : bool
-        Whether two thirds of the depth are timed, too, and held out.
-    sweeps, rounds, thought : int
-        Times that all is gone through, if there is time, searches over each length, and tokens of
-        their thoughts.
-    limit_s : float
-        Longer lengths are left out when those before have taken so long.
+    A pass is held out if its length, its lanes (both rising) or its layers are: with `held_layers`
+    two thirds of the depth are timed, too, and held out.  All is gone through `sweeps` times, if
+    there is time, with `rounds` searches over each length, whose thoughts have `thought` tokens.
+    Longer lengths are left out when those before have taken `limit_s`.
     """
 
     lengths: tuple[int, ...]

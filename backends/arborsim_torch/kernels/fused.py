@@ -131,15 +131,8 @@ def sdpa(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` by the one backend of `choose_sdpa`.
 
-    Parameters
-    ----------
-    q : Tensor ``[batch, heads, queries, head_dim]``
-    k, v : Tensor ``[batch, kv_heads, n, head_dim]``
-    scale : float or None
-        None for ``head_dim ** -0.5``.
-    mask : bool Tensor that broadcasts to ``[batch, heads, queries, n]``, or None
-    causal : bool
-        Query i reads the keys 0..i; not with a mask.
+    Of ``[batch, heads, n, head_dim]``, with ``head_dim ** -0.5`` for no scale.  If `causal`, which
+    goes without a mask, query i reads the keys 0..i.
     """
     name = choose_sdpa(q.device, q.dtype, q.shape[-1], mask is not None).name
     bias = None if mask is None or name == "torch-math" else _bias(q, mask)

@@ -56,18 +56,9 @@ def launch_shape(
     """Cut `room` > 0 entries so that `processors` streaming multiprocessors all have work.
 
     Blocks are as large as the registers of compute capability 9.0 hold: see
-    `reports/benchmarks/pieces_compiled.md`.
-
-    Parameters
-    ----------
-    rows : int
-        Sequences times query heads per KV head.
-    dim : int
-        Elements of a key.
-    itemsize : int
-        Bytes of an element of the queries; float32 has no tensor cores to keep it exact.
-    packed : bool
-        What is unpacked takes twice the registers.
+    `reports/benchmarks/pieces_compiled.md`.  `rows` are sequences times query heads per KV head.
+    Queries of 4 bytes have no tensor cores to keep them exact, and what is `packed` takes twice the
+    registers.
     """
     block = 64 if dim * itemsize <= 256 and not packed else 32
     most_rows = _MOST_ROWS if itemsize == 2 else 16

@@ -63,14 +63,8 @@ class Feed:
 
     The signals are of captured `layers`.  `capture` is that of the recorder, None if no policy
     needs a signal.  `readable` is that of `LiveHeadRows`, `on_begin` gets the decoder before
-    anything is computed, and `clock` gives seconds.
-
-    Attributes
-    ----------
-    handling_s : float
-        Seconds spent on signals, decisions and what they caused.
-    signals_s : float
-        Of these, seconds that signals took on the device and on their way to the host.
+    anything is computed, and `clock` gives seconds.  `handling_s` have been spent on signals,
+    decisions and what they caused, of which `signals_s` on the device and on the way to the host.
     """
 
     def __init__(

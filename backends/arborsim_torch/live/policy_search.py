@@ -26,12 +26,7 @@ from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.live.executor import LiveExecutor, device_peak_bytes, waits_on
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.memory import Forecast, places_of
-from arborsim_torch.live.setup import (
-    CacheOptions,
-    SearchSetup,
-    capture_of_signals,
-    make_controller,
-)
+from arborsim_torch.live.setup import CacheOptions, SearchSetup, capture_of_signals, make_controller
 from arborsim_torch.models import cache_shape
 from arborsim_torch.recording import EpisodeResult, Iterations
 from arborsim_torch.reference.tasks import Problem

@@ -24,17 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from .programs import MODULUS, NAMES, Program, random_program
-from .tasks import (
-    BOS,
-    EOS,
-    PAD,
-    SPLIT_SEEDS,
-    Problem,
-    Readers,
-    Task,
-    Verdict,
-    Vocabulary,
-)
+from .tasks import BOS, EOS, PAD, SPLIT_SEEDS, Problem, Readers, Task, Verdict, Vocabulary
 
 LINE_TOKENS = 9
 PROMPT_LINE_TOKENS = 5

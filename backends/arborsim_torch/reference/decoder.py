@@ -114,22 +114,11 @@ def generate(
 ) -> list[Generation]:
     """Generate one continuation per problem, at most `batch` at a time.
 
-    Parameters
-    ----------
-    prefixes
-        Tokens already generated, per problem.
-    forget
-        Per problem, how many of its prefix's last tokens leave the cache once they were
-        computed: what follows cannot read them.
-    temperature
-        0 takes the most probable token.
-    seeds
-        Per problem, the seed of its draws: needed if temperature > 0.  Results
-        do not depend on how problems are batched, up to rounding.
-    max_tokens
-        Cap on generated tokens, prefix included; the task's by default.
-    stop
-        When to stop, e.g. ``task.is_thought_end``.  ``task.is_finished`` by default.
+    It follows the tokens of `prefixes`, of which the last `forget` leave the cache once they are
+    computed: what follows cannot read them.  Temperature 0 takes the most probable token, else each
+    problem has the seed of its draws.  Results do not depend on how problems are batched, up to
+    rounding.  Generation ends after `max_tokens`, prefix included (the task's by default), or when
+    `stop` says so, e.g. ``task.is_thought_end``, by default ``task.is_finished``.
     """
     starts = [tuple(p) for p in prefixes] if prefixes is not None else [()] * len(problems)
     if temperature > 0 and seeds is None:

@@ -24,15 +24,7 @@ E4M3_UNIT = 256.0  # of what `e4m3_as_half` gives
 
 
 class Codec(Protocol):
-    """A way to store the vectors of tokens.
-
-    Attributes
-    ----------
-    storage : torch.dtype
-        Of the stored data.
-    scaled : bool
-        Whether scales are stored with the data.
-    """
+    """A way to store tokens' vectors, as numbers of type `storage`, with scales if `scaled`."""
 
     @property
     def name(self) -> str: ...
