@@ -30,7 +30,7 @@ from arborsim.policies.base import Policy
 from arborsim.policies.live_hints import hints_of, row_uses
 from arborsim.signals.readers import table_of
 from arborsim_torch.live.feed import LiveHeadRows
-from arborsim_torch.live.policy_search import make_controller
+from arborsim_torch.live.setup import make_controller
 from arborsim_torch.models import cache_shape, rope_of
 from arborsim_torch.reference import Problem, Task
 from arborsim_torch.tiers.codec import codec_of

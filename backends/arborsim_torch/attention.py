@@ -167,11 +167,11 @@ def _attend_pieces(
     rows = query.view(seqs, kv_heads, members, -1, dim).transpose(1, 2)
     pieces = [part.of_each(members) if apart else part.piece for part in parts]
     means = _mean_rows(state, query, parts, host_share)
+    elsewhere = None if far is None else far.elsewhere
+    rows, weighs = rows.reshape(seqs * members, -1, dim), state.collect and means is None
     out, _, mass = attend_pieces(
-        rows.reshape(seqs * members, -1, dim), pieces, scaling,
-        mass=state.collect and means is None, means=means,
-        elsewhere=None if far is None else far.elsewhere,
-    )  # fmt: skip
+        rows, pieces, scaling, mass=weighs, means=means, elsewhere=elsewhere
+    )
     out = out.view(seqs, members, kv_heads, -1, dim).transpose(1, 2)
     if mass is not None:
         by_head = mass.view(seqs, members, kv_heads, -1)

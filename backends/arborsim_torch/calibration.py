@@ -104,8 +104,11 @@ def mask(request: MaskingRequest, on_progress: OnProgress) -> Maskings:
         )
     problems = [_problem(task, request.split, item) for item in request.items]
     found = {lost: np.zeros(len(problems), dtype=bool) for lost in (False, True)}
-    key = lambda i: (len(problems[i].prompt), len(request.items[i].path),  # noqa: E731
-                     request.items[i].block_tokens)  # fmt: skip
+
+    def key(i: int) -> tuple[int, int, int]:
+        item = request.items[i]
+        return len(problems[i].prompt), len(item.path), item.block_tokens
+
     order = sorted(range(len(problems)), key=key)
     done = 0
     for _, same in groupby(order, key=key):

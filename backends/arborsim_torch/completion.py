@@ -18,26 +18,16 @@ from arborsim_torch.sources import Source
 
 @dataclass
 class Completion:
-    """Completes the thoughts of one search.
-
-    Parameters
-    ----------
-    nodes : list of LiveNode
-        All nodes of the search, which go on growing.
-    noise : numpy.random.Generator
-        For the reward.
-    max_tokens : int
-        Generated tokens per path.
-    """
+    """Completes the thoughts of one search."""
 
     source: Source
     problem: Problem
-    nodes: list[LiveNode]
+    nodes: list[LiveNode]  #: all nodes of the search, which go on growing
     reward: Reward
-    noise: np.random.Generator
+    noise: np.random.Generator  #: for the reward
     embedder: Embedder | None
     capture: Capture | None
-    max_tokens: int
+    max_tokens: int  #: generated tokens per path
     _said: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict, init=False)
     _alive: dict[int, int] = field(default_factory=dict, init=False)
     _verdicts: dict[tuple[int, ...], bool | None] = field(default_factory=dict, init=False)

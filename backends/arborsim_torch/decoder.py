@@ -88,41 +88,23 @@ class Observer(Protocol):
     def forward(
         self, decoder: Observed, state: PassContext, hidden: list[Tensor], last: Tensor
     ) -> None:
-        """Tokens were computed: one per sequence, or a block of the prompt.
+        """Take a pass: one token per sequence, or a block of the prompt.
 
-        What is shown may be overwritten by the next pass: what is needed of it is copied.
-
-        Parameters
-        ----------
-        hidden : list of Tensor ``[seqs, queries, size]``
-            Output of every block; empty if the observer does not want them, or has taken them as
-            they came (`PassContext.take_output`).
-        last : Tensor ``[seqs, queries, size]``
-            Normalised last hidden state.
+        What is shown may be overwritten by the next pass: what is needed of it is copied.  `hidden`
+        are the outputs ``[seqs, queries, size]`` of every block, and empty if the observer does not
+        want them, or has taken them as they came (`PassContext.take_output`).  `last` is the
+        normalised last hidden state.
         """
 
 
 class TreeDecoder:
     """Decodes the leaves of one tree.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model of the Llama family, in evaluation mode.  Its attention
-        implementation is set to arborsim's.
-    observer : Observer, optional
-        Sees the forward passes that are made anyway.
-    prefill_block : int
-        Prompt tokens per forward pass.
-    cache : TieredCache, optional
-        A new one for `model`; by default one that keeps everything in HBM.
-    graphs : bool
-        On CUDA, replay decode steps as graphs wherever they can be captured.
-
-    Attributes
-    ----------
-    static : StaticStep or None
-        Computes the steps that it can, on tensors that stay where they are.
+    `model` is of the Llama family, in evaluation mode; its attention becomes arborsim's.  The
+    observer sees the forward passes that are made anyway, of `prefill_block` prompt tokens each at
+    first.  Without a `cache` one is made that keeps everything in HBM.  On CUDA, `graphs` replays
+    decode steps as graphs wherever they can be captured.  `static` computes the steps that it can,
+    on tensors that stay where they are.
     """
 
     def __init__(
@@ -148,14 +130,9 @@ class TreeDecoder:
     def prefill(
         self, token_ids: Sequence[int], on_block: Callable[[Tensor], None] | None = None
     ) -> Tensor:
-        """Compute the prompt as node 0.
+        """Compute the prompt as node 0; logits ``[vocabulary]`` after the last token.
 
-        Returns a Tensor ``[vocabulary]``: logits after the last token.
-
-        Parameters
-        ----------
-        on_block : callable, optional
-            Gets every block's logits, ``[block, vocabulary]``.
+        `on_block` gets every block's logits, ``[block, vocabulary]``.
         """
         self.cache.open(0, -1)
         self.cache.activate([0])
@@ -187,10 +164,7 @@ class TreeDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        """Append one token to each active leaf (in batch order).
-
-        Returns a Tensor ``[leaves, vocabulary]``: logits after these tokens.
-        """
+        """Append one token to each active leaf, in batch order; logits ``[leaves, vocabulary]``."""
         return self._forward(np.reshape(np.asarray(tokens), (-1, 1)), 1)[:, 0]
 
     @torch.inference_mode()
@@ -224,24 +198,14 @@ class TreeDecoder:
 
 @dataclass(frozen=True)
 class Pass:
-    """Tokens that a decoder is to compute.
-
-    Attributes
-    ----------
-    ids : int64 array ``[seqs, queries]``
-    metadata : AttentionMetadata or None
-        None if the tokens are new, and announced to the cache when they are computed.
-    keep : int
-        Queries whose logits are wanted, counted from the last; 0 for all.
-    observed : bool
-        Whether the decoder's observer sees the pass.
-    """
+    """Tokens that a decoder is to compute."""
 
     decoder: TreeDecoder
-    ids: np.ndarray
+    ids: np.ndarray  #: int64 ``[seqs, queries]``
+    #: None if the tokens are new, and announced to the cache when they are computed
     metadata: AttentionMetadata | None
-    keep: int
-    observed: bool
+    keep: int  #: queries whose logits are wanted, counted from the last; 0 for all
+    observed: bool  #: whether the decoder's observer sees the pass
 
     @property
     def wants_hidden(self) -> bool:

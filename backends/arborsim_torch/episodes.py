@@ -69,10 +69,9 @@ class Tally:
 
     def progress(self) -> RecordProgress:
         seconds = time.perf_counter() - self.began
-        return RecordProgress(
-            self.done, self.episodes, self.correct, self.judged, self.tokens, self.tokens / seconds,
-            self.thoughts, self.model_usage,
-        )  # fmt: skip
+        counts = (self.done, self.episodes, self.correct, self.judged, self.tokens)
+        speed = self.tokens / seconds
+        return RecordProgress(*counts, speed, self.thoughts, self.model_usage)
 
     def timing(self) -> dict[str, float]:
         """The timing profile for the trace's metadata."""

@@ -50,12 +50,8 @@ def read_chains(
 ) -> list[Chain]:
     """The chains of a JSON-lines file; each line has "prompt" and "tokens", text or ids.
 
-    Raises `UsageError`, which names the file and the line that is wrong.
-
-    Parameters
-    ----------
-    encode : callable
-        Ids of a text, which is a prompt or not.
+    `encode` gives the ids of a text, which is a prompt or not.  Raises `UsageError`, which names
+    the file and the line that is wrong.
     """
     return [
         _Line(f"{path}, line {number}", entry, encode, vocabulary).chain()
@@ -115,10 +111,7 @@ def _is_whole(value: object) -> bool:
 class ForcedSource(Source):
     """Chains from a file, as problems whose answer is known.
 
-    Parameters
-    ----------
-    base : Source
-        Decodes text, and says where thoughts end if the file does not.
+    `base` decodes text, and says where thoughts end if the file does not.
     """
 
     def __init__(self, base: Source, chains: Sequence[Chain]) -> None:

@@ -24,22 +24,12 @@ _FAILED: list[Any] = []  # kept for good: allocators go on asking a graph whose 
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """The results of a step, in memory that the next one may overwrite.
+    """The results of a step, in memory that the next one may overwrite."""
 
-    Attributes
-    ----------
-    logits : Tensor ``[seqs, 1, vocabulary]``
-    last : Tensor ``[seqs, 1, size]``
-        Normalised last hidden state.
-    hidden : list of Tensor ``[seqs, 1, size]``
-        Output of every block, if it is wanted.
-    states : list of PassContext
-        What attention has left, of each search; their sequences come one after the other.
-    """
-
-    logits: Tensor
-    last: Tensor
-    hidden: list[Tensor]
+    logits: Tensor  #: ``[seqs, 1, vocabulary]``
+    last: Tensor  #: ``[seqs, 1, size]``: normalised last hidden state
+    hidden: list[Tensor]  #: ``[seqs, 1, size]``: output of every block, if it is wanted
+    #: what attention has left, of each search; their sequences come one after the other
     states: list[PassContext]
 
     def tensors(self) -> list[Tensor]:
@@ -82,14 +72,9 @@ class _Captures:
 
     The caching allocator forgets a pool with the last of its graphs, and then lets nothing be
     captured into it as long as any tensor of it is held (``use_count > 0`` is asserted in
-    ``create_or_incref_pool``).  So a tiny graph, the first of each pool, is kept.
-
-    Attributes
-    ----------
-    stream : torch.cuda.Stream
-        One for all searches: libraries keep a workspace for each that they have seen.
-    refused : list of str
-        Why captures failed, in a line each.
+    ``create_or_incref_pool``).  So a tiny graph, the first of each pool, is kept.  All searches
+    have one stream, as libraries keep a workspace for each that they have seen.  `refused` says why
+    captures failed, in a line each.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -179,10 +164,7 @@ class Graphs:
     ) -> StepOutputs:
         """The results of `compute`, which does the same for the same `bucket`.
 
-        Parameters
-        ----------
-        begin_again : callable, optional
-            Prepares for another `compute`, after one whose capture has failed.
+        `begin_again` prepares for another `compute`, after one whose capture has failed.
         """
         if bucket in self._eager:
             return compute()

@@ -45,59 +45,33 @@ _REWARD_STREAM = 1  # keeps the noise of rewards apart from the draws of tokens
 
 @dataclass
 class EpisodeRecorder:
-    """Records one search over one problem.
+    """Records one search over one problem."""
 
-    Parameters
-    ----------
-    model
-        A causal language model that `TreeDecoder` takes.
-    search : Search
-        A new object.
-    capture : Capture or None
-        None records the tree alone.
-    max_tokens : int
-        Generated tokens per path.
-    dedupe : bool
-        Give up thoughts that repeat a sibling token by token, unless the search's
-        `keeps_duplicates` says that they count.
-    on_tokens : callable, optional
-        Told how many tokens each iteration generated.
-    cache : TieredCache, optional
-        A new one; by default one that keeps everything until the search drops it.
-    prefill_block : int
-        Prompt tokens per forward pass.
-    clock : callable
-        Seconds since some moment: what all times are measured with.
-    reward : Reward, optional
-        Scores thoughts, by default `source` does.
-    embedder : Embedder, optional
-        Embeds the text of thoughts, by default `capture` takes mean last hidden states.
-    release : bool
-        Free the keys and values of thoughts that nothing can follow as soon as they are complete.
-    share_prefixes : bool
-        Compute what several thoughts begin with only once, without a listener or token signals.
-    graphs : bool
-        See `TreeDecoder`.
-    """
-
-    model: Any
+    model: Any  #: A causal language model that `TreeDecoder` takes
     source: Source
-    search: Search
-    capture: Capture | None
+    search: Search  #: A new object
+    capture: Capture | None  #: None records the tree alone
     sampler: Sampler
     seed: int
-    max_tokens: int
+    max_tokens: int  #: generated tokens per path
+    #: give up thoughts that repeat a sibling token by token, unless the search's `keeps_duplicates`
+    #: says that they count
     dedupe: bool = True
-    on_tokens: Callable[[int], None] | None = None
+    on_tokens: Callable[[int], None] | None = None  #: told how many tokens each iteration generated
     listener: Listener | None = None
+    #: A new one; by default one that keeps everything until the search drops it
     cache: TieredCache | None = None
-    prefill_block: int = PREFILL_BLOCK
+    prefill_block: int = PREFILL_BLOCK  #: prompt tokens per forward pass
+    #: seconds since some moment: what all times are measured with
     clock: Callable[[], float] = time.perf_counter
-    reward: Reward | None = None
+    reward: Reward | None = None  #: scores thoughts, by default `source` does
+    #: embeds the text of thoughts, by default `capture` takes mean last hidden states
     embedder: Embedder | None = None
+    #: free the keys and values of thoughts that nothing can follow as soon as they are complete
     release: bool = False
+    #: compute what several thoughts begin with only once, without a listener or token signals
     share_prefixes: bool = False
-    graphs: bool = True
+    graphs: bool = True  #: see `TreeDecoder`
     nodes: list[LiveNode] = field(default_factory=list, init=False)
 
     def run(self, problem: Problem) -> EpisodeResult:

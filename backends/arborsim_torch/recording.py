@@ -52,55 +52,29 @@ class Listener(Protocol):
 
 @dataclass
 class LiveNode:
-    """A node while its search runs.
-
-    Attributes
-    ----------
-    generated : list of int
-        All tokens after the prompt, this node's included.
-    tokens : int
-        The node's own.
-    logits : Tensor or None
-        After its last token, to draw its children's first tokens from.
-    value : float or None
-        What the model itself said of the state.
-    logprob : float
-        Sum of the log-probabilities of its own tokens, nats.
-    text : str or None
-        Its own, once complete.
-    entropy : float
-        Of the next token's distribution after its last token, nats, as it is stored; NaN if it is
-        not complete.
-    reward : float
-        What it was rewarded with once complete.  NaN if nothing rewards it.
-    answer : str or None
-        What it answers, if it is finished and its source can read that.
-    twin : int
-        The first complete sibling that says the same, or the node itself.
-    correct : bool or None
-        Verdict on the answer of a finished thought.
-    held : bool
-        Whether its keys and values are there.
-    """
+    """A node while its search runs."""
 
     parent: int
-    generated: list[int]
-    tokens: int = 0
-    logprob: float = 0.0
+    generated: list[int]  #: all tokens after the prompt, this node's included
+    tokens: int = 0  #: the node's own
+    logprob: float = 0.0  #: sum of the log-probabilities of its own tokens, nats
     visits: int = 0
     score: float = math.nan
     finished: bool = False
     dead: bool = False
-    value: float | None = None
+    value: float | None = None  #: what the model itself said of the state
+    #: what it was rewarded with once complete.  NaN if nothing rewards it.
     reward: float = math.nan
-    logits: Tensor | None = None
+    logits: Tensor | None = None  #: after its last token, to draw its children's first tokens from
     embedding: np.ndarray | None = None
-    text: str | None = None
+    text: str | None = None  #: its own, once complete
+    #: of the next token's distribution after its last token, nats, as it is stored; NaN if it is
+    #: not complete
     entropy: float = math.nan
-    answer: str | None = None
-    twin: int = -1
-    correct: bool | None = None
-    held: bool = True
+    answer: str | None = None  #: what it answers, if it is finished and its source can read that
+    twin: int = -1  #: the first complete sibling that says the same, or the node itself
+    correct: bool | None = None  #: verdict on the answer of a finished thought
+    held: bool = True  #: whether its keys and values are there
 
     @property
     def mean_logprob(self) -> float:
@@ -149,17 +123,8 @@ _SAME = (  # of a node and the leaf that a search sees
 class Frontier:
     """Complete thoughts that have not been given up, in order of completion.
 
-    Parameters
-    ----------
-    nodes : list of LiveNode
-        All nodes of the search, which go on growing.
-    depth : callable
-        Of a node: its depth in the tree.
-
-    Attributes
-    ----------
-    leaves : dict
-        What the search chooses from, by node.
+    `nodes` are all of the search, which go on growing, and `depth` gives that of a node.  The
+    search chooses from the `leaves`, by node.
     """
 
     def __init__(self, nodes: list[LiveNode], depth: Callable[[int], int]) -> None:
@@ -182,9 +147,9 @@ class Frontier:
         self.leaves[n] = replace(self.leaves[n], visits=self._nodes[n].visits)
 
 
-_NAN = float("nan")
 #: Columns that only some rows have, and the others' values.
-_EMPTY = {"position": -1, "token": -1, "logprob": _NAN, "entropy": _NAN, "reward": _NAN}
+_EMPTY: dict[str, Any] = {"position": -1, "token": -1}
+_EMPTY |= {"logprob": math.nan, "entropy": math.nan, "reward": math.nan}
 _EMPTY |= {"text": None, "correct": -1, "embedding": None, "end": 0, "answer": None}
 _NAMES = ("time_s", "kind", "iteration", "node", "parent", "depth", *_EMPTY)
 _INTEGERS = ("iteration", "node", "parent", "depth", "position", "token", "correct", "end")
@@ -193,12 +158,7 @@ _INTEGERS = ("iteration", "node", "parent", "depth", "position", "token", "corre
 class EventRows:
     """Appends rows in time order; `columns` turns them into what `TraceWriter` takes.
 
-    Attributes
-    ----------
-    time_s : float
-        Time of the rows to come.
-    iteration : int
-        Iteration of the rows to come.
+    `time_s` and `iteration` are those of the rows to come.
     """
 
     def __init__(self) -> None:

@@ -81,10 +81,9 @@ def make_plan(
         layers = _existing("--qkv-layers", chosen, loaded)
     row_layers = _row_layers(request, loaded, path_tokens)
     embedder = load_embedder(request.embed, request.device) if request.embed else None
-    return RecordingPlan(
-        source, episodes, max_tokens, sparse, layers, row_layers, _hidden_layers(request, loaded),
-        _reward(request, loaded, source), embedder,
-    )  # fmt: skip
+    of_layers = (layers, row_layers, _hidden_layers(request, loaded))
+    reward = _reward(request, loaded, source)
+    return RecordingPlan(source, episodes, max_tokens, sparse, *of_layers, reward, embedder)
 
 
 def _lengths(
@@ -175,10 +174,9 @@ def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | No
     if loaded.random_weights:
         if prompts is not None:
             raise UsageError("random weights understand no prompts: use --prompt-tokens")
-        return RandomSource(
-            loaded.model.config.vocab_size, request.prompt_tokens or _DEFAULT_PROMPT_TOKENS,
-            request.max_tokens or _DEFAULT_MAX_TOKENS, request.thought_tokens,
-        )  # fmt: skip
+        prompt_tokens = request.prompt_tokens or _DEFAULT_PROMPT_TOKENS
+        lengths = (prompt_tokens, request.max_tokens or _DEFAULT_MAX_TOKENS, request.thought_tokens)
+        return RandomSource(loaded.model.config.vocab_size, *lengths)
     if prompts is None:
         raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
     return _of_prompts(request, loaded, prompts, request.max_tokens or _DEFAULT_MAX_TOKENS)
@@ -194,10 +192,8 @@ def _of_task(request: RecordRequest, loaded: LoadedModel) -> TaskSource:
 def _of_prompts(
     request: RecordRequest, loaded: LoadedModel, prompts: list[str], max_tokens: int
 ) -> PromptSource:
-    return PromptSource(
-        prompts, loaded.tokenizer, eos_ids(loaded), max_tokens, request.thought_tokens,
-        request.stop, request.chat,
-    )  # fmt: skip
+    lengths, ends = (max_tokens, request.thought_tokens), (request.stop, request.chat)
+    return PromptSource(prompts, loaded.tokenizer, eos_ids(loaded), *lengths, *ends)
 
 
 def _forced(request: RecordRequest, loaded: LoadedModel) -> ForcedSource:

@@ -28,22 +28,11 @@ _POSITIONS = 1024  # buffers grow by this
 
 
 class RowReducer:
-    """Reduces the rows of one search to what some uses need of them.
+    """Reduces the rows of one search to what some uses need of them, as they come.
 
-    Raises `ValueError` if rows of layers and of KV heads are wanted at once, or of different
-    queries or keys, or the sparsity of different queries or parts.
-
-    Parameters
-    ----------
-    uses : iterable of RowUse
-        Those that are reduced as rows come.
-
-    Attributes
-    ----------
-    groups : {"layer", "head"} or None
-        Whose rows are reduced apart from the model's.
-    part : float or None
-        Of "sparsity" (`RowUse.part`).
+    Rows of `groups` are reduced apart from the model's; `part` is that of "sparsity"
+    (`RowUse.part`). Raises `ValueError` if rows of layers and of KV heads are wanted at once, or of
+    different queries or keys, or the sparsity of different queries or parts.
     """
 
     def __init__(self, uses: Iterable[RowUse]) -> None:

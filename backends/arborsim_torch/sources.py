@@ -74,10 +74,7 @@ class Source(ABC):
 class TaskSource(Source):
     """Problems of a reference task, rewarded by its verifier (with noise) or by the model itself.
 
-    Parameters
-    ----------
-    noise, dead_penalty, floor : float
-        See `arborsim_torch.rewards.exact.Verifier`.
+    See `arborsim_torch.rewards.exact.Verifier`.
     """
 
     def __init__(
@@ -156,16 +153,9 @@ def prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
 
 
 class PromptSource(Source):
-    """Plain prompts, whose thoughts have no reward.
+    """Plain prompts, in the tokeniser's chat template if `chat`, whose thoughts have no reward.
 
     A thought ends with the token that completes a stop string, or after `thought_tokens`.
-
-    Parameters
-    ----------
-    tokenizer
-        Of transformers.
-    chat : bool
-        Put prompts into the tokeniser's chat template.
     """
 
     name = "prompts"
@@ -226,13 +216,7 @@ class PromptSource(Source):
 
 
 class RandomSource(Source):
-    """Random prompts for a model with random weights: only memory and time mean anything.
-
-    Parameters
-    ----------
-    thought_tokens : int
-        Length of a thought.
-    """
+    """Random prompts for a model with random weights: only memory and time mean anything."""
 
     name = "random"
 

@@ -37,19 +37,10 @@ _NUMBERS = count()
 
 
 class StaticStep:
-    """Computes the steps of one search, or of several together.
+    """Computes the steps of one search, or of several together, as CUDA graphs if `graphs`.
 
-    Parameters
-    ----------
-    graphs : bool
-        Capture steps as CUDA graphs.
-
-    Attributes
-    ----------
-    bucket : hashable
-        What the last step has in common with others that the same graph computes.
-    fused : bool
-        Whether layers run in fused kernels (`arborsim_torch.fused_layers`).
+    `bucket` is what the last step has in common with others that the same graph computes.  `fused`
+    says whether layers run in fused kernels (`arborsim_torch.fused_layers`).
     """
 
     def __init__(self, model: Any, cache: TieredCache, graphs: bool) -> None:
@@ -124,11 +115,9 @@ class StaticStep:
         table = np.zeros(self._input.shape, dtype=np.int64)
         table[0, :seqs], table[1, :seqs], table[2:] = ids[:, 0], position[:, 0], slots
         self._input.copy_(torch.from_numpy(table), non_blocking=True)
-        first = position[:, 0].tolist()
-        return AttentionMetadata(
-            self._input[1, :seqs, None], first, self._longest, _not_gathered, _not_gathered,
-            self.store,
-        )  # fmt: skip
+        at, first = self._input[1, :seqs, None], position[:, 0].tolist()
+        unused = (_not_gathered, _not_gathered)
+        return AttentionMetadata(at, first, self._longest, *unused, self.store)
 
     @property
     def rows(self) -> int:
@@ -173,21 +162,12 @@ class StaticStep:
         return state.again(metadata)
 
     def run(
-        self,
-        states: Sequence[PassContext],
-        wants_hidden: bool,
-        others: Sequence[StaticStep] = (),
+        self, states: Sequence[PassContext], wants_hidden: bool, others: Sequence[StaticStep] = ()
     ) -> list[StepOutputs]:
-        """Compute what this step and others have begun.
+        """Compute what this step and others, of other searches, have begun.
 
-        Parameters
-        ----------
-        states : sequence of PassContext
-            What is collected, of each.
-        wants_hidden : bool
-            Whether outputs of blocks are wanted of any.
-        others : sequence of StaticStep
-            Of other searches.  What has been captured of all together is kept by this one.
+        `states` say what is collected of each, `wants_hidden` whether outputs of blocks are wanted
+        of any. What has been captured of all together is kept by this step.
         """
         together = (self, *others)
         for step, state in zip(together, states, strict=True):

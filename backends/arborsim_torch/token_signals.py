@@ -68,14 +68,8 @@ class ChunkExtremes:
     def deviations(self, kv: Tensor, start: int) -> Tensor:
         """Standard deviation over channels after normalising, mean over KV heads.
 
-        Returns a Tensor ``[layers, 2, tokens]``.
-
-        Parameters
-        ----------
-        kv : Tensor ``[layers, 2, kv_heads, tokens, head_dim]``
-            The path's next tokens.
-        start : int
-            Position of the first.
+        Takes the path's next tokens, ``[layers, 2, kv_heads, tokens, head_dim]``, from position
+        `start` on.  Returns ``[layers, 2, tokens]``.
         """
         x = kv.float()
         parts = []
@@ -197,18 +191,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
 
 
 def top_entries(row: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """The `top` largest entries of an attention row, and the mass of the others.
-
-    Parameters
-    ----------
-    row : float32 ``[positions]``
-
-    Returns
-    -------
-    index : int32, ascending
-    value : float16
-    rest : float
-    """
+    """The `top` largest entries of a row, ascending, their values, and the mass of the others."""
     if len(row) <= top:
         return np.arange(len(row), dtype=np.int32), row.astype(np.float16), 0.0
     index = np.sort(np.argpartition(row, -top)[-top:]).astype(np.int32)

@@ -32,7 +32,8 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.graphs import refused
 from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import LiveOutcome, PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.recording import EpisodeResult

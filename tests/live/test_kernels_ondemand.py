@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 
 from arborsim_torch.kernels.ondemand import PageBounds, choose_pages
-from arborsim_torch.kernels.pieces import Piece, attend_pieces
+from arborsim_torch.kernels.piece import Piece
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.tiers.codec import Plain
 
 from .oracle_attention import assert_near, literal, numbers

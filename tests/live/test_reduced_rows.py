@@ -34,7 +34,8 @@ from arborsim_torch.cache.forward import LayerView
 from arborsim_torch.context import PassContext
 from arborsim_torch.live import policy_search
 from arborsim_torch.live.feed import LiveHeadRows
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.row_reducer import RowReducer

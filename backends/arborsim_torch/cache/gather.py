@@ -36,17 +36,12 @@ class StoredSlots:
 
 @dataclass
 class ReadTokens:
-    """The tokens that one group reads.
+    """The tokens that one group reads."""
 
-    Attributes
-    ----------
-    token : int64 array ``[n]``, rising
-    order : int64 Tensor ``[n]`` or None
-        Puts the pieces, one after the other, into the order of tokens; None if they are.
-    """
-
-    token: np.ndarray
+    token: np.ndarray  #: int64 ``[n]``, rising
     pieces: list[StoredSlots]
+    #: int64 ``[n]``: puts the pieces, one after the other, into the order of tokens; None if they
+    #: are
     order: Tensor | None
 
 
@@ -70,19 +65,10 @@ class GatherPlan:
 
 
 class GatherReader:
-    """Makes plans over all pools.
+    """Makes plans over all pools; `stale` once tokens have moved since the last one.
 
-    Parameters
-    ----------
-    split_host : bool
-        Tokens on the host are not gathered with the others, but listed as `HostTokens`.
-    stream : HostStream or None
-        Brings tokens from the host layer by layer.
-
-    Attributes
-    ----------
-    stale : bool
-        Tokens moved since the last plan.
+    With `split_host`, tokens on the host are not gathered with the others, but listed as
+    `HostTokens`. A stream brings them to the device layer by layer.
     """
 
     def __init__(

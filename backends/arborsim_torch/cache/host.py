@@ -29,24 +29,13 @@ Part = tuple[Tensor, Tensor]  # output [seqs, heads, queries, head_dim] and its 
 
 @dataclass(frozen=True)
 class HostSlots:
-    """Tokens of one place on the host.
-
-    Attributes
-    ----------
-    chunk : int
-        The part of the host's memory that they lie in.
-    index : int64 Tensor ``[m]`` or ``[kv_heads, m]``
-        Rows there; -1 is padding.
-    span : slice
-        The piece's entries among all of the layer's.
-    run : slice or None
-        The rows, if those of all heads follow each other: they need not be looked up.
-    """
+    """Tokens of one place on the host."""
 
     place: Place
-    chunk: int
-    index: Tensor
-    span: slice
+    chunk: int  #: the part of the host's memory that they lie in
+    index: Tensor  #: int64 ``[m]`` or ``[kv_heads, m]``: rows there; -1 is padding
+    span: slice  #: the piece's entries among all of the layer's
+    #: the rows, if those of all heads follow each other: they need not be looked up
     run: slice | None
 
     def of_mask(self, mask: Tensor | None) -> Tensor | None:
@@ -56,17 +45,11 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class HostTokens:
-    """The tokens of one layer that stay on the host; tensors are there, too.
-
-    Attributes
-    ----------
-    position : int64 Tensor ``[kv_heads or 1, n]``
-    on_path : bool Tensor ``[kv_heads or 1, seqs, n]``
-    """
+    """The tokens of one layer that stay on the host; tensors are there, too."""
 
     pieces: list[HostSlots]
-    position: Tensor
-    on_path: Tensor
+    position: Tensor  #: int64 ``[kv_heads or 1, n]``
+    on_path: Tensor  #: bool ``[kv_heads or 1, seqs, n]``
     n: int
 
     @property
@@ -86,10 +69,7 @@ class _Host:
 class HostAttention:
     """The CPU's part of each layer's attention, over tokens on the host.
 
-    Attributes
-    ----------
-    held_up : HeldUp
-        Time that passes waited for copies of tokens.
+    `held_up` has the time that passes waited for copies of tokens.
     """
 
     def __init__(self, cache: CacheState) -> None:
@@ -154,14 +134,11 @@ class HostAttention:
         host = self._host(layer, window)
         if not host.tokens.n:
             return None
-        pieces = [
-            HostPiece(
-                data[0], data[1], index, piece.of_mask(host.mask),
-                None if scales is None else scales[0, :, :, 0],
-                None if scales is None else scales[1, :, :, 0],
-            )
-            for piece, index, data, scales in self._pieces(layer, host)
-        ]  # fmt: skip
+        pieces = []
+        for piece, index, data, scales in self._pieces(layer, host):
+            k_scale, v_scale = (None, None) if scales is None else scales[..., 0]
+            mask = piece.of_mask(host.mask)
+            pieces.append(HostPiece(data[0], data[1], index, mask, k_scale, v_scale))
         return self._near.start(query, pieces, scale, logits=logits)
 
     def rows(
@@ -169,11 +146,8 @@ class HostAttention:
     ) -> tuple[Tensor, LayerView]:
         """The mass of the host's tokens, once the log-sum-exp of the whole is known.
 
-        Returns
-        -------
-        float32 Tensor ``[kv_heads, seqs, group, queries, n]``
-        LayerView
-            The entries of its last axis; keys and values are left empty.
+        Returns float32 ``[kv_heads, seqs, group, queries, n]``, and a view of the entries of its
+        last axis, whose keys and values are left empty.
         """
         host = self._host(layer, window)
         keys = sent(self._decoded(layer, host)[0], query)

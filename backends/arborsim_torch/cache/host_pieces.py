@@ -29,20 +29,9 @@ from arborsim_torch.tiers.codec import Packed
 class HostPieces:
     """The pieces of all layers that lie on the host.
 
-    Parameters
-    ----------
-    stay : bool
-        Tokens are read on the host, as `HostTokens`.
-    stream : HostStream or None
-        Brings them to the device ahead of their layer; without, they are copied when it is their
-        turn.
-
-    Attributes
-    ----------
-    tables : list of PieceTable
-        Of pools that are read.
-    tokens : list of HostTokens
-        By layer, if there are any and they stay.
+    If they `stay`, tokens are read on the host, and `tokens` lists them by layer.  Otherwise a
+    stream brings them to the device ahead of their layer.  Without one they are copied when it is
+    their turn.  `tables` are those of the pools that are read.
     """
 
     def __init__(self, cache: CacheState, stay: bool, stream: HostStream | None) -> None:
@@ -108,9 +97,8 @@ class HostPieces:
 
     def _rows_on_host(self, layer: int) -> list[list[Tensor]]:
         """The parts of a layer's rows, of all tables."""
-        pairs = zip(self.tables, self._rows, strict=True)
-        found = [_host_pool(table).first_rows(layer, rows[layer]) for table, rows in pairs
-                 if rows[layer]]  # fmt: skip
+        read = ((t, rows[layer]) for t, rows in zip(self.tables, self._rows, strict=True))
+        found = [_host_pool(table).first_rows(layer, rows) for table, rows in read if rows]
         return [part for parts in found for part in parts]
 
     def keys(self) -> list[Hashable]:
@@ -203,11 +191,7 @@ def tokens_on_host(cache: CacheState) -> list[HostTokens]:
 
 
 def _tokens_of(
-    cache: CacheState,
-    groups: range,
-    union: np.ndarray,
-    wanted: np.ndarray,
-    paths: list[np.ndarray],
+    cache: CacheState, groups: range, union: np.ndarray, wanted: np.ndarray, paths: list[np.ndarray]
 ) -> HostTokens:
     """The tokens of a layer's groups on the host, padded to the longest."""
     pieces, position, on_path, first = [], [], [], 0

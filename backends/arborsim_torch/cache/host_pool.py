@@ -38,35 +38,17 @@ _LARGEST_CHUNK_BYTES = 1 << 30  # unless more is needed at once
 
 
 class HostPool(Pool):
-    """Rows for tokens in one format in the host's memory.
+    """Rows for tokens in one format in the host's memory, page-locked if `pinned`.
 
-    Parameters
-    ----------
-    codec : Codec
-        How tokens are stored; not with scales that tokens share, which stay in HBM.
-    pinned : bool
-        Page-locked memory.
-    by_layer : bool
-        Rows are of one layer each.
-
-    Attributes
-    ----------
-    slots : RowTable
-        Rows of tokens.
-    arriving : list of BlockList
-        Rows of copies that have not ended.  What lies between two runs may then be written, so no
-        runs are joined.
+    Scales that tokens share are not stored here: these stay in HBM.  `by_layer`, rows are of one
+    layer each.  `arriving` are the rows of copies that have not ended: what lies between two runs
+    may then be written, so no runs are joined.
     """
 
     slots: RowTable
 
     def __init__(
-        self,
-        layout: Layout,
-        codec: Codec,
-        *,
-        pinned: bool = False,
-        by_layer: bool = False,
+        self, layout: Layout, codec: Codec, *, pinned: bool = False, by_layer: bool = False
     ) -> None:
         super().__init__(layout, codec, torch.device("cpu"))
         self._pinned = pinned
@@ -276,8 +258,8 @@ class HostPool(Pool):
         """The runs in the host's memory, of each part."""
         chunk = self.chunk_of(blocks.first)
         first = blocks.first - self._first[chunk]
-        runs = list(zip(chunk.tolist(), blocks.lane.tolist(), first.tolist(), blocks.count.tolist(),
-                        strict=True))  # fmt: skip
+        columns = (chunk, blocks.lane, first, blocks.count)
+        runs = list(zip(*(column.tolist() for column in columns), strict=True))
         return [
             [self._chunks[c][part][lane].narrow(0, start, n) for c, lane, start, n in runs]
             for part in range(self.parts)
@@ -304,15 +286,7 @@ class HostPool(Pool):
     def content(
         self, buffers: Sequence[Tensor], at: np.ndarray, order: Tensor | slice | None = None
     ) -> list[Tensor]:
-        """Rows of buffers as other pools store them, ``[layers, records, heads, tokens, ...]``.
-
-        Parameters
-        ----------
-        buffers : sequence of Tensor
-            As of `buffers`.
-        at : int64 array ``[lanes, tokens]``
-            See `BlockList`.
-        """
+        """Rows of buffers as other pools store them, ``[layers, records, heads, tokens, ...]``."""
         lanes, count = at.shape
         order = self.order(at, buffers[0].device) if order is None else order
         if isinstance(order, slice):

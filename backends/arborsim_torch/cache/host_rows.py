@@ -11,38 +11,24 @@ from arborsim_torch.cache.slots import NOWHERE, SlotTable
 
 @dataclass(frozen=True, eq=False)
 class BlockList:
-    """Runs of rows, and where their tokens lie in a buffer that holds them one after the other.
+    """Runs of rows, and where their tokens lie in a buffer that holds them one after the other."""
 
-    Attributes
-    ----------
-    lane, first, count : int64 arrays ``[runs]``
-    start : int64 array ``[runs]``
-        Of each run in the buffer.
-    at : int64 array ``[lanes, tokens]``
-        Row of each token in the buffer; of one lane, if a token has rows in one only.
-    rows : int
-        Of the buffer.
-    """
-
+    #: int64 s ``[runs]``
     lane: np.ndarray
     first: np.ndarray
     count: np.ndarray
-    start: np.ndarray
+    start: np.ndarray  #: int64 ``[runs]``: of each run in the buffer
+    #: int64 ``[lanes, tokens]``: row of each token in the buffer; of one lane, if a token has rows
+    #: in one only
     at: np.ndarray
-    rows: int
+    rows: int  #: of the buffer
 
 
 class RowTable(SlotTable):
     """The row of every token, per group; groups of one *space* share rows.
 
-    Tokens that come together get rows that follow one another, as far as there are.
-
-    Parameters
-    ----------
-    space : int64 array ``[groups]``
-        Of each group.
-    least : int
-        Rows of a gap that is worth a copy of its own.
+    Tokens that come together get rows that follow one another, as far as there are.  A gap of
+    `least` rows is worth a copy of its own.  `space` is that of each group, int64 ``[groups]``.
     """
 
     def __init__(self, space: np.ndarray, least: int) -> None:

@@ -36,10 +36,7 @@ class _Arriving:
 class HostStream:
     """Feeds a `LayerStream` from host pools.
 
-    Attributes
-    ----------
-    places : list of lists of Tensor
-        Where each layer's parts arrive in passes that are the same.
+    `places` are where each layer's parts arrive in passes that are the same.
     """
 
     def __init__(self, link: HostLink, layers: int) -> None:
@@ -67,13 +64,7 @@ class HostStream:
         return self._stream.allocations
 
     def begin(self, pieces: Callable[[int], Pieces], anew: bool) -> None:
-        """The next pass begins; `anew` if tokens have moved since the last.
-
-        Parameters
-        ----------
-        pieces : callable
-            What a layer needs: pools and slots.
-        """
+        """Begin the next pass, whose layers need the `pieces`; `anew` if tokens have moved."""
         if anew or self._moved or self._fixed is not None:
             self.discard()
             self._moved, self._fixed = False, None
@@ -91,14 +82,9 @@ class HostStream:
         return self._link.down_idle
 
     def begin_fixed(self, parts: Callable[[int], list[list[Tensor]]], key: Hashable) -> None:
-        """The next pass begins, and is the same as the last if `key` is.
+        """Begin the next pass, the same as the last if `key` is.
 
-        Parameters
-        ----------
-        parts : callable
-            Blocks of each part of a layer.
-        key : hashable
-            Says where all blocks are.
+        The key says where all blocks are; `parts` gives those of each part of a layer.
         """
         if key != self._fixed:
             self.discard()

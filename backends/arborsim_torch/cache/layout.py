@@ -24,23 +24,14 @@ GROUPINGS = ("shared", "layer", "head")
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape of a model's cache and the grouping of its plans.
-
-    Attributes
-    ----------
-    dtype : torch.dtype
-        Of keys and values at full precision.
-    device : torch.device
-        Where the model is.
-    grouping : {"shared", "layer", "head"}
-    """
+    """Shape of a model's cache and the grouping of its plans."""
 
     layers: int
     kv_heads: int
     head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    grouping: str = "shared"
+    dtype: torch.dtype  #: of keys and values at full precision
+    device: torch.device  #: where the model is
+    grouping: str = "shared"  #: {"shared", "layer", "head"}
 
     def __post_init__(self) -> None:
         if self.grouping not in GROUPINGS:
@@ -140,8 +131,8 @@ class Place(IntEnum):
 
 
 #: The place of a tier's own copy, by value of `Tier`.
-HOME = np.array([Place[tier.name] if tier != Tier.EVICTED else Place.LOST for tier in Tier],
-                dtype=np.int8)  # fmt: skip
+_HOMES = [Place.LOST if tier == Tier.EVICTED else Place[tier.name] for tier in Tier]
+HOME = np.array(_HOMES, dtype=np.int8)
 #: The place of the staged copy of a token whose own is in this place.
 STAGED = {place: Place(place + RUNGS) for place in Place if place.on_host}
 

@@ -37,37 +37,21 @@ class _Rows:
     """The rows that queries may read of the layers of one kind.
 
     Rows are those of all places, one place after the other.
-
-    Attributes
-    ----------
-    position : int64 array ``[kv_heads or 1, rows]``
-        Beyond every query's, if nothing that is read is there.
-    on_path : bool array ``[kv_heads or 1, seqs, rows]``
-    page : bool Tensor ``[kv_heads or 1, pages]``
-        Pages with anything to read, on the device.
     """
 
+    #: int64 ``[kv_heads or 1, rows]``: beyond every query's, if nothing that is read is there
     position: np.ndarray
-    on_path: np.ndarray
-    page: Tensor
+    on_path: np.ndarray  #: bool ``[kv_heads or 1, seqs, rows]``
+    page: Tensor  #: bool ``[kv_heads or 1, pages]``: pages with anything to read, on the device
 
 
 @dataclass(frozen=True)
 class _Ordered:
-    """The pages of a layer that were chosen, on their way.
+    """The pages of a layer that were chosen, on their way."""
 
-    Attributes
-    ----------
-    chosen : int64 array ``[kv_heads, pages_top]``
-        Pages of each head; -1: none.
-    pages : int64 array ``[pages]``
-        All of them, in order.
-    arriving : list of (HostPool, list of Tensor, BlockList)
-        Of each place: the pool, and where its pages will lie on the device.
-    """
-
-    chosen: np.ndarray
-    pages: np.ndarray
+    chosen: np.ndarray  #: int64 ``[kv_heads, pages_top]``: pages of each head; -1: none
+    pages: np.ndarray  #: int64 ``[pages]``: all of them, in order
+    #: of each place: the pool, and where its pages will lie on the device
     arriving: list[tuple[HostPool, list[Tensor], BlockList]]
     ticket: Ticket
 
@@ -85,33 +69,20 @@ class _Ordered:
 
 @dataclass(frozen=True)
 class _Fetched:
-    """The pages of a layer that were chosen last.
+    """The pages of a layer that were chosen last."""
 
-    Attributes
-    ----------
-    keys, values : Tensor ``[kv_heads, n, head_dim]``
-    mask : bool Tensor ``[seqs, kv_heads, queries, n]``
-    position : int64 Tensor ``[kv_heads or 1, n]``
-    """
-
+    #: ``[kv_heads, n, head_dim]``
     keys: Tensor
     values: Tensor
-    mask: Tensor
-    position: Tensor
+    mask: Tensor  #: bool ``[seqs, kv_heads, queries, n]``
+    position: Tensor  #: int64 ``[kv_heads or 1, n]``
 
 
 class PageAttention(HostAttention):
     """The pages' part of each layer's attention.
 
-    Parameters
-    ----------
-    pages_top : int
-        Pages that each KV head chooses in a step.
-
-    Attributes
-    ----------
-    fetched_bytes : int
-        Of the pages chosen so far.
+    Each KV head chooses `pages_top` pages in a step.  `fetched_bytes` are those of all pages so
+    far.
     """
 
     def __init__(self, cache: CacheState, link: HostLink, pages_top: int = PAGES_TOP) -> None:
@@ -229,11 +200,12 @@ class PageAttention(HostAttention):
             parts = [
                 part[:, 0].permute(1, 2, 0, 3).expand(-1, g.kv_heads, -1, -1) for part in buffers
             ]
-            piece = replace(
-                pool.as_piece(parts), index=both[: g.kv_heads, at], room=blocks.rows,
-                mask=to_device(on_path[:, :, at].swapaxes(0, 1), g.device) if several else None,
-                ready=None if found else lambda: ordered.ticket.order(self.held_up),
-            )  # fmt: skip
+            piece = replace(pool.as_piece(parts), index=both[: g.kv_heads, at], room=blocks.rows)
+            if several:
+                mask = to_device(on_path[:, :, at].swapaxes(0, 1), g.device)
+                piece = replace(piece, mask=mask)
+            if not found:
+                piece = replace(piece, ready=lambda: ordered.ticket.order(self.held_up))
             spots = partial(torch.narrow, where, 1, at.start, blocks.rows)
             found.append(PlacedPiece(piece, spots, ("page", layer, number)))
         return HostShare(found, position=where)

@@ -59,28 +59,14 @@ class GroupTokenPairs:
 
 @dataclass(eq=False)
 class PendingCopy:
-    """Tokens that are being copied.
+    """Tokens that are being copied."""
 
-    Attributes
-    ----------
-    target : Place
-        In DDR: where they will be stored, or come from.
-    pairs : GroupTokenPairs
-        In runs of one group.
-    blocks : BlockList
-        Their rows on the host.
-    buffers : list of Tensor
-        What the rows are copied from, or to, on the device.
-    to_stage : bool
-        They come up.
-    """
-
-    target: Place
-    pairs: GroupTokenPairs
-    blocks: BlockList
-    buffers: list[torch.Tensor]
+    target: Place  #: in DDR: where they will be stored, or come from
+    pairs: GroupTokenPairs  #: in runs of one group
+    blocks: BlockList  #: their rows on the host
+    buffers: list[torch.Tensor]  #: what the rows are copied from, or to, on the device
     ticket: Ticket
-    to_stage: bool = False
+    to_stage: bool = False  #: they come up
 
     @property
     def nbytes(self) -> int:

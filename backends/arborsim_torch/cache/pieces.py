@@ -51,35 +51,21 @@ _KINDS = {"index": (torch.int32, NOT_READ), "mask": (torch.bool, 0), "position":
 
 @dataclass(frozen=True)
 class Pairs:
-    """(group, token) pairs and what a table has to know of them; arrays ``[m]``.
-
-    Attributes
-    ----------
-    on_path : bool ``[seqs, m]``
-    """
+    """(group, token) pairs and what a table has to know of them; arrays ``[m]``."""
 
     group: np.ndarray
     token: np.ndarray
-    on_path: np.ndarray
+    on_path: np.ndarray  #: bool ``[seqs, m]``
 
     def where(self, mask: np.ndarray) -> Pairs:
         return Pairs(self.group[mask], self.token[mask], self.on_path[:, mask])
 
 
 class PieceTable:
-    """Which slots of one pool are read.
+    """The slots of one pool that are read.
 
-    Parameters
-    ----------
-    held : callable
-        Gives the pairs that are read of this pool, and their entries, int64 ``[m]``.
-
-    Attributes
-    ----------
-    count : int64 array ``[groups]``
-        Entries that are read.
-    version : int
-        Changes whenever any entry does.
+    `held` gives the pairs that are read of this pool, and their entries, int64 ``[m]``.  `count`
+    are the entries that are read, int64 ``[groups]``; `version` changes whenever any entry does.
     """
 
     def __init__(
@@ -164,25 +150,19 @@ class PieceTable:
         # What is left and taken again is written once.
         width = self._room()
         again = np.isin(gone.group * width + left, come.group * width + entry)
-        emptied = gone.where(~again)
-        self._write(
-            np.concatenate([emptied.group, come.group]), np.concatenate([left[~again], entry]),
-            len(emptied.group), come,
-        )  # fmt: skip
+        group = np.concatenate([gone.group[~again], come.group])
+        written = np.concatenate([left[~again], entry])
+        self._write(group, written, len(group) - len(entry), come)
         return entry
 
     def _write(self, group: np.ndarray, entry: np.ndarray, emptied: int, come: Pairs) -> None:
         """Write entries, the first `emptied` of which are not read any more."""
-        columns = {
-            "index": (self._slots(come), NOT_READ), "mask": (come.on_path, 0),
-            "position": (self._cache.position.values[come.token], 0),
-        }  # fmt: skip
         rows = [group[None], entry[None]]
-        for name in _KINDS:
+        for name, (_, empty) in _KINDS.items():
             if name in self._current:
-                own = np.atleast_2d(columns[name][0])
-                empty = np.full((len(own), emptied), columns[name][1])
-                rows.append(np.concatenate([empty, own], axis=1))
+                own = np.atleast_2d(self._column(name, come))
+                unread = np.full((len(own), emptied), empty)
+                rows.append(np.concatenate([unread, own], axis=1))
         table = np.concatenate(rows).astype(np.int64)
         there = to_device(table, self._layout.device)
         row = 2
@@ -196,6 +176,12 @@ class PieceTable:
             else:
                 tensor[there[0], there[1]] = there[row].to(tensor.dtype)
                 row += 1
+
+    def _column(self, name: str, pairs: Pairs) -> np.ndarray:
+        """A tensor's entries of pairs."""
+        if name == "mask":
+            return pairs.on_path
+        return self._slots(pairs) if name == "index" else self._cache.position.values[pairs.token]
 
     def _slots(self, pairs: Pairs) -> np.ndarray:
         """The index's entries of pairs, int64 ``[m]``."""
@@ -252,14 +238,10 @@ class PieceTable:
         pairs, entry = self._held()
         lead = (self._seqs,) if name == "mask" else ()
         table = np.full((*lead, *known.shape[-2:]), empty, dtype=np.int64)
+        table[..., pairs.group, entry] = self._column(name, pairs)
         if name == "mask":
-            table[:, pairs.group, entry] = pairs.on_path
             known[: self._seqs] = to_device(table.astype(np.bool_), device)
         else:
-            found = self._slots(pairs) if name == "index" else (
-                self._cache.position.values[pairs.token]
-            )  # fmt: skip
-            table[pairs.group, entry] = found
             known.copy_(to_device(table, device))
         self._current.add(name)
 
@@ -270,9 +252,7 @@ class PieceTable:
     def full(self, groups: slice) -> bool:
         """Whether all of a layer's entries, as many in every group, are read by one sequence."""
         high = self.high[groups]
-        return self._seqs == 1 and bool((self.count[groups] == high).all()) and bool(
-            (high == high[0]).all()
-        )  # fmt: skip
+        return self._seqs == 1 and bool(((self.count[groups] == high) & (high == high[0])).all())
 
     @property
     def in_order(self) -> bool:
@@ -282,15 +262,11 @@ class PieceTable:
     def piece(
         self, layer: int, room: int | None = None, rows: list[Tensor] | None = None
     ) -> PlacedPiece:
-        """One layer's reads.
+        """One layer's reads, of `room` entries or of as many as there are.
 
-        Parameters
-        ----------
-        rows : list of Tensor ``[rows, 1, records, heads, ...]``, optional
-            Parts of the layer's first rows, if the pool is the host's: on the device.
-        room : int or None
-            Entries to look at, at least as many as there are (`room`).  The piece then always has
-            a mask or an index, so that no shape tells how many entries are read.
+        With a room the piece always has a mask or an index, so that no shape tells how many entries
+        are read.  `rows` are parts ``[rows, 1, records, heads, ...]`` of the layer's first rows on
+        the device, if the pool is the host's.
         """
         groups = self._layout.groups_of_layer(layer)
         if rows is None:

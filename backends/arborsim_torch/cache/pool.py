@@ -35,16 +35,10 @@ _RAGGED_SAVES = 0.1
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """Tokens as a pool stores them.
+    """Tokens as a pool stores them."""
 
-    Attributes
-    ----------
-    data : Tensor ``[layers, 2, kv_heads, tokens, head_dim]``
-    scale : float32 Tensor ``[layers, 2, kv_heads, tokens, 1]`` or None
-    """
-
-    data: Tensor
-    scale: Tensor | None = None
+    data: Tensor  #: ``[layers, 2, kv_heads, tokens, head_dim]``
+    scale: Tensor | None = None  #: float32 ``[layers, 2, kv_heads, tokens, 1]``
 
     @property
     def nbytes(self) -> int:
@@ -62,17 +56,8 @@ def addressable(dtype: torch.dtype) -> torch.dtype:
 class Pool:
     """Slots for tokens on one device in one format; the host's are in a `HostPool`.
 
-    Parameters
-    ----------
-    codec : Codec
-        How tokens are stored.
-    page_tokens : int
-        The number of slots of a group is a multiple of this.
-
-    Attributes
-    ----------
-    allocations : int
-        How often tensors have been allocated: views of them are valid until the next time.
+    The number of slots of a group is a multiple of `page_tokens`.  `allocations` says how often
+    tensors have been allocated: views of them are valid until the next time.
     """
 
     def __init__(
@@ -220,10 +205,7 @@ class Pool:
         return known
 
     def rows(self, layer: int) -> Tensor:
-        """Data of a layer, the slots of its heads one after the other: a view.
-
-        Returns a Tensor ``[2, slots of all heads, head_dim]``.
-        """
+        """A layer's slots, head after head, ``[2, slots of all heads, head_dim]``: a view."""
         slab, index = self.layout.slab_of_layer(layer)
         return self._slabs[slab][0][index]
 
@@ -277,10 +259,9 @@ class Pool:
         return [part[:, heads].index_select(2, slots) for part in self.slab(layer)]
 
     def span(self, slab: int, first: int, count: int) -> Tensor:
-        """Slots that follow one another, of every layer of a slab: a view of the data.
+        """Slots that follow one another, of every layer of a slab that is not ragged: a view.
 
-        Of a slab that is not ragged.
-        Returns a Tensor ``[2 layers, kv_heads, count, head_dim]``: keys, then values of each layer.
+        Returns ``[2 layers, kv_heads, count, head_dim]``: keys, then values of each layer.
         """
         table = self._tables[slab]
         assert table is not None, "a ragged slab has no common capacity"
@@ -327,10 +308,7 @@ class Pool:
         return torch.cat(parts)
 
     def read_keys(self, layer: int, head: int, token: np.ndarray) -> Tensor:
-        """Copy the keys of a KV head of a layer, ``[tokens, head_dim]``, of tokens that it holds.
-
-        Of a pool at full precision.
-        """
+        """Copy unquantized keys of tokens that a layer's KV head holds, ``[tokens, head_dim]``."""
         group = self.layout.groups_of_layer(layer).start
         group += head if self.layout.grouping == "head" else 0
         slots = self.slots.of[group, token].astype(np.int64)

@@ -25,15 +25,8 @@ _LEAST_ROOM = 64
 class SharedPrefix:
     """The reads of a pool whose tokens have the same slot in all layers and heads.
 
-    Parameters
-    ----------
-    package : str
-        Whose kernel reads it (`arborsim_torch.kernels.packages.DECODERS`).
-
-    Attributes
-    ----------
-    length : int
-        Slots below this are read by every sequence.
+    Slots below `length` are read by every sequence, with a kernel of the `package`, one of
+    `arborsim_torch.kernels.packages.DECODERS`.
     """
 
     def __init__(self, device: torch.device, package: str = "flash-attn") -> None:

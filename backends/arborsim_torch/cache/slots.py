@@ -17,14 +17,8 @@ _MOST_NOTED = 1 << 17  # pairs that came or went between two looks; beyond, all 
 class SlotTable:
     """The slot of every token, per group.
 
-    Attributes
-    ----------
-    high : int64 ``[groups]``
-        Slots below this have been taken at some time.
-    used : int64 ``[groups]``
-        Tokens held.
-    total : int
-        Their sum.
+    Slots below `high` have been taken at some time.  `used` are the tokens held, both int64
+    ``[groups]``, and `total` their sum.
     """
 
     def __init__(self, groups: int) -> None:

@@ -210,15 +210,9 @@ def make_pools(
 ) -> dict[Place, Pool]:
     """An empty pool for every place that a token can be held in; a `HostPool` on the host.
 
-    Parameters
-    ----------
-    quantised : sequence of Codec
-        Formats of the places that hold quantised tokens, by rung, without a second there are no
-        places for coarse ones.
-    page_tokens : int
-        Of pools on the device.
-    by_layer : bool
-        Of tokens on the host, every layer is read by itself.
+    `quantised` are the formats of the places that hold quantised tokens, by rung: without a second
+    there are no places for coarse ones.  `page_tokens` is of pools on the device.  With `by_layer`,
+    every layer of tokens on the host is read by itself.
     """
     on_gpu = layout.device.type == "cuda"
     codecs = (Plain(layout.dtype), *quantised)

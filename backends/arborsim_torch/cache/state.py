@@ -25,11 +25,8 @@ _MOST_STEPS = 256  # pending at a time
 class TokenTable:
     """Tables with one entry per token.
 
-    Attributes
-    ----------
-    place : GrowingTable of int8 ``[groups, tokens]``
-        Where attention reads each token (`Place`).
-    vocabulary_id, position : GrowingArray of int32 ``[tokens]``
+    `place` says where attention reads each token (`Place`), int8 ``[groups, tokens]``.  The others
+    are int32 ``[tokens]``.
     """
 
     def __init__(self, groups: int) -> None:
@@ -57,17 +54,9 @@ class TokenTable:
 class FastPath:
     """Steps of one contiguous path that have been announced and not entered yet.
 
-    Parameters
-    ----------
-    pool : Pool
-        HBM at full precision, of one slab, whose tensors must not be replaced meanwhile.
-    first : int
-        Position, and slot, of the next token.
-
-    Attributes
-    ----------
-    ids : list of int
-        Vocabulary ids of the tokens.
+    The pool is that of HBM at full precision, of one slab, and its tensors must not be replaced
+    meanwhile.  `first` is the position, and the slot, of the next token.  `ids` are the tokens'
+    vocabulary ids.
     """
 
     def __init__(self, pool: Pool, first: int) -> None:
@@ -117,14 +106,8 @@ class FastPath:
 class CacheState:
     """The token table, the pools and the selection of a cache.
 
-    Reading the table or the pools enters the pending steps first.
-
-    Attributes
-    ----------
-    leaves : list of int
-        Those that decode, in batch order.
-    lengths : list of int
-        Of their paths, evicted and pending tokens included.
+    Reading the table or the pools enters the pending steps first.  `leaves` are those that decode,
+    in batch order, and `lengths` those of their paths, evicted and pending tokens included.
     """
 
     def __init__(self, layout: Layout, pools: dict[Place, Pool]) -> None:
@@ -170,6 +153,10 @@ class CacheState:
         return self._table.position
 
     @property
+    def kv_heads(self) -> int:
+        return self.layout.kv_heads
+
+    @property
     def num_tokens(self) -> int:
         return len(self.vocabulary_id)
 
@@ -186,11 +173,8 @@ class CacheState:
     def _append(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Add tokens of the leaves, int ``[leaves, steps]``, to HBM in every group.
 
-        Returns
-        -------
-        token : int64 ``[leaves x steps]``
-            Their ids.
-        position : int64 ``[leaves, steps]``
+        Returns their ids, int64 ``[leaves x steps]``, and their positions, int64 ``[leaves,
+        steps]``.
         """
         self._flush()
         position = np.asarray(self.lengths)[:, None] + np.arange(ids.shape[1])
@@ -201,12 +185,7 @@ class CacheState:
     def _step(self, token: int, begins: bool) -> AttentionMetadata | None:
         """Announce one token of the one leaf, if the fast path can take it.
 
-        Parameters
-        ----------
-        token : int
-            Vocabulary id.
-        begins : bool
-            The leaf's path lies in HBM in order and nothing else does: the fast path may begin.
+        The path `begins` if the leaf's tokens lie in HBM in order and nothing else does.
         """
         if self._fast_path is None and begins:
             self._fast_path = FastPath(self._pools[Place.HBM], self.lengths[0])

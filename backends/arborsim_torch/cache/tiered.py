@@ -37,19 +37,11 @@ from arborsim_torch.tiers.link import HostLink
 class TieredCache(CacheState):
     """Keys and values of one tree.
 
-    Parameters
-    ----------
-    quantised : sequence of Codec, optional
-        Formats of quantised tokens, and of coarse ones; FP8 if there are none.
-    page_tokens : int
-        Pools grow and shrink by this number of slots.
-    ordered : bool
-        Gather keys and values in the order of tokens before attention reads them, so that results
-        do not depend on slots or tiers.
-    recall : {"stage", "stream", "near", "ondemand"}
-        How tokens in DDR that are not staged take part in attention.  Without a link, they are
-        copied layer by layer while the computation waits.
-
+    `quantised` are the formats of quantised tokens and of coarse ones, FP8 without any.  Pools grow
+    and shrink by `page_tokens` slots.  `ordered` gathers what attention reads in the order of
+    tokens, so that results do not depend on slots or tiers.  `recall` says how tokens in DDR that
+    are not staged take part in attention: without a link they are copied layer by layer while
+    computation waits.
     """
 
     def __init__(
@@ -189,13 +181,7 @@ class TieredCache(CacheState):
     # -- forward passes ------------------------------------------------------------------------
 
     def begin(self, ids: np.ndarray) -> AttentionMetadata:
-        """Announce the next tokens of the leaves.
-
-        Parameters
-        ----------
-        ids : int ``[seqs, queries]``
-            Vocabulary ids; several queries only with one sequence.
-        """
+        """Announce the next tokens, int ``[seqs, queries]``; several of one sequence only."""
         width, queries = ids.shape
         if width != len(self.leaves) or (queries > 1 and width > 1):
             raise ValueError(f"{ids.shape} tokens for {len(self.leaves)} leaves")
@@ -226,18 +212,9 @@ class TieredCache(CacheState):
     ) -> tuple[np.ndarray, np.ndarray, PiecePlan]:
         """Give slots to the next token of each leaf, which a static step computes.
 
-        Parameters
-        ----------
-        ids : int ``[seqs, 1]``
-        rounded, rows
-            See `PieceReader.plan`.
-
-        Returns
-        -------
-        position : int64 ``[seqs, 1]``
-        slots : int64 ``[groups, rows]``
-            Those beyond the leaves' have no token: what is written there is never read.
-        plan : PiecePlan
+        Takes ids, int ``[seqs, 1]``, and the arguments of `PieceReader.plan`.  Returns positions,
+        int64 ``[seqs, 1]``, slots, int64 ``[groups, rows]``, and the plan.  Slots beyond the
+        leaves' have no token: what is written there is never read.
         """
         fresh, position = self._append(ids)
         pool = self.pools[Place.HBM]
@@ -285,12 +262,12 @@ class TieredCache(CacheState):
         host_attention = self.host_attention if plan.host else None
         if host_attention is not None:
             host_attention.begin(plan.host, plan.fresh)
-        metadata = AttentionMetadata(
-            at, first, longest, plan.entries, plan.content, writing.store, host_attention,
-            causal=plan.contiguous and len(fresh) == position.shape[1] and len(first) == 1,
-            pieces=plan.pieces if isinstance(plan, PiecePlan) and one else None,
-            plain=plan.plain() if isinstance(plan, PiecePlan) and position.size == 1 else None,
-        )  # fmt: skip
+        given = (at, first, longest, plan.entries, plan.content, writing.store, host_attention)
+        metadata = AttentionMetadata(*given)
+        metadata.causal = plan.contiguous and len(fresh) == position.shape[1] and len(first) == 1
+        if isinstance(plan, PiecePlan):
+            metadata.pieces = plan.pieces if one else None
+            metadata.plain = plan.plain() if position.size == 1 else None
         if host_attention is not None:
             host_attention.attach(metadata, torch.from_numpy(position))
         return metadata

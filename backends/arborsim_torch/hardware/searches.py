@@ -243,10 +243,17 @@ def _setup(
     timer: Timer, model: Any, source: RandomSource, search: Callable[[], Any]
 ) -> SearchSetup:
     return SearchSetup(
-        model, source, search, _TEMPERATURE, 0, source.max_tokens, dedupe=False, clock=timer.clock,
+        model,
+        source,
+        search,
+        _TEMPERATURE,
+        seed=0,
+        max_tokens=source.max_tokens,
+        dedupe=False,
+        clock=timer.clock,
         prefill_block=prefill_block(timer.device),
         attention_top=attention_top(len(source.problem(0).prompt)),
-    )  # fmt: skip
+    )
 
 
 def _run(

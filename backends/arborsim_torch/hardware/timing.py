@@ -74,20 +74,13 @@ def capture(work: Callable[[], Any], device: torch.device) -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class Timer:
-    """Times functions on a device.
-
-    Attributes
-    ----------
-    rounds, repeats : int
-        Rounds, and repetitions in each.
-    limit_s : float
-        No new repetition starts after this time, once there is one.
-    """
+    """Times functions on a device."""
 
     device: torch.device
+    #: rounds, and repetitions in each
     rounds: int = 3
     repeats: int = 7
-    limit_s: float = 1.0
+    limit_s: float = 1.0  #: no new repetition starts after this time, once there is one
 
     def seconds(self, *works: Callable[[], Any]) -> float:
         """Seconds of one call: on CUDA the device's own, without launching.

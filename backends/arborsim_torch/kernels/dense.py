@@ -35,12 +35,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention: outputs, and log-sum-exps ``[seqs, heads, queries]``.
 
-    Raises `ValueError` if the query heads do not divide into the KV heads.
-
-    Parameters
-    ----------
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries or 1, n]`` or None
-        None if all may be read.
+    Raises `ValueError` if the query heads do not divide into the KV heads.  Without a `mask`
+    ``[seqs or 1, kv_heads or 1, queries or 1, n]`` all may be read.
     """
     out, lse, _ = attend_weights(q, k, v, scale, mask)
     return out, lse

@@ -26,18 +26,12 @@ def attend_flash(
     *,
     kernel: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of queries that read all keys, or all up to their own.
+    """Softmax attention of queries that read all keys, or (`causal`) as many, each up to its own.
 
-    Returns outputs and log-sum-exps ``[seqs, heads, queries]``.  Raises `ValueError` if the heads
-    do not divide into the KV heads, if there is not one key per query in causal attention, or if
-    there is no such kernel.
-
-    Parameters
-    ----------
-    causal : bool
-        Query i reads the keys 0..i, of which there are as many as queries.
-    kernel : str or None
-        A key of `KERNELS`, or "dense"; None for `choose`'s.
+    `kernel` is a key of `KERNELS`, or "dense"; `choose`'s by default.  Returns outputs and
+    log-sum-exps ``[seqs, heads, queries]``.  Raises `ValueError` if the heads do not divide into
+    the KV heads, if there is not one key per query in causal attention, or if there is no such
+    kernel.
     """
     seqs, heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape
@@ -69,12 +63,8 @@ def attend_prefill(
 ) -> tuple[Tensor, Tensor]:
     """Attention of a block of new tokens over a history and over themselves, as of `attend_flash`.
 
-    Parameters
-    ----------
-    k, v : Tensor ``[kv_heads, queries, head_dim]``
-        Of the block; query i reads the first i + 1.
-    history : (Tensor, Tensor) or None
-        Keys and values ``[kv_heads, n, head_dim]``, in any order, that all queries read.
+    Query i reads the block's first i + 1 tokens and all of the history, ``[kv_heads, n, head_dim]``
+    in any order.
     """
     own = attend_flash(q, k, v, scale, causal=True, kernel=kernel)
     if history is None or history[0].shape[1] == 0:

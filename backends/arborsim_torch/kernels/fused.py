@@ -73,17 +73,23 @@ def _importable(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _torch_cpu(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+def attend_cpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    causal: bool = False,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, scale=scale
+    """PyTorch's attention for CPU; `bias` is added to the logits."""
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
+        q, k, v, 0.0, causal, attn_mask=bias, scale=scale
     )
     return found[0], found[1]
 
 
 def _torch_flash(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     found = torch.ops.aten._scaled_dot_product_flash_attention(
         q, k, v, 0.0, causal, False, scale=scale
@@ -125,32 +131,22 @@ def sdpa(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` by the one backend of `choose_sdpa`.
 
-    Parameters
-    ----------
-    q : Tensor ``[batch, heads, queries, head_dim]``
-    k, v : Tensor ``[batch, kv_heads, n, head_dim]``
-    scale : float or None
-        None for ``head_dim ** -0.5``.
-    mask : bool Tensor that broadcasts to ``[batch, heads, queries, n]``, or None
-    causal : bool
-        Query i reads the keys 0..i; not with a mask.
+    Of ``[batch, heads, n, head_dim]``, with ``head_dim ** -0.5`` for no scale.  If `causal`, which
+    goes without a mask, query i reads the keys 0..i.
     """
     name = choose_sdpa(q.device, q.dtype, q.shape[-1], mask is not None).name
-    aten = torch.ops.aten
+    bias = None if mask is None or name == "torch-math" else _bias(q, mask)
     out: Tensor
     if name == "torch-cpu":
-        bias = None if mask is None else _bias(q, mask)
-        out = aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, attn_mask=bias, scale=scale
-        )[0]
+        out = attend_cpu(q, k, v, scale, causal, bias)[0]
     elif name == "torch-flash":
-        out = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[0]
+        out = _torch_flash(q, k, v, scale, causal)[0]
     elif name == "torch-efficient":
         copies = q.shape[1] // k.shape[1]
         if copies > 1:
             k, v = (part.repeat_interleave(copies, 1) for part in (k, v))
-        bias = None if mask is None else _bias(q, mask).expand(*q.shape[:3], k.shape[2])
-        out = aten._scaled_dot_product_efficient_attention(
+        bias = None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
+        out = torch.ops.aten._scaled_dot_product_efficient_attention(
             q, k, v, bias, False, 0.0, causal, scale=scale
         )[0]
     else:
@@ -190,7 +186,7 @@ def pinned(device: torch.device, *, math: bool = False) -> Iterator[None]:
 
 
 KERNELS: dict[str, Kernel] = {
-    "torch-cpu": _torch_cpu,
+    "torch-cpu": attend_cpu,
     "torch-flash": _torch_flash,
     "torch-efficient": _torch_efficient,
     **{name: prefill(name) for name in PACKAGES},

@@ -130,21 +130,13 @@ def rotate_and_store(
     first: int,
     target: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Rotary positions of some rows, whose keys and values go to slots of a pool.
+    """Rotary positions of rows from `first` on, whose keys and values go to slots of a pool.
 
-    Parameters
-    ----------
-    projected : tuple of Tensor ``[rows, heads * head_dim]``
-        Queries, keys and values of all rows.
-    turn : tuple of Tensor ``[rows, head_dim]``
-        Cosines and sines, in the type of the queries.
-    out : Tensor ``[rows, heads, head_dim]``
-        Contiguous: the turned queries are written to it.
-    first : int
-        First row of those whose slots are given.
-    target : tuple of Tensor
-        Keys and values ``[kv_heads or 1, capacity, head_dim]`` of the pool, and int64 slots
-        ``[kv_heads or 1, n]`` for n rows; 1 where all heads have the same.
+    `projected` are queries, keys and values ``[rows, heads * head_dim]`` of all rows, `turn`
+    cosines and sines ``[rows, head_dim]`` in their type.  The turned queries are written to `out`,
+    contiguous ``[rows, heads, head_dim]``.  `target` are the pool's keys and values ``[kv_heads or
+    1, capacity, head_dim]``, and int64 slots ``[kv_heads or 1, n]`` of n rows: 1 where all heads
+    have the same.
     """
     q, k, v, cos, sin = (part.contiguous() for part in (*projected, *turn))
     keys, values, slots = target

@@ -25,16 +25,10 @@ def finite(lse: Tensor) -> Tensor:
 
 
 def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Merge the attention over parts.
+    """Merge the attention ``[..., head_dim]`` over parts by their log-sum-exps ``[...]``.
 
-    Raises `ValueError` without parts, or with unequal numbers of outputs and log-sum-exps.
-
-    Parameters
-    ----------
-    outs : sequence of Tensor ``[..., head_dim]``
-        Softmax-weighted values of each part.  Ignored where the part has no key.
-    lses : sequence of Tensor ``[...]``
-        Their log-sum-exp, -inf where the part has no key for this query.
+    What stands where a log-sum-exp is -inf is ignored: there the part has no key.  Raises
+    `ValueError` without parts, or with unequal numbers of outputs and log-sum-exps.
     """
     if not outs or len(outs) != len(lses):
         raise ValueError(f"{len(outs)} outputs and {len(lses)} log-sum-exps to merge")

@@ -18,16 +18,10 @@ from arborsim_torch.kernels.piece import in_triton
 
 
 class PageBounds:
-    """Channel-wise bounds of the keys of each page, per KV head.
+    """Channel-wise bounds ``[kv_heads, pages, head_dim]`` of the keys of each `filled` page.
 
     Bounds widen with every key; a key that is evicted leaves them valid but wide, until `clear`.
     Keys are as attention reads them, hence decoded ones, on the device of the bounds.
-
-    Attributes
-    ----------
-    low, high : Tensor ``[kv_heads, pages, head_dim]``
-    filled : bool Tensor ``[kv_heads, pages]``
-        Pages that have keys.
     """
 
     def __init__(
@@ -109,18 +103,10 @@ class PageBounds:
     ) -> Tensor:
         """The pages with the largest bounds over the query heads of each KV head.
 
-        Returns int64 ``[seqs, kv_heads, pages_top]``, without the sequences if `shared`: largest
-        bound first, of equal bounds the lower page, -1 where there are no more pages.
-
-        Parameters
-        ----------
-        q : Tensor ``[seqs, heads, head_dim]``
-        pages_top : int
-            Pages to choose, at most all.
-        shared : bool
-            Choose once for all sequences, by the largest bound over them too.
-        readable : bool Tensor ``[kv_heads or 1, pages]``, optional
-            Pages that may be chosen; all that have keys if not given.
+        Of all that have keys, or of those `readable`, ``[kv_heads or 1, pages]``.  Returns int64
+        ``[seqs, kv_heads, pages_top]``, without the sequences if `shared`, chosen by the largest
+        bound over them: largest bound first, of equal bounds the lower page, -1 where there are no
+        more pages.
         """
         kv_heads, pages = self.filled.shape
         most = self.bound(q).view(len(q), kv_heads, -1, pages).amax(2)

@@ -30,41 +30,27 @@ _OUT, _LSE = 0.03, 0.03  # largest errors of 16-bit types; numbers and logits ar
 
 @dataclass(frozen=True)
 class Package:
-    """An attention package and its functions.
-
-    Attributes
-    ----------
-    module : str
-        As it is imported.
-    prefill, decode : str
-        Functions for blocks of queries, and over contiguous caches of which a length is read.
-    lse : dict
-        What makes `prefill` return the log-sum-exp.
-    head_dims : tuple of int
-        Sizes of heads, if not all multiples of 8.
-    """
+    """An attention package and its functions."""
 
     name: str
-    module: str
+    module: str  #: as it is imported
+    #: functions for blocks of queries, and over contiguous caches of which a length is read
     prefill: str
     decode: str = ""
+    #: what makes `prefill` return the log-sum-exp
     lse: dict[str, Any] = field(default_factory=dict)
-    head_dims: tuple[int, ...] = ()
+    head_dims: tuple[int, ...] = ()  #: sizes of heads, if not all multiples of 8
 
 
-#: The first that works is taken; 4 compiles for every new form of a call, so it comes late.
-PACKAGES = {
-    each.name: each
-    for each in (
-        Package("flash-attn-3", "flash_attn_interface", "flash_attn_func",
-                "flash_attn_with_kvcache", {"return_attn_probs": True}),
-        Package("flash-attn", "flash_attn", "flash_attn_func", "flash_attn_with_kvcache",
-                {"return_attn_probs": True}),
-        Package("flash-attn-4", "flash_attn.cute", "flash_attn_func", "", {"return_lse": True}),
-        Package("flashinfer", "flashinfer", "single_prefill_with_kv_cache", "", {},
-                (64, 128, 256)),
-    )
-}  # fmt: skip
+# The first that works is taken; 4 compiles for every new form of a call, so it comes late.
+_BOTH = ("flash_attn_func", "flash_attn_with_kvcache", {"return_attn_probs": True})
+_LIST = (
+    Package("flash-attn-3", "flash_attn_interface", *_BOTH),
+    Package("flash-attn", "flash_attn", *_BOTH),
+    Package("flash-attn-4", "flash_attn.cute", "flash_attn_func", lse={"return_lse": True}),
+    Package("flashinfer", "flashinfer", "single_prefill_with_kv_cache", head_dims=(64, 128, 256)),
+)
+PACKAGES = {each.name: each for each in _LIST}
 #: Packages that read contiguous caches in decode steps.
 DECODERS = tuple(each.name for each in PACKAGES.values() if each.decode)
 

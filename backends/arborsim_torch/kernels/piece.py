@@ -20,20 +20,11 @@ from arborsim_torch.tiers.codec import Codec, Packed, Plain
 
 @dataclass(frozen=True)
 class Prefix:
-    """A piece of plain keys and values, as a contiguous cache and a rest.
+    """A piece of plain keys and values, as a contiguous cache and a rest."""
 
-    Attributes
-    ----------
-    length : int32 Tensor ``[1]``
-        All sequences read slots 0 .. length - 1; at least one.
-    rest : Piece or None
-        What else is read of the pool.
-    package : str
-        One of `arborsim_torch.kernels.packages.DECODERS`, whose kernel reads it.
-    """
-
-    length: Tensor
-    rest: Piece | None
+    length: Tensor  #: int32 ``[1]``: all sequences read slots 0 .. length - 1; at least one.
+    rest: Piece | None  #: what else is read of the pool
+    #: one of `arborsim_torch.kernels.packages.DECODERS`, whose kernel reads it
     package: str = "flash-attn"
 
 
@@ -42,35 +33,27 @@ class Piece:
     """Slots of one pool that one decode step reads in place, in one format.
 
     Every slot of the pool must be finite, also those that are not read.
-
-    Attributes
-    ----------
-    keys, values : Tensor ``[kv_heads, capacity, width]``
-        As `codec` stores them: `head_dim` numbers, or of `Packed` a record of bytes.  With keys in
-        groups of tokens `keys` are the codes, and `values` whole records.  Heads may overlap
-        (stride 0) if each has an index of its own.
-    key_scale, value_scale : Tensor or None
-        Float32 ``[kv_heads, capacity]`` of 8-bit formats with a scale per vector; of keys in groups
-        of tokens, `key_scale` is uint8 ``[kv_heads, groups, bytes]``: their spans.
-    index : int32 Tensor ``[room]`` or ``[kv_heads, room]``, or None
-        Slots to read, in any order, -1 for padding.  None: slots 0 .. room - 1.
-    room : int
-        Entries that are looked at.
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, room]`` or None
-        True = readable, by entry.  None if every entry that is not padding is.
-    member : int32 Tensor ``[capacity]`` or ``[kv_heads, capacity]``, or None
-        Of keys in groups of tokens: by slot, the number of its group in `key_scale` times the
-        tokens of a group, plus the token's number in it.
     """
 
+    #: ``[kv_heads, capacity, width]``: as `codec` stores them: `head_dim` numbers, or of `Packed` a
+    #: record of bytes.  With keys in groups of tokens `keys` are the codes, and `values` whole
+    #: records.  Heads may overlap (stride 0) if each has an index of its own.
     keys: Tensor
     values: Tensor
     codec: Codec
+    #: float32 ``[kv_heads, capacity]`` of 8-bit formats with a scale per vector; of keys in groups
+    #: of tokens, `key_scale` is uint8 ``[kv_heads, groups, bytes]``: their spans
     key_scale: Tensor | None
     value_scale: Tensor | None
+    #: int32 ``[room]`` or ``[kv_heads, room]``: slots to read, in any order, -1 for padding.  None:
+    #: slots 0 .. room - 1.
     index: Tensor | None
-    room: int
+    room: int  #: entries that are looked at
+    #: bool ``[seqs or 1, kv_heads or 1, room]``: true = readable, by entry.  None if every entry
+    #: that is not padding is.
     mask: Tensor | None = None
+    #: int32 ``[capacity]`` or ``[kv_heads, capacity]``: of keys in groups of tokens: by slot, the
+    #: number of its group in `key_scale` times the tokens of a group, plus the token's number in it
     member: Tensor | None = None
     #: The same entries as a contiguous start of the pool and a rest; None if it is not known
     prefix: Prefix | None = None
@@ -83,20 +66,12 @@ class MeanRows:
     """Rows of weights, averaged over all heads, that are added up over layers.
 
     A row that is not a number counts nowhere.
-
-    Attributes
-    ----------
-    total : float32 Tensor ``[seqs, positions]``
-        Rows are added to it.
-    numbers : int64 Tensor ``[seqs]``
-        Raised by 1 for each row that is a number.
-    position, further : int Tensor ``[n]``
-        Where the first entries stand on their path, and where those after them do (None: there are
-        none).  Entries of one sequence that have weight stand apart.
     """
 
-    total: Tensor
-    numbers: Tensor
+    total: Tensor  #: float32 ``[seqs, positions]``: rows are added to it
+    numbers: Tensor  #: int64 ``[seqs]``: raised by 1 for each row that is a number
+    #: int ``[n]``: where the first entries stand on their path, and where those after them do
+    #: (None: there are none).  Entries of one sequence that have weight stand apart.
     position: Tensor
     further: Tensor | None = None
 
@@ -112,50 +87,32 @@ class MeanRows:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Attention over other keys, computed at the same time by the host.
+    """Attention over other keys, computed at the same time by the host."""
 
-    Attributes
-    ----------
-    packed : callable
-        Called once the pieces are under way.  Float32 ``[kv_heads, rows, head_dim + 1 + room]`` on
-        the queries' device, contiguous: output, log-sum-exp and logits of each row, in the order
-        of `arborsim_torch.kernels.dense.pack`.
-    room : int
-        Of its keys that get masses; 0 if none are wanted.
-    """
-
+    #: called once the pieces are under way.  Float32 ``[kv_heads, rows, head_dim + 1 + room]`` on
+    #: the queries' device, contiguous: output, log-sum-exp and logits of each row, in the order of
+    #: `arborsim_torch.kernels.dense.pack`.
     packed: Callable[[], Tensor]
-    room: int
+    room: int  #: of its keys that get masses; 0 if none are wanted
 
 
 @dataclass
 class BlockRows:
-    """The rows of a block that are kept; one that is not a number counts nowhere.
+    """The rows of a block that are kept; one that is not a number counts nowhere."""
 
-    Attributes
-    ----------
-    mean : float32 Tensor ``[queries, n]`` or None
-        Rows of as many last queries of the block, averaged over heads, are added to it.
-    numbers : int64 Tensor ``[queries, 1]`` or None
-        Raised by 1 for each of these rows that is a number.
-    groups : {"layer", "head"} or None
-        Whose rows are wanted apart.
-    of_groups : int
-        How many of the block's last queries count there.
-    recent : int
-        Of `sums`: a query pays nothing to its newest keys, this many with its own.
-    sums : float64 Tensor ``[groups, n]`` or None
-        Found: the sum of their rows, if it is more than one, or if newest keys are left out.
-    newest : float32 Tensor ``[groups, n]`` or None
-        Found: the row of the last query, NaN if it is none.
-    """
-
+    #: float32 ``[queries, n]``: rows of as many last queries of the block, averaged over heads, are
+    #: added to it
     mean: Tensor | None = None
+    #: int64 ``[queries, 1]``: raised by 1 for each of these rows that is a number
     numbers: Tensor | None = None
+    #: {"layer", "head"}: whose rows are wanted apart
     groups: Literal["layer", "head"] | None = None
-    of_groups: int = 0
-    recent: int = 0
+    of_groups: int = 0  #: how many of the block's last queries count there
+    recent: int = 0  #: of `sums`: a query pays nothing to its newest keys, this many with its own
+    #: float64 ``[groups, n]``: found: the sum of their rows, if it is more than one, or if newest
+    #: keys are left out
     sums: Tensor | None = None
+    #: float32 ``[groups, n]``: found: the row of the last query, NaN if it is none
     newest: Tensor | None = None
 
     @property
@@ -188,8 +145,8 @@ def check(q: Tensor, piece: Piece) -> None:
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"{heads} query heads do not divide into {kv_heads} groups")
     widths = _widths(codec, dim)
-    for part, tensor, width in zip(("keys", "values"), (piece.keys, piece.values), widths,
-                                   strict=True):  # fmt: skip
+    parts = (("keys", piece.keys, widths[0]), ("values", piece.values, widths[1]))
+    for part, tensor, width in parts:
         if tuple(tensor.shape) != (kv_heads, capacity, width):
             raise ValueError(
                 f"{part} {list(tensor.shape)} of queries of {dim} in format {codec.name}: "
@@ -207,9 +164,7 @@ def check(q: Tensor, piece: Piece) -> None:
         )
     if piece.mask is not None:
         shape = tuple(piece.mask.shape)
-        if len(shape) != 3 or shape[0] not in (1, seqs) or shape[1] not in (1, kv_heads) or (
-            shape[2] != room
-        ):  # fmt: skip
+        if not any(shape == (s, h, room) for s in (1, seqs) for h in (1, kv_heads)):
             raise ValueError(
                 f"a mask of shape {list(shape)} for {seqs} sequences, {kv_heads} KV heads and "
                 f"room {room}"
@@ -228,9 +183,8 @@ def _check_scales(piece: Piece) -> None:
     codec, scales = piece.codec, (piece.key_scale, piece.value_scale)
     if isinstance(codec, Packed) and codec.scaled:
         spans, member = piece.key_scale, piece.member
-        if spans is None or member is None or tuple(spans.shape[::2]) != (
-            kv_heads, codec.span_bytes
-        ):  # fmt: skip
+        shape = None if spans is None else tuple(spans.shape[::2])
+        if member is None or shape != (kv_heads, codec.span_bytes):
             raise ValueError(
                 f"keys in groups of tokens need their spans, uint8 [{kv_heads}, groups, "
                 f"{codec.span_bytes}], and where each token stands in them"

@@ -36,29 +36,12 @@ def attend_pieces(
     means: MeanRows | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Softmax attention of one query per sequence over all pieces together.
+    """Softmax attention of one query per sequence over all pieces together, and `elsewhere`.
 
-    Raises `ValueError` if shapes or types do not fit.
-
-    Parameters
-    ----------
-    q : Tensor ``[seqs, heads, head_dim]``
-    pieces : sequence of Piece
-        At least one.
-    mass : bool
-        Whether to return the mass.
-    means : MeanRows, optional
-        What the mass is added to; then it is not returned.
-    elsewhere : Elsewhere, optional
-        Merged with the pieces.
-
-    Returns
-    -------
-    out : Tensor ``[seqs, heads, head_dim]``
-    lse : float32 Tensor ``[seqs, heads]``
-    mass : float32 Tensor ``[seqs, kv_heads, entries]``, or None
-        Of the entries of each piece, then of `elsewhere`: weights under the softmax over all of it,
-        averaged over the query heads of each KV head.
+    Returns outputs, log-sum-exps ``[seqs, heads]``, and if `mass` says so and there are no `means`
+    to add it to, float32 ``[seqs, kv_heads, entries]``, of each piece, then of `elsewhere`: weights
+    under the softmax over all of it, averaged over the query heads of each KV head.  Raises
+    `ValueError` if shapes or types do not fit.
     """
     if not pieces:
         raise ValueError("attention over no piece: give at least one, of no room if need be")

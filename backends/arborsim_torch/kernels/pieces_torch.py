@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, softmax_, unpack
+from arborsim_torch.kernels.fused import attend_cpu
 from arborsim_torch.kernels.merge import accumulator, finite
 from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.codec import E4M3_UNIT, Packed, Plain, e4m3_as_half
@@ -41,12 +42,9 @@ def attend_pieces_torch(
             piece.ready()
     rows = pack(q[:, :, None], kv_heads) if seqs > 1 else q.reshape(kv_heads, -1, dim)
     held = [piece for piece in pieces if seqs and piece.room and piece.keys.shape[1]]
-    fused = [
-        attend_fused(rows, keys, values, mask, scale, seqs)
-        for piece in held if not mass and _fused(piece)
-        for keys, values, mask in _chunks(piece)
-    ]  # fmt: skip
     tiled = [piece for piece in held if mass or not _fused(piece)]
+    chunks = (chunk for piece in held if not mass and _fused(piece) for chunk in _chunks(piece))
+    fused = [attend_fused(rows, *chunk, scale, seqs) for chunk in chunks]
     masses: list[Tensor] = []
     far = None if elsewhere is None else elsewhere.packed()
     if far is not None:
@@ -82,13 +80,9 @@ def attend_pieces_torch(
         out, lse = unpack(out, seqs, 1)[:, :, 0], unpack(lse, seqs, 1)[:, :, 0]
     if not mass:
         return out, lse, None
-    found = iter(masses)
-    empty = lse.new_zeros
-    every = [
-        next(found) if any(piece is each for each in tiled)
-        else empty((seqs, kv_heads, piece.room))
-        for piece in pieces
-    ] + of_far  # fmt: skip
+    found = dict(zip(map(id, tiled), masses, strict=True))
+    empty = (lse.new_zeros((seqs, kv_heads, piece.room)) for piece in pieces)
+    every = [found.get(id(piece), none) for piece, none in zip(pieces, empty, strict=True)] + of_far
     return out, lse, every[0] if len(every) == 1 else torch.cat(every, dim=-1)
 
 
@@ -135,28 +129,16 @@ def attend_fused(
     if rows.element_size() == 2 and rows.shape[1] <= _FEW_ROWS:
         each = (-1, rows.shape[1], -1, -1)  # KV heads are the batch, a group's heads its heads
         alone = None if bias is None else bias[:, :, None]
-        out, lse = fused_for_cpu(
-            rows[:, :, None], keys[:, None].expand(each), values[:, None].expand(each), alone,
-            scale,
-        )  # fmt: skip
+        repeated = (keys[:, None].expand(each), values[:, None].expand(each))
+        out, lse = attend_cpu(rows[:, :, None], *repeated, scale, bias=alone)
         out, lse = out[:, :, 0], lse[:, :, 0]
     else:
-        out, lse = fused_for_cpu(
-            rows[None], keys[None], values[None], None if bias is None else bias[None], scale
-        )
+        bias = None if bias is None else bias[None]
+        out, lse = attend_cpu(rows[None], keys[None], values[None], scale, bias=bias)
         out, lse = out[0], lse[0]
     if nothing is not None:
         lse = lse.masked_fill(nothing, -torch.inf)  # it says 0
     return out, lse
-
-
-def fused_for_cpu(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
-        q, k, v, 0.0, False, attn_mask=bias, scale=scale
-    )
-    return found[0], found[1]
 
 
 def _write_logits(

@@ -56,18 +56,9 @@ def launch_shape(
     """Cut `room` > 0 entries so that `processors` streaming multiprocessors all have work.
 
     Blocks are as large as the registers of compute capability 9.0 hold: see
-    `reports/benchmarks/pieces_compiled.md`.
-
-    Parameters
-    ----------
-    rows : int
-        Sequences times query heads per KV head.
-    dim : int
-        Elements of a key.
-    itemsize : int
-        Bytes of an element of the queries; float32 has no tensor cores to keep it exact.
-    packed : bool
-        What is unpacked takes twice the registers.
+    `reports/benchmarks/pieces_compiled.md`.  `rows` are sequences times query heads per KV head.
+    Queries of 4 bytes have no tensor cores to keep them exact, and what is `packed` takes twice the
+    registers.
     """
     block = 64 if dim * itemsize <= 256 and not packed else 32
     most_rows = _MOST_ROWS if itemsize == 2 else 16
@@ -148,8 +139,8 @@ def attend_pieces_triton(
         )
         if masses is not None:
             same |= {"BLOCK": _MASSES_AT_ONCE, "TOGETHER": _power(same["HEADS"], _HEADS_AT_ONCE[0])}
-            grid = (triton.cdiv(entries, _MASSES_AT_ONCE), kv_heads, seqs)
-            kernels.mean_mass[grid](*kept, masses, own, entries, rows, far_row, **same)
+            cells = (triton.cdiv(entries, _MASSES_AT_ONCE), kv_heads, seqs)
+            kernels.mean_mass[cells](*kept, masses, own, entries, rows, far_row, **same)
         if means is not None:
             place, more, total = means.position, means.further, means.total
             given = (*kept, place, place if more is None else more, total, means.numbers)

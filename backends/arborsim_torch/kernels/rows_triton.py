@@ -116,9 +116,9 @@ def add_rows(q: Tensor, k: Tensor, lse: Tensor, scale: float, kept: BlockRows) -
         if kept.mean is not None and kept.numbers is not None:
             whole, first = good.all(0), queries - kept.of_mean
             kept.numbers += whole[first:, None]
-            tensors = (*given, whole.view(torch.uint8), kept.mean)
+            own = (*given, whole.view(torch.uint8), kept.mean)
             grid = (blocks, triton.cdiv(kept.of_mean, size), 1)
-            add_mean_rows[grid](*tensors, first, *numbers, HEADS=heads, **of_tile)
+            add_mean_rows[grid](*own, first, *numbers, HEADS=heads, **of_tile)
         if kept.groups is not None:
             groups = kv_heads if kept.groups == "head" else 1
             apart = good.view(groups, -1, queries).all(1)

@@ -28,21 +28,15 @@ def places_of(policy: Policy) -> list[Place]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A search whose memory is asked for; sizes in tokens.
-
-    Attributes
-    ----------
-    prompt, block : int
-        The prompt, and how much of it is computed at a time.
-    reserved, kept : int
-        What the pool of HBM had from the start, and what it keeps.
-    """
+    """A search whose memory is asked for; sizes in tokens."""
 
     cache: TieredCache
     policy: Policy
+    #: the prompt, and how much of it is computed at a time
     prompt: int
     block: int
     recall: str
+    #: what the pool of HBM had from the start, and what it keeps
     reserved: int
     kept: int
 

@@ -27,12 +27,7 @@ from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.live.executor import LiveExecutor, device_peak_bytes, waits_on
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.memory import Forecast, places_of
-from arborsim_torch.live.setup import (
-    CacheOptions,
-    SearchSetup,
-    capture_of_signals,
-    make_controller,
-)
+from arborsim_torch.live.setup import CacheOptions, SearchSetup, capture_of_signals, make_controller
 from arborsim_torch.models import cache_shape
 from arborsim_torch.recording import EpisodeResult, Iterations
 from arborsim_torch.reference.tasks import Problem
@@ -46,20 +41,12 @@ _WHILE_LEAVING = 64  # steps decoded, at most as a rule, while tokens are on the
 
 @dataclass(frozen=True)
 class LiveOutcome:
-    """The outcome of one search under one policy.
-
-    Attributes
-    ----------
-    allocated_bytes : int
-        Largest size of the pools' tensors on the device.
-    device_peak_bytes : int
-        Largest memory of PyTorch's allocator, weights included; 0 on the CPU.
-    """
+    """The outcome of one search under one policy."""
 
     episode: EpisodeResult
     measured: Measurements
-    allocated_bytes: int
-    device_peak_bytes: int
+    allocated_bytes: int  #: largest size of the pools' tensors on the device
+    device_peak_bytes: int  #: largest memory of PyTorch's allocator, weights included; 0 on the CPU
 
 
 @dataclass(frozen=True)
@@ -114,9 +101,14 @@ class PolicySearch:
         )
         self._link = HostLink(layout.device)
         formats = [codec_of(each, layout.head_dim) for each in policy.formats]
-        options = {"page_tokens": machine.page_tokens, "ordered": machine.ordered}
-        recall, link = machine.recall, self._link
-        self.cache = TieredCache(layout, quantised=formats, recall=recall, link=link, **options)
+        self.cache = TieredCache(
+            layout,
+            quantised=formats,
+            page_tokens=machine.page_tokens,
+            ordered=machine.ordered,
+            recall=machine.recall,
+            link=self._link,
+        )
         mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
         self._executor = LiveExecutor(mover, setup.clock)
         self._held_up = mover.held_up

@@ -34,42 +34,23 @@ _OF_RECORDER = (
 
 @dataclass(frozen=True)
 class SearchSetup:
-    """The problems that are searched, and how; the same for every policy.
+    """The problems that are searched, and how; the same for every policy."""
 
-    Attributes
-    ----------
-    model
-        A causal language model that `TreeDecoder` takes.
-    make_search : callable
-        A new search object.
-    max_tokens : int
-        Generated tokens per path.
-    attention_top : int
-        Positions kept per attention row.  0 keeps rows whole.
-    clock : callable
-        Seconds since some moment: what all times are measured with.
-    reward : Reward or None
-        None for the source's own.
-    embedder : Embedder or None
-        None for the model's mean last hidden states.
-    graphs : bool
-        On CUDA, replay decode steps as graphs wherever they can be captured.
-    """
-
-    model: Any
+    model: Any  #: A causal language model that `TreeDecoder` takes
     source: Source
-    make_search: Callable[[], Search]
+    make_search: Callable[[], Search]  #: A new search object
     temperature: float
     seed: int
-    max_tokens: int
+    max_tokens: int  #: generated tokens per path
     dedupe: bool = True
-    attention_top: int = 0
+    attention_top: int = 0  #: positions kept per attention row.  0 keeps rows whole.
     prefill_block: int = PREFILL_BLOCK
+    #: seconds since some moment: what all times are measured with
     clock: Callable[[], float] = time.perf_counter
-    reward: Reward | None = None
-    embedder: Embedder | None = None
+    reward: Reward | None = None  #: None for the source's own
+    embedder: Embedder | None = None  #: None for the model's mean last hidden states
     top_p: float = 1.0
-    graphs: bool = True
+    graphs: bool = True  #: on CUDA, replay decode steps as graphs wherever they can be captured
 
     def recorder(
         self,
@@ -93,23 +74,13 @@ class SearchSetup:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """How tokens below HBM take part in attention.
+    """How tokens below HBM take part in attention."""
 
-    Attributes
-    ----------
-    recall : {"stage", "stream", "near", "ondemand"}
-    overlap : bool
-        False waits for every copy at once.
-    page_tokens : int
-        Pools grow and shrink by this number of slots.
-    ordered : bool
-        Gather keys and values in the order of tokens, so that results are the same bits wherever
-        tokens are: a reference, and slow.
-    """
-
-    recall: str = "stage"
-    overlap: bool = True
-    page_tokens: int = 16
+    recall: str = "stage"  #: {"stage", "stream", "near", "ondemand"}
+    overlap: bool = True  #: False waits for every copy at once
+    page_tokens: int = 16  #: pools grow and shrink by this number of slots
+    #: gather keys and values in the order of tokens, so that results are the same bits wherever
+    #: tokens are: a reference, and slow
     ordered: bool = False
 
 

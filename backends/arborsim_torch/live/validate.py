@@ -46,7 +46,7 @@ from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import LiveOutcome, PolicySearch
-from arborsim_torch.live.run import facts, make_setup, numbers
+from arborsim_torch.live.run import Run
 from arborsim_torch.live.setup import CacheOptions
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.models import LoadedModel
@@ -71,16 +71,12 @@ def validation_recording(request: LiveRequest, loaded: LoadedModel) -> RecordReq
     )
 
 
-class ValidationRun:
-    """A validation on a loaded model.
+class ValidationRun(Run):
+    """Compares simulated with measured searches of every problem.
 
-    Parameters
-    ----------
-    request : LiveRequest
-        With a `machine`, whose profile is that of the device for the seconds to mean anything.
-    info : TraceInfo
-        Of the recordings that are replayed: plans per layer or head are about its captured layers,
-        so that they must be all of the model's.
+    The request has a `machine`, whose profile is that of the device for the seconds to mean
+    anything.  `info` is of the recordings that are replayed: plans per layer or head are about its
+    captured layers, so that they must be all of the model's.
     """
 
     def __init__(
@@ -93,17 +89,15 @@ class ValidationRun:
     ) -> None:
         if request.machine is None:
             raise UsageError("a validation needs a machine to simulate: give --gpu")
-        self.request, self.loaded, self.plan = request, loaded, plan
-        self.info, self.watch, self.machine = info, watch, request.machine
+        super().__init__(request, loaded, plan, watch)
+        self.info, self.machine = info, request.machine
         self.alone = loaded.model.device.type == "cpu" and torch.get_num_threads() == 1
-        self.setup = make_setup(request, loaded, plan)
         if self.alone:  # other processes change the clock, and not the thread's CPU time
             self.setup = replace(self.setup, clock=time.thread_time)
 
     def run(self) -> None:
         """All problems that the watch still wants."""
-        self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
-        for number in numbers(self.request, self.plan):
+        for number in self.begin():
             if self.watch.wants(number):
                 self.watch.checked(self._problem(number))
 
@@ -195,10 +189,9 @@ class ValidationRun:
             captured = self.request.recall in CAPTURED_RECALLS
             captured |= not any(tier.in_ddr for tier in policy.method.tiers)
             profile = served_live(profile, graphs=self.setup.graphs and captured)
-        machine = replace(
-            self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1,
-            profile=profile,
-        )  # fmt: skip
+        recall, overlap = self.request.recall, self.request.overlap
+        machine = replace(self.machine, recall=recall, overlap=overlap, page_tokens=1)
+        machine = replace(machine, profile=profile)
         return SimulatedExecutor.of(machine, policy, self.info)
 
 

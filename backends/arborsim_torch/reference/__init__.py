@@ -64,29 +64,12 @@ def load(
     attn_implementation: str = "sdpa",
     **options: Any,
 ) -> tuple[LlamaForCausalLM, Task]:
-    """Load a reference model in evaluation mode, and its task.
+    """Load a reference model (float32 if no type is named) in evaluation mode, and its task.
 
-    Parameters
-    ----------
-    name
-        "chain", "game24", "tail", or "tail-deep" with its 24 layers.
-    device
-        Where to put the model.
-    dtype
-        Type of the weights; float32 if None.
-    folder
-        Other weights of the same task, e.g. of a training run's export.
-    attn_implementation
-        "sdpa", or "eager" for attention weights as an output.
-    options
-        Of the task, see `get_task`.
-
-    Raises
-    ------
-    ValueError
-        On an unknown name, or weights whose vocabulary is not the task's.
-    FileNotFoundError
-        If files of the model are missing.
+    "tail-deep" is "tail" with 24 layers.  `folder` has other weights of the same task, e.g. of a
+    training run; "eager" as `attn_implementation` gives attention weights.  Options are the task's,
+    see `get_task`.  Raises ValueError on an unknown name, or weights whose vocabulary is not the
+    task's, and FileNotFoundError if files of the model are missing.
     """
     if name not in MODELS:
         raise ValueError(f"unknown reference model {name!r}; known: {', '.join(MODELS)}")

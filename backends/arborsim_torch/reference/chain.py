@@ -24,17 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from .programs import MODULUS, NAMES, Program, random_program
-from .tasks import (
-    BOS,
-    EOS,
-    PAD,
-    SPLIT_SEEDS,
-    Problem,
-    Readers,
-    Task,
-    Verdict,
-    Vocabulary,
-)
+from .tasks import BOS, EOS, PAD, SPLIT_SEEDS, Problem, Readers, Task, Verdict, Vocabulary
 
 LINE_TOKENS = 9
 PROMPT_LINE_TOKENS = 5
@@ -48,14 +38,9 @@ def _make_vocabulary() -> Vocabulary:
 
 
 class ChainTask(Task):
-    """Evaluate what is needed of a random program, and answer.
+    """Evaluate what is needed of a random program of `lines` lines, and answer.
 
-    Parameters
-    ----------
-    lines
-        Program lines of a problem unless `problem` is told otherwise.
-    lines_per_thought
-        Reasoning lines that make up one thought of a search.
+    `lines_per_thought` reasoning lines make up one thought of a search.
     """
 
     name = "chain"

@@ -46,26 +46,17 @@ _VERSIONS = {
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """One line of the accuracy table: a method on some problems.
-
-    Attributes
-    ----------
-    low, high
-        95% interval of the accuracy.
-    tokens
-        Mean number of generated tokens of a reasoning.
-    seconds
-        Wall time.
-    """
+    """One line of the accuracy table: a method on some problems."""
 
     method: str
     setting: str
     n: int
     correct: int
+    #: 95% interval of the accuracy
     low: float
     high: float
-    tokens: float
-    seconds: float
+    tokens: float  #: mean number of generated tokens of a reasoning
+    seconds: float  #: wall time
     accuracy: float
 
     def __str__(self) -> str:
@@ -105,14 +96,13 @@ class Evaluation:
         """Sample 16 reasonings per problem at temperature 1."""
         many = [p for p in problems for _ in range(BEST_OF)]
         seeds = [(self.seed, p.index, k) for p in problems for k in range(BEST_OF)]
-        made = generate(
-            self.model, self.task, many, temperature=1.0, seeds=seeds, max_tokens=max_tokens,
-            batch=self.batch,
-        )  # fmt: skip
-        right = np.reshape([v.correct for v in judge_all(self.task, many, made)], (-1, BEST_OF))
-        self.add("one sample, T=1", setting, right[:, 0].tolist(), _mean_tokens(made))
-        best = right.any(axis=1).tolist()
-        self.add(f"best of {BEST_OF} by verifier", setting, best, _mean_tokens(made))
+        options: dict[str, Any] = {"max_tokens": max_tokens, "batch": self.batch}
+        made = generate(self.model, self.task, many, temperature=1.0, seeds=seeds, **options)
+        right = [v.correct for v in judge_all(self.task, many, made)]
+        groups = [right[i : i + BEST_OF] for i in range(0, len(right), BEST_OF)]
+        self.add("one sample, T=1", setting, [group[0] for group in groups], _mean_tokens(made))
+        best = f"best of {BEST_OF} by verifier"
+        self.add(best, setting, [any(group) for group in groups], _mean_tokens(made))
 
     def searched(self, setting: str, problems: Sequence[Problem]) -> None:
         """Search trees of thoughts under two scores."""
@@ -153,12 +143,8 @@ def tree_of_thoughts(
 ) -> list[list[tuple[tuple[int, ...], float]]]:
     """Breadth-first search: sample 8 thoughts per state, keep the 5 best states.
 
-    Returns Per problem the final states, (tokens, score), best first..
-
-    Parameters
-    ----------
-    score
-        Of a new thought and its parent's score.
+    `score` is of a new thought and its parent's score.  Returns per problem the final states,
+    (tokens, score), best first.
     """
     beams: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] for _ in problems]
     for level in range(3):

@@ -57,14 +57,9 @@ _CHAINS, _DETAILS, _CHAIN_OF_LABEL = _draw_fillers()
 
 
 class TailTask(ChainTask):
-    """Evaluate a program line by line, with filler in between, and answer.
+    """Evaluate a program of at most 48 lines line by line, with filler in between, and answer.
 
-    Parameters
-    ----------
-    lines
-        Program lines of a problem unless `problem` is told otherwise; at most 48.
-    lines_per_thought
-        Program lines, each with its filler, that make up one thought of a search.
+    `lines_per_thought` lines, each with its filler, make up one thought of a search.
     """
 
     name = "tail"

@@ -24,50 +24,27 @@ SPLIT_SEEDS = {"train": 0x7261696E, "test": 0x74657374}
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: its prompt and the description its verifier needs.
+    """One problem: its prompt and the description its verifier needs."""
 
-    Attributes
-    ----------
-    task, split, index
-        The call that produced it; together with the task's options they
-        determine everything else.
-    prompt
-        Token ids to feed before generation.
-    data
-        Frozen, task-specific description.
-    """
-
+    #: the call that produced it; together with the task's options they determine everything else
     task: str
     split: str
     index: int
-    prompt: tuple[int, ...]
-    data: Any
+    prompt: tuple[int, ...]  #: token ids to feed before generation
+    data: Any  #: frozen, task-specific description
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """An exact verifier's opinion of a (partial) reasoning.
+    """An exact verifier's opinion of a (partial) reasoning."""
 
-    Attributes
-    ----------
-    correct
-        Finished with the right answer, every step valid.
-    finished
-        An answer line or the end marker was produced.
-    dead
-        Provably can no longer succeed.
-    progress
-        In [0, 1]: share of the needed steps that are done; for a dead path,
-        those done before it died.
-    remaining_tokens
-        Tokens of the shortest completion (the end marker not counted).  0 when
-        finished or dead.
-    """
-
-    correct: bool
-    finished: bool
-    dead: bool
+    correct: bool  #: finished with the right answer, every step valid
+    finished: bool  #: an answer line or the end marker was produced
+    dead: bool  #: provably can no longer succeed
+    #: in [0, 1]: share of the needed steps that are done; for a dead path, those done before it
+    #: died
     progress: float
+    #: tokens of the shortest completion (the end marker not counted).  0 when finished or dead.
     remaining_tokens: int
 
 
@@ -134,14 +111,8 @@ class Vocabulary:
 class Task(ABC):
     """A family of problems over a word-level vocabulary, and all that a search asks of it.
 
-    `generated` is always the list of token ids after the prompt.
-
-    Attributes
-    ----------
-    step_tokens
-        Most tokens of one thought.
-    value_readout
-        How the model states its own value, if it does.
+    `generated` is always the list of token ids after the prompt.  A thought has at most
+    `step_tokens` tokens.  `value_readout` says how the model states its own value, if it does.
     """
 
     name: str
@@ -224,16 +195,10 @@ def noisy_value(
 ) -> float:
     """Return a reward of stated quality, in [0, 1]: the truth plus Gaussian noise.
 
-    Parameters
-    ----------
-    rng
-        Source of the noise; one normal number is drawn per call.
-    noise
-        Standard deviation of the noise, in units of progress.  One needed line
-        of a `chain` problem is 1 / (number of needed lines), about 0.05-0.1.
-    dead_penalty
-        Share of the progress that a dead path loses: 1 lets the reward see
-        death, 0 makes it blind to it.
+    `noise` is its standard deviation, in units of progress: one needed line of a `chain` problem is
+    1 / (number of needed lines), about 0.05-0.1.  One normal number is drawn per call.
+    `dead_penalty` is the share of the progress that a dead path loses: 1 lets the reward see death,
+    0 makes it blind to it.
     """
     if noise < 0 or not 0 <= dead_penalty <= 1:
         raise ValueError("noise must be >= 0 and dead_penalty in [0, 1]")

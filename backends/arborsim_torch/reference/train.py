@@ -35,24 +35,10 @@ _EVERY = 20  # steps from one point of the curve to the next
 
 
 class Trainer:
-    """A model in training.
+    """A model in training, with running loss and accuracies by name.
 
-    Parameters
-    ----------
-    recipe
-        The task, the curriculum, and which weights to begin from.
-    seed
-        Of weights and data.
-    device
-        "cpu" or "cuda".
-    bf16
-        Autocast to bfloat16.  Pays on GPUs and on CPUs with native bfloat16;
-        others emulate it, far slower than float32.
-
-    Attributes
-    ----------
-    averages
-        Running loss and accuracies, by name.
+    `bf16` autocasts to bfloat16.  It pays on GPUs and on CPUs with native bfloat16; others emulate
+    it, far slower than float32.
     """
 
     def __init__(self, recipe: Recipe, seed: int, device: str = "cpu", bf16: bool = False) -> None:

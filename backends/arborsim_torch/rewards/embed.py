@@ -23,13 +23,7 @@ _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportEr
 
 
 class SentenceEmbedder:
-    """An `arborsim_torch.rewards.base.Embedder` by a local sentence-transformers model.
-
-    Parameters
-    ----------
-    model
-        A `SentenceTransformer` on its device.
-    """
+    """An `arborsim_torch.rewards.base.Embedder` by a `SentenceTransformer` on its device."""
 
     def __init__(self, name: str, model: Any) -> None:
         self.name, self._model = name, model
@@ -80,11 +74,10 @@ def load_embedder(folder: str, device: str) -> SentenceEmbedder:
     from sentence_transformers import SentenceTransformer
 
     check_weights(f"--embed {folder}", path, device)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options["model_kwargs"] = {"use_safetensors": True}
     try:
-        model = SentenceTransformer(
-            str(path), device=device, local_files_only=True, trust_remote_code=False,
-            model_kwargs={"use_safetensors": True},
-        )  # fmt: skip
+        model = SentenceTransformer(str(path), device=device, **options)
         return SentenceEmbedder(path.name, model.eval())
     except (*_BROKEN, SafetensorError) as error:
         what = " ".join(str(error).split())[:300]

@@ -16,15 +16,9 @@ class Verifier:
     """The task's exact verifier, made worse by as much noise as is asked for.
 
     A task whose model states whether the goal can still be reached (`game24`) is verified on just
-    that: 1 if it can, else 0.  Otherwise (`chain`) the truth is the progress made.
-
-    Parameters
-    ----------
-    noise, dead_penalty : float
-        See `arborsim_torch.reference.noisy_value`.
-    floor : float
-        Value of a state that is alive but has made no progress: progress is rescaled from [0, 1]
-        to [floor, 1], so that such a state is not taken for a dead one.
+    that: 1 if it can, else 0.  Otherwise (`chain`) the truth is the progress made, rescaled from
+    [0, 1] to [floor, 1], so that a state that is alive without progress is not taken for a dead
+    one.  See `arborsim_torch.reference.noisy_value`.
     """
 
     def __init__(

@@ -24,13 +24,7 @@ Block = tuple[Tensor, Tensor]  #: where a copy comes from, and where it goes
 
 
 class HeldUp:
-    """Time that copies held up, by who stood still.
-
-    Attributes
-    ----------
-    host_s : float
-        Seconds that the host waited.
-    """
+    """Time that copies held up, by who stood still; `host_s` are seconds that the host waited."""
 
     def __init__(self) -> None:
         self.host_s = 0.0
@@ -232,20 +226,12 @@ class _CapturedCopy:
 
 @dataclass(frozen=True)
 class CopyTotals:
-    """The copies that one direction of a link has carried to their end.
-
-    Attributes
-    ----------
-    busy_s : float
-        Sum of the times of the copies themselves, without waiting in the queue.
-    untimed_bytes : int
-        Carried within CUDA graphs, where no copy's time is taken.
-    """
+    """The copies that one direction of a link has carried to their end."""
 
     copies: int = 0
     carried_bytes: int = 0
-    busy_s: float = 0.0
-    untimed_bytes: int = 0
+    busy_s: float = 0.0  #: sum of the times of the copies themselves, without waiting in the queue
+    untimed_bytes: int = 0  #: carried within CUDA graphs, where no copy's time is taken
 
     def __add__(self, other: CopyTotals) -> CopyTotals:
         return CopyTotals(

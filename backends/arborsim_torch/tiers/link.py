@@ -36,16 +36,10 @@ class HostLink:
     """Carries tensors between a device and the host's memory, in the background.
 
     On CUDA each direction is a side stream; on the CPU, where both ends are the same memory, a
-    thread: real copies that overlap with computing just as well.
-    Raises `UsageError` if the device is of another kind, or there is none.
-
-    Parameters
-    ----------
-    device : torch.device or str
-        ``cpu`` or ``cuda``.
-    pinned : bool
-        Whether `host_empty` allocates page-locked memory on CUDA.  Copies to and from ordinary
-        memory are right, too, but slower, and hold the host up.
+    thread: real copies that overlap with computing just as well.  If `pinned`, `host_empty`
+    allocates page-locked memory on CUDA.  Copies to and from ordinary memory are right, too, but
+    slower, and hold the host up.  Raises `UsageError` if the device is of another kind, or there is
+    none.
     """
 
     def __init__(self, device: torch.device | str, pinned: bool = True) -> None:
@@ -80,14 +74,9 @@ class HostLink:
         return host_empty(shape, dtype, self.pinned)
 
     def down(self, source: Tensor, out: Tensor) -> Ticket:
-        """Copy from the device to the host.
+        """Copy from the device to the host: to a contiguous tensor of the same shape and type.
 
         Raises `ValueError` if the tensors do not fit each other or this link, or it is closed.
-
-        Parameters
-        ----------
-        source : Tensor on the device
-        out : Tensor in the host's memory, contiguous, of the same shape and type
         """
         return self.down_blocks([(source, out)])
 

@@ -18,7 +18,8 @@ from arborsim.policies.live_hints import row_uses
 from arborsim.policies.registry import build
 from arborsim.searches import make_search
 from arborsim_torch.decoder import run_together
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.live.validate import ValidationRun
 from arborsim_torch.sources import RandomSource
 
