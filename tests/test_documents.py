@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # `benchmarks` is no installed package
 from benchmarks import structure  # noqa: E402
+from tests.conftest import LONGEST  # noqa: E402
 
 PACKAGES = {"arborsim": ROOT / "arborsim", "arborsim_torch": ROOT / "backends" / "arborsim_torch"}
 DOCUMENTS = sorted(
@@ -109,6 +110,26 @@ def test_the_counts_of_the_architecture_are_those_of_the_sources() -> None:
     assert number.sub("n", written) == number.sub("n", now)
     for one, other in zip(number.findall(written), number.findall(now), strict=True):
         assert int(one.replace(",", "")) == pytest.approx(int(other.replace(",", "")), 0.05, 2)
+
+
+def test_every_invariant_is_held_by_a_test_and_every_number_is_one() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.split("## Invariants\n")[1].split("\n## ")[0]
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", section, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    named = {
+        int(number)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(structure.parsed(path))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        for said in re.findall(r"Invariants? ([\d, and]+):", ast.get_docstring(node) or "")
+        for number in re.findall(r"\d+", said)
+    }
+    assert named == set(numbers)
+
+
+def test_files_that_are_tested_first_exist() -> None:
+    assert not [name for name in LONGEST if not (ROOT / "tests" / name).is_file()]
 
 
 def test_ceilings_hold() -> None:

@@ -61,6 +61,7 @@ CASES = [
 
 @pytest.mark.parametrize(("trace", "policy", "budget", "recall"), CASES)
 def test_demand_alone_is_the_replay(trace: str, policy: str, budget: str, recall: str) -> None:
+    """Invariant 13: bytes to the byte, seconds to rounding."""
     built = build(policy)
     reader = TraceReader(TRACES / f"{trace}.parquet")
     (episode,) = reader.episodes(tuple(sorted(built.reads())), start=0, stop=1)
