@@ -21,7 +21,7 @@ from arborsim.core.observations import (
     SparseRows,
     in_float64,
 )
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, by_tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.play.controller import Meter
@@ -29,7 +29,7 @@ from arborsim.signals.rows import LeafPaths, head_rows
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS
 
-_RUNG = np.array([tier.rung for tier in Tier])
+_RUNG = by_tier(lambda tier: tier.rung)
 _ROWS_AT_ONCE = 512  # rows of a few hundred positions: their arrays stay in the processor's cache
 
 

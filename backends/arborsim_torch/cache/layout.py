@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from arborsim.core.errors import UnknownName
-from arborsim.core.tiers import RUNGS, Tier
+from arborsim.core.tiers import RUNGS, by_tier
 
 GROUPINGS = ("shared", "layer", "head")
 
@@ -141,9 +141,6 @@ class Place(IntEnum):
 
 
 #: The place of a tier's own copy, by value of `Tier`.
-HOME = np.array([Place[tier.name] if tier != Tier.EVICTED else Place.LOST for tier in Tier],
-                dtype=np.int8)  # fmt: skip
+HOME = by_tier(lambda tier: int(Place.__members__.get(tier.name, Place.LOST))).astype(np.int8)
 #: The place of the staged copy of a token whose own is in this place.
 STAGED = {place: Place(place + RUNGS) for place in Place if place.on_host}
-
-assert [int(tier) for tier in Tier] == list(range(len(HOME)))

@@ -195,7 +195,7 @@ class ValidationRun:
         profile = self.machine.profile
         if self.loaded.model.device.type == "cuda":
             captured = self.request.recall in CAPTURED_RECALLS
-            captured |= not any(tier.in_ddr for tier in policy.method.tiers)
+            captured |= not any(tier.offloaded for tier in policy.method.tiers)
             profile = served_live(profile, graphs=self.setup.graphs and captured)
         machine = replace(
             self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1,
