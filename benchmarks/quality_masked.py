@@ -39,7 +39,7 @@ from benchmarks.masked_batch import SERVED, Searches
 
 _EVICTED = kinds(lambda a, b: b is Tier.EVICTED)
 _QUANTISED = kinds(lambda a, b: b.rung > a.rung)
-_OFFLOADED = kinds(lambda a, b: b.in_ddr and not a.in_ddr)
+_OFFLOADED = kinds(lambda a, b: b.offloaded and not a.offloaded)
 _COMPACTED = 32  # steps from one look for free slots to the next
 _RUNG = np.array([tier.rung for tier in Tier])
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import IntEnum
-from typing import Annotated
+from functools import cache
+from typing import Annotated, NamedTuple, get_type_hints
 
 from msgspec import Meta
 
@@ -14,6 +15,30 @@ from arborsim.core.errors import UnknownName
 ASSUMED, FITTED = "assumed", "fitted"
 Rate = Annotated[float, Meta(gt=0)]
 Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Meaning(NamedTuple):
+    """What a number is for, and the unit people quote it in (`scale` of the profile's own)."""
+
+    about: str
+    unit: str
+    scale: float
+
+
+def meant(about: str, unit: str = "share", scale: float = 1.0) -> Meta:
+    """Says what a field of a record with sources is for."""
+    return Meta(extra={"meaning": Meaning(about, unit, scale)})
+
+
+@cache
+def meanings(kind: type) -> dict[str, Meaning]:
+    """The fields of a record that say what they are for (`meant`), in order."""
+    return {
+        name: each.extra["meaning"]
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for each in getattr(hint, "__metadata__", ())
+        if each.extra and "meaning" in each.extra
+    }
 
 
 class Basis(IntEnum):

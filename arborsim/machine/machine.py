@@ -12,7 +12,7 @@ from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.core.records import check_ranges
 from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.core.sourced import Rate, Seconds
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import DDR, HBM, MEMORIES, Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
 from arborsim.policies.live_hints import row_uses
@@ -50,8 +50,8 @@ class Machine:
         return self.geometry or recorded.geometry
 
 
-def unsuited(policy: Policy, geometry: Geometry) -> str:
-    """Why `policy` has no meaning on a model of this geometry; empty if it has."""
+def unsuited(policy: Policy, geometry: Geometry, machine: Machine | None = None) -> str:
+    """Why `policy` has no meaning on a model, or cannot run on a machine; empty if it can."""
     tiers = policy.method.tiers
     if not geometry.full_layers and any(tier != Tier.HBM for tier in tiers):
         return (
@@ -69,6 +69,26 @@ def unsuited(policy: Policy, geometry: Geometry) -> str:
             f"policy {policy.name} moves tokens to 8 bits, and the cache of {geometry.name} is in "
             "8 bits already: use a policy that does not, or a cache in bf16"
         )
+    return "" if machine is None else _unplaced(policy, machine)
+
+
+def _unplaced(policy: Policy, machine: Machine) -> str:
+    """Why a machine cannot hold what `policy` places where; empty if it can."""
+    offloaded = {tier.memory for tier in policy.method.tiers if tier.offloaded}
+    has = {HBM, *machine.profile.beside_hbm}
+    missing = sorted(MEMORIES[memory] for memory in offloaded - has)
+    if missing:
+        known = " and ".join(MEMORIES[memory] for memory in sorted(has))
+        return (
+            f"policy {policy.name} places tokens on {', '.join(missing)}; {machine.profile.name} "
+            f"has {known}: list the memory under [[memories]] in a profile of your own"
+        )
+    below = sorted(MEMORIES[memory] for memory in offloaded - {DDR})
+    if below and machine.recall != "stage":
+        return (
+            f"policy {policy.name} places tokens on {', '.join(below)}; recall {machine.recall} "
+            "reads them in DDR only: use recall stage"
+        )
     return ""
 
 
@@ -78,8 +98,8 @@ def parts_read(policy: Policy) -> int:
 
 
 def parts_in_ddr(policy: Policy) -> int:
-    """How many of them lie in DDR."""
-    return sum(tier.in_ddr for tier in policy.method.tiers)
+    """How many of them lie in memories other than HBM."""
+    return sum(tier.offloaded for tier in policy.method.tiers)
 
 
 def row_queries(policy: Policy) -> int:

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.tiers import DDR
 from arborsim.machine.cost import Array, CostModel
 from arborsim.machine.machine import ServingOptions
+from arborsim.machine.memories import Direction
 from arborsim.machine.passes import Passes
-from arborsim.machine.profile import NO_LONGER, Direction, Longer, PolicySeconds
+from arborsim.machine.profile import NO_LONGER, Longer, PolicySeconds
 from arborsim.machine.program import (
     ATTENDED_UNITS,
     FIXED,
@@ -51,7 +53,7 @@ class Price(Passes):
         self._nvme_bytes_per_s = options.nvme_bytes_per_s
         self._weights_s: dict[int, float] = {}
         self._pass_s: dict[tuple[Any, ...], float] = {}
-        self._transfers_s: dict[tuple[int, bool], float] = {}
+        self._transfers_s: dict[tuple[int, bool, int], float] = {}
         self._policies: dict[tuple[str, bool, bool], PolicySeconds] = {}
         self._terms = [term for term in ITERATION_TERMS if term.measured in (None, self.measured)]
         self._terms_by_part: dict[tuple[str, bool], list[IterationTerm]] = {}
@@ -237,15 +239,14 @@ class Price(Passes):
         queries = max(0, info.row_queries - left)
         return self.cost.prompt_rows_s(tokens, present, queries, info.groups) / self.gpus
 
-    def transfer_s(self, size_bytes: int, up: bool) -> float:
+    def transfer_s(self, size_bytes: int, up: bool, memory: int = DDR) -> float:
         """A packed transfer, each GPU carrying its part over its own link."""
-        found = self._transfers_s.get((size_bytes, up))
+        key = size_bytes, up, memory
+        found = self._transfers_s.get(key)
         if found is None:
-            part = size_bytes / self.gpus
             direction: Direction = "h2d" if up else "d2h"
-            block_bytes = self.cost.packed_block_bytes(part)
-            found = float(self.cost.transfer_s(part, block_bytes, direction))
-            self._transfers_s[size_bytes, up] = found
+            found = self.cost.stored_s(memory, size_bytes / self.gpus, direction)
+            self._transfers_s[key] = found
         return found
 
     def nvme_s(self, size_bytes: int) -> float:

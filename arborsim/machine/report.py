@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from arborsim.machine.batch import Span, Sums
@@ -169,6 +170,10 @@ class Utilisation:
     host: float  # the same for what DDR and NVMe offer together
     pcie_down: float
     pcie_up: float
+    #: Of memories below DDR, by name: bytes held, times seconds, of what there is; and of their
+    #: links, the time in which the busier direction carries something
+    below: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,8 @@ class ServingReport:
     from_host_bytes: int
     busy: BusySeconds
     used: Utilisation
-    #: When "hbm", "host" or the allowed number of "searches" first kept a search waiting.
+    #: When "hbm", "host", "below" (memories below DDR) or the allowed number of "searches" first
+    #: kept a search waiting.
     first_s: dict[str, float]
     prefixes: PrefixTokens
     series: ServingSeries
@@ -197,7 +203,7 @@ class ServingReport:
     def saturated(self) -> str:
         """What kept a search waiting first; else what was busy for the largest share of the time.
 
-        One of hbm, host, searches, compute, memory, pcie_down, pcie_up.
+        One of hbm, host, below, searches, compute, memory, pcie_down, pcie_up.
         """
         if self.first_s:
             return min(self.first_s, key=lambda name: self.first_s[name])

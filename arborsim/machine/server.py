@@ -179,6 +179,8 @@ class Server:
                 search.extra_bytes += one
                 if two:
                     search.staging_bytes += one
+            elif kind == Op.STORE:
+                state.store(search, one, two)
             elif kind == Op.LEVEL and not (yield from self._level(search, one, three)):
                 return
             search.at += 1
@@ -225,7 +227,7 @@ class Server:
         state = self.state
         search.finish_s = state.clock.now
         state.release(search)
-        state.host.add(-search.ddr_bytes)
+        state.leave_host(search)
         search.ended = True
         self._scheduler.follow()
 
@@ -248,8 +250,8 @@ class Server:
         if not leg.bytes:
             ended()
             return
-        link = state.clock.up if leg.up else state.clock.down
-        link.send(leg.bytes, state.transfer_s(leg.bytes, leg.up), ended)
+        link = state.clock.link(leg.memory, leg.up)
+        link.send(leg.bytes, state.transfer_s(leg.bytes, leg.up, leg.memory), ended)
 
     def _leg_ended(self, search: ServedSearch, chain: int) -> None:
         search.priced.leg_ended(chain, search.legs_ended[chain])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from arborsim.core.geometry import UNBOUNDED, Geometry
+from arborsim.core.tiers import MEMORIES
 from arborsim.machine.batch import Batch, IterationTime, Sums
 from arborsim.machine.clock import TOGETHER, Clock, Command, Idle, Iterate, Starve, Steps
 from arborsim.machine.cost import CostModel
@@ -190,6 +191,14 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         host=share(host.level.byte_s(), host.ddr_bytes + host.nvme_bytes),
         pcie_down=share(clock.down.busy_s),
         pcie_up=share(clock.up.busy_s),
+        below={
+            MEMORIES[memory]: share(level.byte_s(), state.stored_capacity[memory])
+            for memory, level in state.stored.items()
+        },
+        links={
+            MEMORIES[memory]: share(max(clock.link(memory, up).busy_s for up in (False, True)))
+            for memory in state.stored
+        },
     )
     outcomes = tuple(
         SearchOutcome(

@@ -15,7 +15,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.formats import FP8, Format
 from arborsim.core.head_rows import HeadRows
 from arborsim.core.observations import AttentionRows, Observations, Signal, SparseRows, in_float64
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, by_tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.play.controller import Meter
@@ -23,7 +23,7 @@ from arborsim.signals.rows import LeafPaths, head_rows
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS
 
-_RUNG = np.array([tier.rung for tier in Tier])
+_RUNG = by_tier(lambda tier: tier.rung)
 _ROWS_AT_ONCE = 512  # rows of a few hundred positions: their arrays stay in the processor's cache
 
 

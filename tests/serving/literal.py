@@ -21,7 +21,7 @@ from arborsim.machine.server import Server
 
 
 class EventLink(Link):
-    """One direction of PCIe as a SimPy resource: whoever asks first is served first."""
+    """One direction of a link as a SimPy resource: whoever asks first is served first."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -43,10 +43,10 @@ class EventLink(Link):
 class EventClock(Clock):
     """A clock whose links are SimPy resources."""
 
+    up: EventLink
+
     def __init__(self) -> None:
-        super().__init__()
-        self.down: EventLink = EventLink(self)
-        self.up: EventLink = EventLink(self)
+        super().__init__(EventLink)
 
 
 class LiteralBatch(Batch):

@@ -168,7 +168,7 @@ def record_unit(unit: Unit) -> list[RecordedSearch] | str:
     """Record the unit's searches, or say why the policy cannot keep one of them."""
     policy = unit.candidate.policy.policy
     assert unit.machine.geometry is not None
-    if why := unsuited(policy, unit.machine.geometry):
+    if why := unsuited(policy, unit.machine.geometry, unit.machine):
         return why
     reader = open_trace(unit.trace)
     figures = Figures.of(reader, output_error=False)
@@ -300,7 +300,7 @@ _ITERATIONS = PIECE_COLUMNS.index("iterations")
 #: How many numbers of each phase grow with the length of a search.
 _SCALED = {
     Op.PREFILL: (1,), Op.DECIDE: (1,), Op.COPY: (1,), Op.RECOMPUTE: (1, 2), Op.HOLD: (1,),
-    Op.LEVEL: (1, 2, 3), Op.MOVE: (3,),
+    Op.LEVEL: (1, 2, 3), Op.MOVE: (3,), Op.STORE: (2,),
 }  # fmt: skip
 
 

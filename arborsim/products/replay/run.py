@@ -19,7 +19,7 @@ from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine, unsuited
-from arborsim.machine.profile import assumed_numbers
+from arborsim.machine.numbers import assumed_numbers
 from arborsim.play import served
 from arborsim.play.episode import Cell, cells_of, play_episode
 from arborsim.play.meters import UNMEASURED, Quality
@@ -126,7 +126,8 @@ class Replay:
         return not served.missing(policy, reader) and not self._unsuited(policy, reader)
 
     def _unsuited(self, policy: Policy, reader: TraceReader) -> str:
-        return unsuited(policy, self.machine.geometry or reader.info.geometry)
+        geometry = self.machine.geometry or reader.info.geometry
+        return unsuited(policy, geometry, self.machine)
 
     def _left_out(self, reader: TraceReader) -> Iterator[LeftOut]:
         """A note for every policy that the trace cannot serve, then for those unsuited here."""
