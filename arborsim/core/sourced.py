@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from enum import IntEnum
 from functools import cache
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from msgspec import Meta
 
@@ -31,7 +31,7 @@ def meant(about: str, unit: str = "share", scale: float = 1.0) -> Meta:
 
 
 @cache
-def meanings(kind: type) -> dict[str, Meaning]:
+def meanings(kind: Any) -> dict[str, Meaning]:
     """The fields of a record that say what they are for (`meant`), in order."""
     return {
         name: each.extra["meaning"]
