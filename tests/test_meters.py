@@ -29,7 +29,7 @@ from tests.helpers.traces import make_trace
 @given(
     seed=st.integers(0, 10_000),
     kind=st.sampled_from(["linear", "tree"]),
-    policy=st.sampled_from(["streaming-llm", "h2o", "hierarchy"]),
+    policy=st.sampled_from(["streaming-llm", "thinkv", "hierarchy"]),
     share=st.floats(0.2, 0.9),
 )
 def test_kept_is_what_a_plain_sum_says(

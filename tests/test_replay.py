@@ -30,7 +30,8 @@ TIMED = (
     "Policy time of raas is assumed (50.0 µs a decision), not measured: `arborsim calibrate "
     "hardware` measures it on your machine."
 )
-SMALL = {"hierarchy": {"interval": "8", "recent": "16"}, "arborkv": {"margin": "4"}}
+SHARED = {"per": "shared"}
+SMALL = {"h2o": SHARED, "hierarchy": {"interval": "8", "recent": "16"}, "arborkv": {"margin": "4"}}
 #: Every kind of move: none, eviction by run and by decision, to DDR and to 8 bits, rehydration.
 MOVERS = ("full", "random", "h2o", "hierarchy", "arborkv", "staircase")
 
@@ -239,7 +240,7 @@ def test_smaller_budgets_hold_less(linear: Path) -> None:
     for name in ("random", "streaming-llm", "h2o", "epikv", "lag-kv"):
         peaks, kept = [], []
         for budget in ("0.9", "0.6", "0.4"):
-            result = by_policy(replay(linear, [build(name)], budget))[name]
+            result = by_policy(replay(linear, policies([name]), budget))[name]
             assert result.measured.peak_hbm_kv_tokens <= result.budget_tokens + 1
             peaks.append(result.measured.peak_hbm_kv_bytes)
             kept.append(result.attention_kept)
@@ -279,7 +280,7 @@ def test_geometry_transplant_changes_bytes_not_decisions(linear: Path) -> None:
 def test_what_a_trace_lacks_is_said_before_any_work(tmp_path: Path) -> None:
     path = make_trace(tmp_path / "bare.parquet", kind="linear", capture="tree")
     with pytest.raises(MissingSignal, match=r"h2o.*attention.*--capture signals"):
-        replay(path, [build("h2o")])
+        replay(path, [build("h2o", SHARED)])
     assert math.isnan(replay(path, [build("full")]).episodes[0].attention_kept)
 
 
@@ -331,7 +332,7 @@ def test_if_nothing_that_was_asked_for_can_run_that_is_an_error(
 def test_what_one_of_two_traces_serves_runs_there(linear: Path, tmp_path: Path) -> None:
     bare = make_trace(tmp_path / "bare.parquet", kind="linear", capture="tree")
     job = Replay(
-        [bare, linear], [build("h2o")], [Budget.parse("0.7")], Machine(load_profile("h100"))
+        [bare, linear], [build("h2o", SHARED)], [Budget.parse("0.7")], Machine(load_profile("h100"))
     )
     result = job.run()
     assert {r.trace for r in result.episodes} == {"linear.parquet"}
@@ -364,10 +365,11 @@ def test_results_say_who_keeps_to_the_budget(vectors: Path) -> None:
 def test_raas_on_sparse_attention_is_cautioned(linear: Path, tmp_path: Path) -> None:
     sparse = make_trace(tmp_path / "s.parquet", kind="linear", prompt=40, attention="sparse",
                         episodes=1)  # fmt: skip
-    *_, note = replay(sparse, policies(["h2o", "raas"]), "0.9").notes
+    medians = build("raas", {"variant": "median"})
+    *_, note = replay(sparse, [*policies(["h2o"]), medians], "0.9").notes
     assert note.startswith("raas: ")
-    assert replay(sparse, [build("raas", {"variant": "pages"})], "0.9").notes == (TIMED,)
-    assert replay(linear, policies(["raas"])).notes == (TIMED,)
+    assert replay(sparse, policies(["raas"]), "0.9").notes == (TIMED,)
+    assert replay(linear, [medians]).notes == (TIMED,)
 
 
 def test_policy_time_that_nobody_measured_is_said_to_be_assumed(linear: Path) -> None:

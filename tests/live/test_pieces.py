@@ -24,7 +24,8 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 from arborsim_torch.tiers.codec import Fp8

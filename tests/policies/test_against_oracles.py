@@ -48,9 +48,10 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "full": (Full(), oracles.Nothing),
     "random": (Random(seed=5), lambda: oracles.SlowRandom(5)),
     "streaming-llm": (StreamingLLM(), oracles.SlowStreaming),
-    "h2o": (H2O(), oracles.SlowH2O),
-    "h2o-generated": (H2O(count_prompt=False), lambda: oracles.SlowH2O(count_prompt=False)),
-    "h2o-flat": (H2O(adaptation="flat"), lambda: oracles.SlowH2O("flat")),
+    "h2o-shared": (H2O(per="shared"), oracles.SlowH2O),
+    "h2o-generated": (
+        H2O(per="shared", count_prompt=False), lambda: oracles.SlowH2O(count_prompt=False)),
+    "h2o-shared-flat": (H2O(per="shared", adaptation="flat"), lambda: oracles.SlowH2O("flat")),
     "epikv": (EpiKV(), oracles.SlowEpiKV),
     "epikv-flat": (EpiKV(adaptation="flat"), lambda: oracles.SlowEpiKV("flat")),
     "lag-kv": (LagKV(), oracles.SlowLagKV),

@@ -198,7 +198,7 @@ def test_searches_are_timed_after_their_kernels_were_compiled() -> None:
     with pretend() as gpu:
         model = load_model("chain", device="cuda").model
         assert searches._compile(Timer(model.device), model, "h2o") > 0
-        assert gpu.launches["add_mean_mass"] > 0
+        assert gpu.launches["mean_mass"] > 0
         del model
 
 
@@ -217,7 +217,9 @@ def test_a_run_begins_with_a_short_search_of_every_arm(tmp_path: Path) -> None:
         (label, graphs) for label, _, graphs in plan.smoke
     ]
     assert all(as_simulated(record) for record in found), found
-    assert {r["of"]["arm"] for r in found if r["step"] == "graph"} >= {"full", "h2o", "StaticCache"}
+    assert {r["of"]["arm"] for r in found if r["step"] == "graph"} >= {
+        "full", "h2o per=shared", "StaticCache"
+    }  # fmt: skip
     assert found[-1]["step"] == "eager"
 
 
