@@ -321,9 +321,8 @@ BAD = {
     ONE.replace(H2O, '{ use = "h2o", set = { sinks = [] } }'): "set.sinks is empty",
     ONE + "[[cells]]\npolicy = 3": "unknown key of [[cells]] 1 'policy': did you mean policies",
     ONE + "[cells]": "cells must be blocks: [[cells]]",
-    ONE.replace(H2O, '"h2o"'): "policy h2o reads queries, which a.parquet does not hold: record it "
-    'with --capture qkv --qkv-layers all, or set = { per = "shared" }: one ranking for all heads, '
-    "not its authors' form",
+    ONE.replace(H2O, '"h2o"'): "record it with --capture qkv --qkv-layers all, or set = { per = "
+    '"shared" }: one ranking for all heads, not its authors\' form',
     "[[live]]\n": "[[live]] 1: policies names nothing",
     '[[live]]\npolicies = "h2o"\ntsk = "chain"': "unknown key 'tsk': did you mean task",
     '[[live]]\npolicies = "h2o"\nout = "x"': "unknown key 'out'",
