@@ -468,11 +468,11 @@ def test_any_value_anywhere_is_a_workload_or_one_clear_line(data: st.DataObject)
 
 CODE = """
 from pathlib import Path
-from arborsim.policies.methods.h2o import H2O
+from arborsim.policies.methods.raas import Raas
 
 Path("imported").touch()
 
-class Mine(H2O):
+class Mine(Raas):
     name = "mine"
 """
 
