@@ -52,8 +52,8 @@ PUBLISHED = (
     "ranks per layer; RaaS counts pages of 16 tokens and keeps the prompt; R-KV decides every 128 "
     "iterations and holds more until then (see its peaks; chains of 12 lines are over before); "
     "R-KV and AdaKV rank per KV head; SnapKV cuts a prompt larger than the budget, once: here "
-    "at the smallest budget alone. The prompt is evictable unless said. Arms without a row have not "
-    "been run."
+    "at the smallest budget alone. The prompt is evictable unless said. Arms without a row have "
+    "not been run."
 )
 ABOUT = {
     "cliff": "chain, 32 lines, greedy; the prompt is kept by all (its share of a search is about "
