@@ -31,7 +31,8 @@ from arborsim_torch.batches import run_batched
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.hardware.facts import all_facts
 from arborsim_torch.kernels.fused import pinned
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.sources import RandomSource
 
 #: Name, layers, width, heads, KV heads, MLP: a tiny model is all overhead, a larger one is not.

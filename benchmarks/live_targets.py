@@ -45,7 +45,8 @@ from arborsim_torch.attention import tree_attention
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.decoder import run_together
 from arborsim_torch.kernels.fused import pinned
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.sources import RandomSource
 from benchmarks.live import VOCABULARY, made_with, make_model
 

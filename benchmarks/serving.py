@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, ServingOptions
-from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import ClosedLoop
+from arborsim.machine.serving import ServingEngine
 from arborsim.policies.registry import build
 from tests.helpers.demands import record_demands
 

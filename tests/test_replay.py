@@ -83,6 +83,7 @@ def by_policy(result: ReplayResult, episode: int = 0) -> dict[str, EpisodeResult
 
 @pytest.mark.parametrize("kind", ["linear", "tree"])
 def test_full_never_evicts_and_its_peak_is_every_token(kind: str, linear: Path, tree: Path) -> None:
+    """Invariant 10: full retention keeps all attention, in the bytes of all tokens."""
     path = linear if kind == "linear" else tree
     geometry = load_geometry("llama-3.1-8b")
     for result in replay(path, [build("full")]).episodes:
@@ -116,12 +117,13 @@ def test_closed_form_and_event_by_event_agree(
 
 
 def test_two_runs_are_byte_identical(tree: Path) -> None:
+    """Invariant 6: a replay and its repeat."""
     first, second = (replay(tree, policies(), count=1) for _ in range(2))
     assert to_json(first) == to_json(second)
 
 
 def test_workers_change_nothing(tree: Path, linear: Path) -> None:
-    """Results, pictures, and what is left out under the smaller budget."""
+    """Invariant 6: results, pictures, and what is left out under the smaller budget."""
     one, two = (
         Replay(
             [tree, linear], policies(MOVERS), [Budget.parse("0.2"), Budget.parse("0.7")],
@@ -165,6 +167,7 @@ def test_what_a_trace_cannot_serve_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "tree"])
 def test_no_policy_that_only_evicts_beats_the_oracle(kind: str, linear: Path, tree: Path) -> None:
+    """Invariant 11: policies of every family against the offline bound."""
     chosen = policies(["oracle", "random", "streaming-llm", "h2o", "epikv", "lag-kv"])
     result = replay(linear if kind == "linear" else tree, chosen, "0.6,0.8")
     for row in aggregate(result.episodes):
@@ -260,6 +263,7 @@ def test_recall_modes_differ_in_place_and_time_not_in_quality(linear: Path) -> N
 
 
 def test_geometry_transplant_changes_bytes_not_decisions(linear: Path) -> None:
+    """Invariant 17: one trace under two geometries."""
     own = Machine(load_profile("h100"))
     theirs = Machine(load_profile("h100"), load_geometry("qwen2.5-7b"))
     a = by_policy(replay(linear, policies(MOVERS), machine=own))

@@ -28,6 +28,7 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import TokenRun
 from arborsim.core.tiers import Budget, Tier
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves
@@ -176,7 +177,7 @@ def replayed(
         row: dict[str, Any] = {"episode": episode.index, "full_tokens": episode.num_tokens}
         try:
             played = play_episode(
-                episode, cell, machine.executor(cell.policy, episode.info),
+                episode, cell, SimulatedExecutor.of(machine, cell.policy, episode.info),
                 quality=quality if quality.attention else UNMEASURED, meters=[seen],
             )  # fmt: skip
         except BudgetInfeasible:

@@ -23,9 +23,9 @@ from arborsim.core.tiers import Budget
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, ServingOptions
-from arborsim.machine.places import ClosedLoop
 from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import ClosedLoop
+from arborsim.machine.serving import ServingEngine
 from arborsim.policies.registry import build
 from arborsim.products.replay.run import Replay
 from benchmarks.claims import Row, Store, run

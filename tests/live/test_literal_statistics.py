@@ -22,7 +22,8 @@ from arborsim.searches import make_search
 from arborsim_torch.batches import run_batched
 from arborsim_torch.capture import Capture
 from arborsim_torch.live import policy_search
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sources import TaskSource

@@ -21,7 +21,8 @@ from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.static import StaticStep, refusal, rounded
 from arborsim_torch.tiers.codec import Fp8, Int8
 from arborsim_torch.tiers.link import HostLink

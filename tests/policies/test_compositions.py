@@ -32,7 +32,8 @@ from arborsim.policies.registry import available, build, find, parameters, value
 from arborsim.policies.tree import Tree
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.rolling import HiddenChangeContrast
-from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform
+from arborsim.signals.scores import Position, Score, SeededUniform
+from arborsim.signals.vectors import LagVariance
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all

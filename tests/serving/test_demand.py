@@ -25,7 +25,7 @@ from arborsim.machine.program import (
     iterations,
     joined,
 )
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.writing import OpenProgram
 from arborsim.play.episode import record_demand
 from arborsim.policies.registry import build
@@ -61,6 +61,7 @@ CASES = [
 
 @pytest.mark.parametrize(("trace", "policy", "budget", "recall"), CASES)
 def test_demand_alone_is_the_replay(trace: str, policy: str, budget: str, recall: str) -> None:
+    """Invariant 13: bytes to the byte, seconds to rounding."""
     built = build(policy)
     reader = TraceReader(TRACES / f"{trace}.parquet")
     (episode,) = reader.episodes(tuple(sorted(built.reads())), start=0, stop=1)

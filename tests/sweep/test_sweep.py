@@ -401,6 +401,7 @@ def test_the_example_is_a_grid_of_the_shipped_traces() -> None:
 
 
 def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    """Invariant 6: the files of a sweep."""
     grid = small(tmp_path)
     arborsim.sweep(grid, tmp_path / "one")
     arborsim.sweep(grid, tmp_path / "two", workers=2)

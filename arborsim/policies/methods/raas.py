@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect, pin_prompt_setting
@@ -29,19 +28,19 @@ class Raas(StreamPolicy):
         0.01, "alpha: attention that counts as use, for variant=pages", low=0, high=1
     )
 
-    name: ClassVar[str] = "raas"
-    paper: ClassVar[str] = "Hu et al. 2025, ACL Findings; as run by EpiKV, arXiv:2606.26472"
-    official: ClassVar[str] = (
+    name = "raas"
+    paper = "Hu et al. 2025, ACL Findings; as run by EpiKV, arXiv:2606.26472"
+    official = (
         "stevenkolawole/epiphany-kv-cache@d424208: literally, RaaSEviction on the rows of 22 live "
         "searches (chains of 12 lines, budgets of 91 and 110 tokens of about 160): 1,441 of 1,441 "
         "decisions are the same, with ties broken as here"
     )
-    summary: ClassVar[str] = "evict what attention has not refreshed for longest"
-    formula: ClassVar[str] = (
+    summary = "evict what attention has not refreshed for longest"
+    formula = (
         "s(i) = last iteration t with max of a_t over the page of i > alpha (pages), or with "
         "a_t(i) >= the lower median of a_t over generated tokens (median)"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "attention is averaged over layers and heads: one ranking for the whole model",
         "replayed, readable tokens are compared by the attention of a recording, which attends to "
         "evicted ones too",

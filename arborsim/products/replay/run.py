@@ -17,8 +17,9 @@ from arborsim.core.errors import ArborsimError, BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine, unsuited
-from arborsim.machine.profile import assumed_numbers
+from arborsim.machine.numbers import assumed_numbers
 from arborsim.play import served
 from arborsim.play.episode import Cell, cells_of, play_episode
 from arborsim.play.meters import UNMEASURED, Quality
@@ -125,7 +126,8 @@ class Replay:
         return not served.missing(policy, reader) and not self._unsuited(policy, reader)
 
     def _unsuited(self, policy: Policy, reader: TraceReader) -> str:
-        return unsuited(policy, self.machine.geometry or reader.info.geometry)
+        geometry = self.machine.geometry or reader.info.geometry
+        return unsuited(policy, geometry, self.machine)
 
     def _left_out(self, reader: TraceReader) -> Iterator[LeftOut]:
         """A note for every policy that the trace cannot serve, then for those unsuited here."""
@@ -312,7 +314,7 @@ def _play(
 ) -> Outcome:
     """Fill in the outcome of its cell."""
     cell = outcome.cell
-    executor = machine.executor(cell.policy, episode.info)
+    executor = SimulatedExecutor.of(machine, cell.policy, episode.info)
     film = TreeFilm.of(episode) if pictures else None
     mapper = TokenMapper.of(episode) if pictures else None
     played = play_episode(

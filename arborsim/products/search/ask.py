@@ -178,7 +178,7 @@ class Searching:
 
     def results(self) -> SearchResults:
         """Of the problems that are done."""
-        from arborsim.machine.profile import assumed_numbers
+        from arborsim.machine.numbers import assumed_numbers
         from arborsim.products.provenance import (
             machine_facts,
             search_heading,

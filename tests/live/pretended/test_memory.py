@@ -27,7 +27,8 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.ondemand import PageAttention
 from arborsim_torch.decoder import run_together
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.recording import EpisodeResult
