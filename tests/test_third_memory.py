@@ -93,7 +93,8 @@ def test_results_in_a_file_know_it(gpu: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     assert main(replayed(gpu, out).split()) == 0
     stored = {
-        episode.policy: episode.measured.stored for episode in arborsim.load_results(out).raw.episodes
+        episode.policy: episode.measured.stored
+        for episode in arborsim.load_results(out).raw.episodes
     }
     assert isinstance(stored["cold-on-nvme"]["NVMe"], Stored)
     assert stored["cold-on-nvme"]["NVMe"].peak_bytes > stored["full"]["NVMe"].peak_bytes == 0

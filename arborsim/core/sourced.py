@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from enum import IntEnum
 from functools import cache
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, cast, get_type_hints
 
 from msgspec import Meta
 
@@ -30,9 +30,19 @@ def meant(about: str, unit: str = "share", scale: float = 1.0) -> Meta:
     return Meta(extra={"meaning": Meaning(about, unit, scale)})
 
 
-@cache
+def required(kind: type) -> tuple[str, ...]:
+    """The fields of a record that have no default."""
+    optional, known = (MISSING, MISSING), fields(kind)
+    return tuple(each.name for each in known if (each.default, each.default_factory) == optional)
+
+
 def meanings(kind: type) -> dict[str, Meaning]:
     """The fields of a record that say what they are for (`meant`), in order."""
+    return _meanings(cast(Any, kind))
+
+
+@cache
+def _meanings(kind: Any) -> dict[str, Meaning]:
     return {
         name: each.extra["meaning"]
         for name, hint in get_type_hints(kind, include_extras=True).items()
