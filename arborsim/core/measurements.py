@@ -1,4 +1,4 @@
-"""What an executor measured while it ran one search: the figures every table and report is made of.
+"""Measurements of one search by an executor: the figures of every table and report.
 
 Simulated and live executors fill in the same records, so that they can be laid side by side.
 """
@@ -54,8 +54,8 @@ class TimeSplit:
 class MemorySeries:
     """Bytes by tier over time, sampled; all arrays have shape ``[samples]``.
 
-    ``hbm_kv_bytes`` counts whole pages; ``staging_bytes`` are HBM buffers for recalled tokens;
-    ``in_flight_bytes`` are pages whose copy to DDR has not finished.
+    ``hbm_kv_bytes`` counts whole pages, ``staging_bytes`` HBM buffers for recalled tokens, and
+    ``in_flight_bytes`` pages whose copy to DDR has not finished.
     """
 
     time_s: list[float] = field(default_factory=list)

@@ -52,7 +52,7 @@ def _meanings(kind: Any) -> dict[str, Meaning]:
 
 
 class Basis(IntEnum):
-    """What a number rests on, the most trustworthy first."""
+    """The basis of a number, the most trustworthy first."""
 
     MEASURED = 0  # or published by its maker
     INTERPOLATED = 1  # between measurements
@@ -81,7 +81,7 @@ class Sourced:
         return self.source(name).startswith(ASSUMED)
 
     def basis(self, name: str) -> Basis:
-        """What the number `name` rests on, as its source says."""
+        """The basis of the number `name`, as its source says."""
         if self.is_assumed(name):
             return Basis.ASSUMED
         return Basis.FITTED if self.source(name).startswith(FITTED) else Basis.MEASURED

@@ -41,6 +41,7 @@ from arborsim.machine.writing import Levels, OpenProgram
 from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.moves import Changes, MostMoved, Moves, kinds
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import hints_of
 from arborsim.trace.schema import Geometry, TraceInfo
 
 _EVICTING = kinds(lambda source, target: target == Tier.EVICTED)
@@ -63,7 +64,7 @@ class SimulatedExecutor:
     those of the policy's quantised tiers.  The profile may know what `policy` takes; it is not
     `fused` if it reads attention rows, which then must be written out; attention reads the cache in
     `parts`, and rows of the prompt's last `row_queries` tokens count, and with `decode_rows` those
-    of generated ones.  `bounds_page` is its `Policy.bounds_page`.  `compact` merges half-empty
+    of generated ones.  `bounds_page` is its `LiveHints.bounds_page`.  `compact` merges half-empty
     pages after every decision outside runs.  `record` keeps what `demand` needs; other searches may
     share the first `prefix_tokens`.
     """
@@ -154,7 +155,7 @@ class SimulatedExecutor:
             ddr_parts=parts_in_ddr(policy),
             row_queries=row_queries(policy),
             decode_rows=decode_rows(policy),
-            bounds_page=policy.bounds_page,
+            bounds_page=hints_of(policy).bounds_page,
             record=record,
             prefix_tokens=prefix_tokens,
             tiers=num_tiers(policy.method.tiers),

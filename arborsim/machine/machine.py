@@ -15,6 +15,7 @@ from arborsim.core.sourced import Rate, Seconds
 from arborsim.core.tiers import DDR, HBM, MEMORIES, Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
+from arborsim.policies.live_hints import row_uses
 
 if TYPE_CHECKING:
     from arborsim.policies.base import Policy
@@ -103,14 +104,14 @@ def parts_in_ddr(policy: Policy) -> int:
 
 def row_queries(policy: Policy) -> int:
     """How many of a prompt's last tokens a policy that is not fused reads attention rows of."""
-    uses = policy.row_uses()
+    uses = row_uses(policy)
     wanted = (use.prompt for use in uses if use.keeps != "queries")
     return max(wanted, default=0 if uses else ALL_QUERIES)
 
 
 def decode_rows(policy: Policy) -> bool:
     """Whether a policy that is not fused reads attention rows of generated tokens."""
-    uses = policy.row_uses()
+    uses = row_uses(policy)
     return not uses or any(use.generated and use.keeps != "queries" for use in uses)
 
 

@@ -286,14 +286,14 @@ class Controller:
         """Iterations until the cache is within the policy's margin of its budget."""
         if self._margin is None:
             return NEVER
-        left = self.policy.spare(view) - self._margin
+        left = self.policy.headroom(view) - self._margin
         return max(1, -(-left // len(self._leaves)))
 
     def _decide(self, event: Event) -> None:
         """Ask the policy, then once more under `Pressure` if the budget is nearly used up."""
         self._ask(event)
         if self._margin is not None and not isinstance(event, Prefill):
-            left = self.policy.spare(self.view())
+            left = self.policy.headroom(self.view())
             if left <= self._margin:
                 self._ask(Pressure(self.budget_tokens - left, self.budget_tokens))
         if self.policy.bounded:

@@ -93,7 +93,7 @@ def play_episode(
         shape=episode.info.cache_shape,
         meters=[meter for meter in (kept, error, *meters) if meter is not None],
     )
-    events: Iterable[Event] = play(foresee(cell.policy, episode, budget_tokens))
+    events: Iterable[Event] = play(with_offline_optimum(cell.policy, episode, budget_tokens))
     controller.run(watch(events, controller) if watch else events)
     executor.finish()  # a recording that was cut off has no answer, whose event does it
     return Played(
@@ -105,7 +105,7 @@ def play_episode(
     )
 
 
-def foresee(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
+def with_offline_optimum(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
     """The episode with what `policy` may know of its future under this budget, if anything."""
     if Signal.EVICTION_TIME not in policy.reads():
         return episode

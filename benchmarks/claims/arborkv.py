@@ -320,8 +320,9 @@ def variants() -> dict[str, tuple[str, dict[str, str]]]:
     found["arborkv, no rehydration, only under pressure"] = ("arborkv", alone)
     found["arborkv, Algorithm 2 as printed"] = ("arborkv", {"boundary_trims_path": "true"})
     for name in ("h2o", "streaming-llm", "thinkv"):
-        found[name] = (name, {})
-        found[f"{name}, tree as one sequence"] = (name, {"adaptation": "flat"})
+        own = {"per": "shared"} if name == "h2o" else {}  # the traces have no vectors
+        found[name] = (name, own)
+        found[f"{name}, tree as one sequence"] = (name, own | {"adaptation": "flat"})
     return found
 
 

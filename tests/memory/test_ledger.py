@@ -96,6 +96,7 @@ def random_moves(rng: np.random.Generator, groups: int, born: np.ndarray) -> Mov
 def test_every_iteration_agrees_with_the_slow_ledger(
     seed: int, groups: int, page_tokens: int
 ) -> None:
+    """Invariant 1: every byte and every count of every iteration."""
     rng = np.random.default_rng(seed)
     fast, slow = make(groups, page_tokens), SlowLedger(groups, page_tokens)
     for _ in range(4):

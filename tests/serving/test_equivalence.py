@@ -141,6 +141,7 @@ def assert_same(
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_closed_form_equals_event_by_event(seed: int) -> None:
+    """Invariant 12: many searches."""
     engine, arrivals = random_engine(np.random.default_rng(seed))
     assert_same(engine.run(arrivals), engine.run(arrivals, play_event_by_event))
 
@@ -225,6 +226,7 @@ class CheckedServer:
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_nothing_is_lost(seed: int) -> None:
+    """Invariants 1 and 2: of many searches on one machine."""
     engine, arrivals = random_engine(np.random.default_rng(seed))
     with pytest.MonkeyPatch.context() as monkeypatch:
         checked = CheckedServer(monkeypatch)

@@ -131,6 +131,7 @@ def conserves(bench: Bench) -> None:
 def test_closed_form_equals_event_by_event(
     seed: int, options: dict[str, Any], selects: bool, below: bool
 ) -> None:
+    """Invariant 12: one search."""
     options = options_of(options, below)
     one, other = Bench(MACHINE, **options), Bench(MACHINE, **options, event_by_event=True)
     fast, slow = (random_search(each, seed, lambda _: None, selects) for each in (one, other))
@@ -187,6 +188,7 @@ def test_a_program_played_is_the_literal_replay(
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), options=OPTIONS, selects=st.booleans())
 def test_conservation_at_every_event(seed: int, options: dict[str, Any], selects: bool) -> None:
+    """Invariants 1 and 2: bytes and the order of time, after every event."""
     bench = Bench(MACHINE, **options)
     random_search(bench, seed, conserves, selects)
     series = bench.executor.measurements().series

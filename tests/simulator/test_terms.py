@@ -29,7 +29,11 @@ from tests.helpers.demands import record_demands
 from tests.helpers.traces import make_trace
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
 
-SETTINGS = {"hierarchy": {"interval": "8", "recent": "16"}, "arborkv": {"margin": "4"}}
+SETTINGS = {
+    "h2o": {"per": "shared"},
+    "hierarchy": {"interval": "8", "recent": "16"},
+    "arborkv": {"margin": "4"},
+}
 POLICIES = ("full", "random", "h2o", "hierarchy", "arborkv")
 
 
@@ -47,6 +51,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     + [("stage", 0.4, "gemma-3-1b"), ("ondemand", 0.4, "gemma-3-1b")],
 )
 def test_terms_add_up(tree: Path, recall: str, overlap: float, model: str) -> None:
+    """Invariant 14: for every recall mode."""
     machine = Machine(
         replace(load_profile("h100"), overlap=overlap), load_geometry(model), recall, explain=True
     )

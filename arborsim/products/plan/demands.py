@@ -28,7 +28,8 @@ from arborsim.play.meters import Quality as Figures
 from arborsim.products.plan.results import Quality
 from arborsim.products.plan.statistics import Estimate, Solved, solved_share
 from arborsim.products.plan.workload import Candidate, MixEntry, Workload
-from arborsim.trace.episode import Episode, checked_lists
+from arborsim.trace.decode import checked_lists
+from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import Kind
 from arborsim.trace.validate import Where

@@ -77,7 +77,7 @@ def replay(
         tokens.
     settings : mapping or sequence of str
         Parameters of policies given by name: ``{"sinks": 4}`` for all that have it,
-        ``{"h2o.per": "head"}`` for one.
+        ``{"h2o.per": "shared"}`` for one.
     calibration : str or sequence of str
         Calibrations, shipped ones by name, whose settings hold where `settings` gives none.
     full : bool
@@ -141,7 +141,7 @@ def replay(
     --------
     >>> import arborsim
     >>> results = arborsim.replay(
-    ...     "traces/chain-tree.parquet", policies=["h2o", "arborkv"], budgets=[0.5, 0.7],
+    ...     "traces/chain-tree.parquet", policies=["epikv", "arborkv"], budgets=[0.5, 0.7],
     ...     model="llama-3.1-8b", episodes=2,
     ... )
     >>> results.summary()[["policy", "budget", "attention_kept"]]  # doctest: +SKIP

@@ -19,6 +19,7 @@ from arborsim.core.tiers import Budget
 from arborsim.core.units import quantity
 from arborsim.core.workers import in_order
 from arborsim.machine.executor import SimulatedExecutor
+from arborsim.play import served
 from arborsim.play.episode import Cell, play_episode
 from arborsim.play.results import BASELINE, EqualBudget, LeftOut
 from arborsim.policies.base import Policy
@@ -78,7 +79,7 @@ def at_equal_memory(
     cells: dict[str, list[Cell]] = {}
     for reader in readers:
         if reference is not None:
-            reader.require(reference.reads(), f"reference {reference.name}")
+            served.require(reference, reader, f"reference {reference.name}")
         own = job.cells(reader)
         units += [(reader.path, cell) for cell in own if cell.policy.uses_budget]
         cells[job.name_of(reader)] = [cell for cell in own if not cell.policy.uses_budget]

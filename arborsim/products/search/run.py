@@ -26,6 +26,7 @@ from arborsim.core.events import Decode, Event, Prefill, Prune
 from arborsim.core.workers import in_order
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
+from arborsim.play import served
 from arborsim.play.controller import Controller
 from arborsim.play.episode import Cell, Watch, play_episode
 from arborsim.play.meters import UNMEASURED, Quality
@@ -70,7 +71,7 @@ class SearchJob:
         for arm in self.arms:
             require_embeddings(reader, arm)
         for cell in self.cells:
-            reader.require(cell.policy.reads(), f"policy {cell.policy.name}")
+            served.require(cell.policy, reader)
         if not self.chosen(reader):
             raise UsageError(f"{self.trace}: no episode {self.first}; it has {reader.num_episodes}")
         return reader

@@ -1,4 +1,4 @@
-"""What shape a cache has, which part of it each group is, and where a token can be stored.
+"""The shape of a cache, which part of it each group is, and where a token can be stored.
 
 A *group* is what plans treat alike: the whole cache ("shared"), a layer, or a KV head of a layer.
 Storage comes in *slabs*: tensors whose tokens have the same slot in all layers of the slab.  A
@@ -24,24 +24,14 @@ GROUPINGS = ("shared", "layer", "head")
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape of a model's cache and the grouping of its plans.
-
-    Attributes
-    ----------
-    layers, kv_heads, head_dim : int
-    dtype : torch.dtype
-        Of keys and values at full precision.
-    device : torch.device
-        Where the model is.
-    grouping : {"shared", "layer", "head"}
-    """
+    """Shape of a model's cache and the grouping of its plans."""
 
     layers: int
     kv_heads: int
     head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    grouping: str = "shared"
+    dtype: torch.dtype  #: of keys and values at full precision
+    device: torch.device  #: where the model is
+    grouping: str = "shared"  #: {"shared", "layer", "head"}
 
     def __post_init__(self) -> None:
         if self.grouping not in GROUPINGS:
