@@ -237,12 +237,8 @@ def _placed(view: LayerView) -> LayerView:
     return replace(view, position=spots)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Masks are made from positions and paths: transformers need not build any."""
-    return None
-
-
 def register() -> None:
     """Make `NAME` known to transformers; calling it again does no harm."""
     AttentionInterface.register(NAME, tree_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    # Masks are made from positions and paths: transformers need not build any.
+    AttentionMaskInterface.register(NAME, lambda *_, **__: None)

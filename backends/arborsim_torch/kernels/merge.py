@@ -35,7 +35,8 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
     kind = accumulator(outs[0].dtype)
     for part in (*outs[1:], *lses):
         kind = torch.promote_types(kind, part.dtype)
-    lse = _logsumexp(torch.stack([part.to(kind) for part in lses]))
+    each = torch.stack([part.to(kind) for part in lses])
+    lse = each[0] if len(each) == 1 else torch.logsumexp(each, dim=0)  # one stays as it is
     base = finite(lse)
     total = torch.zeros(outs[0].shape, dtype=kind, device=outs[0].device)
     for out, part in zip(outs, lses, strict=True):
@@ -43,8 +44,3 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
         # What stands where no key was read may be anything, NaN too.
         total += (out * weight).masked_fill_(part[..., None] == float("-inf"), 0.0)
     return total.to(outs[0].dtype), lse
-
-
-def _logsumexp(parts: Tensor) -> Tensor:
-    """Over the first axis; of one part exactly that part."""
-    return parts[0] if len(parts) == 1 else torch.logsumexp(parts, dim=0)

@@ -256,7 +256,7 @@ class NearAttention:
             self._worker = ThreadPoolExecutor(1, "near-attention", initializer=begin)
         if self._cuda:
             # Two, so that results of one layer do not queue behind the queries of the next.
-            self._down, self._up = _streams(self.device)
+            self._down, self._up = (torch.cuda.Stream(self.device) for _ in range(2))
 
     def start(
         self, q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logits: bool = False
@@ -318,10 +318,6 @@ class NearAttention:
         with torch.cuda.stream(self._up):
             there = packed.to(self.device, non_blocking=True)
             return there, self._up.record_event()
-
-
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(2)]
 
 
 def _leave_cores() -> None:
