@@ -112,10 +112,7 @@ class Mover:
 
     @torch.inference_mode()
     def move(self, pairs: GroupTokenPairs, target: np.ndarray) -> None:
-        """Give tokens a new tier (values of `Tier`); none may be lost now.
-
-        What frees memory comes first.
-        """
+        """Give tokens, none lost, a new tier (values of `Tier`): what frees memory comes first."""
         if not len(pairs):
             return
         if self.cache.stream is not None:

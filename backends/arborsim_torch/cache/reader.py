@@ -214,10 +214,7 @@ class PiecePlan:
 
     @property
     def key(self) -> Hashable:
-        """Changes if pieces have other shapes, or are in other memory.
-
-        None if rooms are not rounded.
-        """
+        """Changes if pieces have another shape or other memory; None if rooms are not rounded."""
         rooms = [room for room in self.rooms if room is not None]
         if len(rooms) < len(self.rooms):
             return None
