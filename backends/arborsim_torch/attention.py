@@ -24,10 +24,9 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from arborsim_torch.cache.forward import HostShare, LayerView, PlacedElsewhere, PlacedPiece
 from arborsim_torch.context import ForwardContext, PassContext
-from arborsim_torch.kernels.dense import attend, pack, wide_product
+from arborsim_torch.kernels.dense import attend, merge, pack, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
-from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.piece import MeanRows, in_triton
 from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.kernels.rows import adds_rows, attend_rows, count_paid

@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import attend, pack, unpack
+from arborsim_torch.kernels.dense import accumulator, attend, merge, pack, unpack
 from arborsim_torch.kernels.fused import KERNELS, choose
-from arborsim_torch.kernels.merge import accumulator, merge
 from arborsim_torch.kernels.packages import Kernel, decode
 from arborsim_torch.kernels.piece import Piece
 

@@ -1,7 +1,7 @@
 """Attention where the keys are: the CPU attends over keys and values that stay in host memory.
 
 The queries of a step are small and go to the host; the output and its log-sum-exp are as small and
-come back, to be merged with the GPU's part (`arborsim_torch.kernels.merge`).  On CUDA the copies
+come back, to be merged with the GPU's part (`arborsim_torch.kernels.dense`).  On CUDA the copies
 run on streams of their own and the CPU's work in a thread, so that both parts run at a time.
 """
 
@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import attend_weights, pack, unpack
+from arborsim_torch.kernels.dense import attend_weights, finite, merge, pack, unpack
 from arborsim_torch.kernels.fused import attend_cpu
-from arborsim_torch.kernels.merge import finite, merge
 from arborsim_torch.kernels.pieces_torch import attend_fused, rows_at
 from arborsim_torch.tiers.codec import E4M3_UNIT, e4m3_as_half
 

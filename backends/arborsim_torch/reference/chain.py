@@ -10,10 +10,9 @@ skipped, but a line's operands must have been evaluated before it::
 
     L7 3 3 + M7 5 5 v7 8   L8 v7 8 - M8 2 2 v8 6   ...   ? v95 4 <eos>
 
-So the label at the head of a line is a real decision, and everything else is
-determined: the program line by its label, operand values by earlier results.
-Names are numbered from a random offset modulo 128, so that absolute positions
-cannot stand in for look-ups.
+So the label at the head of a line is a real decision, and everything else is determined: the
+program line by its label, operand values by earlier results.  Names are numbered from a random
+offset modulo 128, so that absolute positions cannot stand in for look-ups.
 """
 
 from __future__ import annotations
