@@ -44,7 +44,7 @@ POLICIES: dict[str, dict[str, str]] = {
     "full": {},
     "streaming-llm": {},
     "epikv": {"recent": "32"},
-    "h2o": {},
+    "h2o per=shared": {"per": "shared"},
     "hierarchy": {"recent": "32", "interval": "32"},
     "arkv": {},
 }
@@ -117,8 +117,8 @@ def shares(name: str, model: Any, prompt: int, tokens: int) -> list[Share]:
     found = []
     for policy, settings in POLICIES.items():
         one = PolicySearch(
-            setup, source.problem(0), build(policy, settings), max(prompt + 64, tokens // 2),
-            CacheOptions(),
+            setup, source.problem(0), build(policy.split()[0], settings),
+            max(prompt + 64, tokens // 2), CacheOptions(),
         )  # fmt: skip
         outcomes: list[Any] = []
         begun = time.perf_counter()

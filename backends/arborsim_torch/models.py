@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.rope import Rope
-from arborsim.core.shape import CacheShape
+from arborsim.core.shape import CacheShape, Rope
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
 from arborsim_torch.cache.layout import Layout

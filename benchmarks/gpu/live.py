@@ -22,6 +22,7 @@ from arborsim.machine.lookup import served_live
 from arborsim.machine.machine import Machine, parts_read
 from arborsim.machine.profile import HardwareProfile
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import hints_of
 from arborsim.policies.registry import build
 from arborsim.products.validate.compare import PARTS, DualExecutor
 from arborsim.products.validate.results import COUNTERS, PEAKS, TERMS
@@ -289,7 +290,7 @@ def _simulated(
         policy=policy.name,
         fused=policy.fused,
         parts=parts_read(policy),
-        bounds_page=policy.bounds_page,
+        bounds_page=hints_of(policy).bounds_page,
     )
 
 

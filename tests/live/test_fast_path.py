@@ -108,7 +108,7 @@ class Scenario:
         ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 10_000),
     st.lists(st.sampled_from(OPERATIONS), max_size=12),

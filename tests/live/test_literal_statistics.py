@@ -184,7 +184,7 @@ class SegmentHS(Segments):
 
 SEGMENTS = {"segment": "8", "keep_r": "6", "keep_e": "3", "keep_t": "1"}
 LITERAL: dict[str, tuple[type[Literal], dict[str, str], str]] = {
-    "raas": (RaaS, {}, ""),
+    "raas": (RaaS, {"variant": "median"}, ""),
     "attn-hs": (AttnHS, {}, "turns"),
     "thinkv": (Segments, SEGMENTS, ""),
     "segment-hs": (SegmentHS, SEGMENTS, "score"),

@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import Observations, Signal, VectorRows
+from arborsim.core.head_rows import VectorRows
+from arborsim.core.observations import Observations, Signal
 from arborsim.core.row_uses import ALL_QUERIES, ReducedRows, RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.play.controller import Controller
 from arborsim.play.move_log import MoveLog
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import read_as_norms, row_uses
 from arborsim.policies.methods.thinkv_paper import EXECUTION, REASON, TRANSITION, ThinKVPaper
 from arborsim.policies.registry import available, build
 from arborsim.searches import make_search
@@ -42,7 +44,7 @@ from arborsim_torch.window_rows import WindowRows
 
 POLICIES = {name: build(name) for name in sorted(set(available()) - {"oracle"})}
 REDUCED = {
-    name: {use.grouping for use in policy.row_uses() if use.reduced}
+    name: {use.grouping for use in row_uses(policy) if use.reduced}
     for name, policy in POLICIES.items()
 }
 SUM, NEWEST = RowUse("shared", "sum"), RowUse("shared", "newest", prompt=1)
@@ -218,7 +220,7 @@ def test_sums_decide_as_rows(
     log, expected = runs
     np.testing.assert_array_equal(log.rows, expected.rows)
     assert len(log.rows)
-    whole = any(use.prompt == ALL_QUERIES for use in small(name).row_uses())
+    whole = any(use.prompt == ALL_QUERIES for use in row_uses(small(name)))
     step = 0 if whole else 4e-3 if name == "thinkv-paper" else 1e-4  # it counts entries of a row
     compare(controllers, partial(np.testing.assert_allclose, rtol=0, atol=step))
 
@@ -231,7 +233,7 @@ def test_sizes_of_values_are_those_of_whole_vectors(
     """To the bit, with the same moves."""
     setup: SearchSetup = request.getfixturevalue(kind)
     policy, controllers = build("vatp", {"per": per}), list[Controller]()
-    assert policy.sizes() == {Signal.VALUES}
+    assert read_as_norms(policy) == {Signal.VALUES}
     reduced = search(setup, policy, 60, controllers)
     monkeypatch.setattr(type(policy), "sizes", lambda self: frozenset())
     expected = search(setup, policy, 60, controllers)
@@ -240,7 +242,7 @@ def test_sizes_of_values_are_those_of_whole_vectors(
     compare(controllers, np.testing.assert_array_equal)
 
 
-@pytest.mark.parametrize("settings", [{"pin_prompt": "false"}, {"variant": "pages", "page": "4"}])
+@pytest.mark.parametrize("settings", [{"variant": "median", "pin_prompt": "false"}, {"page": "4"}])
 def test_last_uses_decide_as_rows(
     settings: dict[str, str], tree: SearchSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

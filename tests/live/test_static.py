@@ -137,7 +137,7 @@ def test_buckets_waste_an_eighth_at_most() -> None:
 SEARCHES = [
     ("full", {}, "linear"),
     ("streaming-llm", {}, "linear"),
-    ("h2o", {}, "linear"),
+    ("h2o", {"per": "shared"}, "linear"),
     ("epikv", {"recent": "8"}, "linear"),
     ("arkv", {}, "linear"),
     ("full", {}, "best-of-n"),

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from arborsim.core.errors import UnknownName
-from arborsim.core.tiers import RUNGS, Tier
+from arborsim.core.tiers import RUNGS, by_tier
 
 GROUPINGS = ("shared", "layer", "head")
 
@@ -128,9 +128,6 @@ class Place(IntEnum):
 
 
 #: The place of a tier's own copy, by value of `Tier`.
-_HOMES = [Place.LOST if tier == Tier.EVICTED else Place[tier.name] for tier in Tier]
-HOME = np.array(_HOMES, dtype=np.int8)
+HOME = by_tier(lambda tier: int(Place.__members__.get(tier.name, Place.LOST))).astype(np.int8)
 #: The place of the staged copy of a token whose own is in this place.
 STAGED = {place: Place(place + RUNGS) for place in Place if place.on_host}
-
-assert [int(tier) for tier in Tier] == list(range(len(HOME)))

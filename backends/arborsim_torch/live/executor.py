@@ -11,7 +11,7 @@ import torch
 
 from arborsim.core.events import TokenRun
 from arborsim.core.measurements import Measurements
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, by_tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim_torch.cache.mover import Mover
@@ -25,8 +25,8 @@ def waits_on(clock: Callable[[], float]) -> bool:
     return clock is not time.thread_time
 
 
-_RUNG = np.array([tier.rung for tier in Tier])
-_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_RUNG = by_tier(lambda tier: tier.rung)
+_IN_DDR = by_tier(lambda tier: tier.offloaded)
 _HBM, _EVICTED = int(Tier.HBM), int(Tier.EVICTED)
 
 

@@ -15,16 +15,10 @@ from typing import Protocol
 import numpy as np
 
 from arborsim.core import events
-from arborsim.core.observations import (
-    Observations,
-    ShiftedRows,
-    Signal,
-    attention_row,
-    keys_of,
-    scaled,
-)
-from arborsim.core.rope import Rope
+from arborsim.core.head_rows import ShiftedRows, attention_row, keys_of, scaled
+from arborsim.core.observations import Observations, Signal
 from arborsim.core.row_uses import ReducedRows, RowUse
+from arborsim.core.shape import Rope
 from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.signals.readers import table_of
 from arborsim_torch.capture import Capture

@@ -11,6 +11,7 @@ from arborsim.core.tiers import Tier
 from arborsim.machine.live_memory import LiveSearch, last_rows_bytes, moving_bytes
 from arborsim.memory.moves import MostMoved
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import hidden_layers, read_as_norms, row_uses
 from arborsim.trace.schema import PER_LAYER
 from arborsim_torch.cache.layout import STAGED, Place
 from arborsim_torch.cache.ondemand import PageAttention
@@ -41,7 +42,7 @@ class Forecast:
 
     def memory(self, simulated: Measurements, geometry: Geometry, moved: MostMoved) -> LiveSearch:
         """The search's memory; `moved` is of the same simulation."""
-        most, prompt, uses = moved.most_tokens, self.prompt, self.policy.row_uses()
+        most, prompt, uses = moved.most_tokens, self.prompt, row_uses(self.policy)
         kept = most if moved.kept_tokens is None else moved.kept_tokens
         reduced = [use for use in uses if use.reduced and use.prompt and not use.of_heads]
         counted = [use for use in uses if use.prompt and use.keeps == "sparsity"]
@@ -100,17 +101,17 @@ class Forecast:
         """
         g, prompt, policy = geometry, self.prompt, self.policy
         reads, of_heads = policy.reads(), list[int]()
-        for use in policy.row_uses():
+        for use in row_uses(policy):
             if use.of_heads or (use.grouping == "head" and use.keeps in ("rows", "queries")):
                 of_heads.append(min(prompt, use.prompt))
         vector, block = 2 * g.layers * g.head_dim, min(prompt, self.block)
         # A pass leaves those of its whole block, of which the last ones are taken.
         taken = max(block, *of_heads) if of_heads else 0
-        reduced = policy.sizes()
+        reduced = read_as_norms(policy)
         whole, layers = reads & {Signal.KEYS, Signal.VALUES} - reduced, reads & frozenset(PER_LAYER)
         of_token = g.kv_heads * (vector * len(whole) + 8 * g.layers * len(reduced))
         of_token += 2 * g.layers * len(layers) + 2 * SKETCH_SIZE * (Signal.KEY_SKETCH in reads)
-        of_token += 2 * g.hidden * len(policy.hidden_layers(g.layers))
+        of_token += 2 * g.hidden * len(hidden_layers(policy, g.layers))
         total = taken * g.heads * vector + prompt * of_token
         of_block = min(block, taken) * g.heads * vector + block * of_token
         return min(total, MAX_PENDING_BYTES + of_block), block * of_token

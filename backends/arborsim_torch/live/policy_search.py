@@ -17,6 +17,7 @@ from arborsim.machine.live_memory import LiveSearch
 from arborsim.memory.moves import MostMoved
 from arborsim.play.controller import Executor, Meter
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import hidden_layers, hints_of, read_as_norms, row_uses
 from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import Mover
@@ -94,9 +95,9 @@ class PolicySearch:
             layers,
             setup.attention_top,
             search,
-            uses=policy.row_uses(),
-            sizes=policy.sizes(),
-            hidden_layers=policy.hidden_layers(layout.layers),
+            uses=row_uses(policy),
+            sizes=read_as_norms(policy),
+            hidden_layers=hidden_layers(policy, layout.layers),
         )
         self._link = HostLink(layout.device)
         formats = [codec_of(each, layout.head_dim) for each in policy.formats]
@@ -142,7 +143,7 @@ class PolicySearch:
             room = expected
         else:  # the search's own end is not in sight
             return
-        offloads = machine.overlap and any(tier.in_ddr for tier in policy.method.tiers)
+        offloads = machine.overlap and any(tier.offloaded for tier in policy.method.tiers)
         spare = slots * _WHILE_LEAVING if offloads else 0
         pools = self.cache.pools
         self._reserved_tokens = max(room, prompt) + spare
@@ -155,7 +156,8 @@ class PolicySearch:
                 pool.keep(room)
             # Of a tree, it is not known what active paths hold; other recall modes have buffers.
             elif place.staged and slots == 1 and machine.recall == "stage":
-                pool.keep(room if policy.bounds_page else expected)  # it reads some pages alone
+                reads_pages = hints_of(policy).bounds_page  # some of them alone
+                pool.keep(room if reads_pages else expected)
 
     def _reserve_host(self, policy: Policy, budget: int, prompt: int, slots: int) -> None:
         """Set the host's memory aside that the policy's DDR will need, as engines do at start.
@@ -165,7 +167,7 @@ class PolicySearch:
         what the paths that are open at a time have; pools grow for the others.
         """
         places = [at for at in places_of(policy) if at.on_host]
-        tokens = policy.ddr_tokens(prompt, slots * self._setup.max_tokens, budget)
+        tokens = hints_of(policy).ddr_tokens(prompt, slots * self._setup.max_tokens, budget)
         if not places or not tokens:
             return
         room = int(_HOST_SHARE * usable_bytes(torch.device("cpu")))

@@ -16,6 +16,7 @@ from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.events import Event
 from arborsim.core.observations import Signal
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.play.backends import (
     LiveObserver,
     LiveRequest,
@@ -132,7 +133,7 @@ class ShadowRun(Run):
     def _shadow_controller(
         self, problem: Problem, cell: Cell, full_tokens: int
     ) -> ShadowController:
-        executor = self.machine.executor(cell.policy, self.info)
+        executor = SimulatedExecutor.of(self.machine, cell.policy, self.info)
         budget, meters = cell.budget.in_tokens(full_tokens), self._meters(problem.index, cell)
         shape = (self.loaded.model, self.info.cache_shape)
         return ShadowController(make_controller(cell.policy, executor, budget, *shape, meters))

@@ -336,7 +336,7 @@ class Searched:
 @pytest.mark.parametrize(
     "case",
     [
-        Searched("h2o", {}, {Place.HBM}, 3),
+        Searched("h2o", {"per": "shared"}, {Place.HBM}, 3),
         Searched("arkv-quant", {"window": "8"}, {Place.HBM, Place.HBM_QUANTISED}, 15),
         Searched("arkv-quant", {"window": "8"}, {Place.HBM, Place.HBM_QUANTISED}, 15, prompt=80),
         Searched("kivi", {"residual": "32"}, {Place.HBM, Place.HBM_QUANTISED}, 3, prompt=80),
