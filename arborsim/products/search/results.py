@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from arborsim.core.measurements import Measurements, TimeSplit, check_figures
+from arborsim.core.measurements import Measurements, TimeSplit, check_figures, stored_columns
 from arborsim.core.statistics import clopper_pearson
 from arborsim.searches.arms import REFERENCE
 
@@ -85,11 +85,12 @@ class SearchResult:
         """One row of a table; names carry their units."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _APART}
         simulated, measured = self.simulated, self.simulated.measured
-        known = {*own, "time", "series"}
+        known = {*own, "time", "series", "stored"}
         return {
             **own,
             "budget_tokens": simulated.budget_tokens,
             **{f.name: getattr(measured, f.name) for f in fields(measured) if f.name not in known},
+            **stored_columns(measured.stored),
             "hbm_kv_byte_s": simulated.hbm_kv_byte_s,
             "peak_held_kv_bytes": simulated.peak_held_kv_bytes,
             "held_kv_byte_s": simulated.held_kv_byte_s,
