@@ -14,8 +14,8 @@ from arborsim.core.outputs import write_text
 from arborsim.products.plan import figures as plan_figures
 from arborsim.products.plan import pareto as plan_pareto
 from arborsim.products.plan import sensitivity_page as plan_sensitivity
-from arborsim.products.plan import sentences as plan_words
 from arborsim.products.plan import tables as plan_tables
+from arborsim.products.plan import words as plan_words
 from arborsim.products.plan.results import MET, PlanResult
 from arborsim.products.plan.sensitivity import Sensitivity, break_even
 from arborsim.report import page
@@ -47,7 +47,7 @@ def render(report: PlanReport) -> str:
     watched = "No run was watched."
     if run := result.timeline:
         name = plan_words.numbered(result, run.candidate).name
-        watched = f"{name}, at {plan_words.load(run.load, result.unit)}, seed {run.seed}."
+        watched = f"{name}, at {plan_words.load_of(run.load, result)}, seed {run.seed}."
     bars, bars_note = plan_sensitivity.overview(result, found)
     heads, figures = plan_words.key_figures(result)
     pareto = plan_pareto.figures(result)
@@ -88,7 +88,7 @@ def render(report: PlanReport) -> str:
         timeline_note=line_note,
         overview_note=bars_note,
         sensitivity_note=_sensitivity_note(report),
-        file_columns=plan_tables.ABOUT,
+        file_columns=plan_tables.texts()["files"],
     )
 
 
@@ -96,7 +96,11 @@ def _subtitle(result: PlanResult) -> str:
     limits = {"answers": result.search_limit_s, "output tokens": result.token_limit_s}
     within = [f"{what} within {f'{s:g} s' if s >= 1 else f'{1000 * s:g} ms'}"
               for what, s in limits.items() if s is not None]  # fmt: skip
-    load_text = "" if result.stated_load is None else f" Load: {plan_words.stated(result)}."
+    load_text = (
+        ""
+        if result.stated_load is None
+        else f" Load: {plan_words.load_of(result.stated_load, result)}."
+    )
     model = f" Model: {result.settings['model']}." if "model" in result.settings else ""
     target = f"Target: {' and '.join(within)} for {result.percentile:g} % of the searches."
     return f"{target}{load_text}{model}"
@@ -105,7 +109,7 @@ def _subtitle(result: PlanResult) -> str:
 def _sensitivity_note(report: PlanReport) -> str:
     notes = [report.sensitivity_note] if report.sensitivity_note else []
     served = [variant.result for each in report.sensitivities for variant in each.variants]
-    if any(map(plan_words.is_least, served)):
+    if any(row.is_open for row in served):
         notes.append(
             "Loads “or more” are what runs of this length can show: with longer ones they may be "
             "larger, so compare them with care."

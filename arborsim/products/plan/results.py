@@ -350,21 +350,17 @@ def _error_factors(
 
 
 def paid(
-    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
+    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str, solved: bool = False
 ) -> tuple[float, float] | None:
-    """Lowest and highest cost of 1,000 searches there: of prices, and of the error of seconds."""
-    cost = point.cost_per_1000
+    """Lowest and highest cost of 1,000 searches there: of prices, and of the error of seconds.
+
+    That of 1,000 `solved` searches leaves out the interval of the solve rate.
+    """
+    cost, each = point.cost_per_1000, point.cost_per_solved
+    if solved:
+        cost = each and (1000 * each[0].value, 1000 * each[1].value)
     down, up = _error_factors(candidate, point, unit)
     return cost and (down * cost[0], up * cost[1])
-
-
-def paid_solved(
-    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
-) -> tuple[float, float] | None:
-    """The same for 1,000 solved searches; the interval of the solve rate is not part of it."""
-    cost = point.cost_per_solved
-    down, up = _error_factors(candidate, point, unit)
-    return cost and (1000 * down * cost[0].value, 1000 * up * cost[1].value)
 
 
 def compared_point(result: CandidateResult) -> LoadPoint | Fleet | None:

@@ -35,6 +35,11 @@ class Estimate:
         """A number that the user gave, exactly."""
         return cls(value, value, value, 0)
 
+    @classmethod
+    def share(cls, right: int, n: int, level: float = LEVEL) -> Estimate:
+        """A counted share, with Clopper and Pearson's interval."""
+        return cls(right / n, *clopper_pearson(right, n, level), n)
+
     @property
     def is_stated(self) -> bool:
         """Whether nothing of it was observed."""
@@ -92,7 +97,7 @@ def rate_interval(values: Sequence[float] | np.ndarray) -> Estimate:
 
 @dataclass(frozen=True)
 class Solved:
-    """What is known of how many searches of one kind have a correct answer."""
+    """How many searches of one kind have a correct answer, as far as that is known."""
 
     right: int = 0  #: of the distinct recorded searches that were judged
     judged: int = 0
@@ -106,8 +111,7 @@ class Solved:
         """The stated share, or the recorded one with Clopper and Pearson's interval."""
         if self.stated is not None:
             return Estimate.stated(self.stated)
-        ends = clopper_pearson(self.right, self.judged, level)
-        return Estimate(self.right / self.judged, *ends, self.judged)
+        return Estimate.share(self.right, self.judged, level)
 
 
 def relative_error(sizes: np.ndarray, seen: int) -> float:
@@ -124,7 +128,7 @@ def relative_error(sizes: np.ndarray, seen: int) -> float:
 
 
 def cost_per_search(price_per_hour: float, searches_per_s: float) -> float:
-    """What a search costs at the price of all GPUs that serve it; infinite where none is served."""
+    """A search's part of the price of all GPUs that serve it; infinite where none is served."""
     return price_per_hour / 3600 / searches_per_s if searches_per_s else math.inf
 
 
@@ -151,12 +155,10 @@ def solved_share(weights: Sequence[float], kinds: Sequence[Solved]) -> Estimate 
 
 
 def cost_per_solved(cost: float, share: Estimate) -> Estimate:
-    """What a solved search costs, at `cost` per search: unsolved ones are paid for as well.
+    """The cost of a solved search, at `cost` per search: unsolved ones are paid for as well.
 
     The interval of the share of solved searches becomes that of the cost.
     """
 
-    def paid(solved: float) -> float:
-        return cost / solved if solved > 0 else math.inf
-
-    return Estimate(paid(share.value), paid(share.high), paid(share.low), share.n)
+    ends = (share.value, share.high, share.low)
+    return Estimate(*(cost / solved if solved > 0 else math.inf for solved in ends), share.n)
