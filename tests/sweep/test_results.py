@@ -300,13 +300,6 @@ def test_values_that_no_cell_has_are_refused(
     assert str(caught.value).startswith(f"{file}: {said}")
 
 
-def test_cells_of_versions_that_lack_a_parameter_are_read(cells: Path, tmp_path: Path) -> None:
-    damaged(cells, tmp_path, first=None)
-    assert len(arborsim.results(tmp_path / "copy").to_pandas()) == len(
-        arborsim.results(cells).to_pandas()
-    )
-
-
 def test_every_bit_of_a_cell_counts(cells: Path, tmp_path: Path) -> None:
     """Those of the footer, too, which Parquet has no checksum for."""
     file = copied(cells, tmp_path)
