@@ -90,7 +90,7 @@ class Budget:
 
     @classmethod
     def stated(cls, value: object) -> Budget:
-        """A budget in a file, a number or a text; a `ValueError` has the rule, as `parsed` wants."""
+        """A file's budget, a number or a text; a `ValueError` has the rule, as `parsed` wants."""
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError("must be a budget: 2048, or 0.25")
         return cls.parse(str(value))

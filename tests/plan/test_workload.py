@@ -19,7 +19,6 @@ from arborsim.core.documents import to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.records import located
 from arborsim.machine.machine import Machine, ServingOptions
-from arborsim.play.live_log import stored
 from arborsim.products.calibrate.documents import read_calibration
 from arborsim.products.generate.arrivals import ClientLoop, Poisson, Recorded
 from arborsim.products.generate.lengths import Fixed, Uniform, generate_search
@@ -513,6 +512,4 @@ def test_other_files_import_no_code(code: Path) -> None:
     policy, search = "named_in_a_file:Mine", "named_in_a_file:Search"
     assert answers.defaults_of(policy) == {}
     assert answers.Searched.of_request({"search": search}, "", "").search == search
-    cells = [{"policy": policy, "settings": {}}]
-    assert stored({"cells": cells}) == {"cells": cells}
     assert not code.exists()

@@ -20,6 +20,7 @@ from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.profile import assumed_numbers
+from arborsim.play.cautions import assumed_policy_time, does_not_fit
 from arborsim.play.episode import Cell, cells_of, play_episode
 from arborsim.play.meters import UNMEASURED, Quality
 from arborsim.play.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture
@@ -30,9 +31,7 @@ from arborsim.play.results import (
     LeftOut,
     NothingRan,
     ReplayResult,
-    assumed_policy_time,
     at_budget,
-    does_not_fit,
 )
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters, values_of
