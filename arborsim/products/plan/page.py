@@ -24,7 +24,7 @@ from arborsim.report.words import digits
 
 @dataclass(frozen=True, eq=False)
 class PlanReport:
-    """What the page shows."""
+    """The contents of the page."""
 
     result: PlanResult
     #: Of the recommended candidate, and of others to compare it with; may be empty.
@@ -94,8 +94,11 @@ def render(report: PlanReport) -> str:
 
 def _subtitle(result: PlanResult) -> str:
     limits = {"answers": result.search_limit_s, "output tokens": result.token_limit_s}
-    within = [f"{what} within {f'{s:g} s' if s >= 1 else f'{1000 * s:g} ms'}"
-              for what, s in limits.items() if s is not None]  # fmt: skip
+    within = [
+        f"{what} within {f'{s:g} s' if s >= 1 else f'{1000 * s:g} ms'}"
+        for what, s in limits.items()
+        if s is not None
+    ]
     load_text = (
         ""
         if result.stated_load is None

@@ -182,7 +182,7 @@ class Planner:
             key = item.candidate.recorded_as
             recordings[key].add(item, result)
             if recordings[key].complete:
-                found = recordings.pop(key).together()
+                found = recordings.pop(key).joined()
                 size = sum(demand.nbytes for demand in found.demands)
                 if self._kept_bytes + size <= _KEPT_BYTES:
                     self._kept_bytes += size
@@ -191,7 +191,7 @@ class Planner:
                 tasks.extend(Task(self.workload, each, found) for each in served)
 
     def demands_of(self, number: int) -> MixDemands:
-        """What a candidate's machine is asked for; recorded again if it was not kept."""
+        """The demands of a candidate's searches; recorded again if they were not kept."""
         candidate = self.candidates[number]
         if candidate.recorded_as not in self._kept:
             with self._traces() as traces:

@@ -1,4 +1,4 @@
-"""What a plan found: frozen records, from one load of one candidate up to the recommendation.
+"""Results of a plan: frozen records, from one load of one candidate to the recommendation.
 
 Seconds, bytes, and searches per second; nothing here is rounded.  A figure that is not known is
 None, or NaN inside an `Estimate`.  Every record holds plain values and can be pickled.
@@ -55,7 +55,7 @@ RUN_LENGTH = "run length"
 
 @dataclass(frozen=True)
 class Quality:
-    """What is known about what a policy does to the searches; shares in [0, 1]."""
+    """Effects of a policy on the searches, as far as they are known; shares in [0, 1]."""
 
     #: Mean over the mix of the recorded attention on readable tokens; None if some trace does not
     #: hold it. It says nothing certain about answers.
@@ -102,7 +102,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of some time over all measured searches, in seconds; NaN where there is none."""
+    """Percentiles of some time over all measured searches, in seconds; NaN where there is none."""
 
     p50: float
     p95: float
@@ -229,7 +229,7 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to rent, in words; the numbers are those of the candidates that it names."""
+    """The answer in words; the numbers are those of the candidates that it names."""
 
     candidate: int | None  #: None if none meets the target
     text: str  #: one plain paragraph that goes with the answer: why it, and the nearest alternative
@@ -302,18 +302,9 @@ def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
     point = candidate.at_stated or candidate.at_largest
     idle = machines * point.load / load
     cost, solved = point.cost_per_1000, point.cost_per_solved
-    return Fleet(
-        load, machines, machines * candidate.gpus, hourly,
-        cost and (idle * cost[0], idle * cost[1]),
-        solved and (scaled(solved[0], idle), scaled(solved[1], idle)),
-    )  # fmt: skip
-
-
-def scaled(found: Estimate, factor: float) -> Estimate:
-    """The same estimate of a number that is `factor` times as large."""
-    return replace(
-        found, value=factor * found.value, low=factor * found.low, high=factor * found.high
-    )
+    cost = cost and (idle * cost[0], idle * cost[1])
+    solved = solved and (solved[0].times(idle), solved[1].times(idle))
+    return Fleet(load, machines, machines * candidate.gpus, hourly, cost, solved)
 
 
 _UNSEEN = 1.25  # runs too short to see a limit carried up to 22% more than long ones
@@ -336,7 +327,7 @@ def machines_if_off(candidate: CandidateResult, fleet: Fleet) -> tuple[int, int]
 def _error_factors(
     candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
 ) -> tuple[float, float]:
-    """What an error of seconds, either way, makes of a cost at this point.
+    """Factors of a cost at this point for an error of seconds, either way.
 
     Machines that take longer for each token cost as much more per search, where each carries what
     it can.  A fleet for a stated load of searches costs more only if it takes another machine;
@@ -409,9 +400,8 @@ def ranked(plan: PlanResult) -> list[CandidateResult]:
     without prices the largest load comes first.
     """
 
-    def rank(row: CandidateResult) -> tuple[bool, float, float, float, int]:
-        recommended = row.number == plan.recommendation.candidate
-        return (not recommended, middle_solved(row), middle_cost(row), -(row.largest or 0.0),
-                row.number)  # fmt: skip
+    def rank(row: CandidateResult) -> tuple[float, ...]:
+        other = row.number != plan.recommendation.candidate
+        return other, middle_solved(row), middle_cost(row), -(row.largest or 0.0), row.number
 
     return sorted(plan.met(), key=rank)

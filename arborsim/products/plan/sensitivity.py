@@ -1,4 +1,4 @@
-"""What a report shows beyond a plan: more loads, one machine over time, and changed assumptions.
+"""Details of a report: more loads, one machine over time, and changed assumptions.
 
 How much the answer depends on a number that the plan assumes: one number at a time is multiplied by
 a few factors and the candidate is served again; everything else, the searches and their moments of

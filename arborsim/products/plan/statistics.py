@@ -40,6 +40,10 @@ class Estimate:
         """A counted share, with Clopper and Pearson's interval."""
         return cls(right / n, *clopper_pearson(right, n, level), n)
 
+    def times(self, factor: float) -> Estimate:
+        """The same estimate of a number that is `factor` times as large."""
+        return Estimate(factor * self.value, factor * self.low, factor * self.high, self.n)
+
     @property
     def is_stated(self) -> bool:
         """Whether nothing of it was observed."""

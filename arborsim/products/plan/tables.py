@@ -1,6 +1,6 @@
 """The tables of a plan: columns of pages and of terminals, and CSV in which nothing is rounded.
 
-What columns are called and mean is in ``columns.toml``.
+Their titles and meanings are in ``columns.toml``.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ def tables(plan: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateRes
     whole, names = _named(plan)
     whole = replace(whole, badge=lambda row: marks.get(row.number))
     main, use = (*cost_columns(plan), *_loads(plan), *_reasons()), (*_use(), *_alone())
-    return whole.under((*names, *shown(main, whole.rows))), whole.under(
-        (*names, *shown(use, whole.rows))
-    )
+    first, second = ((*names, *shown(columns, whole.rows)) for columns in (main, use))
+    return whole.under(first), whole.under(second)
 
 
 def terminal_tables(plan: PlanResult) -> list[tuple[str, Table[CandidateResult]]]:
@@ -96,9 +95,12 @@ def _named(plan: PlanResult) -> tuple[Table[CandidateResult], Columns]:
 
 
 def _column(
-    key: str, kind: str, value: Callable[[CandidateResult], float] = lambda row: math.nan,
-    place: Sequence[str] = ("", ""), **others: Any,
-) -> Column[CandidateResult]:  # fmt: skip
+    key: str,
+    kind: str,
+    value: Callable[[CandidateResult], float] = lambda row: math.nan,
+    place: Sequence[str] = ("", ""),
+    **others: Any,
+) -> Column[CandidateResult]:
     """A column by its key; `place` are where costs are compared, for a title and in full."""
     said = texts()[key]
     title, about = (
