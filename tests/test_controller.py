@@ -18,7 +18,7 @@ from arborsim.core.tiers import Tier
 from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import Moves, Plan
 from arborsim.play.controller import Controller
-from arborsim.play.episode import foresee
+from arborsim.play.episode import with_future
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.registry import available, build
 from arborsim.trace.episode import Episode, play
@@ -84,7 +84,7 @@ def test_invariants(
     )  # fmt: skip
     before = np.empty((groups, 0), dtype=np.int8)
     try:
-        for event in in_steps(play(foresee(policy, episode, budget))):
+        for event in in_steps(play(with_future(policy, episode, budget))):
             controller.handle(event)
             after, view = executor.tier, controller.view()
             same = after[:, : before.shape[1]]

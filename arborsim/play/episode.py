@@ -92,7 +92,7 @@ def play_episode(
         shape=episode.info.cache_shape,
         meters=[meter for meter in (kept, error, *meters) if meter is not None],
     )
-    events: Iterable[Event] = play(foresee(cell.policy, episode, budget_tokens))
+    events: Iterable[Event] = play(with_future(cell.policy, episode, budget_tokens))
     controller.run(watch(events, controller) if watch else events)
     executor.finish()  # a recording that was cut off has no answer, whose event does it
     return Played(
@@ -104,7 +104,7 @@ def play_episode(
     )
 
 
-def foresee(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
+def with_future(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
     """The episode with what `policy` may know of its future under this budget, if anything."""
     if Signal.EVICTION_TIME not in policy.reads():
         return episode
@@ -132,7 +132,11 @@ def record_demand(
     played = play_episode(episode, Cell(policy, budget), executor, meters=meters)
     verdicts = episode.correct[episode.kind == Kind.ANSWER]
     demand = executor.demand(
-        trace=trace, episode=episode.index, budget=budget.text, prefix=prefix,
-        prefix_tokens=prefix_tokens, solved=int(verdicts[-1]) if len(verdicts) else -1,
-    )  # fmt: skip
+        trace=trace,
+        episode=episode.index,
+        budget=budget.text,
+        prefix=prefix,
+        prefix_tokens=prefix_tokens,
+        solved=int(verdicts[-1]) if len(verdicts) else -1,
+    )
     return demand, played.measured

@@ -187,12 +187,11 @@ class Relative:
 class Row:
     """One policy under one budget, over all searches of a trace.
 
-    Peaks are the largest over searches (`mean_*`: the mean); times, tokens, byte-seconds, moves and
+    Peaks are the largest over searches (`mean_*`: the mean).  Times, tokens, byte-seconds, moves and
     traffic are summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if
     unknown for all searches).  `oracle_gap` is what the oracle that decides for the same groups
     (`per`) keeps under the same budget, less what this policy keeps: a share, NaN if there is no
-    such oracle;
-    negative for policies that lose less than evicting must: they quantise, offload, recompute or
+    such oracle, negative for policies that lose less than evicting must: they quantise, offload, recompute or
     hold more than the budget (not `bounded`).  `fits` is whether the machine has the memory for
     every search.  A row that was left out has its reason in `left_out`, and NaN for figures.
     """
@@ -308,9 +307,9 @@ def aggregate(
 ) -> tuple[Row, ...]:
     """One row per (trace, policy, budget), and one for each of `left_out`.
 
-    Rows follow the traces as they came; within a trace full retention leads, then budgets and,
+    Rows follow the traces as they came: within a trace full retention leads, then budgets and,
     within a budget, policies as they came: so that neighbours are what one wants to compare.  What
-    was left out under a budget follows what was not; budgets under which all was, being too small,
+    was left out under a budget follows what was not.  Budgets under which all was, being too small,
     come first.
     """
     cells: dict[tuple[str, str, str], list[EpisodeResult]] = {}

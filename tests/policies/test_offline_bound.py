@@ -25,7 +25,7 @@ from arborsim.core.tiers import Tier
 from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import Plan
 from arborsim.play.controller import Controller
-from arborsim.play.episode import foresee
+from arborsim.play.episode import with_future
 from arborsim.play.meters import AttentionKept
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.methods.adakv import AdaKV
@@ -101,7 +101,7 @@ def kept_share(policy: Policy, episode: Episode, budget: int) -> float:
         policy, PlainExecutor(), budget_tokens=budget, layers=geometry.layers,
         vocabulary=geometry.vocab, meters=[meter],
     )  # fmt: skip
-    controller.run(play(foresee(policy, episode, budget)))
+    controller.run(play(with_future(policy, episode, budget)))
     return meter.share
 
 
@@ -193,7 +193,7 @@ def kept_by_groups(policy: Policy, episode: Episode, budget: int) -> float:
         meters=[meter],
     )  # fmt: skip
     try:
-        controller.run(play(foresee(policy, episode, budget)))
+        controller.run(play(with_future(policy, episode, budget)))
     except BudgetInfeasible:
         return 0.0
     return meter.share

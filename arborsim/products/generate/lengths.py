@@ -1,7 +1,7 @@
 """Searches drawn from stated distributions of lengths and trees, as traces.
 
 A generated search is level-synchronous, as beam search, REBASE and tree-of-thoughts are: every
-block that the search goes on from gets children; the thoughts of a level are written side by side;
+block that the search goes on from gets children.  The thoughts of a level are written side by side;
 then a share of them is given up, a share of the others has finished, and the rest is expanded.  It
 knows lengths and structure only: no token ids, no signals, no seconds.  What policies may read of
 it is what an imported trace offers.
@@ -216,10 +216,10 @@ _ONE = Fixed(1)
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """What searches are drawn from; refuses what no trace can hold.
+    """The distributions that searches are drawn from; refuses what no trace can hold.
 
-    Best-of-N is ``first=N`` with ``branching=1``; a beam of width k out of N is ``first=N,
-    branching=N/k, pruned=1-k/N``; a chain has ``branching=1``.
+    Best-of-N is ``first=N`` with ``branching=1``, a beam of width k out of N is ``first=N,
+    branching=N/k, pruned=1-k/N``, a chain has ``branching=1``.
     """
 
     #: Tokens of the prompt, and of each thought.
@@ -380,9 +380,12 @@ def _too_large(level: int, what: str) -> UsageError:
 
 
 def generated_info(
-    parameters: dict[str, object], seed: int, geometry: Geometry, command: str = "", *,
+    parameters: dict[str, object],
+    seed: int,
+    geometry: Geometry,
+    command: str = "",
     bank: bool = False,
-) -> TraceInfo:  # fmt: skip
+) -> TraceInfo:
     """Metadata of a generated trace: what was stated, and what is unknown."""
     return TraceInfo(
         geometry=geometry,

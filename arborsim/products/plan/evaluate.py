@@ -237,7 +237,7 @@ def load_curve(
 ) -> tuple[LoadPoint, ...]:
     """Figures at shares of the largest load, rising; nothing for a candidate that has none.
 
-    `result` was evaluated from `found`; its figures at the largest load, and at its part of the
+    `result` was evaluated from `found`. Its figures at the largest load, and at its part of the
     stated load, are points of the curve and not computed again.
     Loads of a closed loop are whole numbers of clients, each of them once.
     """

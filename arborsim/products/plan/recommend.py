@@ -226,7 +226,7 @@ def _against_error(a: CandidateResult, b: CandidateResult, change: float, is_ope
     """A remark on a difference in cost where errors of seconds may explain it; else "".
 
     Two candidates on the same GPUs and engine have their errors in common, so that ratios are
-    safer than costs; of others the larger error counts.
+    safer than costs.  Of others the larger error counts.
     """
     if a.evidence is None or b.evidence is None:
         return ""
@@ -269,7 +269,7 @@ def _included(shown: Sequence[CandidateResult]) -> list[str]:
 def _left_open(a: CandidateResult, b: CandidateResult) -> str:
     """A remark where the runs, seed by seed, leave open which one costs less; else "".
 
-    For a stated load, by the machines that each run's own limit asks for; else by the interval of
+    That is told, for a stated load, by the machines that each run's own limit asks for, or else by the interval of
     the differences of costs at these limits, which two runs are too few for.  Runs that all agree
     leave nothing open.
     """

@@ -141,7 +141,7 @@ def solved_share(weights: Sequence[float], kinds: Sequence[Solved]) -> Estimate 
 
     Stated shares count exactly.  A recorded search that is drawn many times is one observation of
     how often the model is right, so what counts is how many *distinct* searches of each kind were
-    judged.  The interval is Clopper and Pearson's for one recorded kind; for k of them the weighted
+    judged.  The interval is Clopper and Pearson's for one recorded kind.  For k of them it is the weighted
     sums of their ends at the level ``1 - (1 - LEVEL) / k``, which hold together at least as often
     as `LEVEL` (Bonferroni).
     """

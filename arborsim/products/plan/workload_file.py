@@ -16,6 +16,7 @@ from typing import Any
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.records import convert, given_values, located, parse_toml, read_text
+from arborsim.core.settings import setting_text
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import (
     Prices,
@@ -368,11 +369,8 @@ def _built(table: PolicyTable, measured: Mapping[str, str], base: Path, allow_co
 
 def _settings(table: Mapping[str, Any]) -> dict[str, str]:
     """Settings as text, as ``--set`` has them; ``allocate.alpha`` may be a table in a table."""
-    flat: dict[str, object] = {}
+    flat: dict[str, str] = {}
     for key, value in table.items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
-        flat |= {f"{key}.{name}" if name else key: each for name, each in inner}
-    return {
-        key: str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in flat.items()
-    }
+        flat |= {f"{key}.{name}" if name else key: setting_text(each) for name, each in inner}
+    return flat

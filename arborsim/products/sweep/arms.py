@@ -15,6 +15,7 @@ from arborsim.core.documents import digest, file_digest
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import real_path
 from arborsim.core.plugins import source_files
+from arborsim.core.settings import setting_text
 from arborsim.play.results import ANY, BASELINE, BOUNDS
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, values_of
@@ -85,12 +86,8 @@ def settings_of(table: Mapping[str, Any]) -> list[dict[str, str]]:
             values = given if isinstance(given, list | tuple) else [given]
             if not values:
                 raise UsageError(f"set.{full} is empty: name at least one value, or leave it out")
-            flat[full] = [as_text(each) for each in values]
+            flat[full] = [setting_text(each) for each in values]
     return [dict(zip(flat, each, strict=True)) for each in product(*flat.values())]
-
-
-def as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def shown(settings: Mapping[str, str]) -> str:

@@ -87,7 +87,7 @@ class CellRow(Row):
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What cells share that are compared: all parameters but policy and budget."""
+        """The parameters that compared cells share: all parameters but policy and budget."""
         shared = (name for name in PARAMETERS if name not in ("policy", "settings", "budget"))
         return *(getattr(self, name) for name in shared), self.origin
 
@@ -112,7 +112,7 @@ SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in {**HEAD, **FIGURES, *
 
 @dataclass(frozen=True)
 class Made:
-    """What came of a cell."""
+    """A computed cell."""
 
     content: bytes  #: of its file
     status: str
@@ -189,7 +189,7 @@ class Folder:
         return any(self.file(job.address, part).exists() for part in (CELLS, EARLIER))
 
     def arrange(self, jobs: Iterable[Job]) -> None:
-        """Of the settings of these jobs, show their cells alone, those that are there.
+        """Show the cells of these jobs alone under their settings, those that are there.
 
         Cells of other inputs or code are put aside before any is computed, so that a folder never
         shows both, and come back when they are swept again.  A cell changes its place by one
@@ -262,7 +262,7 @@ class Folder:
         self.file(job.address, FAILED).unlink(missing_ok=True)
 
     def files(self, names: Collection[str] | None = None) -> list[Path]:
-        """Of all cells, or of these wherever they are; not what is being written."""
+        """Files of all cells, or of these wherever they are; not what is being written."""
         if names is not None:
             whole = [[self.file(name, part) for part in PARTS] for name in dict.fromkeys(names)]
             return [path for each in whole for path in list(filter(Path.exists, each))[:1]]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
 from arborsim.core.errors import UnknownName
+from arborsim.core.settings import setting_text
 from arborsim.play.results import related
-from arborsim.products.sweep.arms import as_text, settings_in
+from arborsim.products.sweep.arms import settings_in
 from arborsim.products.sweep.cells import DONE, FIGURES, HEAD, ORIGIN, CellRow, figures_of
 
 if TYPE_CHECKING:
@@ -106,16 +107,16 @@ def _check(names: Iterable[str], rows: Iterable[CellRow]) -> None:
 
 def text_of(row: CellRow, name: str) -> str:
     """A parameter of a cell as text, also one in `settings` or `more`; "" if it has none."""
-    return as_text(getattr(row, name)) if name in HEAD else _settings(row).get(name, "")
+    return setting_text(getattr(row, name)) if name in HEAD else _settings(row).get(name, "")
 
 
 def _settings(row: CellRow) -> dict[str, str]:
-    """Of the policy, and of a live run."""
+    """Settings of the policy, and of a live run."""
     return {**settings_in(row.settings), **settings_in(row.more)}
 
 
 def grouping(report: SweepReport) -> tuple[str, ...]:
-    """What groups share: as asked for, else policy, settings that are given, and budget.
+    """The columns that groups share: as asked for, else policy, settings that are given, and budget.
 
     Cells that were replayed and those that were run live do not mix: seconds of the former are
     simulated.

@@ -97,7 +97,7 @@ class Group(Budgets):
 
 @dataclass(frozen=True)
 class Grid:
-    """What a grid asks for, each part with its place in the file."""
+    """The cells that a grid asks for, each part with its place in the file."""
 
     groups: tuple[tuple[str, Group], ...]  #: ``("[[cells]] 1", ...)``; "" is the top of the file
     live: tuple[tuple[str, Mapping[str, Any]], ...]  #: arguments of `arborsim.live`
@@ -109,7 +109,7 @@ def example_grid() -> str:
 
 
 def read_toml(path: Path, allow_code: bool) -> dict[str, Any]:
-    """What stands in a file; names of code to import are refused unless they are allowed."""
+    """The tables of a file; names of code to import are refused unless they are allowed."""
     raw = parse_toml(read_text(path), "this")
     if not allow_code:
         for what, name in _named(raw):

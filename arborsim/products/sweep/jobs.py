@@ -21,6 +21,7 @@ from arborsim.core.errors import MissingSignal, UsageError
 from arborsim.core.installed import sources
 from arborsim.core.outputs import real_path
 from arborsim.core.records import convert, located
+from arborsim.core.settings import setting_text
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import unsuited
@@ -28,7 +29,7 @@ from arborsim.play.results import ANY
 from arborsim.policies.registry import build, values_of
 from arborsim.products.calibrate.documents import apply, read_calibration
 from arborsim.products.replay.run import SOURCES
-from arborsim.products.sweep.arms import Arm, arms_of, as_text, code_of, shown
+from arborsim.products.sweep.arms import Arm, arms_of, code_of, shown
 from arborsim.products.sweep.grid import LAYOUT, MACHINE, Budgets, Group, grid_of, read_toml
 from arborsim.searches import find_search
 from arborsim.trace.reader import TraceReader
@@ -75,7 +76,7 @@ class Job:
 
     @cached_property
     def address(self) -> str:
-        """What names its file: its setting, then a digest of contents of inputs and code, too."""
+        """The name of its file: its setting, then a digest of contents of inputs and code, too."""
         made_of = digest([VERSION, self.code, self.head, self.inputs])
         return f"{self.setting}-{made_of[:16]}"
 
@@ -283,7 +284,7 @@ def _live_jobs(
         told = dict(zip(lists, values, strict=True))
         given, files = _with_files(told, base)
         apart = ("task", "model", "recall", "first", "episodes", "settings")
-        more = {key: as_text(value) for key, value in told.items() if key not in apart}
+        more = {key: setting_text(value) for key, value in told.items() if key not in apart}
         more |= dict(each.split("=", 1) for each in _settings(told))
         head = {
             **dict.fromkeys(("host", "engine", "kv_dtype"), ""),
@@ -338,11 +339,11 @@ def _choices(key: str, value: Any) -> list[Any]:
 
 
 def _settings(given: Mapping[str, Any]) -> list[str]:
-    """Of the search and of all policies, as the block gives them."""
+    """Settings of the search and of all policies, as the block gives them."""
     table = given.get("settings", {})
     if not isinstance(table, Mapping):
         raise UsageError("settings must be a table such as { keep = 2 }")
-    return [f"{key}={as_text(value)}" for key, value in table.items()]
+    return [f"{key}={setting_text(value)}" for key, value in table.items()]
 
 
 def _files(path: Path) -> list[Path]:

@@ -20,7 +20,7 @@ Pool = Callable[[Callable[[Job], Made], Callable[[], Job]], Iterator[tuple[Job, 
 
 @dataclass
 class Tally:
-    """What a sweep did."""
+    """The cells that a sweep computed or found."""
 
     there: int = 0  #: cells that an earlier or another sweep computed
     statuses: Counter[str] = field(default_factory=Counter)  #: of cells computed now
