@@ -104,7 +104,7 @@ class LiveRecords(RecordLog[LiveResult]):
 class LiveLog(LiveRecords):
     """A log to write to, with the results of an earlier run (`records`).
 
-    `resume` goes on after the results that `path` holds, if it exists.  `overwrite` replaces `path`,
+    `resume` goes on after the results of `path`, if it exists.  `overwrite` replaces `path`,
     but not before the new run has begun.
 
     Raises

@@ -379,7 +379,7 @@ class Quality:
         return cls(frozenset(rows), output_error and all(reader.has(each) for each in VECTORS))
 
     def rows(self, grouping: str) -> Signal | None:
-        """The rows that tell attention kept of a policy of this grouping; None if there are none."""
+        """The rows that tell attention kept of policies of this grouping; None without any."""
         return next((signal for signal in _ROWS[grouping] if signal in self.attention), None)
 
     def kept_note(self, grouping: str) -> str:

@@ -187,13 +187,13 @@ class Relative:
 class Row:
     """One policy under one budget, over all searches of a trace.
 
-    Peaks are the largest over searches (`mean_*`: the mean).  Times, tokens, byte-seconds, moves and
-    traffic are summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if
-    unknown for all searches).  `oracle_gap` is what the oracle that decides for the same groups
-    (`per`) keeps under the same budget, less what this policy keeps: a share, NaN if there is no
-    such oracle, negative for policies that lose less than evicting must: they quantise, offload, recompute or
-    hold more than the budget (not `bounded`).  `fits` is whether the machine has the memory for
-    every search.  A row that was left out has its reason in `left_out`, and NaN for figures.
+    Peaks are the largest over searches (`mean_*`: the mean).  Times, tokens, byte-seconds, moves
+    and traffic are summed.  `attention_kept` and `output_error` are weighted by generated tokens
+    (NaN if unknown for all searches).  `oracle_gap` is what the oracle that decides for the same
+    groups (`per`) keeps under the same budget, less what this policy keeps: negative for policies
+    that quantise, offload, recompute or hold more than the budget (not `bounded`), NaN without such
+    an oracle.  `fits` is whether the machine has the memory for every search.  A row that was left
+    out has its reason in `left_out`, and NaN for figures.
     """
 
     trace: str

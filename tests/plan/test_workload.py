@@ -21,7 +21,7 @@ from arborsim.core.records import located
 from arborsim.machine.machine import Machine, ServingOptions
 from arborsim.products.calibrate.documents import read_calibration
 from arborsim.products.generate.arrivals import ClientLoop, Poisson, Recorded
-from arborsim.products.generate.lengths import Fixed, Uniform, generate_search
+from arborsim.products.generate.lengths import Uniform, fixed, generate_search
 from arborsim.products.plan import workload as module
 from arborsim.products.plan.workload import Generated, Workload
 from arborsim.products.plan.workload_file import (
@@ -73,7 +73,7 @@ def test_the_smallest_workload_and_its_defaults() -> None:
     assert (entry.name, entry.weight) == ("generated 1", 1.0)
     assert isinstance(entry.source, Generated)
     spec = entry.source.spec
-    assert (spec.thought_tokens, spec.depth, spec.branching) == (Uniform(2, 6), Fixed(3), Fixed(2))
+    assert (spec.thought_tokens, spec.depth, spec.branching) == (Uniform(2, 6), fixed(3), fixed(2))
     assert (spec.first, spec.pruned, spec.finished, spec.solved) == (None, (0.5,), (0.0,), None)
     assert found.arrivals == Poisson(None)
     (candidate,) = found.candidates()

@@ -1,23 +1,24 @@
 """Searches drawn from stated distributions of lengths and trees, as traces.
 
 A generated search is level-synchronous, as beam search, REBASE and tree-of-thoughts are: every
-block that the search goes on from gets children.  The thoughts of a level are written side by side;
+block that the search goes on from gets children.  The thoughts of a level are written side by side,
 then a share of them is given up, a share of the others has finished, and the rest is expanded.  It
-knows lengths and structure only: no token ids, no signals, no seconds.  What policies may read of
-it is what an imported trace offers.
+has lengths and structure, but no token ids, signals or seconds: policies may read what an imported
+trace offers.
 
 Distributions are of whole numbers: tokens of a prompt or thought, levels and branches of a tree.
 In text (`--thought-tokens`, or a key of a workload file)::
 
     256                                     always that many
     uniform:low=64,high=512                 every whole number between them, both included
-    lognormal:median=200,sigma=0.6          sigma is that of the logarithm; most=4096 caps it
+    lognormal:median=200,sigma=0.6          sigma is that of the logarithm, most=4096 caps it
     file:lengths.txt                        drawn from the numbers in a file, one a line
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -48,24 +49,6 @@ MOST = {
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """Always the same number."""
-
-    value: int
-
-    @property
-    def text(self) -> str:
-        return str(self.value)
-
-    @property
-    def range(self) -> tuple[int, int]:
-        return self.value, self.value
-
-    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        return np.full(count, self.value, dtype=np.int64)
-
-
-@dataclass(frozen=True)
 class Uniform:
     """Every whole number from `low` to `high`, both included, equally likely."""
 
@@ -78,7 +61,8 @@ class Uniform:
 
     @property
     def text(self) -> str:
-        return f"uniform:low={self.low},high={self.high}"
+        one = self.low == self.high
+        return str(self.low) if one else f"uniform:low={self.low},high={self.high}"
 
     @property
     def range(self) -> tuple[int, int]:
@@ -138,8 +122,13 @@ class Empirical:
         return np.asarray(self.values, dtype=np.int64)[rng.integers(0, len(self.values), count)]
 
 
-Counts = Fixed | Uniform | LogNormal | Empirical
+Counts = Uniform | LogNormal | Empirical
 _FORMS: dict[str, type[Uniform | LogNormal]] = {"uniform": Uniform, "lognormal": LogNormal}
+
+
+def fixed(value: int) -> Uniform:
+    """Always the same number; nothing is drawn for it."""
+    return Uniform(value, value)
 
 
 def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
@@ -151,7 +140,7 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
         if isinstance(given, list):
             return Empirical(convert(tuple[int, ...], given, "its numbers:"))
         if not isinstance(given, str):
-            return Fixed(convert(int, given, "it"))
+            return fixed(convert(int, given, "it"))
         form, colon, rest = given.strip().partition(":")
         if form == "file" and colon:
             return _from_file(base / rest.strip())
@@ -160,7 +149,7 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
                 raise UnknownName("distribution", form, [*_FORMS, "file"])
             return convert(_FORMS[form], _parameters(form, rest), form)
         try:
-            return Fixed(int(form))
+            return fixed(int(form))
         except ValueError:
             raise UsageError(
                 f"'{given:.40}' is no distribution: give a whole number, uniform:low=64,high=512, "
@@ -193,10 +182,8 @@ def _parameters(form: str, text: str) -> dict[str, object]:
 def _number(text: str) -> int | float | str:
     """The number that a text is; the text itself if it is none."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            pass
     return text
 
 
@@ -211,7 +198,7 @@ def _from_file(path: Path) -> Empirical:
     return Empirical(tuple(values), path.name)
 
 
-_ONE = Fixed(1)
+_ONE = fixed(1)
 
 
 @dataclass(frozen=True)
@@ -313,13 +300,11 @@ class _Tree:
         spec, rng = self._spec, self._rng
         per_block = spec.first if level == 0 and spec.first else spec.branching
         children = per_block.draw(rng, len(frontier))
-        if children.sum() > MOST_THOUGHTS:
-            raise _too_large(level, f"{children.sum()} thoughts, more than {MOST_THOUGHTS}")
+        _check_size(level, int(children.sum()), MOST_THOUGHTS, "thoughts")
         parents = np.repeat(frontier, children)
         tokens = spec.thought_tokens.draw(rng, len(parents))
         self._tokens += int(tokens.sum())
-        if self._tokens > MOST_TOKENS:
-            raise _too_large(level, f"{self._tokens} tokens down to it, more than {MOST_TOKENS}")
+        _check_size(level, self._tokens, MOST_TOKENS, "tokens down to it")
         nodes = np.arange(len(parents)) + len(self._rewards)
         rewards = rng.random(len(nodes)) if spec.rewards else np.full(len(nodes), np.nan)
         self._rewards += rewards.tolist()
@@ -372,11 +357,12 @@ def _without(nodes: np.ndarray, left: np.ndarray) -> np.ndarray:
     return nodes[stay]
 
 
-def _too_large(level: int, what: str) -> UsageError:
-    return UsageError(
-        f"level {level + 1} of a tree has {what}: give up a larger share (pruned), or lower "
-        "lengths, branching or depth"
-    )
+def _check_size(level: int, count: int, most: int, what: str) -> None:
+    if count > most:
+        raise UsageError(
+            f"level {level + 1} of a tree has {count} {what}, more than {most}: give up a larger "
+            "share (pruned), or lower lengths, branching or depth"
+        )
 
 
 def generated_info(
@@ -417,7 +403,6 @@ def write_generated(
     with what was written and its number of tokens.
     """
     drawn = tuple(generate_search(spec, seed, number) for number in range(searches))
-    contents = Contents(drawn, (), searches)
     info = generated_info(spec.parameters(), seed, geometry, command)
-    write_trace(contents, info, out, overwrite, advance)
+    write_trace(Contents(drawn, (), searches), info, out, overwrite, advance)
     return sum(search.num_tokens for search in drawn)

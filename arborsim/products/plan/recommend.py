@@ -269,9 +269,9 @@ def _included(shown: Sequence[CandidateResult]) -> list[str]:
 def _left_open(a: CandidateResult, b: CandidateResult) -> str:
     """A remark where the runs, seed by seed, leave open which one costs less; else "".
 
-    That is told, for a stated load, by the machines that each run's own limit asks for, or else by the interval of
-    the differences of costs at these limits, which two runs are too few for.  Runs that all agree
-    leave nothing open.
+    That is told by the machines for the stated load that each run's own limit asks for, or without
+    one by the interval of the differences of costs at these limits, which two runs are too few for.
+    Runs that all agree leave nothing open.
     """
     if a.is_open or b.is_open or len(a.largest_by_seed) < 2:
         return ""

@@ -141,9 +141,9 @@ def solved_share(weights: Sequence[float], kinds: Sequence[Solved]) -> Estimate 
 
     Stated shares count exactly.  A recorded search that is drawn many times is one observation of
     how often the model is right, so what counts is how many *distinct* searches of each kind were
-    judged.  The interval is Clopper and Pearson's for one recorded kind.  For k of them it is the weighted
-    sums of their ends at the level ``1 - (1 - LEVEL) / k``, which hold together at least as often
-    as `LEVEL` (Bonferroni).
+    judged.  The interval is Clopper and Pearson's for one recorded kind.  For k of them it is the
+    weighted sums of their ends at the level ``1 - (1 - LEVEL) / k``, which hold jointly at least as
+    often as `LEVEL` (Bonferroni).
     """
     recorded = sum(each.stated is None for each in kinds)
     if not all(each.known for each in kinds):

@@ -116,7 +116,7 @@ def _settings(row: CellRow) -> dict[str, str]:
 
 
 def grouping(report: SweepReport) -> tuple[str, ...]:
-    """The columns that groups share: as asked for, else policy, settings that are given, and budget.
+    """The columns that groups share: as asked, else policy, settings that are given, and budget.
 
     Cells that were replayed and those that were run live do not mix: seconds of the former are
     simulated.
