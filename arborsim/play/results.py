@@ -308,9 +308,8 @@ def aggregate(
     """One row per (trace, policy, budget), and one for each of `left_out`.
 
     Rows follow the traces as they came: within a trace full retention leads, then budgets and,
-    within a budget, policies as they came: so that neighbours are what one wants to compare.  What
-    was left out under a budget follows what was not.  Budgets under which all was, being too small,
-    come first.
+    within a budget, policies as they came.  What was left out under a budget follows what was not.
+    Budgets under which all was, being too small, come first.
     """
     cells: dict[tuple[str, str, str], list[EpisodeResult]] = {}
     for result in episodes:

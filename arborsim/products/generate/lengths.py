@@ -188,11 +188,9 @@ def _number(text: str) -> int | float | str:
 
 
 def _from_file(path: Path) -> Empirical:
-    values = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        text = line.partition("#")[0].strip()
-        if text:
-            values.append(convert(int, _number(text), f"{path}, line {number},"))
+    lines = (line.partition("#")[0].strip() for line in read_text(path).splitlines())
+    where = ((f"{path}, line {number},", text) for number, text in enumerate(lines, 1) if text)
+    values = [convert(int, _number(text), line) for line, text in where]
     if not values:
         raise UsageError(f"{path} holds no number")
     return Empirical(tuple(values), path.name)
@@ -286,11 +284,10 @@ class _Tree:
         for level in range(depth):
             last = level == depth - 1
             nodes = self._level(frontier, level, last)
-            ended = nodes
-            if not last:
-                ended = self._some(nodes, self._number(len(nodes), self._spec.finished, level))
+            count = 0 if last else self._number(len(nodes), self._spec.finished, level)
+            ended = nodes if last else self._some(nodes, count)
             self._finished += ended.tolist()
-            frontier = _without(nodes, ended)
+            frontier = np.setdiff1d(nodes, ended, assume_unique=True)
             if len(frontier) == 0:
                 break
         return self._batches, self._answer()
@@ -309,14 +306,13 @@ class _Tree:
         rewards = rng.random(len(nodes)) if spec.rewards else np.full(len(nodes), np.nan)
         self._rewards += rewards.tolist()
         pruned = nodes[:0] if last else self._pruned(nodes, rewards, level)
-        columns = (parents.tolist(), tokens.tolist(), rewards.tolist())
-        thoughts = [Thought(*of) for of in zip(*columns, strict=True)]
+        thoughts = list(map(Thought, parents.tolist(), tokens.tolist(), rewards.tolist()))
         width = spec.parallel or len(thoughts)
         batches = [thoughts[start : start + width] for start in range(0, len(thoughts), width)]
         self._batches += [ThoughtBatch(each, ()) for each in batches[:-1]]
         # A level is judged when all of it is there.
         self._batches.append(ThoughtBatch(batches[-1], pruned.tolist()))
-        return _without(nodes, pruned)
+        return np.setdiff1d(nodes, pruned, assume_unique=True)
 
     def _pruned(self, nodes: np.ndarray, rewards: np.ndarray, level: int) -> np.ndarray:
         count = min(self._number(len(nodes), self._spec.pruned, level), len(nodes) - 1)
@@ -340,21 +336,11 @@ class _Tree:
 
     def _answer(self) -> FinalAnswer:
         spec, rng = self._spec, self._rng
-        if spec.rewards:
-            node = max(self._finished, key=self._rewards.__getitem__)
-        else:
+        node = max(self._finished, key=self._rewards.__getitem__)
+        if not spec.rewards:
             node = self._finished[int(rng.integers(len(self._finished)))]
         correct = -1 if spec.solved is None else int(rng.random() < spec.solved)
         return FinalAnswer(node, correct)
-
-
-def _without(nodes: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Sorted, distinct `nodes` that are not among `left`, which are some of them."""
-    if not len(left):
-        return nodes
-    stay = np.ones(len(nodes), dtype=bool)
-    stay[np.searchsorted(nodes, left)] = False
-    return nodes[stay]
 
 
 def _check_size(level: int, count: int, most: int, what: str) -> None:
