@@ -27,15 +27,9 @@ from arborsim.report.page import Figure
 #: Of the limit: times beyond it say only that the machine is overloaded.
 _ABOVE_LIMIT = 2.0
 MOST_LINES = 6
-#: Shares that are drawn: attribute of `Utilisation`, colour, and whether it is drawn if it is zero.
-_SHARES = (
-    ("hbm", "hbm", True),
-    ("memory", "c3", True),
-    ("compute", "c0", True),
-    ("host", "ddr", False),
-    ("pcie_down", "flight", False),
-    ("pcie_up", "c2", False),
-)
+#: Colours of the shares that are drawn (`Utilisation`), the last three where they are not zero.
+_SHARES = {"hbm": "hbm", "memory": "c3", "compute": "c0"}
+_IF_USED = {"host": "ddr", "pcie_down": "flight", "pcie_up": "c2"}
 #: Of a load: the shape of its points, and what that means.
 _VERDICTS = {
     "met": ("circle", "target met"),
@@ -207,9 +201,9 @@ def saturation(result: PlanResult) -> list[dict[str, Any]]:
 
 def _used(row: CandidateResult, result: PlanResult) -> Figure:
     data = []
-    for name, paint, always in _SHARES:
+    for name, paint in (_SHARES | _IF_USED).items():
         values = [100 * getattr(point.used, name) for point in row.curve]
-        if not always and not any(values):
+        if name in _IF_USED and not any(values):
             continue
         title, colour = RESOURCES[name][0].upper() + RESOURCES[name][1:], f"var(--{paint})"
         hover = f"{title} %{{y:.1f}} %<extra></extra>"

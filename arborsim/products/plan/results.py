@@ -57,21 +57,16 @@ RUN_LENGTH = "run length"
 class Quality:
     """Effects of a policy on the searches, as far as they are known; shares in [0, 1]."""
 
-    #: Mean over the mix of the recorded attention on readable tokens; None if some trace does not
-    #: hold it. It says nothing certain about answers.
-    attention_kept: float | None
+    attention_kept: float | None  #: recorded attention on readable tokens; None if unrecorded
     peak_kept: float  #: tokens in HBM at the peak, against all tokens of the search
     #: Tokens moved so, per token of the search; a token can move several times.
     evicted: float
     quantised: float
     offloaded: float
     recomputed: float
-    #: Share of correct answers of live runs under this policy and budget, if they were given.
-    accuracy: Estimate | None = None
-    #: Why attention kept is not known although a trace holds attention, or ""
-    kept_note: str = ""
-    #: Share of the searches in which a plan left tokens unread that were held (`Plan.reads`).
-    unread: float = 0.0
+    accuracy: Estimate | None = None  #: share of correct answers of live runs, if there are any
+    kept_note: str = ""  #: why attention kept is not known although a trace holds attention
+    unread: float = 0.0  #: share of searches in which a plan left held tokens unread
 
     def __post_init__(self) -> None:
         """Refuses shares that no policy can have."""
@@ -93,8 +88,7 @@ class Alone:
     peak_ddr_bytes: float
     prompt_tokens: float
     generated_tokens: float
-    #: Seconds at the target's percentile over the drawn searches, of the seed whose searches take
-    #: the longest: no load does better.
+    #: Seconds at the target's percentile, of the slowest seed: no load does better.
     at_percentile_s: float
     token_at_percentile_s: float
     terms_s: Mapping[str, float] = field(default_factory=dict)  #: seconds of each cost term
@@ -123,16 +117,13 @@ class LoadPoint:
     load: float  #: offered, in `PlanResult.unit`: what arrives, not what is served
     runs: int  #: seeds that were run
     meets: bool  #: whether every run met the target
-    #: Seconds per search at the target's percentile, over the searches of all runs, with the
-    #: interval of order statistics.
-    at_percentile: Estimate
-    #: Finished searches per second of the measured time: mean over runs. In short runs less than
-    #: what is offered, while the machine fills.
+    at_percentile: Estimate  #: seconds per search at the target's percentile, over all runs
+    #: Finished searches per second of the measured time, mean over runs: less than what is offered
+    #: while the machine fills.
     served_per_s: Estimate
     search_s: Percentiles  #: from arrival to answer
     first_token_s: Percentiles  #: from arrival to the first token
-    #: A search's mean time per output token (of each of its sequences) after the first.
-    token_s: Percentiles
+    token_s: Percentiles  #: a search's mean time per output token after the first
     waiting_s: Percentiles  #: from arrival to admission
     concurrency: float  #: mean number of searches in the machine, waiting ones left out
     queue: float  #: mean number of searches that wait
@@ -141,19 +132,15 @@ class LoadPoint:
     busy: BusySeconds  #: where the engine's time went; sums over runs, of `total_s`
     prefixes: PrefixTokens  #: where searches found the tokens of shared prefixes; sums over runs
     total_s: float  #: simulated seconds of all runs
-    #: What ran out first, over all runs (`plan.runs.runs_out`): hbm, host, searches,
-    #: compute, memory, pcie_down or pcie_up.
-    saturated: str
+    saturated: str  #: a name of `plan.words.RESOURCES` (`plan.runs.runs_out`)
     #: Per 1,000 searches.
     preemptions_per_1000: float
     refused_per_1000: float
     refusal: str  #: why the first refused search was refused; "" if none was
-    #: Lowest and highest price of 1,000 searches at this load, if seconds are right (`paid` widens
-    #: it); None without a price.
+    #: At the lowest and the highest price, if seconds are right (`paid` widens it).
     cost_per_1000: tuple[float, float] | None
-    #: The same for a solved search, each with the interval that the share of solved searches has;
-    #: None if it is not known what was solved, or the policy drops tokens and no live runs say how
-    #: many answers it gets right.
+    #: Of one solved search, with the interval of the share of solved ones; None if that share is not
+    #: known, as of a policy that drops tokens and whose answers no live run counted.
     cost_per_solved: tuple[Estimate, Estimate] | None
 
 
@@ -189,23 +176,18 @@ class CandidateResult:
     quality: Quality | None = None
     alone: Alone | None = None
     pool: KvPool | None = None  #: how the memory for keys and values comes about
-    #: The largest offered load that every run was found to meet the target at.
-    largest: float | None = None
-    #: The same run by run, whose spread is luck: ``largest`` is the smallest of them.
-    largest_by_seed: tuple[float, ...] = ()
+    largest: float | None = None  #: the largest offered load at which every run meets the target
+    largest_by_seed: tuple[float, ...] = ()  #: the same run by run; `largest` is the smallest
     spread: Estimate | None = None  #: mean of `largest_by_seed` with Student's interval
-    #: The next load up, which `limited_by` rules out; the truth lies between.
-    refuted: float | None = None
-    #: Why there is no larger load: "target" if some run missed it at `refuted`; "throughput" if the
-    #: machine finishes no more, however long searches may take; or "run length" if runs are too
-    #: short to show more. Only for "target" was `refuted` served.
+    refuted: float | None = None  #: the next load up, which `limited_by` rules out
+    #: "target" if some run missed it at `refuted`, "throughput" if the machine finishes no more
+    #: however long searches may take, or "run length" if runs are too short to show more. Only for
+    #: "target" was `refuted` served.
     limited_by: str = ""
     searches: int = 0  #: per run: as many as the plan's, or more where these saw no limit
-    at_largest: LoadPoint | None = None  #: figures at the largest load
-    #: Figures of one machine of the fleet, at its part of the stated load.
-    at_stated: LoadPoint | None = None
-    #: Points from a small load to beyond the largest, by load; only for some candidates.
-    curve: tuple[LoadPoint, ...] = ()
+    at_largest: LoadPoint | None = None
+    at_stated: LoadPoint | None = None  #: of one machine of the fleet, at its part of that load
+    curve: tuple[LoadPoint, ...] = ()  #: points beyond the largest load, too; only for some
     fleet: Fleet | None = None  #: for the stated load
     evidence: Evidence | None = None  #: what its seconds rest on; None if that was not looked up
 
@@ -235,9 +217,8 @@ class Recommendation:
     text: str  #: one plain paragraph that goes with the answer: why it, and the nearest alternative
     alternative: int | None = None
     unknown: tuple[str, ...] = ()  #: what the plan does not know, each one sentence
-    #: Three lines: what to rent and what a solved search costs at the stated load; what an hour
-    #: costs and what that rests on; what limits it, and what would change it. Empty if none meets
-    #: the target.
+    #: Three lines: what to rent at which cost, what an hour costs, what limits it and would change
+    #: that. Empty if no candidate meets the target.
     answer: tuple[str, ...] = ()
 
 
@@ -260,10 +241,8 @@ class PlanResult:
     seed: int
     candidates: tuple[CandidateResult, ...]  #: in the workload's order
     recommendation: Recommendation
-    #: Share of the mix's searches with a correct answer under full retention.
-    solved: Estimate | None = None
-    #: Where that is from: "stated", "recorded" or "stated and recorded"; "" if it is not known.
-    solved_origin: str = ""
+    solved: Estimate | None = None  #: share of searches with a correct answer, full retention's
+    solved_origin: str = ""  #: of that: "stated", "recorded", "stated and recorded" or ""
     answers_of: str = ""  #: task and model of the live runs whose answers were counted
     timeline: Timeline | None = None  #: of the recommended candidate at its largest load
     #: Everything that determines the result, for the appendix: versions, files, options.
