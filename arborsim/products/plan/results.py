@@ -139,8 +139,8 @@ class LoadPoint:
     refusal: str  #: why the first refused search was refused; "" if none was
     #: At the lowest and the highest price, if seconds are right (`paid` widens it).
     cost_per_1000: tuple[float, float] | None
-    #: Of one solved search, with the interval of the share of solved ones; None if that share is not
-    #: known, as of a policy that drops tokens and whose answers no live run counted.
+    #: Of one solved search, with the interval of the share of solved ones; None if that is unknown,
+    #: as of a policy that drops tokens and whose answers no live run counted.
     cost_per_solved: tuple[Estimate, Estimate] | None
 
 
