@@ -49,7 +49,7 @@ _PARTS = (
 
 def with_curves(result: PlanResult) -> list[CandidateResult]:
     """Candidates that were served under several loads: the recommended one, then the cheapest."""
-    leading = {result.recommendation.candidate: 0, result.recommendation.alternative: 1}
+    leading = {row.number: place for place, row in enumerate(result.named())}
     rows = [row for row in result.met() if len(row.curve) > 1]
     return sorted(rows, key=lambda row: (leading.get(row.number, 2), *_rank(row)))
 

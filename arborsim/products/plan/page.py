@@ -117,11 +117,11 @@ def _sensitivity_note(report: PlanReport) -> str:
             "Loads “or more” are what runs of this length can show: with longer ones they may be "
             "larger, so compare them with care."
         )
-    chosen, rival = report.result.recommendation.candidate, break_even(report.result)
-    if chosen is not None and rival is not None and rival[1] > 1:
-        row = plan_words.numbered(report.result, chosen)
+    rival = break_even(report.result)
+    if rival is not None and rival[1] > 1:
+        chosen, *_ = report.result.named()
         notes.append(
-            f"What is cheapest changes to {rival[0].name} once {row.hardware} costs "
+            f"What is cheapest changes to {rival[0].name} once {chosen.hardware} costs "
             f"{digits(rival[1])} times as much (middles of the price ranges)."
         )
     return " ".join(notes)

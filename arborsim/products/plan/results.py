@@ -256,6 +256,11 @@ class PlanResult:
         """Candidates that some load meets the target with."""
         return [each for each in self.candidates if each.status == MET]
 
+    def named(self) -> list[CandidateResult]:
+        """The recommended candidate and its alternative, as far as there are any."""
+        numbers = (self.recommendation.candidate, self.recommendation.alternative)
+        return [each for number in numbers for each in self.candidates if each.number == number]
+
 
 def without_costs(point: LoadPoint) -> LoadPoint:
     """The same without the costs, which would rest on its load."""

@@ -146,10 +146,9 @@ def first_out(row: CandidateResult) -> str:
 
 def shared_prefixes(plan: PlanResult) -> str:
     """Where the recommended candidate's searches found shared prompts; "" if nothing is shared."""
-    if plan.recommendation.candidate is None:
+    row = next(iter(plan.named()), None)
+    if row is None or row.at_largest is None:
         return ""
-    row = numbered(plan, plan.recommendation.candidate)
-    assert row.at_largest is not None
     found = row.at_largest.prefixes
     total = found.hbm + found.ddr + found.computed
     if not total:
@@ -198,8 +197,7 @@ def key_figures(plan: PlanResult) -> tuple[list[tuple[str, str]], dict[str, list
 
     Both are empty if nothing is recommended; figures that are known of none are left out.
     """
-    chosen = (plan.recommendation.candidate, plan.recommendation.alternative)
-    rows = [numbered(plan, number) for number in chosen if number is not None]
+    rows = plan.named()
     facts = [_facts(row, plan) for row in rows]
     texts = {name: [each[name] for each in facts] for name in (facts[0] if facts else ())}
     heads = zip(("Recommended", "Nearest alternative"), (row.name for row in rows), strict=False)
