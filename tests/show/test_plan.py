@@ -24,8 +24,8 @@ from arborsim.products.plan.results import CandidateResult, Recommendation, Slic
 from arborsim.products.plan.sensitivity_page import overview, sliders
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.tables import tables
-from arborsim.products.plan.words import short_names
-from arborsim.report.words import digits, money
+from arborsim.products.plan.words import money, short_names
+from arborsim.report.words import digits
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan, sensitivities
 from tests.show.test_html import EVIL, Page
@@ -422,8 +422,8 @@ def test_a_real_plan_has_a_page() -> None:
 def test_numbers_in_words() -> None:
     assert [digits(v) for v in (0.01234, 1.2, 1234.5, 0.0, float("inf"))] == [
         "0.0123", "1.20", "1,234", "0", "unlimited"]  # fmt: skip
-    assert money((1.5, 1.5), "EUR") == "1.50 EUR"
-    assert money((1.5, 2.0), "EUR") == "1.50 to 2.00 EUR"
+    assert money((1.5, 1.5), "EUR") == "1.5 EUR"
+    assert money((1.5, 2.0), "EUR") == "1.5 to 2 EUR"
     rows = plan().candidates
     assert short_names(rows[2:4]) == {2: "arborkv at 0.5", 3: "arborkv at 0.25"}
     assert short_names([rows[2], rows[9]]) == {2: "budget 0.5, rtx4090", 9: "budget 0.25, h100"}

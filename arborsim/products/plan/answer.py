@@ -19,8 +19,7 @@ from arborsim.products.plan.results import (
 )
 from arborsim.products.plan.runs import TIME
 from arborsim.products.plan.statistics import Estimate
-from arborsim.products.plan.words import RESOURCES, limits_of, load_of, named
-from arborsim.report.words import money
+from arborsim.products.plan.words import RESOURCES, limits_of, load_of, money, named
 
 
 def answer(

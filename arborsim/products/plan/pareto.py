@@ -12,9 +12,9 @@ from arborsim.core import statistics
 from arborsim.core.units import quantity
 from arborsim.products.plan.figures import legend_entry, scatter
 from arborsim.products.plan.results import CandidateResult, PlanResult, compared_cost
-from arborsim.products.plan.words import accuracy, at_load, cost, kept, load_axis, load_of
+from arborsim.products.plan.words import accuracy, at_load, cost, kept, load_axis, load_of, money
 from arborsim.report.page import Figure, axis, colour, figure, label, rounded, size_axis, symbol
-from arborsim.report.words import listed, money
+from arborsim.report.words import listed
 
 #: About half a marker, in shares of the plot.
 _MARKER_WIDE, _MARKER_HIGH = 0.012, 0.03

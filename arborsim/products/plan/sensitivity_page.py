@@ -19,13 +19,14 @@ from arborsim.products.plan.words import (
     at_load,
     cost,
     load_of,
+    money,
     numbered,
     runs_out,
     saturates,
     short_names,
 )
 from arborsim.report.page import Figure, axis, colour, figure, named_axis, stacked_bars, upright
-from arborsim.report.words import digits, listed, money
+from arborsim.report.words import digits, listed
 
 KNOWN, LEAST, MOST, OPEN = "", "at least", "at most", "open"
 _WIDTH = 0.62  # of a row; else bars of several traces would differ in width

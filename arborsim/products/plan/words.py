@@ -16,7 +16,7 @@ from arborsim.products.plan.results import (
     paid,
 )
 from arborsim.products.plan.runs import TIME
-from arborsim.report.words import digits, money
+from arborsim.report.words import digits
 
 RUNS_OUT = "Runs out first"
 STOPPED_BY = "More load is stopped by"
@@ -36,6 +36,14 @@ STOPPED = {
     "throughput": "searches arriving faster than they end",
     RUN_LENGTH: "the length of the runs: longer ones can show more or less",
 }
+
+
+def money(cost: tuple[float, float] | None, currency: str) -> str:
+    """A price or a range of prices, with as many digits as they need."""
+    if cost is None:
+        return "no price given"
+    low, high = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in cost)
+    return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
 
 
 def named(candidate: CandidateResult) -> str:
