@@ -40,9 +40,9 @@ def answer(
     elif best.price_per_hour is None:
         cost = f"its price is not known; it serves {load_of(point.load, plan)}{none}"
     else:
-        cost = cost_at(point, best, plan, solved_known([best])) + none
-        if not solved_known([best]):
-            cost += " (how many are solved is not known)"
+        known = solved_known([best])
+        remark = "" if known else " (how many are solved is not known)"
+        cost = cost_at(point, best, plan, known, remark) + none
     return (
         f"Rent {_to(ends)} x {best.hardware}, {_kept_by(best)}: {cost}.",
         _hourly(best, plan),
@@ -152,7 +152,11 @@ def elsewhere(plan: PlanResult, result: CandidateResult) -> list[CandidateResult
 
 
 def cost_at(
-    point: LoadPoint | Fleet, of: CandidateResult, plan: PlanResult, solved: bool = False
+    point: LoadPoint | Fleet,
+    of: CandidateResult,
+    plan: PlanResult,
+    solved: bool = False,
+    remark: str = "",
 ) -> str:
     """A cost means nothing without the load that the machines' hours are divided by.
 
@@ -160,7 +164,7 @@ def cost_at(
     """
     what = "solved searches" if solved else "searches"
     cost = money(paid(of, point, plan.unit, solved), plan.currency)
-    return f"{cost} per 1,000 {what} at {load_of(point.load, plan)}"
+    return f"{cost} per 1,000 {what}{remark} at {load_of(point.load, plan)}"
 
 
 def solved_known(rows: Sequence[CandidateResult]) -> bool:
