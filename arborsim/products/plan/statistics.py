@@ -164,5 +164,6 @@ def cost_per_solved(cost: float, share: Estimate) -> Estimate:
     The interval of the share of solved searches becomes that of the cost.
     """
 
-    ends = (share.value, share.high, share.low)
-    return Estimate(*(cost / solved if solved > 0 else math.inf for solved in ends), share.n)
+    shares = (share.value, share.high, share.low)
+    value, low, high = (cost / solved if solved > 0 else math.inf for solved in shares)
+    return Estimate(value, low, high, share.n)
