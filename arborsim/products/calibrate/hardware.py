@@ -393,5 +393,4 @@ def _evidence(
         "policies": columns(PolicyTime, measured.policies),
         "decisions": alone,
     }
-    found_rounded: dict[str, Any] = rounded(plain(evidence), _DIGITS)
-    return found_rounded
+    return dict(rounded(plain(evidence), _DIGITS))

@@ -47,6 +47,7 @@ from arborsim.products.plan.statistics import Estimate, Solved, cost_per_solved,
 from arborsim.products.plan.workload import Candidate, Workload
 
 Advance = Callable[[str, int], None]
+_LENGTHS = ("searches", "warm_up", "runs", "seed")  # of a workload, for its results
 _NOTHING_YET = Recommendation(None, "")
 #: Demands are kept for a closer look at some candidates as long as they take no more than this.
 _KEPT_BYTES = 256_000_000
@@ -212,10 +213,7 @@ class Planner:
             search_limit_s=target.search_s,
             token_limit_s=target.token_s,
             currency=self.workload.prices.currency,
-            searches=self.workload.searches,
-            warm_up=self.workload.warm_up,
-            runs=self.workload.runs,
-            seed=self.workload.seed,
+            **{name: getattr(self.workload, name) for name in _LENGTHS},
             candidates=tuple(done),
             recommendation=_NOTHING_YET,
             solved=solved_share(weights, self._solved) if self._solved else None,

@@ -298,22 +298,12 @@ def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> list[d
         hourly = money((factor * low, factor * high), result.currency)
         bars = stacked_bars(list(names.values()), [("", list(costs.values()), "c1")], x, "")
         bars["data"][0] |= {"showlegend": False, "marker": {"color": paint}}
-        rows_shown = [
-            [
-                names[row.number],
-                load_of(row.largest, result),
-                f"{digits(costs[row.number])} {result.currency}",
-                runs_out(row),
-            ]
+        paid = {number: f"{digits(each)} {result.currency}" for number, each in costs.items()}
+        cells = [
+            [names[row.number], load_of(row.largest, result), paid[row.number], runs_out(row)]
             for row in priced
         ]
-        stops.append(
-            {
-                "label": f"× {factor:g} ({hourly} per hour of {first.hardware})",
-                "figure": bars,
-                "rows": rows_shown,
-                "verdict": _cheapest(costs, names, result) if len(priced) > 1 else "",
-                "note": "",
-            }
-        )
+        stop = {"label": f"× {factor:g} ({hourly} per hour of {first.hardware})", "figure": bars}
+        verdict = _cheapest(costs, names, result) if len(priced) > 1 else ""
+        stops.append(stop | {"rows": cells, "verdict": verdict, "note": ""})
     return [{"title": f"Price of {first.hardware}", "start": _PRICES.index(1.0), "stops": stops}]

@@ -54,6 +54,8 @@ from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import Geometry, recording_options
 
 _NEEDED = ("model", "mix", "arrivals", "candidates", "target")
+#: Keys at the top of a file that are fields of a `Workload`.
+RUNS = ("searches", "warm_up", "runs", "seed", "resolution")
 
 
 def example_workload() -> str:
@@ -123,20 +125,19 @@ def workload_of(
     prices = _prices(file.prices, base, gpus)
     mix = _mix(file, base)
     measured = _calibrations(file.candidates, base, calibrations, allow_code)
-    layers = {  # of the model of each entry; generated searches have those of `geometry`
-        entry.name: open_trace(entry.source).info.geometry.layers
-        if isinstance(entry.source, Path)
-        else geometry.layers
-        for entry in mix
-        if measured
-    }
+
+    def layers(source: Path | Generated) -> int:
+        charged = open_trace(source).info.geometry if isinstance(source, Path) else geometry
+        return charged.layers
+
+    depths = {entry.name: layers(entry.source) for entry in mix if measured}
     workload = Workload(
         name=file.name or name,
         geometry=geometry,
         mix=mix,
         arrivals=_arrivals(file.arrivals, base),
         hardware=_hardware(file.candidates, gpus, geometry, prices),
-        policies=_policies(file.candidates, base, measured, layers, allow_code),
+        policies=_policies(file.candidates, base, measured, depths, allow_code),
         budgets=file.candidates.budgets,
         recalls=file.candidates.recalls,
         target=Target(file.target.percentile, file.target.search, file.target.token),
@@ -145,12 +146,8 @@ def workload_of(
         serving=serving,
         page_tokens=layout.page_size,
         tree_attention=layout.tree_attention,
-        searches=file.searches,
-        warm_up=file.warm_up,
-        runs=file.runs,
-        seed=file.seed,
-        resolution=file.resolution,
         answers=file.answers,
+        **{name: getattr(file, name) for name in RUNS},
     )
     if file.answers is not None and not any(counted(workload).values()):
         raise UsageError(f"[answers]: no live answers are known of {file.answers.text}")
