@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.core.documents import plain
 from arborsim.core.sourced import Basis
 from arborsim.machine import fidelity
 from arborsim.machine.config import with_types
@@ -305,21 +304,6 @@ def test_a_plan_looks_its_evidence_up_and_its_files_hold_it(tmp_path: Path) -> N
     again = msgspec.convert(document["candidates"][2]["evidence"], Evidence)
     assert again.sentence() == plan.candidates[2].evidence.sentence()  # type: ignore[union-attr]
     assert "evidence_basis" in candidates_csv(plan).splitlines()[0]
-
-
-def test_logs_from_before_hold_candidates_without_evidence(tmp_path: Path) -> None:
-    log = files.PlanLog(tmp_path / "log", small_workload())
-    log.write([small_plan().candidates[0]])
-    head, line = log.path.read_text().splitlines()
-    record = json.loads(line)
-    del record["evidence"]
-    log.path.write_text(f"{head}\n{json.dumps(record)}\n")
-    found = files.PlanLog(log.path, small_workload()).resume()[0]
-    assert found.evidence is None
-    assert found.error is None
-    assert plain(replace(found, evidence=small_plan().candidates[0].evidence)) == plain(
-        small_plan().candidates[0]
-    )
 
 
 def test_the_page_shows_evidence_and_widened_costs() -> None:
