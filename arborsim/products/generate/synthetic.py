@@ -210,9 +210,9 @@ class SyntheticBank(Thoughts):
         self.twin.append(child if twin < 0 else twin)
 
     def _repeat(self, child: int, older: int) -> None:
-        columns = (self.tokens, self._quality, self.score, self.embedding)
-        said = (self.text, self.answer, self.twin)
-        self._say(child, *(column[older] for column in (*columns, *said)))
+        said = self.text[older], self.answer[older], self.twin[older]
+        quality, reward = self._quality[older], self.score[older]
+        self._say(child, self.tokens[older], quality, reward, self.embedding[older], *said)
 
     def _embeddings(self, node: int, rng: np.random.Generator) -> np.ndarray:
         """Embeddings of the next few children; float16 ``[children, SIZE]``."""

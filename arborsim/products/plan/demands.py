@@ -298,8 +298,8 @@ def record(workload: Workload, candidate: Candidate, traces: Sequence[Path]) -> 
 
 _ITERATIONS = PIECE_COLUMNS.index("iterations")
 #: How many numbers of each phase grow with the length of a search.
-_SCALED = dict.fromkeys((Op.PREFILL, Op.DECIDE, Op.COPY, Op.HOLD), (1,))
-_SCALED |= {Op.RECOMPUTE: (1, 2), Op.LEVEL: (1, 2, 3), Op.MOVE: (3,)}
+_SCALED: dict[Op, tuple[int, ...]] = {Op.RECOMPUTE: (1, 2), Op.LEVEL: (1, 2, 3), Op.MOVE: (3,)}
+_SCALED |= dict.fromkeys((Op.PREFILL, Op.DECIDE, Op.COPY, Op.HOLD), (1,))
 
 
 def stretched(demand: SearchDemand, factor: float) -> SearchDemand:

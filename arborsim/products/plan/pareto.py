@@ -165,7 +165,7 @@ def _plot(
     spots = _spots(best, _along(x, rows, across), _along(y, rows, {}))
     ends = [compared_cost(spot[0]) or (0.0, 0.0) for spot in spots]
     half = [(high - low) / 2 for low, high in ends]  # of the range of prices, around its middle
-    bars = {"type": "data", "array": [rounded(each, 5) for each in half]}
+    bars: Figure = {"type": "data", "array": [rounded(each, 5) for each in half]}
     bars |= {"thickness": 1.5, "width": 4, "color": "var(--soft)"}
     # Numbers stand above their markers, whose colours and shapes tell GPU and policy.
     numbers = markers(

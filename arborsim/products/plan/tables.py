@@ -107,7 +107,8 @@ def _column(
         said.get(text, "").format(where=place[0], place=place[1]) for text in ("title", "about")
     )
     hide = "" if kind in (LABEL, REMARK) else UNKNOWN
-    others = {"hide": hide, "bar": kind == "percent"} | others
+    others.setdefault("hide", hide)
+    others.setdefault("bar", kind == "percent")
     return Column(key, title, kind, value, about, tuple(said.get("head", ())), **others)
 
 

@@ -172,7 +172,8 @@ def _slices(line: Timeline) -> Iterator[dict[str, Any]]:
         if not of_search or each.kind in ("prefill", "recompute", "policy"):  # the others wait
             threads.append((_MACHINE, _LINKS.get(each.kind, _GPU)))
         took = max(0.0, (each.end_s - each.start_s) * _US)
-        event = {"ph": "X", "name": _TITLES.get(each.kind, each.kind), "cat": each.kind}
+        event: dict[str, Any] = {"ph": "X", "cat": each.kind}
+        event |= {"name": _TITLES.get(each.kind, each.kind)}
         event |= {"ts": each.start_s * _US, "dur": took}
         if each.kind in _AMOUNTS:
             event["args"] = {_AMOUNTS[each.kind]: each.amount}

@@ -191,7 +191,7 @@ class _Replays:
                 inputs = {"trace": self._digests[path], "machine": self._profile(*named.values())}
                 inputs["model"] = digest(geometry)
                 head = {"kind": "replay", "trace": self._names[path], "more": ""} | told | part
-                given = {"traces": str(path)} | told | part
+                given: dict[str, Any] = {"traces": str(path)} | told | part
                 given |= {key: self._file(name) for key, name in named.items()}
                 given |= {"model": self._file(told["model"], ".json")}
                 given |= {"episodes": group.episodes or None}
