@@ -258,7 +258,8 @@ class PlanResult:
 
     def named(self) -> list[CandidateResult]:
         """The recommended candidate and its alternative, as far as there are any."""
-        numbers = (self.recommendation.candidate, self.recommendation.alternative)
+        found = self.recommendation
+        numbers = () if found.candidate is None else (found.candidate, found.alternative)
         return [each for number in numbers for each in self.candidates if each.number == number]
 
 
