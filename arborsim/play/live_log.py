@@ -110,8 +110,7 @@ class LiveLog(LiveRecords):
     Raises
     ------
     UsageError
-        The file exists and neither option was given; it is damaged; or it holds the results of
-        another request.
+        The file exists and neither option was given, or it is damaged or of another request.
     """
 
     def __init__(
