@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from arborsim.core.measurements import Measurements
+from arborsim.core.measurements import Measurements, stored_together
 from arborsim.core.units import quantity
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def _unfit(trace: str, runs: Mapping[str, list[Measurements]], machine: str) -> 
             "HBM": max(_over(m.needed_hbm_bytes, m.usable_hbm_bytes) for m in unfit),
             "DDR": max(_over(m.peak_ddr_bytes, m.usable_ddr_bytes) for m in unfit),
         }
+        below = stored_together(unfit).items()
+        lacks |= {memory: _over(each.peak_bytes, each.usable_bytes) for memory, each in below}
         return " and ".join(f"{quantity('bytes', n)} of {tier}" for tier, n in lacks.items() if n)
 
     named = "; ".join(f"{what} lacks {lacking(own)}" for what, own in runs.items())

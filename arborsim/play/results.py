@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from arborsim.core.errors import ArborsimError
-from arborsim.core.measurements import Measurements, TimeSplit, check_figures, check_peak
+from arborsim.core.measurements import (
+    Measurements,
+    Stored,
+    TimeSplit,
+    check_figures,
+    check_peak,
+    stored_together,
+)
 from arborsim.core.score import Score
 
 if TYPE_CHECKING:
@@ -233,6 +240,7 @@ class Row:
     relative: Relative = Relative()
     #: Counted live; None where that was not done
     answers: Answered | None = None
+    stored: dict[str, Stored] = field(default_factory=dict)  # by memory below DDR
     left_out: str = ""
     equal: EqualBudget | None = None  # in a comparison at equal memory
 
@@ -352,7 +360,7 @@ def related(
 
 def _row(results: list[EpisodeResult]) -> Row:
     first, measured = results[0], [result.measured for result in results]
-    known = {each.name for each in fields(Row)} - {"time"}
+    known = {each.name for each in fields(Row)} - {"time", "stored"}
     found: dict[str, Any] = {}
     for each in fields(Measurements):
         if each.name in known:
@@ -368,6 +376,7 @@ def _row(results: list[EpisodeResult]) -> Row:
         mean_peak_hbm_kv_bytes=sum(m.peak_hbm_kv_bytes for m in measured) / len(results),
         mean_peak_ddr_bytes=sum(m.peak_ddr_bytes for m in measured) / len(results),
         time=TimeSplit(*parts),
+        stored=stored_together(measured),
         attention_kept=_mean((r.attention_kept, r.measured.generated_tokens) for r in results),
         output_error=_mean((r.output_error, r.measured.generated_tokens) for r in results),
         bounded=first.bounded,

@@ -92,6 +92,8 @@ class Alone:
     at_percentile_s: float
     token_at_percentile_s: float
     terms_s: Mapping[str, float] = field(default_factory=dict)  #: seconds of each cost term
+    #: The most in each memory below DDR, in bytes: means like the others
+    peak_stored_bytes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

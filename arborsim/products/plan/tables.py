@@ -14,6 +14,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.tables import csv_text
+from arborsim.core.tiers import BELOW_DDR
 from arborsim.core.units import Scale, scale_for
 from arborsim.products.plan import words
 from arborsim.products.plan.files import candidate_row, point_row
@@ -199,6 +200,21 @@ def _by_seed(row: CandidateResult) -> float:
     return max(loads) / min(loads) - 1 if len(loads) > 1 else math.nan
 
 
+def _read(shares: str, memory: str) -> Callable[[LoadPoint], float]:
+    """Reads a share of a memory below DDR; 0 on machines without it."""
+    return lambda point: float(getattr(point.used, shares).get(memory, 0.0))
+
+
+def _of_memory(column: Column[CandidateResult], name: str) -> Column[CandidateResult]:
+    """A column with the name of a memory in place of ``MEMORY``."""
+    title, about, *head = (
+        text.replace("MEMORY", name) for text in (column.title, column.about, *column.head)
+    )
+    return replace(
+        column, key=f"{column.key}_{name.lower()}", title=title, about=about, head=tuple(head)
+    )
+
+
 def _use() -> Columns:
     def share(key: str, **others: Any) -> Column[CandidateResult]:
         return _largest(key, "percent", lambda point: getattr(point.used, key), **others)
@@ -207,21 +223,34 @@ def _use() -> Columns:
         scale = _plainly(unit)
         return _largest(key, "count", lambda p: getattr(p, name), hide=hide, scale=scale)
 
+    below = (
+        _of_memory(_largest(key, "percent", read, hide=NOTHING), name)
+        for name in BELOW_DDR
+        for key, read in (("below", _read("below", name)), ("link", _read("links", name)))
+    )
     return (
         _largest("served", "count", lambda p: p.served_per_s.value, scale=_plainly("searches/s")),
         _column("by_seed", "percent", _by_seed, bar=False),
         count("concurrency", "concurrency"),
         *map(share, ("hbm", "memory", "compute")),
         *(share(key, hide=NOTHING) for key in ("pcie_down", "pcie_up", "host")),
+        *below,
         count("preempted", "preemptions_per_1000", NOTHING),
         count("refused", "refused_per_1000", NOTHING),
     )
 
 
 def _alone() -> Columns:
+    def peak(memory: str) -> Column[CandidateResult]:
+        def read(row: CandidateResult) -> float:
+            return row.alone.peak_stored_bytes.get(memory, 0.0) if row.alone else 0.0
+
+        return _of_memory(_column("stored", "bytes", read, hide=NOTHING), memory)
+
     return (
         _largest("first", "seconds", lambda point: point.first_token_s.p95),
         _column("alone", "seconds", lambda row: row.alone.seconds if row.alone else math.nan),
+        *map(peak, BELOW_DDR),
     )
 
 

@@ -24,6 +24,7 @@ STOPPED_BY = "More load is stopped by"
 RESOURCES = {
     "hbm": "HBM space",
     "host": "host memory",
+    "below": "memory below DDR",
     "searches": "allowed searches",
     "compute": "compute",
     "memory": "HBM bandwidth",
@@ -144,7 +145,8 @@ def first_out(row: CandidateResult) -> str:
         return f"{RESOURCES[name]} (busy {busy(name)})"
     held = ""
     if name != "searches":
-        held = f" (on average {getattr(point.used, name):.0%} held, but full at peaks)"
+        share = max(point.used.below.values()) if name == "below" else getattr(point.used, name)
+        held = f" (on average {share:.0%} held, but full at peaks)"
     busiest = max(TIME, key=lambda other: float(getattr(point.used, other)))
     return (
         f"{RESOURCES[name]}{held}, which limits how many searches have a place; "
