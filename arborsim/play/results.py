@@ -169,11 +169,8 @@ class ReplayResult:
 
     def rows(self, left_out: Iterable[LeftOut] = ()) -> tuple[Row, ...]:
         """One row per trace, policy and budget (`aggregate`), with its answers."""
-        found = self.found()
-        return tuple(
-            replace(row, answers=self.answers.get(row.cell), equal=found.get(row.cell))
-            for row in aggregate(self.episodes, left_out)
-        )
+        answers, equal, rows = self.answers, self.found(), aggregate(self.episodes, left_out)
+        return tuple(replace(r, answers=answers.get(r.cell), equal=equal.get(r.cell)) for r in rows)
 
 
 @dataclass(frozen=True)
@@ -234,12 +231,10 @@ class Row:
     bounded: bool = True
     fits: bool = True
     oracle_gap: float = _UNKNOWN
-    #: As in `EpisodeResult`
-    per: str = ""
+    per: str = ""  # as in `EpisodeResult`
     kept_note: str = ""
     relative: Relative = Relative()
-    #: Counted live; None where that was not done
-    answers: Answered | None = None
+    answers: Answered | None = None  # counted live; None where that was not done
     stored: dict[str, Stored] = field(default_factory=dict)  # by memory below DDR
     left_out: str = ""
     equal: EqualBudget | None = None  # in a comparison at equal memory
@@ -303,11 +298,8 @@ def at_budget(policy: str, budget: str) -> str:
 
 def oracles(results: Iterable[EpisodeResult]) -> dict[tuple[str, int, str, str], float]:
     """Attention that an oracle keeps, by trace, episode, budget and what it decides for (`per`)."""
-    return {
-        (r.trace, r.episode, r.budget, r.per): r.attention_kept
-        for r in results
-        if r.policy in ORACLES
-    }
+    bounds = (each for each in results if each.policy in ORACLES)
+    return {(r.trace, r.episode, r.budget, r.per): r.attention_kept for r in bounds}
 
 
 def aggregate(
@@ -346,9 +338,8 @@ def related(
     Those that share a `place` (a trace on a machine) are compared.
     """
     baselines = {place(row): row for row in reversed(rows) if row.is_baseline}
-    bounds = {
-        (place(row), row.budget, row.per): row.attention_kept for row in rows if row.is_oracle
-    }
+    known = (row for row in rows if row.is_oracle)
+    bounds = {(place(row), row.budget, row.per): row.attention_kept for row in known}
 
     def found(row: R) -> R:
         bound, full = bounds.get((place(row), row.budget, row.per)), baselines.get(place(row))
