@@ -180,25 +180,6 @@ def test_a_sweep_killed_while_it_arranges_a_folder_goes_on(tmp_path: Path) -> No
     assert {path.stem for path in folder.files()} == {job.address for job in jobs[0]}
 
 
-def test_cells_of_earlier_versions_are_put_aside(tmp_path: Path) -> None:
-    """Their names do not tell their settings; what is damaged stays where it is."""
-    jobs = jobs_in(tmp_path)[:2]
-    folder = Folder(tmp_path / "out")
-    for job, name in zip(jobs, ("0" * 32, "1" * 32), strict=True):
-        old = made(replace_address(job, name), "left out", reason="a test")
-        folder._made(name).write_bytes(old.content)
-    folder._made("2" * 32).write_bytes(b"PAR1, damaged")
-    folder.arrange(jobs[:1])
-    assert {path.stem for path in folder.files()} == {"1" * 32, "2" * 32}
-    assert folder.file("0" * 32, "earlier").exists()
-
-
-def replace_address(job: Job, address: str) -> Job:
-    changed = Job(job.head, job.given, job.inputs)
-    vars(changed)["address"] = address
-    return changed
-
-
 def test_what_a_cell_depends_on_is_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

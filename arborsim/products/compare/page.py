@@ -19,7 +19,7 @@ from arborsim.play.backends import LiveResult
 from arborsim.play.results import BASELINE, ReplayResult, aggregate
 from arborsim.products.live import tables as live
 from arborsim.products.live.tables import LiveReport, live_rows
-from arborsim.products.plan import sentences as plan_words
+from arborsim.products.plan import words as plan_words
 from arborsim.products.plan.results import CandidateResult, PlanResult
 from arborsim.products.provenance import parameters
 from arborsim.products.replay import tables as replay

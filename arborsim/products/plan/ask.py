@@ -149,7 +149,7 @@ class Planning:
         progress: bool = False,
         **asked: Any,
     ) -> None:
-        from arborsim.products.plan.files import problems_of, read_accuracies
+        from arborsim.products.plan.answers import problems_of, read_accuracies
         from arborsim.products.plan.plan import Planner
         from arborsim.products.plan.recommend import Demanded
 

@@ -249,7 +249,7 @@ class Keeper:
     """
 
     def __init__(self, request: LiveRequest, out: Path, *, resume: bool, overwrite: bool) -> None:
-        from arborsim.play.live_log import describe, stored
+        from arborsim.play.live_log import describe
         from arborsim.products.validate.results import Validation, read_results
 
         self.path, self._request = out / RESULTS, request
@@ -261,7 +261,6 @@ class Keeper:
         if not resume:
             raise UsageError(f"{self.path} exists: --resume goes on, --overwrite replaces it")
         self.result, there = read_results(self.path)
-        there = stored(there)
         for key in sorted({*there, *self._described}):
             if there.get(key) != self._described.get(key):
                 raise UsageError(
