@@ -64,7 +64,10 @@ _COMPLETE = "_ARBORSIM_COMPLETE"
 _SHELLS = {
     "bash": (".bashrc", f'eval "$({_COMPLETE}=bash_source arborsim)"'),
     "zsh": (".zshrc", f'eval "$({_COMPLETE}=zsh_source arborsim)"'),
-    "fish": (".config/fish/completions/arborsim.fish", f"{_COMPLETE}=fish_source arborsim | source"),
+    "fish": (
+        ".config/fish/completions/arborsim.fish",
+        f"{_COMPLETE}=fish_source arborsim | source",
+    ),
 }
 
 

@@ -96,7 +96,7 @@ class Command(click.Command):
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for each in self.options:
             if not each.option.python:
-                panel = "Arguments" if each.positional else each.option.panel or "Options"
+                panel = "Arguments" if each.argument else each.option.panel or "Options"
                 panels.setdefault(panel, []).append(_record(each))
         panels["Options"].append(("--help", "Show this message and exit."))
         order = sorted(panels, key=lambda name: name == "Expert")
@@ -118,7 +118,7 @@ def _parameter(made: Declared) -> click.Parameter:
     required = made.default is MISSING and option.default is None
     kind = _type(made)
     completes: Any = _completing(option.complete) if option.complete else None
-    if made.positional:
+    if made.argument:
         return click.Argument(
             [made.name], type=kind, nargs=-1 if many else 1, required=required,
             metavar=made.name + "..." * many, shell_complete=completes,
@@ -159,7 +159,7 @@ def _record(made: Declared) -> tuple[str, str]:
     if least is not None and made.kind in (int, float):
         facts.append(f"x>={least}" if most in (None, MOST_INT) else f"{least}<=x<={most}")
     help = f"{made.help}  [{'; '.join(facts)}]" if facts else made.help
-    if made.positional:
+    if made.argument:
         return f"{made.name}..." if option.many else made.name, help
     if made.kind is bool:
         both = f"{made.flag} / {made.flag.replace('--', '--no-', 1)}"

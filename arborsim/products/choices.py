@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.settings import MOST_COUNT, whole_number
-from arborsim.products.declare import AnyPath, Option, setting_texts
+from arborsim.products.declare import AnyPath, Option
 
 if TYPE_CHECKING:
     from arborsim.core.geometry import Geometry
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Policies: TypeAlias = Annotated[
     "str | Policy | Sequence[str | Policy]", Option("policy", many=True, complete="policy")
 ]
+OnePolicy: TypeAlias = Annotated["str | Policy", Option(complete="policy")]
 #: Shares of full retention's peak (float in (0, 1]), tokens (int), or texts of the command line.
 Budgets: TypeAlias = Annotated[
     "float | int | str | Budget | Sequence[float | int | str | Budget]",

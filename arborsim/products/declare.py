@@ -72,6 +72,7 @@ class Option:
     least: float | None = None
     most: float | None = None
     many: bool = False  #: may be given several times
+    named: bool = False  #: an option although Python takes it by position
     writes: bool = False  #: names a file that is written
     silent: bool = False  #: leaves the results alone, so their command does not name it
     python: bool = False  #: a keyword in Python only
@@ -90,6 +91,8 @@ Share: TypeAlias = Annotated[float, Option(least=0.0, most=1.0)]
 AnyPath: TypeAlias = str | os.PathLike[str]
 #: A file that a command writes.
 Written: TypeAlias = Annotated[Path, Option(writes=True, silent=True)]
+#: A flag that leaves the results alone.
+Silent: TypeAlias = Annotated[bool, Option(silent=True)]
 #: A keyword that only Python has, and that leaves the results alone.
 InPython: TypeAlias = Annotated[bool, Option(python=True, silent=True)]
 
@@ -105,7 +108,12 @@ class Declared:
     option: Option
     help: str
     default: Any  #: `MISSING` if it must be given
-    positional: bool
+    positional: bool  #: by its place in Python
+
+    @property
+    def argument(self) -> bool:
+        """Whether the command takes it by its place, too."""
+        return self.positional and not self.option.named
 
     @property
     def flag(self) -> str:
@@ -164,7 +172,14 @@ def _of_class(kind: type) -> Iterator[Declared]:
             factory = field.default_factory
             default = field.default if factory is MISSING else factory()
             yield Declared(
-                name, "", types[name], kinds, option, help.get(name, ""), default, not field.kw_only
+                name,
+                "",
+                types[name],
+                kinds,
+                option,
+                help.get(name, ""),
+                default,
+                not field.kw_only,
             )
 
 
@@ -179,7 +194,9 @@ def _of_function(function: Callable[..., Any]) -> Iterator[Declared]:
         kinds, option = _shape(kind)
         default = MISSING if each.default is each.empty else each.default
         positional = each.kind is not each.KEYWORD_ONLY
-        yield Declared(each.name, "", kind, kinds, option, help.get(each.name, ""), default, positional)
+        yield Declared(
+            each.name, "", kind, kinds, option, help.get(each.name, ""), default, positional
+        )
 
 
 def _annotations(made: Any) -> dict[str, Any]:
@@ -224,9 +241,18 @@ def described(made: Any) -> dict[str, str]:
     entries = re.split(r"^(?=\S)", section, flags=re.M)
     texts = {}
     for name, _, text in (entry.partition("\n") for entry in entries if entry.strip()):
-        first = re.sub(r"`+", "", inspect.cleandoc(f"\n{text}").partition("\n\n")[0])
+        first = re.sub(r"`+", "", inspect.cleandoc(f"\n{_named(text)}").partition("\n\n")[0])
         texts[name.partition(" :")[0].strip()] = " ".join(first.split())
     return texts
+
+
+def _named(text: str) -> str:
+    """A description in which ``{algorithms}`` are the searches that come with arborsim."""
+    if "{algorithms}" not in text:
+        return text
+    from arborsim.searches import SHIPPED
+
+    return text.replace("{algorithms}", ", ".join(SHIPPED))
 
 
 class _Runs(Protocol[T]):
@@ -266,7 +292,7 @@ def _bare(annotation: Any) -> Any:
 
 def _documented(kind: Any) -> str:
     """The docstring, with the options of the groups that the class takes part in."""
-    text = inspect.cleandoc(kind.__doc__ or "")
+    text = _named(inspect.cleandoc(kind.__doc__ or ""))
     own = described(kind)
     more = [each for each in declared(kind) if each.name not in own]
     shared = "".join(f"{each.name}\n    {each.help}\n" for each in more)
@@ -284,11 +310,11 @@ def equivalent(name: str, given: Options) -> str:
 
     spoken = [each for each in declared(type(given)) if not each.option.silent]
     values = {each.name: getattr(given, each.name) for each in spoken}
-    inputs = [one for each in spoken if each.positional
+    inputs = [one for each in spoken if each.argument
               for one in listed(values[each.name]) if one is not None]  # fmt: skip
     changed = [
         each for each in spoken
-        if not each.positional and _texts(values[each.name]) != _texts(each.default)
+        if not each.argument and _texts(values[each.name]) != _texts(each.default)
     ]  # fmt: skip
     if not all(map(_is_plain, (inputs, *(values[each.name] for each in changed)))):
         shown = [

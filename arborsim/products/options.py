@@ -17,6 +17,7 @@ from arborsim.products.declare import Count, InPython, Option, Options, Positive
 
 if TYPE_CHECKING:
     from arborsim.machine.machine import Machine
+    from arborsim.products.results import Results
 
 Json = Annotated[bool, Option(panel="Output")]
 #: An option that is hardly ever needed; help shows these last.
@@ -98,9 +99,7 @@ class MachineOptions(Options, panel="Machine"):
         at_least(1, MOST_PAGE_TOKENS, page_size=self.page_size)
         profile = load_profile(self.gpu, self.host or None, self.engine)
         charged = geometry(traces, str(self.model), str(self.kv_dtype), str(self.weights))
-        return Machine(
-            profile, charged, self.recall, self.page_size, self.tree_attention, **more
-        )
+        return Machine(profile, charged, self.recall, self.page_size, self.tree_attention, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,20 +133,17 @@ class JobOptions(Options, panel="Run"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions(Options, panel="Output"):
-    """Files to write.
+class ReportOptions(Options, panel="Output"):
+    """A page to write, and what to print.
 
     Parameters
     ----------
-    out
-        Write results: .parquet, .csv or .json.
     report
         Write a self-contained HTML page.
     json
         Print JSON instead of tables.
     """
 
-    out: Written | None = None
     report: Written | None = None
     json: bool = False
 
@@ -155,22 +151,46 @@ class OutputOptions(Options, panel="Output"):
     def files(self) -> dict[str, Path]:
         """The files that were asked for, by option."""
         given = {f"--{each.name}": getattr(self, each.name) for each in fields(self)}
-        return {option: path for option, path in given.items() if isinstance(path, Path)}
+        order = sorted(given.items(), key=lambda each: each[0] != "--out")
+        return {option: path for option, path in order if isinstance(path, Path)}
 
     def check(self) -> None:
         """Refuse, before the work, what cannot be written."""
-        self.check_out()
         for name, path in self.files.items():
             if name == "--report":
                 check_ending(path, name, ".html")
             check_writable(path, name)
 
-    def check_out(self) -> None:
-        """Refuse a kind of file that results cannot be saved as."""
+    def print(self, results: Results, files: Mapping[str, Path] | None = None) -> None:
+        """Write the page, then print results and the names of all `files`, or JSON alone."""
+        if self.report is not None:
+            results.report(self.report)
+        if self.json:
+            print(results.to_json())
+            return
+        results.print()
+        for path in (self.files if files is None else files).values():
+            print(f"wrote {path}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(ReportOptions, panel="Output"):
+    """Files to write, and what to print.
+
+    Parameters
+    ----------
+    out
+        Write results: .parquet, .csv or .json.
+    """
+
+    out: Written | None = None
+
+    def check(self) -> None:
         from arborsim.core.tables import check_format
 
         if self.out is not None:
             check_format(self.out)
+        super().check()
 
 
 def check_ending(path: Path, option: str, ending: str) -> None:

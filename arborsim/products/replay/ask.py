@@ -12,7 +12,7 @@ from arborsim.core.outputs import output_path
 from arborsim.core.score import Score
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.products import choices
-from arborsim.products.choices import Files, Traces
+from arborsim.products.choices import Files, OnePolicy, Traces
 from arborsim.products.declare import InPython, Option, call, equivalent, setting_texts
 from arborsim.products.options import (
     Calibrations,
@@ -101,9 +101,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
     oracle: bool = True
     answers: Files = ()
     equal: Annotated[str, Option(shown="equal budgets")] = ""
-    reference: Annotated[
-        "str | Policy", Option(complete="policy", shown="that share of full retention's")
-    ] = ""
+    reference: Annotated[OnePolicy, Option(shown="that share of full retention's")] = ""
     event_by_event: Annotated[bool, Expert] = False
     keep_matrices: Annotated[bool, Expert] = False
     pictures: InPython = False
