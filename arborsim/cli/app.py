@@ -46,7 +46,7 @@ COMMANDS = {
 }
 #: The module of each command that is not `command` in the product of its name.
 _HOME = {
-    "results": "sweep.results_command",
+    "results": "sweep.command",
     "inspect": "traces.inspect_command",
     "policies": "catalog.policies",
     "hardware": "catalog.hardware",
@@ -97,11 +97,10 @@ def load(name: str) -> Any:
     first argument.  Without a function of the command's name, they are all there is.
     """
     module = import_module(f"arborsim.products.{_HOME.get(name, f'{name}.command')}")
-    below = {each: Command(each, made, {})
-             for each, made in getattr(module, "SUBCOMMANDS", {}).items()}  # fmt: skip
+    below = {each: Command(each, f) for each, f in getattr(module, "SUBCOMMANDS", {}).items()}
     if function := getattr(module, name, None):
         return Command(name, function, below)
-    return click.Group(name, below, help=COMMANDS[name], no_args_is_help=True)
+    return click.Group(name, {**below}, help=COMMANDS[name], no_args_is_help=True)
 
 
 def _completion(ctx: click.Context, option: click.Parameter, asked: bool) -> None:

@@ -42,6 +42,9 @@ FILES = {"trace": (".parquet",), "results": (".parquet", ".jsonl")}
 _TAKES = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 
 
+_NONE: Mapping[str, Any] = {}
+
+
 class Command(click.Command):
     """A command whose help has a section for each panel of options.
 
@@ -49,7 +52,7 @@ class Command(click.Command):
     """
 
     def __init__(
-        self, name: str, function: Callable[..., Any], others: Mapping[str, Command]
+        self, name: str, function: Callable[..., Any], others: Mapping[str, Command] = _NONE
     ) -> None:
         self.options = declared(function)
         self.function, self.others = function, dict(others)

@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from operator import or_
 from pathlib import Path
+from textwrap import indent
 from typing import (
     Annotated,
     Any,
@@ -106,9 +107,14 @@ class Declared:
     type: Any  #: as it is annotated
     kind: Any  #: on the command line: bool, int, float, str, Path, or choices as a tuple
     option: Option
-    help: str
+    about: str  #: its description
     default: Any  #: `MISSING` if it must be given
     positional: bool  #: by its place in Python
+
+    @property
+    def help(self) -> str:
+        """The first paragraph of the description."""
+        return " ".join(self.about.partition("\n\n")[0].replace("`", "").split())
 
     @property
     def argument(self) -> bool:
@@ -146,9 +152,13 @@ def at_least(least: int, most: int = MOST_COUNT, **given: int | None) -> None:
         raise UsageError(f"{name} must be a whole number {rule}, not {value!r:.40}")
 
 
-@functools.cache
 def declared(made: Callable[..., Any]) -> tuple[Declared, ...]:
     """The options of a dataclass, or of a command's function and its groups, in help's order."""
+    return _declared(made)
+
+
+@functools.cache
+def _declared(made: Callable[..., Any]) -> tuple[Declared, ...]:
     return tuple(_of_class(made) if isinstance(made, type) else _of_function(made))
 
 
@@ -157,7 +167,7 @@ def _of_class(kind: type) -> Iterator[Declared]:
     classes = [each for each in kind.__mro__ if issubclass(each, Options) and each is not Options]
     order = ["", *(each.panel for each in classes)]
     classes.reverse()
-    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    known = {each.name: each for each in fields(kind)}
     types = {n: t for c in classes for n, t in _annotations(c).items() if n in known}
     help = {n: text for c in classes for n, text in described(c).items()}
     seen: set[str] = set()
@@ -233,17 +243,11 @@ def _walk(annotation: Any, leaves: list[Any]) -> Option:
 
 
 def described(made: Any) -> dict[str, str]:
-    """The entries of a docstring's "Parameters" by name: the first paragraph of each."""
+    """The entries of a docstring's "Parameters", by name."""
     _, found, section = inspect.cleandoc(made.__doc__ or "").partition("Parameters\n----------\n")
-    if not found:
-        return {}
-    section = re.split(r"\n\w+\n---+\n", section)[0]
-    entries = re.split(r"^(?=\S)", section, flags=re.M)
-    texts = {}
-    for name, _, text in (entry.partition("\n") for entry in entries if entry.strip()):
-        first = re.sub(r"`+", "", inspect.cleandoc(f"\n{_named(text)}").partition("\n\n")[0])
-        texts[name.partition(" :")[0].strip()] = " ".join(first.split())
-    return texts
+    entries = re.split(r"^(?=\S)", re.split(r"\n\w+\n---+\n", section)[0], flags=re.M)
+    parts = (entry.partition("\n") for entry in entries if found and entry.strip())
+    return {name.strip(): _named(inspect.cleandoc(f"\n{text}")).strip() for name, _, text in parts}
 
 
 def _named(text: str) -> str:
@@ -286,7 +290,7 @@ def _bare(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        return functools.reduce(or_, map(_bare, get_args(annotation)))
+        return Union[tuple(map(_bare, get_args(annotation)))]  # noqa: UP007 - names may be texts
     return getattr(annotation, "__forward_arg__", annotation)
 
 
@@ -295,7 +299,7 @@ def _documented(kind: Any) -> str:
     text = _named(inspect.cleandoc(kind.__doc__ or ""))
     own = described(kind)
     more = [each for each in declared(kind) if each.name not in own]
-    shared = "".join(f"{each.name}\n    {each.help}\n" for each in more)
+    shared = "".join(f"{each.name}\n{indent(each.about, '    ')}\n" for each in more)
     head, mark, rest = text.partition("\nReturns\n")
     return f"{head.rstrip()}\n{shared}{mark}{rest}"
 

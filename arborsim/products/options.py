@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
 from arborsim.products.choices import Budgets, Policies, Settings
-from arborsim.products.declare import Count, InPython, Option, Options, Positive, Written
+from arborsim.products.declare import AnyPath, Count, InPython, Option, Options, Positive, Written
 
 if TYPE_CHECKING:
     from arborsim.machine.machine import Machine
     from arborsim.products.results import Results
 
 Json = Annotated[bool, Option(panel="Output")]
+#: Traces that a command reads.
+TraceFiles = Annotated[Sequence[Path], Option(complete="trace")]
 #: An option that is hardly ever needed; help shows these last.
 Expert = Option(panel="Expert")
 Calibrations = Annotated[str | Sequence[str], Option(complete="calibration")]
@@ -156,10 +158,7 @@ class ReportOptions(Options, panel="Output"):
 
     def check(self) -> None:
         """Refuse, before the work, what cannot be written."""
-        for name, path in self.files.items():
-            if name == "--report":
-                check_ending(path, name, ".html")
-            check_writable(path, name)
+        check_files(self.files)
 
     def print(self, results: Results, files: Mapping[str, Path] | None = None) -> None:
         """Write the page, then print results and the names of all `files`, or JSON alone."""
@@ -193,6 +192,16 @@ class OutputOptions(ReportOptions, panel="Output"):
         super().check()
 
 
+def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
+    """The files that were asked for, by option; refuses what cannot be written."""
+    found = {option: Path(path) for option, path in files.items() if path is not None}
+    for name, path in found.items():
+        if name == "--report":
+            check_ending(path, name, ".html")
+        check_writable(path, name)
+    return found
+
+
 def check_ending(path: Path, option: str, ending: str) -> None:
     """Refuse a name that says another kind of file than will be written; devices have no kind."""
     if path.suffix != ending and (path.is_file() or not path.exists()):
@@ -204,6 +213,6 @@ def command_line() -> str:
     return shlex.join(["arborsim", *sys.argv[1:]])
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: Any) -> None:
     """Print it as strict JSON."""
     print(documents.dumps(document, indent=2, allow_nan=False))

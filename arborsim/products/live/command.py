@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from arborsim.core.errors import ArborsimError, UsageError, more_room
-from arborsim.core.outputs import check_writable
 from arborsim.products.live.ask import LiveOptions, LiveRun, described
-from arborsim.products.options import ReportOptions
+from arborsim.products.options import ReportOptions, check_files
 
 
 def live(options: LiveOptions, output: ReportOptions) -> None:
@@ -17,12 +16,8 @@ def live(options: LiveOptions, output: ReportOptions) -> None:
     Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
     where the time went, all against full retention. Ctrl-C keeps the log; exit code 130.
     """
-    output.check()
     files = {"--out": options.out, "--report": output.report, "--trace": options.trace}
-    named = {name: Path(path) for name, path in files.items() if path is not None}
-    for name, path in named.items():
-        check_writable(path, name)
-    _run(LiveRun(replace(options, progress=True)), output, named)
+    _run(LiveRun(replace(options, progress=True)), output, check_files(files))
 
 
 def _run(running: LiveRun, output: ReportOptions, files: dict[str, Path]) -> None:
