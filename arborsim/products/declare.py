@@ -162,11 +162,17 @@ def _declared(made: Callable[..., Any]) -> tuple[Declared, ...]:
     return tuple(_of_class(made) if isinstance(made, type) else _of_function(made))
 
 
+def _groups(kind: type) -> list[type[Options]]:
+    """The classes that declare its options: bases from left to right, then itself."""
+    found = [each for base in kind.__bases__ for each in _groups(base)]
+    own = [kind] if issubclass(kind, Options) and kind is not Options else []
+    return list(dict.fromkeys([*found, *own]))
+
+
 def _of_class(kind: type) -> Iterator[Declared]:
-    """Without a panel first, those of bases before the class's own."""
-    classes = [each for each in kind.__mro__ if issubclass(each, Options) and each is not Options]
+    """Those without a panel first, then panel by panel."""
+    classes = _groups(kind)
     order = ["", *(each.panel for each in classes)]
-    classes.reverse()
     known = {each.name: each for each in fields(kind)}
     types = {n: t for c in classes for n, t in _annotations(c).items() if n in known}
     help = {n: text for c in classes for n, text in described(c).items()}

@@ -160,7 +160,8 @@ def _call(name: str, function: Any) -> Iterator[str]:
     yield from ("", f'## <span id="arborsim.{name}"></span>`{name}`', "", about.strip(), "")
     yield from ("| parameter | default | meaning |", "| --- | --- | --- |")
     for each in options:
-        default = "" if each.default is MISSING else f"`{each.default!r}`"
+        shown = f": {each.option.shown}" if each.option.shown else ""
+        default = "" if each.default is MISSING else f"`{each.default!r}`{shown}"
         yield f"| `{each.name}` | {default} | {_cell(' '.join(each.about.split()))} |"
     yield from ("", "```python", example.strip(), "```", "")
     result = re.search(r"\nReturns\n-------\n(.*)", rest)

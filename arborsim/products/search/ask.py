@@ -39,7 +39,7 @@ _FROM_FILE = "These results come from a file, which holds no trees: none is show
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmOptions(Options, panel="Searches"):
+class AlgorithmOptions(Options):
     """The searches that walk the bank.
 
     Parameters
