@@ -9,6 +9,7 @@ import contextlib
 import glob
 import inspect
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
@@ -56,7 +57,9 @@ class Command(click.Command):
     ) -> None:
         self.options = declared(function)
         self.function, self.others = function, dict(others)
-        help = inspect.cleandoc(function.__doc__ or "").partition("\nParameters\n---")[0].strip()
+        kinds = list(inspect.get_annotations(function, eval_str=True).values())
+        said = next((kind for kind in kinds if hasattr(kind, "results")), function)
+        help = re.split(r"\n\w+\n---+\n", inspect.cleandoc(said.__doc__ or ""))[0].strip()
         found = [_parameter(each) for each in self.options if not each.option.python]
         super().__init__(name, callback=self._run, help=help, params=found)
 

@@ -79,7 +79,7 @@ def test_workers_give_the_same_json(trace: Path, capsys: pytest.CaptureFixture[s
     printed = []
     for workers in ("1", "2"):
         command = ["replay", str(trace), "--policy", "h2o,arbor-epi", "--budget", "0.9", "--json"]
-        assert main([*command, "--workers", workers]) == 0
+        assert main([*command, "--jobs", workers]) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
 
@@ -179,7 +179,7 @@ def test_a_class_in_the_working_directory(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     command = ["replay", str(trace), "--policy", "found_here:Mine", "--budget", "0.9"]
-    assert main([*command, "--workers", "2"]) == 0
+    assert main([*command, "--jobs", "2"]) == 0
     assert "of-my-own" in capsys.readouterr().out
 
 

@@ -114,7 +114,9 @@ class LiveFiles(Options, panel="Output"):
 class LiveOptions(PolicyOptions, CacheOptions, RewardedProblems, LiveFiles):
     """Search live under KV-cache policies that really remove tokens, and count what is right.
 
-    Every policy searches the same problems.  Needs the ``torch`` extra.
+    Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
+    where the time went, all against full retention. Needs the extra torch. Ctrl-C keeps the log;
+    exit code 130.
 
     Parameters
     ----------
@@ -124,11 +126,6 @@ class LiveOptions(PolicyOptions, CacheOptions, RewardedProblems, LiveFiles):
     Returns
     -------
     LiveResults
-
-    Raises
-    ------
-    ArborsimError
-        A name, number, file or combination of arguments that cannot work, in one line.
 
     Examples
     --------

@@ -11,11 +11,7 @@ from arborsim.products.options import ReportOptions, check_files
 
 
 def live(options: LiveOptions, output: ReportOptions) -> None:
-    """Search live under KV-cache policies that really remove tokens, and count what is right.
-
-    Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
-    where the time went, all against full retention. Ctrl-C keeps the log; exit code 130.
-    """
+    """Search with a bar on standard error, then show the results."""
     files = {"--out": options.out, "--report": output.report, "--trace": options.trace}
     _run(LiveRun(replace(options, progress=True)), output, check_files(files))
 

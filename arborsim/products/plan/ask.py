@@ -173,9 +173,12 @@ class QuickOptions(Options, panel="Instead of a workload file"):
 
 @dataclass(frozen=True)
 class PlanOptions(WorkloadOptions, QuickOptions):
-    """Find the load that GPUs, policies and budgets carry within a latency target, and its cost.
+    """Find out how much load each GPU, policy and budget carries, and which to take.
 
-    Ask by a workload file, or without one by `model`, `gpus`, a percentile and what is searched.
+    Ask by a workload file, or by --model, --gpu, --p95 and --tree, --chain or --trace. For every
+    candidate the largest load that meets the latency target is searched for by simulation. Shows it
+    with latencies, utilisation, what runs out first and cost per search, and recommends one. Ctrl-C
+    keeps what is done; exit code 130.
 
     Parameters
     ----------
@@ -195,11 +198,6 @@ class PlanOptions(WorkloadOptions, QuickOptions):
     Returns
     -------
     PlanResults
-
-    Raises
-    ------
-    ArborsimError
-        A name, number, file or combination of arguments that cannot work, in one line.
 
     Examples
     --------

@@ -69,12 +69,7 @@ def plan(
     write: Annotated[Written | None, Option(panel="Instead of a workload file")] = None,
     resume: Annotated[bool, Option(panel="Run")] = False,
 ) -> None:
-    """Find out how much load each GPU, policy and budget carries, and which to take.
-
-    Ask by a workload file, or by --model, --gpu, --p95 and --tree, --chain or --trace. For every
-    candidate the largest load that meets the latency target is searched for by
-    simulation. Shows it with latencies, utilisation, what runs out first and cost per search, and
-    recommends one. Ctrl-C keeps what is done; exit code 130.
+    """Plan, or print an example or write the question; then show the results.
 
     Parameters
     ----------

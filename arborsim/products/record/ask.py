@@ -95,7 +95,8 @@ class BankOptions(Options, panel="Banks (for arborsim search)"):
 class RecordOptions(CaptureOptions, BankOptions, RewardedProblems):
     """Run searches on a live model and record them.
 
-    Needs the ``torch`` extra.  An interruption leaves a valid trace of all whole episodes.
+    Needs the extra torch. Ctrl-C stops after the last whole episode, leaves a valid trace, and
+    exits with code 130.
 
     Parameters
     ----------
@@ -118,11 +119,6 @@ class RecordOptions(CaptureOptions, BankOptions, RewardedProblems):
     Returns
     -------
     Trace
-
-    Raises
-    ------
-    ArborsimError
-        A name, number, file or combination of arguments that cannot work, in one line.
 
     Examples
     --------

@@ -11,10 +11,7 @@ from arborsim.products.record.ask import Recording, RecordOptions
 
 
 def record(options: RecordOptions) -> None:
-    """Run searches on a live model and record them.
-
-    Ctrl-C stops after the last whole episode, leaves a valid trace, and exits with code 130.
-    """
+    """Record with a bar on standard error, then say what was recorded."""
     out = Path(options.out)
     check_writable(out, "--out")
     recording = Recording(replace(options, progress=True))

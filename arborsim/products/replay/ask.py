@@ -40,7 +40,11 @@ _LIBRARIES = ("numpy", "pandas", "pyarrow", "simpy")
 
 @dataclass(frozen=True)
 class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
-    """Replay recorded searches under KV-cache policies on a simulated GPU.
+    """Replay traces under KV-cache policies on a simulated GPU.
+
+    Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
+    the share of attention kept, all against full retention (policy full), and the right answers
+    that live runs of the same settings gave.
 
     Parameters
     ----------
@@ -77,12 +81,6 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
     Returns
     -------
     ReplayResults
-
-    Raises
-    ------
-    ArborsimError
-        A name, number, file or combination of arguments that cannot work: one line that says what,
-        where, and what to do.
 
     Examples
     --------

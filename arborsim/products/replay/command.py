@@ -36,12 +36,7 @@ class ReplayOutput(OutputOptions, panel="Output"):
 
 
 def replay(options: ReplayOptions, output: ReplayOutput) -> None:
-    """Replay traces under KV-cache policies.
-
-    Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
-    the share of attention kept, all against full retention (policy `full`), and the right answers
-    that live runs of the same settings gave.
-    """
+    """Replay, then write and print what was asked for."""
     output.check()
     pictures = output.report is not None
     with interruptible():

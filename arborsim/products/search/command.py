@@ -52,11 +52,7 @@ class SearchOutput(OutputOptions, panel="Output"):
 
 
 def search(options: SearchOptions, output: SearchOutput) -> None:
-    """Run search algorithms on a bank of recorded thoughts.
-
-    Each walks the same thoughts, as it would have met them live, and is then replayed on a
-    simulated GPU.  Shows accuracy, KV size, memory, model calls, tokens and time, against REBASE.
-    """
+    """Search, then print and write what was asked for."""
     output.check()
     searching = Searching(replace(options, progress=True))
     problems = output.problems(searching.problems)

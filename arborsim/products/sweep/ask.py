@@ -44,11 +44,12 @@ _NOT_LIVE = ("full", "out", "trace", "resume", "overwrite", "progress")
 
 @dataclass(frozen=True)
 class SweepOptions(Options):
-    """Compute the cells of a grid that a folder does not hold yet.
+    """Replay a grid of traces, policies, budgets and machines, and search it live.
 
-    A cell is a policy under a budget on a trace and a machine, with the figures that
-    `arborsim.replay` gives.  Each is a small Parquet file that is named by what it depends on, so
-    a second sweep computes only what is missing, and several may share the folder.
+    Every combination is a cell: a small Parquet file in the folder, named by what it depends on. A
+    second run computes only what is missing; several may share a folder. Ctrl-C keeps the cells
+    that are done; exit code 130. Exit code 1 if cells failed: these are records with their reason,
+    and the next run tries them again.
 
     Parameters
     ----------
@@ -165,7 +166,10 @@ def _pool(on: str, workers: int, address: str) -> Pool:
 
 @dataclass(frozen=True)
 class CellOptions(Options):
-    """The cells in a folder of `sweep`.
+    """Show what a sweep found: cells, or groups of them.
+
+    Cells are compared with full retention on the same trace and machine. --csv and --parquet write
+    the groups of --by, else the cells with all their columns.
 
     Parameters
     ----------

@@ -20,12 +20,7 @@ _MANY = 100_000
 
 
 def sweep(options: SweepOptions, *, example: bool = False, json: Json = False) -> int:
-    """Replay a grid of traces, policies, budgets and machines, and search it live.
-
-    Every combination is a cell: a small Parquet file in the folder, named by what it depends on. A
-    second run computes only what is missing; several may share a folder. Ctrl-C keeps the cells
-    that are done; exit code 130. Exit code 1 if cells failed: these are records with their reason,
-    and the next run tries them again.
+    """Compute what is missing, and say how it went; returns the exit code.
 
     Parameters
     ----------
@@ -111,11 +106,7 @@ class CellOutput(ReportOptions, panel="Output"):
 
 
 def results(options: CellOptions, output: CellOutput) -> None:
-    """Show what a sweep found: cells, or groups of them.
-
-    Cells are compared with full retention on the same trace and machine. --csv and --parquet write
-    the groups of --by, else the cells with all their columns.
-    """
+    """Read the cells, then write and print what was asked for."""
     from arborsim.core.tables import write_table
 
     output.check_folder(Path(options.folder))

@@ -43,7 +43,10 @@ PARAMETERS = (
 )  # fmt: skip
 #: The sources that a cell's figures depend on.
 CODE = {
-    "replay": (*SOURCES, "arborsim/products/choices.py", "arborsim/products/replay/ask.py"),
+    "replay": (
+        *SOURCES, "arborsim/products/choices.py", "arborsim/products/options.py",
+        "arborsim/products/replay/ask.py",
+    ),  # fmt: skip
     "live": ("arborsim", "arborsim_torch"),
 }
 #: Keys of ``[[live]]`` that take a list as it is.

@@ -39,10 +39,10 @@ _STUDY = "sqlite:///tune.sqlite"  # where the command keeps the study
 
 @dataclass(frozen=True)
 class TuneOptions(MachineOptions):
-    """Find settings of a policy that no others beat in memory, time and quality.
+    """Tune a policy's settings and budget for memory, time and quality at once.
 
-    Every trial replays the even episodes of the traces.  The front is replayed again on the odd
-    ones.
+    Trials replay the even episodes of the traces. The front, settings that no others beat, is
+    replayed on the odd ones, which no trial has seen. The same command goes on with the study.
 
     Parameters
     ----------

@@ -38,11 +38,7 @@ class TuneOutput(OutputOptions, panel="Output"):
 
 
 def tune(options: TuneOptions, output: TuneOutput) -> None:
-    """Tune a policy's settings and budget for memory, time and quality at once.
-
-    Trials replay the even episodes of the traces. The front, settings that no others beat, is
-    replayed on the odd ones, which no trial has seen. The same command goes on with the study.
-    """
+    """Tune, then write and print what was asked for."""
     output.check()
     left = "; trials that had ended are in the study, and the same command goes on"
     with interruptible(left):
