@@ -191,7 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> Any:
-    """What the command returns, or click says: help, or completions."""
+    """The command's result; help and completions return 0."""
     if asked := os.environ.get(_COMPLETE):
         return click.shell_completion.shell_complete(app, {}, "arborsim", _COMPLETE, asked)
     try:

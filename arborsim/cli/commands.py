@@ -111,15 +111,16 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.others:
             with formatter.section("Commands"):
-                formatter.write_dl([(n, each.get_short_help_str(80)) for n, each in
-                                    self.others.items()])  # fmt: skip
+                formatter.write_dl(
+                    [(n, each.get_short_help_str(80)) for n, each in self.others.items()]
+                )
         for panel, shown in self.panels(ctx).items():
             with formatter.section(panel):
                 formatter.write_dl(shown)
 
 
 def _parameter(made: Declared) -> click.Parameter:
-    """What click parses; the function knows the defaults."""
+    """The parameter that click parses; the function knows the defaults."""
     option, many = made.option, made.option.many
     required = made.default is MISSING and option.default is None
     kind = _type(made)
@@ -153,7 +154,7 @@ def _type(made: Declared) -> Any:
 
 
 def _record(made: Declared) -> tuple[str, str]:
-    """What help has of an option: its names with what it takes, and what it means."""
+    """The line of help for an option: its names with what it takes, and what it means."""
     option, required = made.option, made.default is MISSING and made.option.default is None
     default = made.default if option.default is None else option.default
     facts = ["required"] if required else []

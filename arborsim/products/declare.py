@@ -64,7 +64,7 @@ T = TypeVar("T", covariant=True)
 
 @dataclass(frozen=True)
 class Option:
-    """What an annotation says of an option besides its type."""
+    """Facts that an annotation has of an option besides its type."""
 
     name: str = ""  #: on the command line, where it is not that of the keyword
     complete: str = ""  #: which names a shell offers (`arborsim.cli.complete`)
@@ -220,7 +220,7 @@ def _annotations(made: Any) -> dict[str, Any]:
 
 
 def _shape(annotation: Any) -> tuple[Any, Option]:
-    """What a type takes on the command line, and the options in it."""
+    """The kind of a type on the command line, and the options in it."""
     leaves: list[Any] = []
     option = _walk(annotation, leaves)
     kinds = [each for each in leaves if isinstance(each, tuple)]
@@ -323,9 +323,10 @@ def equivalent(name: str, given: Options) -> str:
     inputs = [one for each in spoken if each.argument
               for one in listed(values[each.name]) if one is not None]  # fmt: skip
     changed = [
-        each for each in spoken
+        each
+        for each in spoken
         if not each.argument and _texts(values[each.name]) != _texts(each.default)
-    ]  # fmt: skip
+    ]
     if not all(map(_is_plain, (inputs, *(values[each.name] for each in changed)))):
         shown = [
             repr(_text(each)) if _is_plain(each) else f"<{getattr(each, 'name', each)}>"
@@ -369,7 +370,7 @@ def _setting_text(value: Any) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    """What an option would be given."""
+    """The texts that an option would be given."""
     from arborsim.products.choices import listed
 
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What Ctrl-C does."""
+"""Commands that Ctrl-C ends with a word on what is left."""
 
 from __future__ import annotations
 

@@ -146,9 +146,11 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
     from arborsim.report.words import plain
 
     columns = {
-        "hbm_bytes": ("memory\nGB", 1e9, 1), "hbm_bytes_per_s": ("GB/s", 1e9, 0),
-        "flops_per_s": ("TFLOP/s", 1e12, 0), "h2d_bytes_per_s": ("PCIe\nGB/s", 1e9, 0),
-    }  # fmt: skip
+        "hbm_bytes": ("memory\nGB", 1e9, 1),
+        "hbm_bytes_per_s": ("GB/s", 1e9, 0),
+        "flops_per_s": ("TFLOP/s", 1e12, 0),
+        "h2d_bytes_per_s": ("PCIe\nGB/s", 1e9, 0),
+    }
     hosts = [load_host(name) for name in ([host] if host else host_names())]
     if host:
         console.print(f"Each GPU in host {hosts[0].name}:", style="bold", markup=False)

@@ -149,7 +149,7 @@ class BankOptions(Options, panel="Banks (for arborsim search)"):
         )
 
     def recipe(self, trees: TreeOptions) -> Recipe | Dense:
-        """What the bank is to hold."""
+        """The recipe of the bank."""
         from arborsim.products.choices import names, whole_numbers
         from arborsim.products.generate.lengths import parse_counts
         from arborsim.products.generate.synthetic import Dense

@@ -161,10 +161,12 @@ class LiveRun:
         _check_files(given, self.out, recorded)
         same = ("recall", "overlap", "graphs", "batch", "attention_top", "shadow")
         self.request = LiveRequest(
-            **live_fields(given, given.full), **_cache(given),
+            **live_fields(given, given.full),
+            **_cache(given),
             **{name: getattr(given, name) for name in same},
-            trace=recorded, command=equivalent("live", given),
-        )  # fmt: skip
+            trace=recorded,
+            command=equivalent("live", given),
+        )
         self._log = None
         if self.out is not None:
             self._log = LiveLog(
@@ -190,7 +192,7 @@ class LiveRun:
                 self._log.close()
 
     def results(self) -> LiveResults:
-        """Of the searches that are done.
+        """The results of the searches that are done.
 
         Raises
         ------
@@ -245,8 +247,9 @@ def _cache(given: LiveOptions) -> dict[str, Any]:
     page_tokens = given.page_tokens or 1
     profile = load_profile(given.gpu or "h100")
     return {
-        "page_tokens": page_tokens, "machine": Machine(profile, None, given.recall, page_tokens),
-    }  # fmt: skip
+        "page_tokens": page_tokens,
+        "machine": Machine(profile, None, given.recall, page_tokens),
+    }
 
 
 class Watch:
@@ -424,12 +427,14 @@ class LiveResults(Results):
 
 
 def live_metadata(report: LiveReport) -> dict[str, Any]:
-    """What made the results of a live run."""
+    """The metadata of a live run's results."""
     from arborsim.products.live.tables import cautions, left_out, live_rows
 
     facts = report.facts
     return made_by(
-        "live", report.command, *_LIBRARIES,
+        "live",
+        report.command,
+        *_LIBRARIES,
         gpu=report.request.get("gpu", {}).get("name", facts.device),
         host="",
         engine="",
@@ -449,7 +454,7 @@ def live_metadata(report: LiveReport) -> dict[str, Any]:
             for (policy, budget), why in left_out(report).items()
         ],
         does_not_fit=[],
-    )  # fmt: skip
+    )
 
 
 def _not_bounded(cells: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -482,7 +487,7 @@ def _result(row: Mapping[str, Any]) -> LiveResult:
 
 
 def described(models: Sequence[ModelUsage]) -> list[str]:
-    """What reward and embedding models took, a line each."""
+    """A line for each reward and embedding model: what it took."""
     return [_described(usage) for usage in models]
 
 

@@ -247,8 +247,9 @@ class PlanOptions(WorkloadOptions, QuickOptions):
             raise UsageError(f"{name} asks without a workload: {called} says it itself")
         if isinstance(given, Workload):
             if named or calibrations:
-                raise UsageError("gpus and calibration go with a workload file: change the "
-                                 "Workload")  # fmt: skip
+                raise UsageError(
+                    "gpus and calibration go with a workload file: change the Workload"
+                )
             return given
         return read_workload(Path(given), named, calibrations, self.allow_code)
 
@@ -292,7 +293,7 @@ class Planning:
             self.planner.run(advance, done)
 
     def results(self) -> PlanResults:
-        """Of the candidates that are finished."""
+        """The results of the candidates that are finished."""
         workload, result = self.planner.workload, self.planner.result()
         profiles = {each.profile.name: each.profile for each in workload.hardware}
         engines = {each.engine.name for each in profiles.values() if each.engine is not None}
@@ -353,7 +354,7 @@ class PlanResults(Results):
 
     @property
     def recommendation(self) -> str:
-        """What to rent, what it costs and what limits it, or why nothing meets the target."""
+        """The machine to rent, its cost and its limit, or why nothing meets the target."""
         return _said(self.raw)
 
     def to_pandas(self) -> pd.DataFrame:

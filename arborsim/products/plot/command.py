@@ -51,6 +51,5 @@ def plot(
         print_plots(made)
         return
     said = found.metadata
-    write(made, out, dark=dark, command=said.get("command", ""),
-                settings=said.get("settings", {}))  # fmt: skip
+    write(made, out, dark=dark, command=said.get("command", ""), settings=said.get("settings", {}))
     print(f"wrote {out}")

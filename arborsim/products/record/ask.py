@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions(Options, panel="What is stored"):
-    """What a trace holds of a search.
+    """The signals that a trace holds of a search.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def _check_forced(given: RecordOptions) -> None:
 
 
 def _recipe(given: RecordOptions, settings: list[str]) -> Recipe | None:
-    """What to grow; None unless a bank was asked for."""
+    """The tree to grow; None unless a bank was asked for."""
     from arborsim.searches.arms import BATCH, Recipe, recipe_for
 
     if not given.bank:

@@ -95,7 +95,7 @@ class SamplingOptions(Options, panel="Search and rewards"):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardOptions(SamplingOptions, panel="Search and rewards"):
-    """What scores and embeds the thoughts of a search.
+    """The models that score and embed the thoughts of a search.
 
     Parameters
     ----------

@@ -114,8 +114,10 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
         from arborsim.report.progress import shown
 
         if self.reference and not self.equal:
-            raise UsageError("reference is the policy whose memory others get: also give equal, "
-                             "as peak or byte-seconds")  # fmt: skip
+            raise UsageError(
+                "reference is the policy whose memory others get: also give equal, "
+                "as peak or byte-seconds"
+            )
         if self.equal and not self.full:
             raise UsageError("equal compares with what full retention takes: leave no-full out")
         paths = choices.files(self.traces)
@@ -124,9 +126,11 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
         given = choices.policy_settings(chosen.names, setting_texts(self.settings))
         made = chosen.build(choices.calibrated(given, choices.listed(self.calibration), paths))
         simulated = self.machine(
-            paths, event_by_event=self.event_by_event, explain=self.explain,
+            paths,
+            event_by_event=self.event_by_event,
+            explain=self.explain,
             keep_matrices=self.keep_matrices,
-        )  # fmt: skip
+        )
         bound = self.oracle and self.quality
         job = Replay(
             paths,
@@ -198,7 +202,9 @@ def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]
 
     recorded = [open_trace(path).info.geometry for path in job.traces]
     return made_by(
-        "replay", command, *_LIBRARIES,
+        "replay",
+        command,
+        *_LIBRARIES,
         **machine_facts(job.machine, recorded),
         kv_bytes_per_token={each.trace: each.kv_bytes_per_token for each in result.episodes},
         settings=result.settings,
@@ -213,11 +219,11 @@ def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]
             {"trace": trace, "policy": policy, "row_budget": budget, "answered": asdict(found)}
             for (trace, policy, budget), found in result.answers.items()
         ],
-    )  # fmt: skip
+    )
 
 
 class ReplayResults(Results):
-    """What policies cost and keep on recorded searches.
+    """Costs of policies on recorded searches, and what they keep.
 
     Attributes
     ----------

@@ -146,7 +146,7 @@ class Searching:
             self.job.run(advance)
 
     def results(self) -> SearchResults:
-        """Of the problems that are done."""
+        """The results of the problems that are done."""
         from arborsim.machine.profile import assumed_numbers
         from arborsim.products.provenance import (
             machine_facts,
@@ -158,7 +158,9 @@ class Searching:
 
         job, results = self.job, tuple(self.job.ordered())
         metadata = made_by(
-            "search", equivalent("search", self._options), *_LIBRARIES,
+            "search",
+            equivalent("search", self._options),
+            *_LIBRARIES,
             **machine_facts(job.machine, [self.reader.info.geometry]),
             heading=search_heading(job, self.reader, results),
             settings=search_settings(job, self.reader),
@@ -168,7 +170,7 @@ class Searching:
             left_out=[*self._left_out, *job.notes()],
             not_by_levels=sorted({each.label for each in results if not each.by_levels}),
             complete=job.problems == len(self.problems),
-        )  # fmt: skip
+        )
         return SearchResults(results, metadata, job, job.skipped)
 
 
@@ -240,11 +242,13 @@ class SearchResults(Results):
         from arborsim.core import documents
 
         said = ("heading", "settings", "assumed", "verdicts", "notes", "left_out")
-        return documents.to_json({
-            **{name: self.metadata[name] for name in said},
-            "rows": self._rows(),
-            "searches": [result.flat() for result in self.raw],
-        })  # fmt: skip
+        return documents.to_json(
+            {
+                **{name: self.metadata[name] for name in said},
+                "rows": self._rows(),
+                "searches": [result.flat() for result in self.raw],
+            }
+        )
 
     def report(
         self,
@@ -339,8 +343,9 @@ class SearchResults(Results):
         check_columns(frame, columns, missing=("attention_kept",))
         found = frame.to_dict("records")
         names = [each.name for each in fields(SkippedSearch)]
-        skipped = [SkippedSearch(**{name: row[name] for name in names})
-                   for row in found if row["left_out"]]  # fmt: skip
+        skipped = [
+            SkippedSearch(**{name: row[name] for name in names}) for row in found if row["left_out"]
+        ]
         ran = [_result(row, apart) for row in found if not row["left_out"]]
         return cls(ran, metadata, skipped=skipped)
 

@@ -338,7 +338,7 @@ def _live_run(given: Mapping[str, Any]) -> LiveRun:
 
 
 class SweepResults(Results):
-    """What a sweep found.
+    """The cells of a sweep, compared.
 
     Attributes
     ----------

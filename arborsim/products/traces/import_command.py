@@ -21,7 +21,7 @@ _MOST_SHOWN = 10
 
 @dataclass(frozen=True)
 class ImportOptions(Options):
-    """What is read, and the trace that is made.
+    """The recording that is read, and the trace that is made.
 
     Parameters
     ----------

@@ -247,7 +247,7 @@ def _compared(
 
 
 def _sources(file: Path | None, other: str) -> dict[str, str]:
-    """What made the numbers."""
+    """The sources of the numbers."""
     from arborsim import __version__
     from arborsim.products.validate import serving
 
@@ -376,7 +376,7 @@ def _run(request: LiveRequest, keeper: Keeper) -> None:
 
 
 def _about(request: LiveRequest, facts: LiveFacts, before: str) -> dict[str, str]:
-    """What made the numbers; `before` are the dates of an earlier run."""
+    """The sources of the numbers; `before` are the dates of an earlier run."""
     assert request.machine is not None
     profile = request.machine.profile
     today = datetime.now(UTC).date().isoformat()
