@@ -1,6 +1,6 @@
 """Policies, budgets and settings that a caller chooses, by name or as objects.
 
-The command line passes texts (``"h2o,snapkv"``, ``"0.25"``, ``"h2o.per=head"``); Python may also
+The command line passes texts (``"h2o,snapkv"``, ``"0.25"``, ``"h2o.per=shared"``); Python may also
 pass lists, numbers, a dict of settings and policies that it made itself.
 """
 
@@ -30,7 +30,7 @@ Budgets: TypeAlias = Annotated[
     "float | int | str | Budget | Sequence[float | int | str | Budget]",
     Option("budget", many=True),
 ]
-#: By parameter, or by policy and parameter: ``{"sinks": 4, "h2o.per": "head"}``.
+#: By parameter, or by policy and parameter: ``{"sinks": 4, "h2o.per": "shared"}``.
 Settings: TypeAlias = Annotated[Mapping[str, Any] | Sequence[str], Option("set")]
 Files: TypeAlias = AnyPath | Sequence[AnyPath]
 Traces: TypeAlias = Annotated[Files, Option(complete="trace")]

@@ -45,7 +45,7 @@ class PolicyOptions(Options):
     settings
         name=value, or NAME.name=value for one policy or search; repeatable.
 
-        In Python also a mapping: ``{"sinks": 4, "h2o.per": "head"}``.
+        In Python also a mapping: ``{"sinks": 4, "h2o.per": "shared"}``.
     """
 
     policies: Policies = "full"

@@ -251,7 +251,7 @@ def _policies(records: dict[str, Schema]) -> Schema:
 
 
 def _hardware(records: dict[str, Schema]) -> Schema:
-    from arborsim.machine.profile import Number
+    from arborsim.machine.numbers import Number
 
     price = {**_numbers("low", "high"), **dict.fromkeys(("currency", "date", "source"), TEXT)}
     return _one_or_all(_object({

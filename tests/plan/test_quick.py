@@ -22,7 +22,7 @@ ASKED: dict[str, Any] = {
     "tree": "depth=6,width=16,thought=80", "solved": 0.6,
 }  # fmt: skip
 FLAGS = [
-    "plan", "--model", "llama-3.1-8b", "--gpus", "l40s,h100", "--rate", "20/min", "--p95", "60s",
+    "plan", "--model", "llama-3.1-8b", "--gpu", "l40s,h100", "--rate", "20/min", "--p95", "60s",
     "--tree", "depth=6,width=16,thought=80", "--solved", "0.6",
 ]  # fmt: skip
 
@@ -165,12 +165,12 @@ def test_a_trace_is_found_from_the_folder_of_the_file(
         "plan",
         "--model",
         "qwen3-8b",
-        "--gpus",
+        "--gpu",
         "h100",
         "--p99",
         "2 min",
         "--policy",
-        "full,h2o",
+        "full,raas",
     ]
     assert main([*flags, "--trace", str(trace), "--write", str(tmp_path / "asked.toml")]) == 0
     (entry,) = read_workload(tmp_path / "asked.toml").mix

@@ -14,6 +14,7 @@ from arborsim.core.units import quantity
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.play.live_log import describe
 from arborsim.play.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
+from arborsim.policies.live_hints import hints_of
 from arborsim.products.replay.tables import COLUMNS, NAMES, flat_measurements
 from arborsim.products.replay.words import budget_of_reading
 from arborsim.report.table import (
@@ -65,7 +66,7 @@ class LiveReport:
 
         unbounded = frozenset(c.policy.name for c in request.cells if not c.policy.bounded)
         reading = tuple(c.policy.name for c in request.cells
-                        if c.policy.bounds_page and not c.policy.bounded)  # fmt: skip
+                        if hints_of(c.policy).bounds_page and not c.policy.bounded)  # fmt: skip
         return cls(facts, tuple(sorted(results, key=place)), describe(request), request.command,
                    request.shadow, unbounded, reading)  # fmt: skip
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
-from arborsim.core.measurements import Measurements
+from arborsim.core.measurements import Measurements, Stored, stored_columns
 from arborsim.core.tables import with_left_out
+from arborsim.core.tiers import BELOW_DDR
 from arborsim.core.units import Scale
 from arborsim.play.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, oracles
 from arborsim.products.replay import answers_words
@@ -38,6 +39,19 @@ from arborsim.report.words import counted, interval, plain
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
+
+
+def _stored(
+    memory: str, key: str, title: str, kind: str, value: Callable[[Stored], float], about: str,
+    together: str = "",
+) -> Column[Row]:  # fmt: skip
+    """A column of a memory below DDR; gone where nothing is put there."""
+    return Column(
+        f"{memory.lower()}_{key}", f"{memory} {title}", kind,
+        lambda row: value(row.stored.get(memory, Stored())), about,
+        (memory, title.split()[-1]), together, hide=NOTHING,
+    )  # fmt: skip
+
 
 NAMES: tuple[Column[Row], ...] = (
     name_column("Policy", lambda r: r.label),
@@ -101,6 +115,18 @@ MEMORY: tuple[Column[Row], ...] = (
            "Keys and values that attention read for a generated token, mean. Shown where a policy "
            "chooses what is read.", ("read", "/tok"), hide=UNKNOWN),
 )  # fmt: skip
+STORED: tuple[Column[Row], ...] = tuple(
+    column
+    for memory in BELOW_DDR
+    for column in (
+        _stored(memory, "peak", "peak", "bytes", lambda each: each.peak_bytes,
+                f"Largest KV footprint in {memory} of any search.", "memory"),
+        _stored(memory, "moved", "moved", "bytes", lambda each: each.to_bytes + each.from_bytes,
+                f"Bytes that crossed the link of {memory}, both directions."),
+        _stored(memory, "link", "link busy", "seconds", lambda each: each.link_s,
+                f"Seconds in which the link of {memory} carried something, hidden or not.", "time"),
+    )
+)  # fmt: skip
 TIME: tuple[Column[Row], ...] = (
     Column("total", "Total time", "seconds", lambda r: r.time.total_s,
            "Prefill, decode, rehydration, exposed transfers and policy.",
@@ -140,14 +166,14 @@ COLUMNS: dict[str, Column[Row]] = {
     "rehydrations": Column(
         "rehydrations", "Rehydra\u00adtions", "count", lambda r: r.rehydrations,
         "Prefill passes that brought evicted tokens back.", ("prefills", "again")),
-    **{column.key: column for column in (*ANSWERS, *MEMORY, *TIME)},
+    **{column.key: column for column in (*ANSWERS, *MEMORY, *STORED, *TIME)},
 }  # fmt: skip
 
 
 def memory(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """`MEMORY`; what is read only where a policy chooses that."""
     chosen = any(row.bounds_read_bytes for row in rows)
-    return tuple(column for column in MEMORY if chosen or column.key != "read")
+    return tuple(c for c in (*MEMORY, *STORED) if chosen or c.key != "read")
 
 
 #: On pages only: terminals have no room.
@@ -162,7 +188,8 @@ PAGE_MEMORY: tuple[Column[Row], ...] = (
 )  # fmt: skip
 #: The figures that decide: one table of 80 columns.
 _DECIDING = (
-    "right", "right_interval", "peak_hbm", "hbm_vs_full", "peak_ddr", "moved", "total",
+    "right", "right_interval", "peak_hbm", "hbm_vs_full", "peak_ddr", "moved",
+    *(column.key for column in STORED), "total",
     "time_vs_full", "kept", "gap", "error",
 )  # fmt: skip
 _MORE = "More figures (moves, parts of the time): --view table, --out or --report."
@@ -424,6 +451,7 @@ def to_frame(result: ReplayResult) -> pd.DataFrame:
          "left_out": each.reason}
         for each in result.left_out
     ]  # fmt: skip
+    columns += [name for name in (found[0] if found else ()) if name not in columns]
     texts = ("per", "attention_kept_note", "budget_found")
     return with_left_out(pd.DataFrame(found, columns=columns), missing, texts)
 
@@ -461,8 +489,8 @@ def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float])
 def flat_measurements(measured: Measurements) -> dict[str, Any]:
     """What was counted, and the parts of the time."""
     found = {**vars(measured), **vars(measured.time)}
-    del found["time"], found["series"]
-    return found
+    del found["time"], found["series"], found["stored"]
+    return {**found, **stored_columns(measured.stored)}
 
 
 def to_json(result: ReplayResult) -> str:
