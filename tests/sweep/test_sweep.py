@@ -27,7 +27,7 @@ from arborsim.core.records import parse_toml
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.products.schemas import schema_of
 from arborsim.products.sweep import ask as api
-from arborsim.products.sweep.ask import Sweeping
+from arborsim.products.sweep.ask import Sweeping, SweepOptions
 from arborsim.products.sweep.cells import Folder, Made, made
 from arborsim.products.sweep.grid import example_grid, grid_of
 from arborsim.products.sweep.jobs import Job, jobs_of
@@ -126,7 +126,7 @@ def test_a_folder_shows_what_was_swept_last(
     swept = {}
     for number, name in enumerate("ABAB"):
         trace.write_bytes(contents[name])
-        sweeping = Sweeping(grid, out)
+        sweeping = Sweeping(SweepOptions(grid, out))
         assert sweeping.run().made == (3 if number < 2 else 0)
         found = sweeping.results()
         assert swept.setdefault(name, names_of(found)) == names_of(found)
@@ -157,7 +157,7 @@ def test_a_sweep_killed_while_it_arranges_a_folder_goes_on(tmp_path: Path) -> No
     jobs = [jobs_in(tmp_path)[:6]]
     (tmp_path / "a.parquet").unlink()
     make_trace(tmp_path / "a.parquet", seed=9, episodes=1)
-    jobs.append(Sweeping(tmp_path / "grid.toml", tmp_path / "out").jobs[:6])
+    jobs.append(Sweeping(SweepOptions(tmp_path / "grid.toml", tmp_path / "out")).jobs[:6])
     folder = Folder(tmp_path / "out")
     for version in jobs:
         fill(folder, version, lambda job: made(job, "left out", reason="a test"), local(0))
@@ -187,7 +187,8 @@ def test_what_a_cell_depends_on_is_its_address(
 
     def addresses(folder: Path, text: str = ONE) -> set[str]:
         (folder / "grid.toml").write_text(text)
-        return {job.address for job in Sweeping(folder / "grid.toml", folder / "out").jobs}
+        options = SweepOptions(folder / "grid.toml", folder / "out")
+        return {job.address for job in Sweeping(options).jobs}
 
     gpu = 'base = "h100"\nname = "mine"\n'
     text = ONE + 'gpus = ["my.toml"]\n'
@@ -413,7 +414,7 @@ def test_live_cells_are_those_of_a_live_run(tmp_path: Path) -> None:
 
 
 def jobs_in(tmp_path: Path) -> list[Job]:
-    return Sweeping(small(tmp_path), tmp_path / "out").jobs
+    return Sweeping(SweepOptions(small(tmp_path), tmp_path / "out")).jobs
 
 
 def test_two_sweeps_share_a_folder(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ PARAMETERS = (
 )
 #: The sources that a cell's figures depend on.
 CODE = {
-    "replay": (*SOURCES, "arborsim/products/choices.py", "arborsim/products/replay/ask.py"),
+    "replay": (
+        *SOURCES,
+        *(f"arborsim/products/{n}.py" for n in ("choices", "options", "replay/ask")),
+    ),
     "live": ("arborsim", "arborsim_torch"),
 }
 #: Keys of ``[[live]]`` that take a list as it is.
