@@ -22,17 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.documents import strict
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.outputs import write_bytes, write_text
-from arborsim.report import page
+from arborsim.core.outputs import write_bytes
+from arborsim.report import page, report
 from arborsim.report.characters import drawn
 from arborsim.report.page import Figure
+from arborsim.report.report import Choice, Facts, Figures, Report, Section
 from arborsim.report.table import terminal
 from arborsim.report.words import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from arborsim.report.table import Table
 
 #: The endings of files that a plot can be written to.
 FORMATS = (".html", ".svg", ".png")
@@ -80,14 +79,14 @@ def print_plots(plots: Sequence[Plot], console: Console | None = None, height: i
 
 
 def write(
-    plots: Sequence[Plot], path: Path, *, dark: bool = False, command: str = "",
-    settings: Mapping[str, str] = MappingProxyType({}), title: str = "",
-    table: Table[Any] | None = None, heading: str = "", notes: Sequence[str] = (), csv: str = "",
-) -> None:  # fmt: skip
+    plots: Sequence[Plot],
+    path: Path,
+    *,
+    dark: bool = False,
+    command: str = "",
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Write plots to one file, as its name's ending says; the same plots give the same bytes.
-
-    A page may have a title of its own, and a table with its heading, notes and data above the
-    plots.
 
     A page follows its reader's light or dark theme, and says what command and settings made the
     results; an image has one of the themes, and several plots below each other.
@@ -100,14 +99,18 @@ def write(
     """
     check_format(path)
     if path.suffix == ".html":
-        text = page.render(
-            "plot", ("plot.js",), {"plots": [each.figure for each in plots], "csv": csv},
-            title=title or _title(plots), subtitle=command, plots=plots, settings=settings,
-            table=table, heading=heading, notes=notes,
-        )  # fmt: skip
-        write_text(path, text)
-        return
-    write_bytes(path, _image(themed(stacked(plots), dark), path.suffix[1:]))
+        about = (Facts("Settings", settings),)
+        report.write(Report("plot", _title(plots), command, sections(plots), about), path)
+    else:
+        write_bytes(path, _image(themed(stacked(plots), dark), path.suffix[1:]))
+
+
+def sections(plots: Sequence[Plot]) -> list[Section]:
+    """A part of a page for each plot."""
+    return [
+        Section(f"plot-{n}", plot.title, (Figures(f"plot-{n}", [Choice(plot.figure)]), *plot.notes))
+        for n, plot in enumerate(plots)
+    ]
 
 
 def _title(plots: Sequence[Plot]) -> str:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,27 +38,39 @@ MOST_BARS = 24
 
 
 def render(
-    product: str, scripts: Sequence[str] = (), data: Any = None, *, draws: bool = True, **facts: Any
+    product: str,
+    scripts: Sequence[str | Path] = (),
+    data: Any = None,
+    *,
+    draws: bool = True,
+    template: str = "",
+    style: str = "",
+    **facts: Any,
 ) -> str:
     """The page of a product; the same facts give the same bytes.
 
-    `product` names the template, ``PRODUCT.html``, and the style that is its own.  `scripts` are
-    assets that follow ``page.js`` and, if the page `draws`, plotly.js; `data` is JSON for them.  A
-    page without scripts has no script at all.  `facts` are all else that the template shows.
+    `product` names what of the style sheet is its own, and the `template` if no other is named.
+    `scripts` are assets that follow ``page.js`` and, if the page `draws`, plotly.js; `data` is JSON
+    for them.  `style` follows the style sheet, and `facts` are all else that the template shows.
     """
-    return _templates().get_template(f"{product}.html").render(
-        product=product,
-        style=Markup(asset("page.css")),
-        script=Markup("\n".join(map(asset, ("page.js", *scripts)))) if scripts else "",
-        plotly=Markup(_plotly()) if scripts and draws else "",
-        data=Markup(in_script(data)),
-        **facts,
-    )  # fmt: skip
+    return (
+        _templates()
+        .get_template(f"{template or product}.html")
+        .render(
+            product=product,
+            style=Markup(asset("page.css") + style),
+            script=Markup("\n".join(map(asset, ("page.js", *scripts)))),
+            plotly=Markup(_plotly()) if draws else "",
+            data=Markup(in_script(data)),
+            **facts,
+        )
+    )
 
 
-def asset(name: str) -> str:
-    """The text of a file that ships with this package."""
-    return (files("arborsim.report") / "assets" / name).read_text(encoding="utf-8")
+def asset(name: str | Path) -> str:
+    """The text of a file that ships with this package, or of one elsewhere."""
+    found = name if isinstance(name, Path) else files("arborsim.report") / "assets" / name
+    return found.read_text(encoding="utf-8")
 
 
 def in_script(value: Any) -> str:

@@ -12,9 +12,13 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from importlib.resources import files
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from arborsim.core.units import Scale, scale_for
 from arborsim.report.words import plain
@@ -89,6 +93,46 @@ class Column(Generic[R]):
         known = [v for row in rows for v in self.figures(row) if not math.isnan(v)]
         said = any(v or self.hide == UNKNOWN for v in known) or any(map(self.words, rows))
         return bool(self.hide) and not said
+
+
+def read_columns(
+    package: str,
+    functions: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+    base: Mapping[str, Column[Any]] = MappingProxyType({}),
+) -> dict[str, tuple[Column[Any], ...]]:
+    """The columns that ``columns.toml`` of a package declares, by group.
+
+    `value`, `text` and `words` name one of `functions`, else attributes of a row: a figure is NaN
+    where one on its way is None.  A column without a title is one of that key in `base` or further
+    up, with what is said in place of what is said there.
+    """
+    known = dict(base)
+
+    def made(key: str, said: dict[str, Any]) -> Column[Any]:
+        for part in {"value", "text", "words"} & said.keys():
+            said[part] = functions.get(said[part]) or partial(_read, said[part].split("."))
+        if "decimals" in said:
+            fixed = Scale("", 1.0, said.pop("decimals"))
+            said["scale"] = lambda values: fixed
+        if "head" in said:
+            said["head"] = tuple(said["head"])
+        if "title" in said:
+            known[key] = Column(key, **said)
+            return known[key]
+        return replace(known[key], **said)
+
+    text = (files(package) / "columns.toml").read_text(encoding="utf-8")
+    groups = tomllib.loads(text).items()
+    return {name: tuple(made(*each) for each in group.items()) for name, group in groups}
+
+
+def _read(path: Sequence[str], row: Any) -> Any:
+    """The attribute, or the value of a mapping, that a path leads to."""
+    for name in path:
+        row = row[name] if isinstance(row, dict) else getattr(row, name)
+        if row is None:
+            return math.nan
+    return row
 
 
 def name_column(title: str, text: Callable[[R], str], kind: str = NAME) -> Column[R]:

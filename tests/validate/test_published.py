@@ -22,7 +22,7 @@ from arborsim.products.validate import published
 from arborsim.products.validate.aiconfigurator import Prediction, installed
 from arborsim.products.validate.published import PlayedRun, compare, error_lines
 from arborsim.products.validate.published_log import Kept, PublishedLog
-from arborsim.products.validate.published_tables import Published, print_published, to_frame
+from arborsim.products.validate.published_report import Published, print_published, to_frame
 from arborsim.products.validate.serving import ServingRun, read_runs
 from tests.helpers.demands import record_demands
 

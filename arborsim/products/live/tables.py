@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
@@ -17,12 +17,10 @@ from arborsim.play.results import ANY, BASELINE, MARK, EpisodeResult, Relative, 
 from arborsim.products.replay.tables import COLUMNS, NAMES, flat_measurements
 from arborsim.products.replay.words import budget_of_reading
 from arborsim.report.table import (
-    NOTHING,
-    UNKNOWN,
-    Column,
     Table,
     print_heading,
     print_tables,
+    read_columns,
     shown,
     terminal,
 )
@@ -196,67 +194,18 @@ def _p(row: LiveRow) -> str:
     return "<0.001" if row.p < 0.001 else f"{row.p:.3f}"
 
 
-ANSWERS: tuple[Column[LiveRow], ...] = (
-    Column("correct", "Right", "count", lambda r: r.correct if r.judged else math.nan,
-           "Problems solved, of those searched: less than all if the budget could not hold some.",
-           text=lambda r: f"{r.correct}/{r.judged}" if r.judged else "n/a", head=("right",),
-           hide=UNKNOWN),
-    Column("accuracy", "Accuracy", "percent", lambda r: r.accuracy,
-           "Share of the searched problems that were solved.", ("accuracy",),
-           text=lambda r: hundredths(r.accuracy), hide=UNKNOWN, bar=True),
-    Column("interval", "95% interval", "percent", lambda r: r.low,
-           "Clopper-Pearson interval of the accuracy.", ("95%", "interval"),
-           text=lambda r: interval(r.low, r.high), hide=UNKNOWN),
-    Column("difference", "Accuracy vs full", "points", lambda r: r.difference,
-           "Accuracy less that of full retention on the same problems.", ("vs", "full"),
-           text=lambda r: "" if math.isnan(r.difference) else f"{100 * r.difference:+.1f}",
-           hide=UNKNOWN),
-    Column("p", "Fisher's p", "count", lambda r: r.p,
-           "Two-sided p of Fisher's exact test of that difference.", ("Fisher", "p"), text=_p,
-           hide=UNKNOWN),
-)  # fmt: skip
-MEMORY: tuple[Column[LiveRow], ...] = (
-    replace(COLUMNS["peak_hbm"], about="Largest KV footprint in device memory of any search, "
-            "staged tokens included; weights are not in it. It includes the prefill, so it can "
-            "exceed the budget."),
-    replace(COLUMNS["hbm_vs_full"],
-            about="That peak relative to the one of full retention on the same problems."),
-    replace(COLUMNS["peak_ddr"], hide=NOTHING),
-    COLUMNS["peak_quantised"],
-    Column("allocated", "Allocated", "bytes", lambda r: r.allocated_bytes,
-           "Largest size of the tensors that hold KV on the device, gaps included.",
-           ("with", "gaps"), "memory", hide=NOTHING),
-    Column("device", "Device peak", "bytes", lambda r: r.device_peak_bytes,
-           "Largest memory of the framework's allocator on the device, weights included.",
-           ("all on", "device"), hide=NOTHING),
-    COLUMNS["evicted"],
-    COLUMNS["quantised"],
-    replace(COLUMNS["offloaded"], hide=NOTHING),
-    replace(COLUMNS["rehydrated"], hide=NOTHING),
-    replace(COLUMNS["rehydrations"], hide=NOTHING, head=("prefills", "again")),
-    Column("decisions", "Decisions", "count", lambda r: r.decisions,
-           "How often the policy was asked.", ("times", "asked")),
-)  # fmt: skip
-TIME: tuple[Column[LiveRow], ...] = (
-    Column("total", "Total time", "seconds", lambda r: r.total_s,
-           "All searches of the row, one after the other.", ("total", "time"), "time"),
-    Column("prefill", "Prefill", "seconds", lambda r: r.time.prefill_s,
-           "Forward passes over prompts.", ("prefill",), "time"),
-    Column("model", "Model", "seconds", lambda r: r.time.decode_s,
-           "Forward passes of the generated tokens.", ("model",), "time"),
-    replace(COLUMNS["policy_time"], about="Taking signals, deciding, and moving tokens."),
-    replace(COLUMNS["transfer"], about="Waiting for copies from or to DDR.", hide=NOTHING),
-    replace(COLUMNS["rehydration"], about="Prefill passes over evicted tokens.", hide=NOTHING),
-    Column("other", "Other", "seconds", lambda r: r.other_s,
-           "Sampling, keeping the tree, judging thoughts and answers.", ("other",), "time",
-           hide=NOTHING),
-    Column("hidden", "Hidden transfer", "seconds", lambda r: r.time.hidden_transfer_s,
-           "Copies that ran behind computation; not part of the total.", ("hidden",), "time",
-           hide=NOTHING),
-    replace(COLUMNS["tokens_per_s"],
-            about="Generated tokens, on all branches together, per second of total time."),
-    replace(COLUMNS["speed_vs_full"], about="Speed relative to full retention, same problems."),
-)  # fmt: skip
+_FUNCTIONS: dict[str, Callable[[LiveRow], Any]] = {
+    "judged_correct": lambda row: row.correct if row.judged else math.nan,
+    "right_text": lambda row: f"{row.correct}/{row.judged}" if row.judged else "n/a",
+    "accuracy_text": lambda row: hundredths(row.accuracy),
+    "interval_text": lambda row: interval(row.low, row.high),
+    "difference_text": lambda row: (
+        "" if math.isnan(row.difference) else f"{100 * row.difference:+.1f}"
+    ),
+    "p_text": _p,
+}
+#: Columns by group: ``columns.toml`` declares them.
+ANSWERS, MEMORY, TIME = read_columns("arborsim.products.live", _FUNCTIONS, COLUMNS).values()
 _GROUPS = (("Answers", ANSWERS), ("Memory and moves", MEMORY), ("Time", TIME))
 
 

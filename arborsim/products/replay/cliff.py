@@ -11,6 +11,7 @@ from arborsim.play.results import BASELINE, ReplayResult
 from arborsim.products.replay.answers import Answers, Counted, Searched, shipped
 from arborsim.products.replay.answers_words import score
 from arborsim.report import page
+from arborsim.report.report import Choice
 from arborsim.report.words import counted
 
 #: Lines in colour; the others are grey.
@@ -178,13 +179,11 @@ def _x(line: Line) -> list[float]:
     return [round(100 * point.share, 4) for point in line.points]
 
 
-def of_replay(
-    result: ReplayResult, trace: str, known: Answers | None = None
-) -> list[dict[str, Any]]:
+def of_replay(result: ReplayResult, trace: str, known: Answers | None = None) -> list[Choice]:
     """For the page of a replay: what was counted for the trace's task, search and model.
 
-    Its own kind of problems comes first.  Each has its ``title``, ``note`` and ``figure``, in which
-    the policies of the replay are in colour, and ``lines``: name to what highlights it.
+    Its own kind of problems comes first.  The policies of the replay are in colour, and any line
+    can be highlighted.
     """
     if trace not in result.recordings:
         return []
@@ -193,17 +192,10 @@ def of_replay(
     found.sort(key=lambda each: len(searched.differs(each.searched)))
     made = []
     for each in found:
-        differs = each.searched.differs(searched)
-        other = ", ".join(searched.differs(each.searched))
-        note = (
-            f"{each.note} Other problems than this trace's, which has {other}."
-            if differs
-            else (each.note)
-        )
-        made.append({
-            "title": each.title,
-            "note": note,
-            "figure": each.figure(each.chosen(result.policies)),
-            "lines": {line.label: _coloured(line, 2, 0.0) for line in each.lines},
-        })  # fmt: skip
+        note = each.note
+        if other := ", ".join(searched.differs(each.searched)):
+            note += f" Other problems than this trace's, which has {other}."
+        figure = each.figure(each.chosen(result.policies))
+        lines = {line.label: [_coloured(line, 2, 0.0)] for line in each.lines}
+        made.append(Choice(figure, (trace, each.title), note, lines=lines))
     return made

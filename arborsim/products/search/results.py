@@ -152,6 +152,11 @@ class SearchRow:
         other = self.reference.get(figure, math.nan)
         return self.figures[figure] / other if other else math.nan
 
+    @property
+    def ratios(self) -> dict[str, float]:
+        """All figures as multiples of REBASE's."""
+        return {name: self.times(name) for name in self.figures}
+
 
 #: The figures of a `SearchRow`: means over searches of these columns of
 #: `SearchResult.flat`, and `kv_bytes`: `kv_tokens` in bytes.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from arborsim.play.backends import LiveFacts, LiveRequest
     from arborsim.products.validate.published import PlayedRun
     from arborsim.products.validate.published_log import PublishedLog
-    from arborsim.products.validate.published_tables import Published
+    from arborsim.products.validate.published_report import Published
     from arborsim.products.validate.results import CellCheck
     from arborsim.products.validate.serving import ServingRun
 
@@ -67,8 +67,7 @@ def validate(
     once eviction is real; does the replay rank policies as live accuracy does.  Results are kept
     problem by problem: Ctrl-C loses one at most, --resume goes on.
 
-    `arborsim validate published` compares with runs of serving engines that others measured,
-    `arborsim validate claims` shows which claims of papers hold.
+    `arborsim validate published` compares with runs of serving engines that others measured.
     """
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
@@ -101,7 +100,7 @@ class PublishedOutput(OutputOptions):
     resume: bool = output_option(False, "Go on where --out was interrupted.", "--resume")
 
     def check(self) -> None:
-        from arborsim.products.validate.published_tables import check_format
+        from arborsim.products.validate.published_report import check_format
 
         super().check()
         if self.out is not None:
@@ -125,7 +124,7 @@ def published(
     every run is kept as soon as it was played: Ctrl-C loses one, --resume goes on.
     """
     from arborsim.products.validate.aiconfigurator import installed
-    from arborsim.products.validate.published_tables import Published, print_published
+    from arborsim.products.validate.published_report import Published, print_published
     from arborsim.products.validate.serving import read_runs
 
     output.check()
@@ -142,39 +141,8 @@ def published(
     print_published(result)
 
 
-@dataclass(frozen=True)
-class ClaimsOutput:
-    """Files to write."""
-
-    out: Path | None = output_option(
-        None, "Write claims.parquet, index.html and README.md into this folder."
-    )
-    summary: list[Path] | None = output_option(
-        None, "Put the summary between the marks of this Markdown file; may be given again."
-    )
-
-
-@command
-def claims(
-    folder: Path = argument(Path("reports/claims"), "Folder of the files of claims (*.toml)."),
-    root: Path = expert_option(Path(), "Folder that the paths of raw results start from."),
-    output: ClaimsOutput = ClaimsOutput(),
-) -> None:
-    """Work out every number for the claims of papers, and show the verdicts.
-
-    A TOML file per paper says what the paper claims, which raw results test it, and the verdict;
-    the numbers and their intervals are worked out of the results, so none is typed.
-    """
-    from arborsim.products.validate.claims import read_papers
-    from arborsim.products.validate.claims_tables import print_claims, write_claims
-
-    papers = read_papers(folder, root)
-    write_claims(papers, output.out, output.summary or ())
-    print_claims(papers)
-
-
 #: Commands by their name after `validate`.
-SUBCOMMANDS = {"published": published, "claims": claims}
+SUBCOMMANDS = {"published": published}
 
 
 def _compared(
@@ -224,12 +192,12 @@ def _write(result: Published, output: PublishedOutput) -> None:
     from arborsim.core.outputs import write_text
     from arborsim.machine.fidelity import FidelityFile
     from arborsim.products.validate.published import by_kind, overall
-    from arborsim.products.validate.published_tables import write_frame
+    from arborsim.products.validate.published_report import write_frame
 
     if output.out is not None:
         write_frame(result, output.out)
     if output.report is not None:
-        from arborsim.products.validate.published_page import write_page
+        from arborsim.products.validate.published_report import write_page
 
         write_page(result, output.report)
     if output.fidelity is not None:
@@ -320,8 +288,7 @@ def _run(request: LiveRequest, keeper: Keeper) -> int:
     except KeyboardInterrupt:
         stopped = True
     if keeper.result.checks:
-        from arborsim.products.validate.page import write_page
-        from arborsim.products.validate.tables import print_validation
+        from arborsim.products.validate.report import print_validation, write_page
 
         page = keeper.path.with_name(PAGE)
         print_validation(keeper.result)
