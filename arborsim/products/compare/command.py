@@ -26,8 +26,8 @@ def compare(
     Searches that both hold are matched one by one.  Shows what made the runs differ, the second
     run's figures with their difference from the first, and what only one of them holds.
     """
-    from arborsim.products.compare.page import compare as matched
-    from arborsim.products.compare.page import print_comparison, to_json
+    from arborsim.products.compare.match import compare as matched
+    from arborsim.products.compare.report import print_comparison, to_json
     from arborsim.products.results import load_results
 
     limit = _limit(fail_over)
