@@ -153,10 +153,9 @@ def _image(figure: Figure, form: str) -> bytes:
 
 def _rendered(asked: bytes) -> tuple[bytes, str]:
     """The image that kaleido makes of a figure and options, else why there is none."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _RENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-    ) as process:  # fmt: skip
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    made = [sys.executable, "-c", _RENDER]
+    with subprocess.Popen(made, **pipes, start_new_session=True) as process:
         try:
             image, said = process.communicate(asked, timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -228,9 +227,9 @@ class _Block:
 
 def _text(text: str, y: float, size: int) -> Figure:
     """Lines across an image from a height on down."""
-    return {"text": text, "xref": "paper", "yref": "paper", "x": 0, "y": y, "xanchor": "left",
-            "yanchor": "top", "align": "left", "showarrow": False,
-            "font": {"size": size}}  # fmt: skip
+    place = {"xref": "paper", "yref": "paper", "x": 0, "y": y, "xanchor": "left"}
+    look = {"yanchor": "top", "align": "left", "showarrow": False, "font": {"size": size}}
+    return {"text": text, **place, **look}
 
 
 def _moved(shape: Figure, x: str, y: str) -> Figure:
@@ -245,10 +244,10 @@ def _moved(shape: Figure, x: str, y: str) -> Figure:
 def themed(figure: Figure, dark: bool = False) -> Figure:
     """With colours for names of colours, and the look that pages give their figures."""
     colours = palette(dark)
-    line = {"gridcolor": "var(--line)", "zerolinecolor": "var(--line)",
-            "linecolor": "var(--soft)", "automargin": True}  # fmt: skip
-    legend = {"orientation": "h", "x": 0, "xanchor": "left", "yanchor": "top",
-              "entrywidthmode": "pixels", "traceorder": "normal"}  # fmt: skip
+    line = {"linecolor": "var(--soft)", "automargin": True}
+    line |= dict.fromkeys(("gridcolor", "zerolinecolor"), "var(--line)")
+    legend = {"orientation": "h", "x": 0, "xanchor": "left", "yanchor": "top"}
+    legend |= {"entrywidthmode": "pixels", "traceorder": "normal"}
     kinds = {"axis": line, "legend": legend}
     layout = {
         key: {**kinds[kind[1]], **value}
@@ -256,12 +255,16 @@ def themed(figure: Figure, dark: bool = False) -> Figure:
         else value
         for key, value in figure["layout"].items()
     }
+    card, ink = "var(--card)", "var(--ink)"
     look = {
-        "template": "none", "paper_bgcolor": "var(--card)", "plot_bgcolor": "var(--card)",
-        "font": {"color": "var(--ink)", "family": _FONT, "size": 13}, "margin": _MARGIN,
-        "hoverlabel": {"bgcolor": "var(--card)", "font": {"color": "var(--ink)"}},
+        "template": "none",
+        "paper_bgcolor": card,
+        "plot_bgcolor": card,
         "width": _WIDTH,
-    }  # fmt: skip
+        "font": {"color": ink, "family": _FONT, "size": 13},
+        "margin": _MARGIN,
+        "hoverlabel": {"bgcolor": card, "font": {"color": ink}},
+    }
     return dict(_coloured({"data": figure["data"], "layout": {**look, **layout}}, colours))
 
 

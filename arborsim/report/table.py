@@ -213,19 +213,19 @@ class Table(Generic[R]):
         made = [(c, ", ".join(filter(None, (c.title, unit)))) for c, unit in self.heads()]
         for section in dict.fromkeys(map(self.section, self.rows)):
             own = [row for row in self.rows if self.section(row) == section]
-            yield (
-                section if self.titled else "",
-                [(row, self._reasoned(row, [self._cell(c, row, units[c.key], label)
-                                            for c, label in made])) for row in own],
-            )  # fmt: skip
+            cells = ([self._cell(c, row, units[c.key], name) for c, name in made] for row in own)
+            reasoned = [
+                (row, self._reasoned(row, each)) for row, each in zip(own, cells, strict=True)
+            ]
+            yield section if self.titled else "", reasoned
 
     def _reasoned(self, row: R, cells: list[TableCell]) -> list[TableCell]:
         """With the row's reason, if it has one, in place of figures that a page shows at once."""
         if not (reason := self.reason(row)):
             return cells
         names = sum(column.kind in (NAME, LABEL) for column in self.columns)
-        behind = [replace(cell, text="", value="") for cell, column in
-                  zip(cells, self.columns, strict=True) if self.behind(column)]  # fmt: skip
+        pairs = zip(cells, self.columns, strict=True)
+        behind = [replace(cell, text="", value="") for cell, c in pairs if self.behind(c)]
         span = len(cells) - names - len(behind)
         why = TableCell(reason, "", "text wrap", label="left out", span=span)
         return [*cells[:names], why, *behind]
@@ -478,10 +478,8 @@ def grid(
     from rich.text import Text
 
     cells = [[Text(each) if isinstance(each, str) else each for each in row] for row in rows]
-    table = RichTable(
-        box=None, show_header=bool(heads), header_style="dim", pad_edge=False,
-        padding=(0, padding, 0, 0),
-    )  # fmt: skip
+    look: dict[str, Any] = {"header_style": "dim", "pad_edge": False}
+    table = RichTable(box=None, show_header=bool(heads), padding=(0, padding, 0, 0), **look)
     columns = len(heads) or len(cells[0])
     for i in range(columns):
         table.add_column(

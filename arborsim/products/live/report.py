@@ -233,14 +233,14 @@ def _size(budget: str) -> tuple[bool, float, str]:
 
 
 def _baseline(full: live.LiveRow, budgets: int) -> list[page.Figure]:
-    line = {"type": "scatter", "mode": "lines", "x": [-0.5, budgets - 0.5], "hoverinfo": "skip"}
-    edge = {**line, "line": {"width": 0}, "showlegend": False}
-    filled = {"fill": "tonexty", "fillcolor": "var(--bar)", "name": "95% interval of full"}
+    ends, none = [-0.5, budgets - 0.5], {"line": {"width": 0}, "hoverinfo": "skip"}
+    low, high, level = ([100 * each] * 2 for each in (full.low, full.high, full.accuracy))
+    band = {**none, "fill": "tonexty", "fillcolor": "var(--bar)"}
     dashed = {"width": 2, "dash": "dash", "color": "var(--c0)"}
     return [
-        {**edge, "y": [100 * full.low] * 2},
-        {**edge, "y": [100 * full.high] * 2, **filled, "showlegend": True},
-        {**line, "y": [100 * full.accuracy] * 2, "name": "full", "line": dashed},
+        page.scatter("", ends, low, showlegend=False, **none),
+        page.scatter("95% interval of full", ends, high, **band),
+        page.scatter("full", ends, level, line=dashed, hoverinfo="skip"),
     ]
 
 

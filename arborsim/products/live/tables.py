@@ -62,10 +62,11 @@ class LiveReport:
             return result.episode, order.get((result.policy, result.budget), len(order))
 
         unbounded = frozenset(c.policy.name for c in request.cells if not c.policy.bounded)
-        reading = tuple(c.policy.name for c in request.cells
-                        if c.policy.bounds_page and not c.policy.bounded)  # fmt: skip
-        return cls(facts, tuple(sorted(results, key=place)), describe(request), request.command,
-                   request.shadow, unbounded, reading)  # fmt: skip
+        paged = (c.policy for c in request.cells if c.policy.bounds_page)
+        reading = tuple(policy.name for policy in paged if not policy.bounded)
+        found = tuple(sorted(results, key=place))
+        asked = describe(request), request.command, request.shadow
+        return cls(facts, found, *asked, unbounded, reading)
 
     @property
     def problems(self) -> str:
@@ -125,12 +126,10 @@ def live_rows(report: LiveReport) -> tuple[LiveRow, ...]:
 
 def episode_result(report: LiveReport, result: LiveResult) -> EpisodeResult:
     """The record that tables and figures of replays take."""
-    return EpisodeResult(
-        report.facts.task, result.episode, result.policy, result.budget, result.budget_tokens,
-        result.measured, attention_kept=math.nan,
-        kv_bytes_per_token=report.facts.kv_bytes_per_token,
-        bounded=result.policy not in report.unbounded,
-    )  # fmt: skip
+    cell = result.episode, result.policy, result.budget, result.budget_tokens
+    kv_bytes, bounded = report.facts.kv_bytes_per_token, result.policy not in report.unbounded
+    figures = {"attention_kept": math.nan, "kv_bytes_per_token": kv_bytes, "bounded": bounded}
+    return EpisodeResult(report.facts.task, *cell, result.measured, **figures)
 
 
 def _row(report: LiveReport, row: Row, full: dict[int, LiveResult]) -> LiveRow:
@@ -194,14 +193,16 @@ def _p(row: LiveRow) -> str:
     return "<0.001" if row.p < 0.001 else f"{row.p:.3f}"
 
 
+def _difference(row: LiveRow) -> str:
+    return "" if math.isnan(row.difference) else f"{100 * row.difference:+.1f}"
+
+
 _FUNCTIONS: dict[str, Callable[[LiveRow], Any]] = {
     "judged_correct": lambda row: row.correct if row.judged else math.nan,
     "right_text": lambda row: f"{row.correct}/{row.judged}" if row.judged else "n/a",
     "accuracy_text": lambda row: hundredths(row.accuracy),
     "interval_text": lambda row: interval(row.low, row.high),
-    "difference_text": lambda row: (
-        "" if math.isnan(row.difference) else f"{100 * row.difference:+.1f}"
-    ),
+    "difference_text": _difference,
     "p_text": _p,
 }
 #: Columns by group: ``columns.toml`` declares them.
@@ -216,11 +217,9 @@ def print_live(report: LiveReport, console: Console | None = None) -> None:
     """
     console = console or terminal()
     facts, rows = report.facts, live_rows(report)
-    print_heading(
-        console, f"{facts.model}, {report.request['search']}",
-        f"{report.problems} of {facts.task}, {facts.dtype} on {facts.device}, weights "
-        f"{quantity('bytes', facts.weight_bytes)}",
-    )  # fmt: skip
+    on = f"{facts.dtype} on {facts.device}, weights {quantity('bytes', facts.weight_bytes)}"
+    about = f"{report.problems} of {facts.task}, {on}"
+    print_heading(console, f"{facts.model}, {report.request['search']}", about)
     if rows:
         groups = [
             (title, Table(rows, (*NAMES, *shown(columns, rows)), lambda row: row.budget_label))
@@ -285,22 +284,14 @@ def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
 def live_json(report: LiveReport) -> str:
     """Facts, request, rows and searches as strict JSON (unknown numbers are null)."""
     rows = live_rows(report)
-    return documents.to_json({
-        "facts": report.facts,
-        "request": report.request,
-        "command": report.command,
-        "shadow": report.shadow,
-        "rows": [row_record(row) for row in rows],
-        "results": [flat(result) for result in report.results],
-        "notes": cautions(report, rows),
-    })  # fmt: skip
+    found = {name: getattr(report, name) for name in ("facts", "request", "command", "shadow")}
+    found |= {"rows": [*map(row_record, rows)], "results": [*map(flat, report.results)]}
+    return documents.to_json({**found, "notes": cautions(report, rows)})
 
 
 #: Fields of a `LiveRow` that live runs do not know, and what is said besides its fields.
-SILENT = (
-    "trace", "relative", "oracle_gap", "attention_kept", "output_error", "per", "kept_note",
-    "answers",
-)  # fmt: skip
+_ATTENTION = ("attention_kept", "kept_note", "oracle_gap", "output_error")
+SILENT = ("trace", "relative", "per", "answers", *_ATTENTION)
 DERIVED = ("accuracy", "total_s", "other_s", "tokens_per_s")
 
 

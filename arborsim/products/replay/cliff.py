@@ -110,12 +110,11 @@ def cliffs(rows: Iterable[Counted]) -> list[Cliff]:
             own = []
             kinds.append((row.searched, own))
         own.append(row)
-    found = [
-        Cliff(searched, _lines(own), _full(own),
-              tuple(row for row in own if row.share < 1 and not _drawn(row)))
-        for searched, own in kinds
-    ]  # fmt: skip
-    drawn = [each for each in found if each.lines]
+    drawn = []
+    for searched, own in kinds:
+        unfit = tuple(row for row in own if row.share < 1 and not _drawn(row))
+        if lines := _lines(own):
+            drawn.append(Cliff(searched, lines, _full(own), unfit))
     return sorted(drawn, key=lambda each: -sum(len(line.points) for line in each.lines))
 
 
@@ -157,22 +156,17 @@ def _texts(line: Line) -> list[str]:
 
 
 def _grey(line: Line, first: bool) -> page.Figure:
-    drawn = page.accuracies(
-        "others", line.points, _x(line), "var(--dot)", 0, _texts(line), intervals=False,
-        mode="lines+markers", line={"color": "var(--dot)", "width": 1}, legendgroup="others",
-        showlegend=first,
-    )  # fmt: skip
-    drawn["marker"] = {"color": "var(--dot)", "size": 4}
-    return drawn
+    dot = "var(--dot)"
+    look = {"mode": "lines+markers", "line": {"color": dot, "width": 1}, "legendgroup": "others"}
+    look |= {"marker": {"color": dot, "size": 4}, "showlegend": first}
+    return page.accuracies("others", line.points, _x(line), dot, 0, _texts(line), False, **look)
 
 
 def _coloured(line: Line, number: int, away: float) -> page.Figure:
     paint = page.colour(number)
     x = [each + away for each in _x(line)]
-    return page.accuracies(
-        line.label, line.points, x, paint, number, _texts(line), mode="lines+markers",
-        line={"color": paint, "width": 2},
-    )  # fmt: skip
+    look = {"mode": "lines+markers", "line": {"color": paint, "width": 2}}
+    return page.accuracies(line.label, line.points, x, paint, number, _texts(line), **look)
 
 
 def _x(line: Line) -> list[float]:

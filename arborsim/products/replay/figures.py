@@ -94,11 +94,9 @@ def memory(result: EpisodeResult, points: int, clock: str = "simulated time") ->
         if paint == "hbm" or values.any()
     ]
     if budget and len(times):
-        data.append({
-            "type": "scatter", "mode": "lines", "name": "HBM budget",
-            "x": [0.0, float(times[-1] / seconds.size)], "y": [budget / scale.size] * 2,
-            "line": {"width": 2, "dash": "dash", "color": "var(--ink)"}, "hoverinfo": "skip",
-        })  # fmt: skip
+        ends, level = [0.0, float(times[-1] / seconds.size)], [budget / scale.size] * 2
+        line = {"width": 2, "dash": "dash", "color": "var(--ink)"}
+        data.append(page.scatter("HBM budget", ends, level, line=line, hoverinfo="skip"))
     y = page.axis(f"KV cache ({scale.unit})", rangemode="tozero")
     return page.figure(data, page.axis(f"{clock} ({seconds.unit})"), y, 420, hovermode="x unified")
 
@@ -231,22 +229,13 @@ class _Plane:
         }
 
     def scatter(
-        self, rows: Sequence[Row], name: str, marker: page.Figure, **others: Any
+        self, rows: Sequence[Row], name: str, marker: page.Figure, **look: Any
     ) -> page.Figure:
-        drawn = {"type": "scatter", "mode": "lines+markers", "name": name, "marker": marker}
-        return {**drawn, **others, **self.markers(rows), **self._whiskers(rows, marker)}
-
-    def _whiskers(self, rows: Sequence[Row], marker: page.Figure) -> page.Figure:
-        """Intervals of right answers."""
         found = [row.answers for row in rows if row.answers]
-        if self.metric is not RIGHT or len(found) != len(rows):
-            return {}
-        return {"error_y": {
-            "type": "data", "symmetric": False, "thickness": 1, "width": 3,
-            "color": marker["color"],
-            "array": [round(100 * (each.high - each.accuracy), 4) for each in found],
-            "arrayminus": [round(100 * (each.accuracy - each.low), 4) for each in found],
-        }}  # fmt: skip
+        if self.metric is RIGHT and len(found) == len(rows):
+            look["error_y"] = page.whiskers(found, marker["color"])
+        drawn = {"type": "scatter", "mode": "lines+markers", "name": name, "marker": marker}
+        return {**drawn, **look, **self.markers(rows)}
 
 
 def pareto(rows: Sequence[Row], metric: Metric, trace: str = "") -> Choice:
@@ -316,11 +305,10 @@ def _bound(plane: _Plane, rows: Sequence[Row]) -> page.Figure:
     metric, best = plane.metric, dict[float, Row]()
     for row in sorted(rows, key=metric.value, reverse=not metric.higher):
         best[round(plane.across(row), 1)] = row
-    return plane.scatter(
-        sorted(best.values(), key=plane.across), f"{rows[0].policy}: knows the future, only evicts",
-        {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"},
-        line={"color": "var(--bound)", "width": 1.5, "dash": "dash"},
-    )  # fmt: skip
+    name = f"{rows[0].policy}: knows the future, only evicts"
+    marker = {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"}
+    line = {"color": "var(--bound)", "width": 1.5, "dash": "dash"}
+    return plane.scatter(sorted(best.values(), key=plane.across), name, marker, line=line)
 
 
 def heat(rows: Sequence[Row], metric: Metric, trace: str = "") -> Choice:

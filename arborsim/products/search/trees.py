@@ -260,13 +260,13 @@ def drawn_nodes(bank: Bank, walks: Sequence[Walk]) -> list[int]:
 def records(bank: Bank, drawn: Sequence[int]) -> list[NodeRecord]:
     """The drawn thoughts as blocks of a tree."""
     place = {node: i for i, node in enumerate(drawn)}
-    return [
-        NodeRecord(
-            place.get(bank.parent[n], -1), bank.depth[n], bank.tokens[n], bank.score[n],
-            pruned=False, closed=bank.complete[n],
+    found = []
+    for n in drawn:
+        parent, facts = place.get(bank.parent[n], -1), (bank.depth[n], bank.tokens[n])
+        found.append(
+            NodeRecord(parent, *facts, bank.score[n], pruned=False, closed=bank.complete[n])
         )
-        for n in drawn
-    ]  # fmt: skip
+    return found
 
 
 def _texts(bank: Bank, drawn: Sequence[int]) -> dict[str, Any]:

@@ -41,8 +41,8 @@ PARTS = ("hbm", "hbm_quantised", "ddr", "ddr_quantised", "staging")
 #: Bytes held now, by `PARTS`.
 Held = tuple[int, int, int, int, int]
 
-_STORED = ((Tier.HBM,), (Tier.HBM_QUANTISED, Tier.HBM_COARSE), (Tier.DDR,),
-           (Tier.DDR_QUANTISED, Tier.DDR_COARSE))  # fmt: skip
+_IN_HBM = ((Tier.HBM,), (Tier.HBM_QUANTISED, Tier.HBM_COARSE))
+_STORED = (*_IN_HBM, (Tier.DDR,), (Tier.DDR_QUANTISED, Tier.DDR_COARSE))
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 
 

@@ -81,10 +81,9 @@ def machine_of(run: ServingRun) -> ServedMachine:
         raise UsageError("several copies of the model, each with its share of the clients")
     profile = load_profile(profile_name(run.gpu), engine=engine_of(run))
     geometry = with_kv_dtype(_geometry(run), kv_dtype(run))
-    options = ServingOptions(
-        preemption="recompute", tensor_parallel=run.tensor_parallel,
-        expert_parallel=max(1, run.expert_parallel),
-    )  # fmt: skip
+    parallel = {"tensor_parallel": run.tensor_parallel}
+    parallel["expert_parallel"] = max(1, run.expert_parallel)
+    options = ServingOptions(preemption="recompute", **parallel)
     return ServedMachine(profile, geometry, options)
 
 
@@ -155,8 +154,8 @@ def request(geometry: Geometry, prompt_tokens: int, output_tokens: int) -> Searc
     windowed = geometry.windowed(held)
     size = geometry.full_bytes_per_token * held + geometry.window_bytes_per_token * windowed
     seen = ATTENDED_UNITS * (geometry.full_layers * held + geometry.window_layers * windowed)
-    known = {"sequences": np.ones_like(held), "read_bytes": size, "hbm_bytes": size,
-             "attended": seen}  # fmt: skip
+    known = {"sequences": np.ones_like(held), "read_bytes": size, "hbm_bytes": size}
+    known["attended"] = seen
     nothing = np.zeros_like(held)
     fixed, linear = (
         np.stack([known.get(name, nothing) for name in names], axis=1) for names in (FIXED, LINEAR)
@@ -322,10 +321,8 @@ class Errors:
         if not len(known):
             return cls(0, math.nan, math.nan, math.nan)
         sizes = np.abs(known)
-        return cls(
-            len(known), float(np.median(sizes)), float(np.quantile(sizes, 0.9)),
-            float(np.median(known)),
-        )  # fmt: skip
+        high, signed = float(np.quantile(sizes, 0.9)), float(np.median(known))
+        return cls(len(known), float(np.median(sizes)), high, signed)
 
 
 @dataclass(frozen=True)

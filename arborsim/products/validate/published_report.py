@@ -360,22 +360,17 @@ def _ends(runs: Sequence[PlayedRun]) -> list[float]:
 def _line(runs: Sequence[PlayedRun]) -> page.Figure:
     ends = _ends(runs)
     line = {"color": "var(--bound)", "width": 1.5, "dash": "dash"}
-    drawn = {"type": "scatter", "mode": "lines", "x": ends, "y": ends, "line": line}
-    return {**drawn, "hoverinfo": "skip", "showlegend": False}
+    return page.scatter("", ends, ends, line=line, hoverinfo="skip", showlegend=False)
 
 
 def _markers(name: str, runs: Sequence[PlayedRun], paint: str, symbol: int) -> page.Figure:
     tip = "%{customdata}<br>measured %{x:.4g} ms<br>simulated %{y:.4g} ms<extra></extra>"
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": page.label(name),
-        "x": [page.rounded(each.run.tpot_ms) for each in runs],
-        "y": [page.rounded(_simulated(each)) for each in runs],
-        "customdata": [page.label(each.run.name) for each in runs],
-        "marker": {"color": paint, "size": 7, "symbol": page.symbol(symbol), "opacity": 0.7},
-        "hovertemplate": tip,
-    }
+    x = [page.rounded(each.run.tpot_ms) for each in runs]
+    y = [page.rounded(_simulated(each)) for each in runs]
+    names = [page.label(each.run.name) for each in runs]
+    marker = {"color": paint, "size": 7, "symbol": page.symbol(symbol), "opacity": 0.7}
+    tips = {"customdata": names, "hovertemplate": tip}
+    return page.scatter(name, x, y, "markers", marker=marker, **tips)
 
 
 def shares(runs: Sequence[PlayedRun]) -> page.Figure:

@@ -74,8 +74,8 @@ def verdict(checks: Sequence[results.CellCheck]) -> str:
     if plans and steps and peaks:
         said = "The simulator decides as the live run does and counts its memory to the byte"
     else:
-        wrong = [name for name, right in (("decisions", plans), ("bytes", steps and peaks))
-                 if not right]  # fmt: skip
+        verdicts = {"decisions": plans, "bytes": steps and peaks}
+        wrong = [name for name, right in verdicts.items() if not right]
         said = f"The simulator and the live run differ in {' and '.join(wrong)}, which is a fault"
     token = {error.term: error for error in results.term_errors(ran)}["per_token_s"]
     if not token.lines:
@@ -328,8 +328,8 @@ def _peak_notes(result: results.Validation) -> list[str]:
             f"The pools' tensors, gaps included, take {min(gaps):.2f} to {max(gaps):.2f} times the "
             "peak of the tokens in them."
         )
-    over = [c.device_peak_bytes - c.weight_bytes - c.allocated_bytes for c in ran
-            if c.device_peak_bytes]  # fmt: skip
+    on_device = [check for check in ran if check.device_peak_bytes]
+    over = [c.device_peak_bytes - c.weight_bytes - c.allocated_bytes for c in on_device]
     if over:
         said.append(
             f"The allocator's peak, less weights and pools, is {min(over):,} to {max(over):,} B: "
@@ -346,12 +346,10 @@ def _peak_notes(result: results.Validation) -> list[str]:
 
 
 def _line(
-    name: str, x: Sequence[float], y: Sequence[float], paint: str, number: int = 0, **look: Any
+    name: str, x: Sequence[float], y: Sequence[float], paint: str, dash: str = "solid", **look: Any
 ) -> page.Figure:
     """A line over the iterations."""
-    drawn = {"type": "scatter", "mode": "lines", "name": page.label(name), "x": list(x)}
-    dash = ("solid", "dash", "dot")[number]
-    return {**drawn, "y": list(y), "line": {"color": paint, "dash": dash, **look}}
+    return page.scatter(name, list(x), list(y), line={"color": paint, "dash": dash, **look})
 
 
 def _dots(
@@ -361,18 +359,13 @@ def _dots(
     found = []
     for number, budget in enumerate(dict.fromkeys(line.budget for line in lines)):
         own = [k for k, line in enumerate(lines) if line.budget == budget]
-        found.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": page.label(f"budget {budget}"),
-                "x": [page.rounded(values[k][0]) for k in own],
-                "y": [page.rounded(values[k][1]) for k in own],
-                "customdata": [page.label(texts[k]) for k in own],
-                "marker": {"color": page.colour(number + 1), "size": 8, "opacity": 0.75},
-                "hovertemplate": "%{customdata}<extra></extra>",
-            }
-        )
+        x, y = ([page.rounded(values[k][side]) for k in own] for side in range(2))
+        marker = {"color": page.colour(number + 1), "size": 8, "opacity": 0.75}
+        tips = {
+            "customdata": [page.label(texts[k]) for k in own],
+            "hovertemplate": "%{customdata}<extra></extra>",
+        }
+        found.append(page.scatter(f"budget {budget}", x, y, "markers", marker=marker, **tips))
     return found
 
 
@@ -396,7 +389,9 @@ def _bytes(checks: Sequence[results.CellCheck]) -> list[Choice]:
             if any(live) or any(simulated):
                 name = part.replace("hbm", "HBM").replace("ddr", "DDR").replace("_", ", ")
                 data.append(_line(f"{name}, live", at, live, f"var(--{paint})", width=5))
-                data.append(_line(f"{name}, simulated", at, simulated, "var(--ink)", 1, width=1.5))
+                data.append(
+                    _line(f"{name}, simulated", at, simulated, "var(--ink)", "dash", width=1.5)
+                )
         across, up = page.axis("iteration"), page.axis("bytes", rangemode="tozero")
         figure = page.figure(data, across, up, 380)
         found.append(Choice(figure, (f"{check.policy} at budget {check.budget}",)))
@@ -410,7 +405,7 @@ def _time(lines: Sequence[results.Line]) -> list[Choice]:
         return []
     values = [line.per_token_s() for line in known]
     ends = [0.8 * min(map(min, values)), 1.25 * max(map(max, values))]
-    same = _line("", ends, ends, "var(--edge)", 1, width=1.5) | {"showlegend": False}
+    same = _line("", ends, ends, "var(--edge)", "dash", width=1.5) | {"showlegend": False}
     texts = [
         f"{line.name}: {1e3 * live:.3f} ms measured, {1e3 * simulated:.3f} ms simulated"
         for line, (live, simulated) in zip(known, values, strict=True)
@@ -438,7 +433,7 @@ def _jaccard(checks: Sequence[results.CellCheck]) -> list[Choice]:
             data.append(_line(check.policy, at[:same], value[:same], paint) | group)
             if same < len(at):
                 rest = slice(max(0, same - 1), None)
-                other = _line(check.policy, at[rest], value[rest], paint, 2)
+                other = _line(check.policy, at[rest], value[rest], paint, "dot")
                 data.append(other | group | {"showlegend": not same})
         x, y = page.axis("iteration"), page.axis("Jaccard index")
         found.append(Choice(page.figure(data, x, y, 420), (budget,), f"Problem {first}."))
