@@ -114,7 +114,7 @@ def sections(plots: Sequence[Plot]) -> list[Section]:
 
 
 def _title(plots: Sequence[Plot]) -> str:
-    """What all plots show: the title of one, or what the titles of several end with."""
+    """The title of one plot, or the common end of the titles of several."""
     if len(plots) == 1:
         return plots[0].title
     ends = dict.fromkeys(plot.title.rpartition(": ")[2] for plot in plots)

@@ -1,4 +1,4 @@
-"""What a product found, as sections of notes, tables and figures; `html` makes a page of them.
+"""The result of a product as sections of notes, tables and figures; `html` makes a page of them.
 
 A block that is a string is a note.  The other blocks name the macro of ``parts.html`` that writes
 them in `macro`.

@@ -73,7 +73,7 @@ class Column(Generic[R]):
         return self.kind in (NAME, LABEL, REMARK)
 
     def figures(self, row: R) -> list[float]:
-        """What stands in the row's cell."""
+        """The numbers in the row's cell."""
         return [read(row) for read in self.parts or (self.value,)]
 
     def show(self, row: R, scale: Scale = _TEXT) -> str:
@@ -249,7 +249,7 @@ class Table(Generic[R]):
         return TableCell(text, f"{value:.9g}" if known else "", look, share, label)
 
     def definitions(self) -> dict[str, str]:
-        """What its columns mean."""
+        """Meanings of its columns."""
         return {column.title: column.about for column in self.columns if column.about}
 
 

@@ -67,7 +67,7 @@ def policies(
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """What `--json` says of the policy called `name`, at ``package.module:Class`` or in a file."""
+    """Facts about the policy called `name`, at ``package.module:Class`` or in a file."""
     from arborsim.policies.registry import build, find, parameters
 
     kind, policy = find(name), build(name)
@@ -215,13 +215,13 @@ def tier_code(facts: Mapping[str, Any]) -> str:
 
 
 def _unit(facts: Mapping[str, Any]) -> str:
-    """What a decision is about, in a few words."""
+    """The groups that a decision is for, in a few words."""
     grain = facts["granularity"].partition(",")[0]
     return grain if facts["per"] == "shared" else f"{grain} per {facts['per']}"
 
 
 def _sees(facts: Mapping[str, Any]) -> str:
-    """What it reads, in short words."""
+    """The signals it reads, in short words."""
     found = [_SIGNALS.get(each, each.replace("_", " ")) for each in facts["reads"]]
     return ", ".join(dict.fromkeys(found)) or "-"
 

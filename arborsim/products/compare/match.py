@@ -35,7 +35,7 @@ _DIGEST = re.compile(r"sha256 (\w+)")
 
 @dataclass(frozen=True)
 class Pair:
-    """What two runs say of one thing: a policy and budget, a search, or a candidate of a plan."""
+    """The rows of two runs for a policy and budget, a search, or a candidate of a plan."""
 
     trace: str  #: what leads the table it stands in; "" where there is one table
     names: tuple[str, ...]  #: under the heads of `Comparison.heads`
@@ -299,7 +299,7 @@ _KINDS = {
 
 
 def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """What made the runs, where it differs: of lists the parts that only one has."""
+    """Settings that differ between the runs; of lists the parts that only one has."""
     a, b = dict(_facts(first)), dict(_facts(second))
     found = {}
     for key in dict.fromkeys((*a, *b)):
@@ -331,7 +331,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _other_parts(a: str, b: str) -> tuple[str, str]:
-    """Of two lists by comma what only one of them has."""
+    """The parts of two lists by comma that only one of them has."""
     parts, others = a.split(", "), b.split(", ")
     left = [part for part in parts if part not in others]
     right = [part for part in others if part not in parts]

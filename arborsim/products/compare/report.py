@@ -1,4 +1,4 @@
-"""What differs between two runs, in a terminal and as JSON."""
+"""Differences between two runs, in a terminal and as JSON."""
 
 from __future__ import annotations
 

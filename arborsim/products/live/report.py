@@ -41,7 +41,7 @@ def write_live_page(report: live.LiveReport, path: str | Path) -> None:
 
 
 def report_of(report: live.LiveReport) -> Report:
-    """What the page shows."""
+    """Make the report of the page."""
     rows, facts = live.live_rows(report), report.facts
     held = memories(report)
     table = Table(

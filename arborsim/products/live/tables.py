@@ -245,7 +245,7 @@ def left_out(report: LiveReport) -> dict[tuple[str, str], list[str]]:
 
 
 def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
-    """What a reader must know in order not to misread the numbers."""
+    """Notes without which the numbers can be misread."""
     found = []
     if report.facts.random_weights:
         found.append(

@@ -51,7 +51,7 @@ def replay_pareto(result: ReplayResult, metric: str = "") -> list[Plot]:
 def _cautions(
     result: ReplayResult, rows: Sequence[Row], metric: replay_figures.Metric
 ) -> Iterator[str]:
-    """What a metric leaves open: attention kept does not say which answers are right."""
+    """Notes on what a metric leaves open: attention kept does not say which answers are right."""
     if metric is replay_figures.RIGHT:
         yield from answers_words.footnotes(rows)
     elif metric is replay_figures.KEPT:
@@ -169,7 +169,7 @@ def kinds() -> list[str]:
 
 
 def metrics() -> list[str]:
-    """What replays can be drawn by."""
+    """The metrics that replays can be drawn by."""
     return list(METRICS)
 
 

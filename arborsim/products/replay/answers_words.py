@@ -61,7 +61,7 @@ def p_value(found: Score) -> str:
 
 
 def footnotes(rows: Sequence[Row]) -> list[str]:
-    """What the figures in `short` stand for."""
+    """Notes on the figures in `short`."""
     known = [row for row in rows if row.answers is not None]
     if not known:
         return []

@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Cliff:
-    """What was counted on one kind of problems with one search and model."""
+    """Answers counted on one kind of problems with one search and model."""
 
     searched: Searched
     lines: tuple[Line, ...]  #: those with most points first
@@ -48,7 +48,7 @@ class Cliff:
 
     @property
     def note(self) -> str:
-        """What the figure shows, and on what."""
+        """The model, the problems and the intervals of the figure."""
         ns = [point.n for line in self.lines for point in line.points]
         most = counted(max(ns), "problem")
         few = f", or as many as the budget could hold ({min(ns)} at least)"
@@ -139,7 +139,7 @@ def _full(rows: Sequence[Counted]) -> Counted | None:
 
 
 def points(found: Iterable[Cliff]) -> list[tuple[str, str, str, int, int]]:
-    """What is drawn, as problems, label, budget, right answers and problems."""
+    """The points drawn, as problems, label, budget, right answers and problems."""
     return [
         (each.title, line.label, point.budget, point.right, point.n)
         for each in found

@@ -301,7 +301,7 @@ def _beaten(plane: _Plane, rows: Sequence[Row], policies: Sequence[str]) -> list
 
 
 def _bound(plane: _Plane, rows: Sequence[Row]) -> page.Figure:
-    """What an oracle keeps, which knows the future; of equal memory the best."""
+    """The line of an oracle, which knows the future: the best row at each memory."""
     metric, best = plane.metric, dict[float, Row]()
     for row in sorted(rows, key=metric.value, reverse=not metric.higher):
         best[round(plane.across(row), 1)] = row

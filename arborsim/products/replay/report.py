@@ -72,7 +72,7 @@ def write_report(result: ReplayResult, path: str | Path, known: Answers | None =
 
 
 def report_of(result: ReplayResult, known: Answers | None = None) -> Report:
-    """What the page shows."""
+    """Make the report of the page."""
     rows = result.rows()
     by_trace: dict[str, list[Row]] = {}
     for row in rows:

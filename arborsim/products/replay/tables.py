@@ -115,7 +115,7 @@ def leading(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
 
 
 def short_tables(result: ReplayResult) -> Iterator[tuple[str, Table[Row]]]:
-    """Of each trace, its name and the table of the figures that decide."""
+    """Yield the name of each trace and its table of the figures that decide."""
     for trace, rows in _by_trace(result).items():
         for _, table in _groups(rows, "short", WIDE):
             yield trace, table
@@ -329,7 +329,7 @@ def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float])
 
 
 def flat_measurements(measured: Measurements) -> dict[str, Any]:
-    """What was counted, and the parts of the time."""
+    """All counters, and the parts of the time."""
     found = {**vars(measured), **vars(measured.time)}
     del found["time"], found["series"]
     return found

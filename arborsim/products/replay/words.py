@@ -61,7 +61,7 @@ def _lossless(rows: Sequence[Row]) -> list[Row]:
 
 
 def _without_loss(best: Row, able: Sequence[Row]) -> list[str]:
-    """What the row needs that loses no answers, and which loss its problems could show."""
+    """Say what the row that loses no answers needs, and which loss its problems could show."""
     found, known = best.answers, len(_counted(able))
     assert found is not None
     assert found.full_right is not None
@@ -88,7 +88,7 @@ def _losses(rows: Sequence[Row]) -> list[str]:
 
 
 def _trade_off(able: Sequence[Row]) -> list[str]:
-    """What the settings cost, where no answers say which of them will do."""
+    """Say what the settings cost, where no answers say which of them will do."""
     small = min(able, key=_rank)
     known = [row for row in able if not math.isnan(row.attention_kept)]
     kept = f", with {_kept(small)} of the attention kept" if small in known else ""
@@ -226,7 +226,7 @@ def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
 
 
 def _by_group(rows: Sequence[Row]) -> list[str]:
-    """What other rows and oracles policies that choose per layer or head are measured with."""
+    """The measure of policies that choose per layer or head, and their oracles."""
     per = [each for each in ("layer", "head") if any(row.per == each for row in rows)]
     if not per or all(math.isnan(row.attention_kept) for row in rows if row.per in per):
         return []
@@ -242,14 +242,14 @@ def _by_group(rows: Sequence[Row]) -> list[str]:
 
 
 def budget_of_reading(policies: Iterable[str]) -> list[str]:
-    """What the budget of policies is that read less than they hold; nothing if there is none."""
+    """Say what the budget of policies means that read less than they hold; nothing for none."""
     whose = ", ".join(dict.fromkeys(policies))
     said = f"The budget of {whose} is how many tokens a step reads of each KV head."
     return [said] if whose else []
 
 
 def cautions(result: ReplayResult, rows: Sequence[Row], where: str) -> list[str]:
-    """What does not hold for every row, and how many numbers of the hardware are not measured.
+    """Notes on what does not hold for every row, and on numbers that are not measured.
 
     Broken budgets, ties, and notes on single policies; `where` tells where the numbers are listed.
     """
@@ -283,17 +283,17 @@ def _ties(rows: Sequence[Row]) -> list[str]:
     several = len({row.trace for row in rows}) > 1
     found = []
     for trace, groups in alike.items():
+        on = f" on {trace}" if several else ""
         same = [
-            f"{', '.join(policies)} (budget {', '.join(budgets)})"
+            f"{len(policies)} policies{on} ({', '.join(policies)}; budget {', '.join(budgets)})"
             for policies, budgets in groups.items()
         ]
-        on = f" on {trace}" if several else ""
-        found.append(f"Same attention kept{on}, so in no order: {'; '.join(same)}.")
+        found.append(f"Same attention kept, so in no order: {'; '.join(same)}.")
     return found
 
 
 def too_small(found: Iterable[LeftOut]) -> list[LeftOut]:
-    """Of what was left out, the cells whose budget was too small."""
+    """The cells that were left out because their budget was too small."""
     return [each for each in found if each.budget]
 
 

@@ -22,7 +22,7 @@ _WIDE_RANGE = 6.0
 
 @dataclass(frozen=True)
 class _Size:
-    """What accuracy is shown against."""
+    """A kind of size that accuracy is shown against."""
 
     label: str  #: in the picker
     axis: str

@@ -54,7 +54,7 @@ _SWITCHES = (("tree-colour", "Colours"), ("tree-which", "Thoughts"), ("tree-size
 
 @dataclass(frozen=True, eq=False)
 class SearchReport:
-    """What was searched and found."""
+    """Results of searches, and what made them."""
 
     heading: str  #: what was run on what, in a line
     results: tuple[SearchResult, ...]
@@ -75,7 +75,7 @@ def write_search_page(report: SearchReport, path: str | Path) -> None:
 
 
 def report_of(report: SearchReport) -> Report:
-    """What the page shows."""
+    """Make the report of the page."""
     rows = rows_of(report.results)
     cells = cells_of(rows)
     named = {at_budget(*cell).replace(" budget", ""): own for cell, own in cells.items()}

@@ -1,4 +1,4 @@
-"""What replaying searches on a bank gives: a record per search, a row per comparison, and lambda_b.
+"""Results of searches on a bank: a record per search, a row per comparison, and lambda_b.
 
 ETS (Hooper et al. 2025, section 5.1) takes the largest lambda_b in [1, 2] whose accuracy is within
 0.2 points of REBASE's (`verdicts`).  On few problems that says little, so the interval is given

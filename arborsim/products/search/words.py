@@ -49,7 +49,7 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
 
 
 def _policies(results: Sequence[SearchResult], leader: Row) -> list[str]:
-    """What other policies make of the search that the answer is about, on the same problems."""
+    """Compare other policies on the search that the answer is about, on the same problems."""
     cells: dict[tuple[str, str], dict[int, SearchResult]] = {}
     for r in _of(results, leader):
         cells.setdefault((r.policy, r.budget), {})[r.episode] = r
@@ -134,7 +134,7 @@ def _size(row: Row) -> str:
 
 
 def _evidence(row: Row, base: Row, pair: Paired) -> str:
-    """What this number of problems shows."""
+    """Say what this number of problems shows."""
     low, high = pair.interval()
     overlap = "overlap" if row.low <= base.high and base.low <= row.high else "do not overlap"
     problems = counted(pair.judged, "problem")
@@ -205,7 +205,7 @@ def missing(rows: Sequence[Row]) -> str:
 
 
 def cautions(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]:
-    """What a reader needs in order not to misread the numbers."""
+    """Notes without which the numbers can be misread."""
     found = ["Bytes and seconds are simulated, each search alone on the GPU."]
     if any(not math.isnan(row.figures["attention_kept"]) for row in rows):
         found.append(

@@ -1,4 +1,4 @@
-"""What a sweep found: tables of cells or of groups of them, and one page to compare."""
+"""Results of a sweep: tables of cells or of groups of them, and one page to compare."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def shown_by(report: SweepReport) -> tuple[str, ...]:
 
 
 def tables(report: SweepReport) -> Iterator[tuple[str, Table[Any]]]:
-    """What is shown: groups if they were asked for or there are many cells, else the cells."""
+    """Yield groups if they were asked for or there are many cells, else the cells."""
     if by := shown_by(report):
         yield _title(report, by), group_table(report, by)
         return
@@ -160,7 +160,7 @@ def print_sweep(report: SweepReport, console: Console | None = None) -> None:
 
 
 def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
-    """What to know about the cells, and about their groups."""
+    """Notes on the cells, and on their groups."""
     found = []
     if best := overall(report):
         found.append(best)
@@ -235,7 +235,7 @@ def overall(report: SweepReport) -> str:
 
 
 def _about_means(rows: Sequence[Grouped], report: SweepReport, by: Sequence[str]) -> Iterator[str]:
-    """What means are over, and where over fewer cells than the table says."""
+    """Say what means are over, and where over fewer cells than the table says."""
     if differing := averaged(report, by):
         names = listed([name.replace("_", " ") for name in differing])
         yield f"Groups are over all there is of {names}: --by tells those apart."

@@ -1,4 +1,4 @@
-"""What a trace holds, in a terminal: a screen of it, or everything."""
+"""The content of a trace in a terminal: a screen of it, or everything."""
 
 from __future__ import annotations
 

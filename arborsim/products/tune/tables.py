@@ -82,7 +82,7 @@ def _said(value: Any) -> str:
 
 
 def notes(tuned: Tuned) -> list[str]:
-    """What the table does not say."""
+    """Notes below the table."""
     failed = [trial for trial in tuned.trials if trial.reason]
     found = [
         f"{counted(len(tuned.trials), 'trial')}, {len(tuned.front)} on the front: no other trial "
@@ -124,7 +124,7 @@ def to_frame(tuned: Tuned) -> pd.DataFrame:
 def from_frame(
     frame: pd.DataFrame, policy: str, memory: str, quality: str, varied: Sequence[str]
 ) -> Tuned:
-    """What `to_frame` made, without the question and the replay."""
+    """Read what `to_frame` made, without the question and the replay."""
 
     def figures(row: dict[str, Any], where: str) -> Figures | None:
         found = Figures(*(float(row[f"{where}_{each.name}"]) for each in fields(Figures)))

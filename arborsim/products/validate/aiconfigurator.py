@@ -1,4 +1,4 @@
-"""What AIConfigurator, NVIDIA's planner of serving, says of a served run.
+"""Predictions of AIConfigurator, NVIDIA's planner of serving, for a served run.
 
 It is asked through `aiconfigurator-core` alone (tried with 0.12), which ships tables of measured
 kernels and the configurations of models, so nothing is fetched. The question is that of its own

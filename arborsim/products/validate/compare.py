@@ -114,7 +114,7 @@ class DualExecutor:
         self._apart(self.simulated.finish)
 
     def bytes_over_time(self) -> BytesOverTime:
-        """What both held after each call."""
+        """Bytes that both held after each call."""
         iteration = np.array([iteration for iteration, _, _ in self._samples], np.int64)
         live = np.array([live for _, live, _ in self._samples], np.int64)
         simulated = np.array([simulated for *_, simulated in self._samples], np.int64)
@@ -133,7 +133,7 @@ class DualExecutor:
 
 @dataclass(frozen=True, eq=False)
 class BytesOverTime:
-    """What a live machine and its simulation held, call by call."""
+    """Bytes that a live machine and its simulation held, call by call."""
 
     iteration: np.ndarray  #: int64 ``[calls]``, decode iterations done by then
     #: Bytes by `PARTS`, int64 ``[calls, parts]``
@@ -172,7 +172,7 @@ class BytesOverTime:
 
 @dataclass(frozen=True)
 class Generated:
-    """What a search generated."""
+    """The tokens that a search generated."""
 
     #: Of every token in order of arrival, the prompt first: int32 ``[tokens]``
     node: np.ndarray

@@ -65,7 +65,7 @@ _PEAKS = {"bfloat16": 1.0, "fp8": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}
 
 
 class ServedMachine(NamedTuple):
-    """What a run is played on."""
+    """The simulated server that a run is played on."""
 
     profile: HardwareProfile  # one GPU
     geometry: Geometry
@@ -144,7 +144,7 @@ def _lengths(run: ServingRun, tokens: int, least: int) -> list[int]:
 
 
 def request(geometry: Geometry, prompt_tokens: int, output_tokens: int) -> SearchDemand:
-    """What a plain request asks of the machine: a prompt, and tokens that all stay in HBM.
+    """The demand of a plain request: a prompt, and tokens that all stay in HBM.
 
     It is what `arborsim.play.episode.record_demand` records of a linear search under full
     retention, in closed form: a recording would write each of 8,192 tokens into a trace first.
@@ -307,7 +307,7 @@ def oddness(run: ServingRun) -> str:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one figure over some runs, as shares; NaN without runs."""
+    """Errors of one figure over some runs, as shares; NaN without runs."""
 
     n: int
     median: float  #: of the sizes of the errors
@@ -316,7 +316,7 @@ class Errors:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Errors:
-        """Of the errors that are known."""
+        """Summarise the errors that are known."""
         known = np.array([value for value in values if not math.isnan(value)])
         if not len(known):
             return cls(0, math.nan, math.nan, math.nan)
@@ -352,7 +352,7 @@ class ErrorLine:
 
 
 def error_lines(runs: Sequence[PlayedRun]) -> list[ErrorLine]:
-    """Of all judged runs, of the fitted ones, and of the judged ones by what was served."""
+    """A line for all judged runs, the fitted ones, and the judged ones by what was served."""
     played = [each for each in runs if each.simulated]
     judged = [each for each in played if not each.run.fitted]
     sane = [each for each in judged if not each.odd]
@@ -405,7 +405,7 @@ class Target:
 
 
 def targets(runs: Sequence[PlayedRun]) -> list[Target]:
-    """What is aimed at, and whether it is met; without those that no run says anything about."""
+    """The targets, and whether each is met; without those that no run says anything about."""
     lines = {line.name: line for line in error_lines(runs)}
     every = lines["all judged"]
     found = []

@@ -263,7 +263,7 @@ def write_page(result: Published, path: str | Path) -> None:
 
 
 def report_of(result: Published) -> Report:
-    """What the page shows."""
+    """Make the report of the page."""
     runs = result.runs
     played = [each for each in runs if each.simulated]
     errors, others = error_table(runs, ERRORS), error_table(runs, OTHERS)
@@ -307,7 +307,7 @@ def report_of(result: Published) -> Report:
 
 
 def assumptions() -> dict[str, str]:
-    """What the runs do not say, and how it was played."""
+    """Facts that the runs do not state, and how they were played."""
     low = published.SHORTEST_SHARE
     return {
         "clients": f"a closed loop, all there at 0, {published.REQUESTS_PER_CLIENT} requests each",

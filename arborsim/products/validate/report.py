@@ -138,7 +138,7 @@ def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
 
 
 def _policies(lines: Sequence[results.Line]) -> str:
-    """What deciding takes of the seconds, measured and simulated."""
+    """The share of the seconds that deciding takes, measured and simulated."""
     shares = [(*line.policy_share(), line.name) for line in lines if line.live_s[-1] > 0]
     if not shares:
         return "Policies: no time was measured."
@@ -271,7 +271,7 @@ def write_page(result: results.Validation, path: Path) -> None:
 
 
 def report_of(result: results.Validation) -> Report:
-    """What the page shows."""
+    """Make the report of the page."""
     checks, about = result.checks, result.about
     lines = results.lines_of(checks)
     where = [about[key] for key in ("task", "search", "device", "GPU profile") if key in about]

@@ -134,7 +134,7 @@ def write_results(result: Validation, request: Mapping[str, Any], path: Path) ->
 
 
 def metadata_of(result: Validation) -> dict[str, Any]:
-    """What made the results, as the metadata of all results files say it."""
+    """The metadata of the results, in the form of all results files."""
     about = dict(result.about)
     return made_by(
         "validate",
