@@ -153,7 +153,7 @@ def _image(figure: Figure, form: str) -> bytes:
 
 def _rendered(asked: bytes) -> tuple[bytes, str]:
     """The image that kaleido makes of a figure and options, else why there is none."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     made = [sys.executable, "-c", _RENDER]
     with subprocess.Popen(made, **pipes, start_new_session=True) as process:
         try:

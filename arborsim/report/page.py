@@ -89,8 +89,8 @@ def _plotly() -> str:
 
 @cache
 def _templates() -> Environment:
-    strict = {"autoescape": True, "undefined": StrictUndefined}
-    made = Environment(loader=FunctionLoader(asset), trim_blocks=True, lstrip_blocks=True, **strict)
+    rules: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
+    made = Environment(loader=FunctionLoader(asset), trim_blocks=True, lstrip_blocks=True, **rules)
     made.filters["headings"] = _headings
     return made
 
@@ -236,7 +236,10 @@ def stacked_bars(
 
 def area(name: str, x: Any, values: np.ndarray, paint: str, unit: str) -> Figure:
     """A layer of stacked areas."""
-    look = {"line": {"width": 0, "color": f"var(--{paint})"}, "fillcolor": f"var(--{paint})"}
+    look: Figure = {
+        "line": {"width": 0, "color": f"var(--{paint})"},
+        "fillcolor": f"var(--{paint})",
+    }
     tip = f"%{{y:.4g}} {unit}"
     return scatter(name, x, packed(values), stackgroup="stack", hovertemplate=tip, **look)
 

@@ -159,11 +159,15 @@ def html(report: Report) -> str:
     figures = {each.name: each.choices for each in report.figures() if each.choices}
     sections = [section for section in report.sections if section.there]
     data = {**report.data, "figures": figures, "start": report.start, "csv": report.csv}
-    facts = {"title": report.title, "subtitle": report.subtitle, "file": report.file}
+    facts: dict[str, Any] = {
+        "title": report.title,
+        "subtitle": report.subtitle,
+        "file": report.file,
+    }
     draws = bool(figures) or any(isinstance(b, Raw) for s in sections for b in s.blocks)
-    made = {"template": "report", "style": report.style, "draws": draws and report.draws}
-    shown = {"sections": sections, "appendix": report.appendix}
-    return page.render(report.product, report.scripts, data, **made, **shown, **facts)
+    facts |= {"template": "report", "style": report.style, "draws": draws and report.draws}
+    facts |= {"sections": sections, "appendix": report.appendix}
+    return page.render(report.product, report.scripts, data, **facts)
 
 
 def write(report: Report, path: str | Path) -> None:

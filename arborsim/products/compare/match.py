@@ -168,7 +168,8 @@ class _Kind:
         ]
         said = [dict.fromkeys(map(self.said, own)) for own in runs]
         alone = ([s for s in said[k] if s not in said[1 - k]] for k in range(2))
-        return pairs, *alone
+        first_only, second_only = alone
+        return pairs, first_only, second_only
 
     def _key(self, record: Any) -> Hashable:
         return getattr(record, "episode", 0), self.cell(record)

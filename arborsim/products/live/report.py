@@ -233,9 +233,10 @@ def _size(budget: str) -> tuple[bool, float, str]:
 
 
 def _baseline(full: live.LiveRow, budgets: int) -> list[page.Figure]:
-    ends, none = [-0.5, budgets - 0.5], {"line": {"width": 0}, "hoverinfo": "skip"}
+    ends = [-0.5, budgets - 0.5]
+    none: page.Figure = {"line": {"width": 0}, "hoverinfo": "skip"}
     low, high, level = ([100 * each] * 2 for each in (full.low, full.high, full.accuracy))
-    band = {**none, "fill": "tonexty", "fillcolor": "var(--bar)"}
+    band: page.Figure = {**none, "fill": "tonexty", "fillcolor": "var(--bar)"}
     dashed = {"width": 2, "dash": "dash", "color": "var(--c0)"}
     return [
         page.scatter("", ends, low, showlegend=False, **none),

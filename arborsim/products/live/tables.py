@@ -128,7 +128,11 @@ def episode_result(report: LiveReport, result: LiveResult) -> EpisodeResult:
     """The record that tables and figures of replays take."""
     cell = result.episode, result.policy, result.budget, result.budget_tokens
     kv_bytes, bounded = report.facts.kv_bytes_per_token, result.policy not in report.unbounded
-    figures = {"attention_kept": math.nan, "kv_bytes_per_token": kv_bytes, "bounded": bounded}
+    figures: dict[str, Any] = {
+        "attention_kept": math.nan,
+        "kv_bytes_per_token": kv_bytes,
+        "bounded": bounded,
+    }
     return EpisodeResult(report.facts.task, *cell, result.measured, **figures)
 
 

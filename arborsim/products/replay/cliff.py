@@ -157,7 +157,11 @@ def _texts(line: Line) -> list[str]:
 
 def _grey(line: Line, first: bool) -> page.Figure:
     dot = "var(--dot)"
-    look = {"mode": "lines+markers", "line": {"color": dot, "width": 1}, "legendgroup": "others"}
+    look: page.Figure = {
+        "mode": "lines+markers",
+        "line": {"color": dot, "width": 1},
+        "legendgroup": "others",
+    }
     look |= {"marker": {"color": dot, "size": 4}, "showlegend": first}
     return page.accuracies("others", line.points, _x(line), dot, 0, _texts(line), False, **look)
 
@@ -165,7 +169,7 @@ def _grey(line: Line, first: bool) -> page.Figure:
 def _coloured(line: Line, number: int, away: float) -> page.Figure:
     paint = page.colour(number)
     x = [each + away for each in _x(line)]
-    look = {"mode": "lines+markers", "line": {"color": paint, "width": 2}}
+    look: page.Figure = {"mode": "lines+markers", "line": {"color": paint, "width": 2}}
     return page.accuracies(line.label, line.points, x, paint, number, _texts(line), **look)
 
 

@@ -97,7 +97,7 @@ def _accuracies(
         paint, dash = page.colour(number), _DASHES[number // page.COLOURS % len(_DASHES)]
         line = {"color": paint, "width": 2, "dash": dash}
         at, whiskers = [page.rounded(place, 5) for place in places], len(names) <= _MOST_INTERVALS
-        look = {"mode": "lines+markers", "line": line}
+        look: Figure = {"mode": "lines+markers", "line": line}
         drawn[name] = page.accuracies(name, own, at, paint, number, texts, whiskers, **look)
     bold = {
         name: {**line, "error_y": {**line["error_y"], "visible": True}, "showlegend": False}

@@ -81,9 +81,8 @@ def machine_of(run: ServingRun) -> ServedMachine:
         raise UsageError("several copies of the model, each with its share of the clients")
     profile = load_profile(profile_name(run.gpu), engine=engine_of(run))
     geometry = with_kv_dtype(_geometry(run), kv_dtype(run))
-    parallel = {"tensor_parallel": run.tensor_parallel}
-    parallel["expert_parallel"] = max(1, run.expert_parallel)
-    options = ServingOptions(preemption="recompute", **parallel)
+    tensor, expert = run.tensor_parallel, max(1, run.expert_parallel)
+    options = ServingOptions(preemption="recompute", tensor_parallel=tensor, expert_parallel=expert)
     return ServedMachine(profile, geometry, options)
 
 

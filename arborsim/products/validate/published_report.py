@@ -369,7 +369,7 @@ def _markers(name: str, runs: Sequence[PlayedRun], paint: str, symbol: int) -> p
     y = [page.rounded(_simulated(each)) for each in runs]
     names = [page.label(each.run.name) for each in runs]
     marker = {"color": paint, "size": 7, "symbol": page.symbol(symbol), "opacity": 0.7}
-    tips = {"customdata": names, "hovertemplate": tip}
+    tips: page.Figure = {"customdata": names, "hovertemplate": tip}
     return page.scatter(name, x, y, "markers", marker=marker, **tips)
 
 

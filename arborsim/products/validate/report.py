@@ -361,7 +361,7 @@ def _dots(
         own = [k for k, line in enumerate(lines) if line.budget == budget]
         x, y = ([page.rounded(values[k][side]) for k in own] for side in range(2))
         marker = {"color": page.colour(number + 1), "size": 8, "opacity": 0.75}
-        tips = {
+        tips: page.Figure = {
             "customdata": [page.label(texts[k]) for k in own],
             "hovertemplate": "%{customdata}<extra></extra>",
         }
