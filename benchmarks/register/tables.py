@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arborsim.core.errors import UsageError
-from arborsim.report.table import Column, Table, name_column, print_tables, terminal
+from arborsim.report.lines import print_tables
+from arborsim.report.table import Column, Table, name_column, terminal
 from arborsim.report.words import counted, plain
 from benchmarks.register.claims import Claim, Judged, Paper, Verdict, to_frame
 from benchmarks.register.numbers import EXACT, UNITS, Number

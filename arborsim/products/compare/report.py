@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
 from arborsim.products.compare.match import SHARES, Comparison, Pair, change, turns
+from arborsim.report.lines import print_tables
 from arborsim.report.table import (
     LABEL,
     Column,
@@ -16,7 +17,6 @@ from arborsim.report.table import (
     grid,
     name_column,
     print_heading,
-    print_tables,
     terminal,
 )
 from arborsim.report.words import counted, plain

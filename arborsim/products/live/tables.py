@@ -16,10 +16,10 @@ from arborsim.play.live_log import describe
 from arborsim.play.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
 from arborsim.products.replay.tables import COLUMNS, NAMES, flat_measurements
 from arborsim.products.replay.words import budget_of_reading
+from arborsim.report.lines import print_tables
 from arborsim.report.table import (
     Table,
     print_heading,
-    print_tables,
     read_columns,
     shown,
     terminal,

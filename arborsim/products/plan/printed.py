@@ -23,7 +23,8 @@ from arborsim.products.plan.results import (
 from arborsim.products.plan.sentences import kept, kept_note, middle, shared_prefixes
 from arborsim.products.plan.tables import at_largest
 from arborsim.products.plan.words import limits_of, load_of
-from arborsim.report.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown, terminal
+from arborsim.report.lines import print_tables
+from arborsim.report.table import LABEL, NAME, NOTHING, Column, Table, shown, terminal
 from arborsim.report.words import digits, hundredths, plain
 
 if TYPE_CHECKING:

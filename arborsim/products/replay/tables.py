@@ -20,11 +20,11 @@ from arborsim.core.units import Scale
 from arborsim.play.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, oracles
 from arborsim.products.replay import answers_words
 from arborsim.products.replay.words import left_out, notes, too_small
+from arborsim.report.lines import print_tables
 from arborsim.report.table import (
     Column,
     Table,
     print_heading,
-    print_tables,
     read_columns,
     scales,
     shown,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from arborsim.play.results import BASELINE, at_budget
 from arborsim.products.search.results import SearchRow as Row
-from arborsim.report.table import Table, print_tables, read_columns, shown, terminal
+from arborsim.report.lines import print_tables
+from arborsim.report.table import Table, read_columns, shown, terminal
 from arborsim.report.words import hundredths, interval, plain
 from arborsim.searches.arms import REFERENCE
 

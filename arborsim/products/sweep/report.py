@@ -28,6 +28,7 @@ from arborsim.products.sweep.compare import (
 )
 from arborsim.report import images
 from arborsim.report.images import Plot
+from arborsim.report.lines import print_tables
 from arborsim.report.report import Facts, Report, Section, Shown, write
 from arborsim.report.table import (
     LABEL,
@@ -35,7 +36,6 @@ from arborsim.report.table import (
     Column,
     Table,
     print_heading,
-    print_tables,
     read_columns,
     shown,
     terminal,

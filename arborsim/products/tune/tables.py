@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.tables import check_columns, columns_of
 from arborsim.products.tune.run import Figures, Trial, Tuned
+from arborsim.report.lines import print_tables
 from arborsim.report.table import (
     LABEL,
     UNKNOWN,
     Column,
     Table,
     name_column,
-    print_tables,
     shown,
     terminal,
 )

@@ -191,7 +191,7 @@ def _write(result: Published, output: PublishedOutput) -> None:
     """The files that were asked for."""
     from arborsim.core.outputs import write_text
     from arborsim.machine.fidelity import FidelityFile
-    from arborsim.products.validate.published import by_kind, overall
+    from arborsim.products.validate.published_errors import by_kind, overall
     from arborsim.products.validate.published_report import write_frame
 
     if output.out is not None:

@@ -13,10 +13,12 @@ import numpy as np
 
 from arborsim.core.errors import UnknownName
 from arborsim.core.tables import csv_text, made_by, write_table
-from arborsim.products.validate import published
+from arborsim.products.validate import published, published_errors
 from arborsim.products.validate.aiconfigurator import NotPredicted, Prediction
-from arborsim.products.validate.published import ErrorLine, PlayedRun
+from arborsim.products.validate.published import PlayedRun
+from arborsim.products.validate.published_errors import ErrorLine
 from arborsim.report import page
+from arborsim.report.lines import print_tables
 from arborsim.report.report import (
     Answer,
     Choice,
@@ -28,7 +30,7 @@ from arborsim.report.report import (
     Shown,
     write,
 )
-from arborsim.report.table import LABEL, REMARK, Column, Table, name_column, print_tables, terminal
+from arborsim.report.table import LABEL, REMARK, Column, Table, name_column, terminal
 from arborsim.report.words import counted, percent, plain
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ def error_table(
     runs: Sequence[PlayedRun], columns: Sequence[Column[ErrorLine]]
 ) -> Table[ErrorLine]:
     """Errors of all runs and by group, without columns of which no line has a figure."""
-    lines = published.error_lines(runs)
+    lines = published_errors.error_lines(runs)
     kept = [column for column in columns if not column.empty(lines)]
     return Table(
         lines,
@@ -145,7 +147,7 @@ def error_table(
 
 def sentences(runs: Sequence[PlayedRun]) -> list[str]:
     """The answer, each target, and what was not played; the first is the headline."""
-    lines = published.error_lines(runs)
+    lines = published_errors.error_lines(runs)
     every = lines[0].tpot
     if not every.n:
         said = ["No judged run could be played."]
@@ -157,7 +159,7 @@ def sentences(runs: Sequence[PlayedRun]) -> list[str]:
         said += [
             f"Target {'met' if target.met else 'missed'}: {target.name}, "
             f"{percent(target.reached)} where {percent(target.limit)} is aimed at (n {target.n})."
-            for target in published.targets(runs)
+            for target in published_errors.targets(runs)
         ]
     if not lines[0].ttft.n and every.n:
         said.append("Something queues in all judged runs: times to first token are not judged.")
@@ -196,7 +198,7 @@ def print_published(result: Published, console: Console | None = None) -> None:
         ]
         print_tables(console, groups)
         say("Worst judged runs, TPOT simulated / measured:")
-        for number, each in enumerate(published.worst(runs), 1):
+        for number, each in enumerate(published_errors.worst(runs), 1):
             odd = f" ({each.odd})" if each.odd else ""
             say(f"{number:4}. {_factor(each):.2f}  {each.run.name}{odd}")
     for title, items in (
@@ -270,7 +272,7 @@ def report_of(result: Published) -> Report:
     asked = len(others.columns) > 1
     sections = [Section("answer", "The answer", (Answer(sentences(runs)),))]
     if played:
-        worst = Shown(Table(published.worst(runs), WORST), "worst-table", "Worst runs")
+        worst = Shown(Table(published_errors.worst(runs), WORST), "worst-table", "Worst runs")
         shown = Shown(errors, "errors-table", "Errors by group")
         theirs = Shown(others, "others-table", "AIConfigurator's errors by group")
         sections += [
