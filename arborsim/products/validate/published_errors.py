@@ -10,6 +10,7 @@ import numpy as np
 
 from arborsim.machine.fidelity import Fidelity, weights_kind
 from arborsim.products.validate.published import PlayedRun, engine_of, machine_of, profile_name
+from arborsim.products.validate.serving import ServingRun
 
 
 @dataclass(frozen=True)
