@@ -41,8 +41,8 @@ PARTS = ("hbm", "hbm_quantised", "ddr", "ddr_quantised", "staging")
 #: Bytes held now, by `PARTS`.
 Held = tuple[int, int, int, int, int]
 
-_IN_HBM = ((Tier.HBM,), (Tier.HBM_QUANTISED, Tier.HBM_COARSE))
-_STORED = (*_IN_HBM, (Tier.DDR,), (Tier.DDR_QUANTISED, Tier.DDR_COARSE))
+_SMALL = ((Tier.HBM_QUANTISED, Tier.HBM_COARSE), (Tier.DDR_QUANTISED, Tier.DDR_COARSE))
+_STORED = ((Tier.HBM,), _SMALL[0], (Tier.DDR,), _SMALL[1])
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 
 
