@@ -70,7 +70,7 @@ def front_table(tuned: Tuned) -> Table[Trial]:
         return label(f"set_{name}", name, said, lambda trial: _said(trial.settings[name]))
 
     share = "Share of what full retention holds."
-    names = (
+    names: tuple[Column[Trial], ...] = (
         name_column("Trial", lambda trial: str(trial.number)),
         label("budget", "Budget", share, lambda trial: f"{trial.budget:g}"),
     )
