@@ -15,7 +15,7 @@ demo: .venv/.core
 	    --no-assumptions
 
 test: .venv/.full
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 fuzz: .venv/.full  ## 10,000 damaged inputs of every kind through the commands, 30 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run
@@ -32,6 +32,7 @@ lint: .venv/.full
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python benchmarks/structure.py --check
 
 format: .venv/.full
 	$(BIN)/ruff check --fix .

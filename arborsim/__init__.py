@@ -6,7 +6,7 @@ simulator; the backend in ``arborsim_torch`` records live models and runs the sa
 
     import arborsim
 
-    results = arborsim.replay("traces/chain-tree.parquet", policies=["h2o", "arborkv"],
+    results = arborsim.replay("traces/chain-tree.parquet", policies=["epikv", "arborkv"],
                               budgets=[0.5, 0.7], model="llama-3.1-8b")
     results.summary()               # a data frame
     results.report("report.html")   # one page to send
@@ -39,6 +39,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from arborsim.core import __version__ as __version__
+
 if TYPE_CHECKING:
     from arborsim.core.errors import ArborsimError
     from arborsim.products.live.ask import LiveResults, live
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from arborsim.products.tune.ask import TuneResults, tune
     from arborsim.products.validate.ask import ValidationResults
 
-__version__ = "0.1.0"
 __all__ = [
     "ArborsimError",
     "LiveResults",

@@ -28,7 +28,8 @@ from kvpress import (
 )
 
 from arborsim.core.events import Prefill, TokenRun
-from arborsim.core.observations import Observations, VectorRows
+from arborsim.core.head_rows import VectorRows
+from arborsim.core.observations import Observations
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView, Policy

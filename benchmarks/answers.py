@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from arborsim.core.score import MASKED
 from arborsim.play.results import ANY
 from arborsim.policies.registry import build
 from arborsim.products.replay.answers import (
@@ -70,7 +71,7 @@ def quality() -> Iterator[Counted]:
             kind, text, budget = arm
             policy = build(kind, json.loads(text))
             cells = {(kind, budget): resolved(policy)}
-            made = ", masked" * ((name, *arm) in masked)
+            made = MASKED * ((name, *arm) in masked)
             found = count(searched, [*full, *own], cells, f"{QUALITY}: {name}{made}")
             (row,) = (each for each in found if each.policy == kind)
             yield row if policy.uses_budget else replace(row, budget=ANY)

@@ -31,7 +31,8 @@ from arborsim_torch.batches import run_batched
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.hardware.facts import all_facts
 from arborsim_torch.kernels.fused import pinned
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.sources import RandomSource
 
 #: Name, layers, width, heads, KV heads, MLP: a tiny model is all overhead, a larger one is not.
@@ -43,7 +44,7 @@ POLICIES: dict[str, dict[str, str]] = {
     "full": {},
     "streaming-llm": {},
     "epikv": {"recent": "32"},
-    "h2o": {},
+    "h2o per=shared": {"per": "shared"},
     "hierarchy": {"recent": "32", "interval": "32"},
     "arkv": {},
 }
@@ -116,8 +117,8 @@ def shares(name: str, model: Any, prompt: int, tokens: int) -> list[Share]:
     found = []
     for policy, settings in POLICIES.items():
         one = PolicySearch(
-            setup, source.problem(0), build(policy, settings), max(prompt + 64, tokens // 2),
-            CacheOptions(),
+            setup, source.problem(0), build(policy.split()[0], settings),
+            max(prompt + 64, tokens // 2), CacheOptions(),
         )  # fmt: skip
         outcomes: list[Any] = []
         begun = time.perf_counter()

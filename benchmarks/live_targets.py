@@ -45,7 +45,8 @@ from arborsim_torch.attention import tree_attention
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.decoder import run_together
 from arborsim_torch.kernels.fused import pinned
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.sources import RandomSource
 from benchmarks.live import VOCABULARY, made_with, make_model
 
@@ -55,13 +56,13 @@ _TOP = 256  # positions kept per attention row, as in live runs over paths of th
 #: the weights 314 MB, so that a quarter of the cache can be at most 1.97 times as fast by bytes.
 TARGET_SHAPE = (12, 768, 12, 6, 2048)
 #: Tokens per second at the budget, as a multiple of full retention's.
-TARGETS = {"streaming-llm": 1.8, "epikv": 1.8, "h2o": 1.4, "arkv-int8": 1.2}
+TARGETS = {"streaming-llm": 1.8, "epikv": 1.8, "h2o per=shared": 1.4, "arkv-int8": 1.2}
 _EVICTABLE = {"pin_prompt": "false"}  # the cache is all prompt: nothing could be cut otherwise
 TARGET_POLICIES: dict[str, dict[str, str]] = {
     "full": {},
     "streaming-llm": {},
     "epikv": _EVICTABLE,
-    "h2o": {},
+    "h2o per=shared": {"per": "shared"},
     "arkv": {},
     "arkv-int8": {},
     "hierarchy": _EVICTABLE,
@@ -304,7 +305,9 @@ def main() -> None:
     torch.set_num_threads(1)
     names = ["full", *(name for name in options.policies.split(",") if name != "full")]
     policies = {
-        name: Int8ARKV() if name == "arkv-int8" else build(name, TARGET_POLICIES.get(name, {}))
+        name: Int8ARKV()
+        if name == "arkv-int8"
+        else build(name.split()[0], TARGET_POLICIES.get(name, {}))
         for name in names
     }
     context, turns = (1024, 2) if options.quick else (options.context, options.turns)

@@ -65,13 +65,15 @@ def _short(of: dict[str, dict[str, Any]]) -> list[str]:
         ratios.setdefault(row["model"], []).append(row["ratio"])
     live = ", ".join(f"{min(r):.2f} to {max(r):.2f} on {model}" for model, r in ratios.items())
     epikv = replay["attention_free"]["epikv"]
-    dense, sparse = (replay[kind]["policies"]["h2o"]["ratio"] for kind in ("dense", "sparse"))
+    dense, sparse = (
+        replay[kind]["policies"]["h2o per=shared"]["ratio"] for kind in ("dense", "sparse")
+    )
     return [
         "## In short",
         "",
         f"- `epikv` over {epikv['tokens']:,} tokens in episodes of 32,768:",
         f"  {epikv['tokens_per_s']:,} tokens/s.",
-        f"- `h2o`: {dense} times what pyarrow alone needs to decode the",
+        f"- `h2o per=shared`: {dense} times what pyarrow alone needs to decode the",
         f"  columns with dense attention, {sparse} times with sparse.",
         f"- Peak memory {peaks[first]} MiB with {first} episode, {peaks[last]} MiB with {last}.",
         f"- `arborsim plan`: {plan['candidates']} candidates, {plan['searches']:,} searches a run: "

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from arborsim.core.formats import Format
 from arborsim_torch.kernels.fused import sdpa
-from arborsim_torch.kernels.pieces import Piece, attend_pieces
+from arborsim_torch.kernels.piece import Piece
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.tiers.codec import Codec, Fp8, Int8, Packed, Plain
 
 HEADS, KV_HEADS, HEAD_DIM = 12, 6, 64

@@ -14,6 +14,8 @@ from arborsim.core.tiers import Budget
 from arborsim.play.episode import Cell
 from arborsim.policies.registry import build, find, parameters
 
+#: Forms that are not the authors': one ranking for the whole model, and EpiKV's medians.
+_SHARED, _MEDIAN = {"per": "shared"}, {"variant": "median"}
 LINES = 32
 PROMPT = 5 * LINES + 4  # tokens of a chain program of LINES lines
 #: Shares of the whole search's tokens; the prompt is always kept.
@@ -83,7 +85,7 @@ def _cliff() -> Experiment:
     kinds = {
         "random": ("random", {"recent": "16"}),
         "streaming": ("streaming-llm", {"sinks": str(PROMPT)}),
-        "h2o, shared": ("h2o", {"pin_prompt": "true", "recent_share": "0.05"}),
+        "h2o, shared": ("h2o", _SHARED | {"pin_prompt": "true", "recent_share": "0.05"}),
         "epikv": ("epikv", {"recent": "16"}),
     }
     arms = [
@@ -99,7 +101,7 @@ def _cliff() -> Experiment:
         arms.append(Arm(f"hierarchy r={r}", "hierarchy", "1", settings))
     pinned: dict[str, tuple[str, dict[str, str]]] = {
         "tova": ("tova", {"pin_prompt": "true"}),
-        "raas, median": ("raas", {}),
+        "raas, median": ("raas", _MEDIAN),
         "rkv": ("rkv", {"pin_prompt": "true", "interval": "16"}),
         "quest, 2 layers dense": ("quest", {"pin_prompt": "true"}),
         "adakv": ("adakv", {"pin_prompt": "true", "window": "16"}),
@@ -110,7 +112,7 @@ def _cliff() -> Experiment:
         for label, (name, settings) in pinned.items()
         for budget in ("0.95", "0.87", "0.81")
     ]
-    arms += [Arm("raas, median", "raas", budget, {}) for budget in ("0.69", "0.56")]
+    arms += [Arm("raas, median", "raas", budget, _MEDIAN) for budget in ("0.69", "0.56")]
     return Experiment(CHAIN, (FULL, *arms, *_needed(*CLIFF, "0.5", "0.4", "0.25")))
 
 
@@ -154,7 +156,7 @@ def _epikv_rivals() -> Experiment:
         for budget in budgets
     ]
     # As the paper runs H2O: four sinks, prompt evictable, sums from the first generated token on.
-    h2o = {"sinks": "4", "recent_share": "0.05", "count_prompt": "false"}
+    h2o = _SHARED | {"sinks": "4", "recent_share": "0.05", "count_prompt": "false"}
     arms += [
         Arm("h2o, shared, prompt evictable", "h2o", budget, h2o)
         for budget in ("0.95", "0.87", "0.5", "0.25")
@@ -233,7 +235,7 @@ def _trees(search: dict[str, Any], *budgets: str) -> Experiment:
         "arborkv, no rehydration": ("arborkv", {"rehydrate": "false"}),
         "random": ("random", {"recent": "8"}),
         "streaming": ("streaming-llm", {}),
-        "h2o, shared": ("h2o", {}),
+        "h2o, shared": ("h2o", _SHARED),
         "epikv": ("epikv", {"recent": "8"}),
     }
     arms = [
@@ -251,7 +253,7 @@ def _arborkv_ablations() -> Experiment:
         "arborkv, no rehydration": ("arborkv", {"rehydrate": "false"}),
         "thinkv": ("thinkv", {}),
         "streaming": ("streaming-llm", {}),
-        "h2o, shared": ("h2o", {}),
+        "h2o, shared": ("h2o", _SHARED),
         "MSVE only": ("arborkv", {"lambda_distance": "0"}),
         "tail only": ("arborkv", {"retain": "tail", "pin_prompt": "false"}),
         "sinks + tail": ("arborkv", {"retain": "sinks+tail", "pin_prompt": "false"}),
@@ -273,7 +275,7 @@ def _arborkv_ablations() -> Experiment:
 _OLDER = {
     "random": ("random", {"recent": "16"}),
     "streaming": ("streaming-llm", {}),
-    "h2o, shared": ("h2o", {}),
+    "h2o, shared": ("h2o", _SHARED),
     "epikv": ("epikv", {"recent": "16"}),
 }
 
@@ -312,12 +314,13 @@ def _newer(
 
 def _long() -> Experiment:
     """The problems of the shipped trace ``chain-linear``, under policies as they come."""
-    names = {"h2o, shared": "h2o"}
-    names |= {name: name for name in ("streaming-llm", "epikv", "arkv", "lag-kv")}
+    kinds: dict[str, tuple[str, dict[str, str]]] = {"h2o, shared": ("h2o", _SHARED)}
+    kinds |= {name: (name, {}) for name in ("streaming-llm", "epikv", "arkv", "lag-kv")}
     arms = [
-        Arm(label, name, budget) for label, name in names.items()
+        Arm(label, name, budget, settings)
+        for label, (name, settings) in kinds.items()
         for budget in ("0.95", "0.85", "0.7")
-    ]  # fmt: skip
+    ]
     return Experiment(CHAIN | {"task_options": {"lines": 120}}, (FULL, *arms))
 
 
@@ -343,11 +346,11 @@ def _tail(model: str, depth: int, layer: int) -> Experiment:
     kinds: dict[str, tuple[str, dict[str, str]]] = {
         "random": ("random", free | {"sinks": "4"}),
         "streaming": ("streaming-llm", {}),
-        "h2o, shared": ("h2o", {"sinks": "4", "recent_share": "0.1"}),
+        "h2o, shared": ("h2o", _SHARED | {"sinks": "4", "recent_share": "0.1"}),
         "tova": ("tova", {}),
         "snapkv": ("snapkv", {"window": "32"}),
         "rkv": ("rkv", {"window": "32", "interval": "16"}),
-        "raas, median": ("raas", {"pin_prompt": "false"}),
+        "raas, median": ("raas", _MEDIAN | {"pin_prompt": "false"}),
         **{name: (name, free) for name in ("epikv", "band-adaptive", "hs-variance")},
         "epikv, one layer": ("band-adaptive", free | _layer(layer, depth)),
         "kv-key, not smoothed": ("kv-key", free | {"window": "1"}),
@@ -377,18 +380,18 @@ def _tail(model: str, depth: int, layer: int) -> Experiment:
     return Experiment({"model": model}, (FULL, *_needed(*TAIL, recent="32"), *arms))
 
 
-def _published(search: dict[str, Any], *budgets: str) -> Experiment:
+def _published(search: dict[str, Any], below: str, *budgets: str) -> Experiment:
     """Methods as their authors run them: no setting differs from theirs but where a label says so.
 
     H2O ranks for each layer and KV head; a second arm pins its prompt.  RaaS counts pages (by
     medians, as EpiKV's authors have it, it is in other experiments).  SnapKV compresses the prompt
-    alone, once: budgets above the prompt are all the same to it.
+    alone, once: budgets above the prompt are all the same to it, and it has one `below`.
     """
     kinds: dict[str, tuple[str, dict[str, str]]] = {
-        "h2o": ("h2o", {"per": "head"}),
-        "h2o, prompt kept": ("h2o", {"per": "head", "pin_prompt": "true"}),
+        "h2o": ("h2o", {}),
+        "h2o, prompt kept": ("h2o", {"pin_prompt": "true"}),
         "tova": ("tova", {}),
-        "raas": ("raas", {"variant": "pages"}),
+        "raas": ("raas", {}),
         "rkv": ("rkv", {}),
         "adakv": ("adakv", {}),
     }
@@ -397,16 +400,16 @@ def _published(search: dict[str, Any], *budgets: str) -> Experiment:
         for label, (name, settings) in kinds.items()
         for budget in budgets
     ]
-    arms.append(Arm("snapkv", "snapkv", min(budgets), {}))
+    arms += [Arm("snapkv", "snapkv", budget, {}) for budget in (*budgets, below)]
     return Experiment(search, (FULL, *arms))
 
 
 EXPERIMENTS = {
     "cliff": _cliff,
-    "published": lambda: _published(CHAIN, *CLIFF),
-    "published-12": lambda: _published(CHAIN | {"task_options": {"lines": 12}}, *SHORT),
-    "published-tail": lambda: _published({"model": "tail"}, *TAIL[2:]),
-    "published-deep": lambda: _published({"model": "tail-deep"}, *TAIL[2:]),
+    "published": lambda: _published(CHAIN, "0.3", *CLIFF),
+    "published-12": lambda: _published(CHAIN | {"task_options": {"lines": 12}}, "0.3", *SHORT),
+    "published-tail": lambda: _published({"model": "tail"}, TAIL[0], *TAIL[2:]),
+    "published-deep": lambda: _published({"model": "tail-deep"}, TAIL[0], *TAIL[2:]),
     "family": _family,
     "epikv-rivals": _epikv_rivals,
     "grid": _grid,

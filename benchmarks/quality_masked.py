@@ -27,9 +27,10 @@ from arborsim.memory.moves import Changes, Moves, kinds, resolve
 from arborsim.play.backends import LiveResult
 from arborsim.play.episode import Cell
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import hints_of, row_uses
 from arborsim.signals.readers import table_of
 from arborsim_torch.live.feed import LiveHeadRows
-from arborsim_torch.live.policy_search import make_controller
+from arborsim_torch.live.setup import make_controller
 from arborsim_torch.models import cache_shape, rope_of
 from arborsim_torch.reference import Problem, Task
 from arborsim_torch.tiers.codec import codec_of
@@ -38,7 +39,7 @@ from benchmarks.masked_batch import SERVED, Searches
 
 _EVICTED = kinds(lambda a, b: b is Tier.EVICTED)
 _QUANTISED = kinds(lambda a, b: b.rung > a.rung)
-_OFFLOADED = kinds(lambda a, b: b.in_ddr and not a.in_ddr)
+_OFFLOADED = kinds(lambda a, b: b.offloaded and not a.offloaded)
 _COMPACTED = 32  # steps from one look for free slots to the next
 _RUNG = np.array([tier.rung for tier in Tier])
 
@@ -165,7 +166,7 @@ class _Search:
         self.controller = make_controller(
             policy, self.executor, budget_tokens, model, cache_shape(model), ()
         )
-        self._needs, self._uses = policy.reads(), policy.row_uses()
+        self._needs, self._uses = policy.reads(), row_uses(policy)
         self._task, self._problem = task, problem
         self._heads = LiveHeadRows(self.controller.tree, rope_of(model), self.executor.readable)
         self._asks_generated = any(
@@ -261,10 +262,10 @@ def check(policy: Policy) -> None:
     """A `UsageError` if masks cannot stand in for a cache under this policy."""
     found = [signal.value for signal in sorted(policy.reads() - SERVED)]
     found += [
-        f"rows reduced to '{use.keeps}'" for use in policy.row_uses()
+        f"rows reduced to '{use.keeps}'" for use in row_uses(policy)
         if _apart(use) and use.keeps not in ("sum", "newest")
     ]  # fmt: skip
-    if policy.bounds_page:
+    if hints_of(policy).bounds_page:
         found.append("steps that read some pages alone")
     if any(each.together > 1 for each in policy.formats):
         found.append("keys quantised in groups of tokens")

@@ -51,8 +51,9 @@ PUBLISHED = (
     "the budget, and with `prompt kept` the prompt as well (small budgets cannot hold both); TOVA "
     "ranks per layer; RaaS counts pages of 16 tokens and keeps the prompt; R-KV decides every 128 "
     "iterations and holds more until then (see its peaks; chains of 12 lines are over before); "
-    "R-KV and AdaKV rank per KV head; SnapKV cuts a prompt larger than the budget, once, which "
-    "none is here. The prompt is evictable unless said. Arms without a row have not been run."
+    "R-KV and AdaKV rank per KV head; SnapKV cuts a prompt larger than the budget, once: here "
+    "at the smallest budget alone. The prompt is evictable unless said. Arms without a row have "
+    "not been run."
 )
 ABOUT = {
     "cliff": "chain, 32 lines, greedy; the prompt is kept by all (its share of a search is about "
@@ -220,7 +221,7 @@ def main() -> None:
             rows.append(named | {"steps_right": None, "steps": None, "masked": False} | row)
     facts = {stored.name: {k: stored.head[k] for k in ("facts", "date")} for stored in all_stored}
     made = pa.Table.from_pylist(rows).replace_schema_metadata({"arborsim": json.dumps(facts)})
-    pq.write_table(made, folder / "results.parquet", compression="zstd")
+    pq.write_table(made, folder / "results.parquet", compression="zstd", compression_level=19)
     (folder / "README.md").write_text(page(all_stored))
     print(f"{folder / 'README.md'}: {len(rows)} searches")
 

@@ -49,7 +49,7 @@ class Endless:
     def is_finished(self, problem: Any, generated: Any) -> bool:
         return False
 
-    def reward(self, problem: Any, generated: Any, value: Any, rng: Any) -> float:
+    def reward(self, thought: Any, rng: Any) -> float:
         return 0.5
 
     def __getattr__(self, name: str) -> Any:

@@ -83,15 +83,20 @@ ATTENTION = {Signal.ATTENTION, Signal.EVICTION_TIME}
 
 
 def variants() -> dict[str, Policy]:
-    """Every policy that these traces serve; per head ones in their shared form if they have one."""
+    """Every policy that these traces serve, by label.
+
+    Those that rank per head are in their shared form if they have one, and RaaS counts by medians.
+    """
     found = {}
     for name in available():
         policy = build(name)
         choices = {f.name: made.choices for f, made in settings_of(type(policy))}
-        if "shared" in choices.get("per", ()):
-            policy = build(name, {"per": "shared"})
-        if name != "oracle" and policy.reads() <= {*COLUMNS, *ATTENTION}:
-            found[name] = policy
+        settings = {"per": "shared"} if "shared" in choices.get("per", ()) else {}
+        settings |= {"variant": "median"} if name == "raas" else {}
+        made = build(name, settings)
+        if name != "oracle" and made.reads() <= {*COLUMNS, *ATTENTION}:
+            said = [f"{key}={value}" for key, value in settings.items() if made != policy]
+            found[" ".join([name, *said])] = made
     return found
 
 
@@ -173,8 +178,8 @@ def against_decoding(
                     print(f"{attention:7} {name}: {error}", file=sys.stderr)
                     break
                 by_hand = 0.0
-                if name in RULES and not quality:
-                    by_hand = hand_s(path, attention, name, tokens)
+                if policy.name in RULES and not quality:
+                    by_hand = hand_s(path, attention, policy.name, tokens)
                 taken.append((mine / alone, mine, alone, machine, by_hand))
             if not taken:
                 continue
@@ -206,8 +211,8 @@ def attention_free(
             "tokens_per_s": round(tokens / seconds), "machine_share": round(machine, 2),
             "ratio": round(seconds / alone, 2),
         }  # fmt: skip
-        if name in RULES:
-            by_hand = hand_s(path, "none", name, int(BUDGET))
+        if policy.name in RULES:
+            by_hand = hand_s(path, "none", policy.name, int(BUDGET))
             figures[name]["by_hand"] = round(by_hand / alone, 2)
         print(f"none    {name:32} {figures[name]}", file=sys.stderr)
     return figures
@@ -309,7 +314,7 @@ def main() -> None:
     chosen = {
         name: policy
         for name, policy in variants().items()
-        if not options.policies or name in options.policies
+        if not options.policies or policy.name in options.policies
     }
     readers = {name: p for name, p in chosen.items() if p.reads() & ATTENTION}
     free = {name: p for name, p in chosen.items() if name not in readers}

@@ -46,14 +46,16 @@ class Arm:
 
 
 ARMS = (
-    Arm("full", 1.0), Arm("streaming-llm", 0.25), Arm("epikv", 0.25), Arm("h2o", 0.25),
+    Arm("full", 1.0), Arm("streaming-llm", 0.25), Arm("epikv", 0.25), Arm("h2o per=shared", 0.25),
     Arm("arkv", 0.25, quantised=0.25), Arm("hierarchy", 1.0, streamed=0.5),
 )  # fmt: skip
 
 
 def iteration_s(price: Price, arm: Arm, context: int) -> float:
     """Of one search of one sequence."""
-    geometry, policy = price.cost.geometry, build(arm.policy)
+    name, *settings = arm.policy.split()
+    geometry = price.cost.geometry
+    policy = build(name, dict(each.split("=") for each in settings))
     tokens = int(arm.kept * context)
     token, small = geometry.full_bytes_per_token, FP8.token_bytes(geometry)
     quantised = int(arm.quantised * tokens)

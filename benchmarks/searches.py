@@ -140,7 +140,8 @@ BANKS = {
     "value-distinct": Bank("game24", 100, False, VALUE, swept=LAMBDA_B),
     "signals": Bank(
         "game24", 30, True, VERIFIER, (16,), ("rebase", "ets"),
-        policies=("arborkv", "h2o", "streaming-llm", "random"), capture=Capture.SIGNALS,
+        policies=("arborkv", "h2o", "streaming-llm", "random"), settings=("h2o.per=shared",),
+        capture=Capture.SIGNALS,
     ),
     "chain": Bank(
         "chain", 60, True, VERIFIER | {"task_options": {"lines": 24, "lines_per_thought": 4}},

@@ -104,6 +104,12 @@ class Searches:
     facts: Mapping[str, Any]
     groups: Mapping[Cell, pd.DataFrame]
 
+    def label(self, policy: str) -> str:
+        """``"h2o per=shared"``: the policy with the settings that were given to it."""
+        own = [each.removeprefix(f"{policy}.") for each in self.facts["settings"]
+               if each.startswith(f"{policy}.")]  # fmt: skip
+        return " ".join([policy, *own])
+
     def cells(self, *, width: int, swept: bool = False, policy: str = FULL) -> Iterator[Cell]:
         """Those at a width, in order."""
         for cell in self.groups:

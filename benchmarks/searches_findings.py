@@ -235,7 +235,7 @@ def _policies(searches: Searches) -> list[str]:
             for cell in cells
             if cell in searches.groups
         ]
-        parts.append(f"{policy} at {QUOTED}: {', '.join(rows) or 'no search fits'}")
+        parts.append(f"{searches.label(policy)} at {QUOTED}: {', '.join(rows) or 'no search fits'}")
     return [
         f"Peak bytes and byte-seconds at width {width} on `{searches.name}`, times less than "
         f"REBASE with all of its tree kept: {'; '.join(parts)}. A budget is a share of each "

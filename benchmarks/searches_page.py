@@ -134,7 +134,8 @@ def policy_table(searches: Searches) -> list[str]:
             if cell.policy == FULL:
                 lines.append(_freed(searches, cell, reference))
             lines.append(
-                f"| {algorithm} | {cell.policy} | {'' if cell.budget == 'any' else cell.budget} "
+                f"| {algorithm} | {searches.label(cell.policy)} "
+                f"| {'' if cell.budget == 'any' else cell.budget} "
                 f"| {len(rows)} / {problems} "
                 f"| {searches.ratio(cell, reference, 'peak_hbm_kv_bytes')} "
                 f"| {searches.ratio(cell, reference, 'hbm_kv_byte_s')} "
@@ -220,10 +221,7 @@ def _managed(banks: dict[str, Searches]) -> list[str]:
     for name, searches in banks.items():
         if searches.facts["policies"]:
             attention = (
-                "with attention"
-                if name == SIGNALS
-                else "no attention is recorded: ArborKV runs "
-                f"with {', '.join(searches.facts['settings'])}"
+                "with attention" if name == SIGNALS else "no attention is recorded for ArborKV"
             )
             found += [
                 "",

@@ -19,6 +19,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.tiers import Budget
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.play.episode import Cell, play_episode
@@ -72,7 +73,10 @@ def main(trace: Path) -> None:
                 cell = Cell(policy, Budget.parse(budget))
                 played = [
                     play_episode(
-                        episode, cell, machine.executor(policy, reader.info), quality=quality
+                        episode,
+                        cell,
+                        SimulatedExecutor.of(machine, policy, reader.info),
+                        quality=quality,
                     )
                     for episode in episodes
                 ]

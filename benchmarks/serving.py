@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, ServingOptions
-from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import ClosedLoop
+from arborsim.machine.serving import ServingEngine
 from arborsim.policies.registry import build
 from tests.helpers.demands import record_demands
 
@@ -40,7 +40,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 CASES = (
     ("chain-linear", "full", "1", "stage"),
     ("chain-tree", "full", "1", "stage"),
-    ("chain-tree", "h2o", "0.5", "stage"),
+    ("chain-tree", "h2o per=shared", "0.5", "stage"),
     ("chain-tree", "arborkv", "0.6", "stage"),
     ("chain-tree", "hierarchy", "0.5", "stage"),
     ("chain-tree", "hierarchy", "0.5", "stream"),
@@ -54,7 +54,9 @@ def demands(trace: str, policy: str, budget: str, recall: str) -> tuple[list[Sea
     machine = Machine(load_profile("h100"), load_geometry("llama-3.1-8b"), recall=recall)
     start = time.perf_counter()
     path = TRACES / f"{trace}.parquet"
-    found = list(record_demands(path, build(policy), Budget.parse(budget), machine))
+    name, *settings = policy.split()
+    built = build(name, dict(each.split("=") for each in settings))
+    found = list(record_demands(path, built, Budget.parse(budget), machine))
     return found, time.perf_counter() - start
 
 
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name = " ".join(case)
         phases = sum(len(demand.ops) for demand in recorded)
         rows = []
-        concurrent = CONCURRENT if case[1] in ("full", "h2o") else (64,)
+        concurrent = CONCURRENT if case[1] in ("full", "h2o per=shared") else (64,)
         for clients, half in [*((n, False) for n in concurrent), (64, True)]:
             row = measure(recorded, clients, tokens, rounds, half)
             rows.append(row)

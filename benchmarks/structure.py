@@ -1,7 +1,8 @@
-"""What the structure of the package is: sizes, imports, and how much code one replay runs through.
+"""The structure of the package: sizes, imports, and how much code one replay runs through.
 
 ``python benchmarks/structure.py [--out FILE]`` prints JSON.  With ``--page`` it writes sizes and
-cycles into ``docs/architecture.md`` instead.
+cycles into ``docs/architecture.md`` instead.  With ``--check`` it prints the ceilings of
+``pyproject.toml`` that are broken and exits with 1.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import io
 import json
 import os
@@ -16,23 +18,54 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "arborsim"
+BACKENDS = ROOT / "backends"
 PAGE = ROOT / "docs" / "architecture.md"
 #: What stands around the counts of the page.
 MARKS = ("<!-- structure: begin -->\n", "<!-- structure: end -->\n")
 #: Commands by name.  SimPy is told the time only while something is transferred.
 RUNS = {
-    "replay": ("replay", "traces/chain-linear.parquet", "--policy", "h2o", "--episodes", "1"),
+    "replay": (
+        "replay", "traces/chain-linear.parquet", "--policy", "h2o", "--set", "h2o.per=shared",
+        "--episodes", "1",
+    ),
     "replay with transfers": (
         "replay", "traces/game24-tot.parquet", "--policy", "hierarchy", "--episodes", "1",
     ),
     "plan": ("plan", "tests/golden/workload.toml"),
+}  # fmt: skip
+
+
+class Measure(NamedTuple):
+    """A number that has a ceiling in ``[tool.arborsim.ceilings]`` of ``pyproject.toml``."""
+
+    what: str  # as the page names it
+    broken: str  # what is said of a broken ceiling
+    before: int  # at commit cd96423
+    target: int | None  # None: none was set
+
+
+MEASURES = {
+    "core_lines": Measure("lines of `arborsim`", "core has {} lines", 63_392, 50_000),
+    "core_files": Measure("files of `arborsim`", "core has {} files", 285, 225),
+    "backends_lines": Measure("lines of `backends`", "backends have {} lines", 23_081, 20_500),
+    "backends_files": Measure("files of `backends`", "backends have {} files", 106, None),
+    "circles": Measure(
+        "modules that import each other in a circle",
+        "{} modules of the core import each other in a circle", 21, 0,
+    ),
+    "fmt_skip": Measure("lines that the formatter skips", "{} lines say `fmt: skip`", 634, 60),
+    "longest_function": Measure(
+        "lines of the longest function", "the longest function has {} lines", 159, None
+    ),
+    "longest_file": Measure("lines of the longest file", "the longest file has {} lines", 527, 400),
 }  # fmt: skip
 
 
@@ -43,6 +76,12 @@ def modules() -> dict[str, Path]:
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax of a module."""
+    return ast.parse(path.read_text())
 
 
 def imports(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, str]]:
@@ -65,7 +104,7 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, str]]:
             else:
                 yield from walk(child, when)
 
-    yield from walk(ast.parse(path.read_text()), "load")
+    yield from walk(parsed(path), "load")
 
 
 def part(name: str) -> str:
@@ -91,7 +130,9 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
     found = {
         tuple(sorted(other for other in reach[name] if name in reach[other])) for name in reach
     }
-    return sorted((list(each) for each in found if len(each) > 1), key=len, reverse=True)
+    return sorted(
+        (list(each) for each in found if len(each) > 1), key=lambda each: (-len(each), each)
+    )
 
 
 def graph() -> dict[str, Any]:
@@ -104,11 +145,11 @@ def graph() -> dict[str, Any]:
     by_part: dict[str, set[str]] = {}
     for name, path in known.items():
         for other, when in set(imports(path, known)):
-            if other != name and when != "typing":
+            if other != name:
                 by_module.setdefault(name, set()).add(other)
                 if when == "load":
                     modules_at_load.setdefault(name, set()).add(other)
-            if part(name) == part(other) or when == "typing":
+            if part(name) == part(other):
                 continue
             between[part(name), part(other)] += 1
             by_part.setdefault(part(name), set()).add(part(other))
@@ -129,12 +170,14 @@ def graph() -> dict[str, Any]:
 
 
 def size() -> dict[str, Any]:
-    """Files and lines, of all and by top-level package."""
+    """Files and lines, of all and by top-level package; of the products, by product."""
     lines: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for name, path in modules().items():
-        lines[part(name)] += len(path.read_text().splitlines())
-        files[part(name)] += 1
+        inner = path.relative_to(PACKAGE).parts
+        at = "/".join(inner[:2]) if inner[0] == "products" and len(inner) > 2 else part(name)
+        lines[at] += len(path.read_text().splitlines())
+        files[at] += 1
     return {
         "files": files.total(),
         "lines": lines.total(),
@@ -142,22 +185,67 @@ def size() -> dict[str, Any]:
     }
 
 
-def counts() -> str:
-    """The page's lines on size and cycles, as they are now.
+def measured() -> dict[str, int]:
+    """The value of each of `MEASURES` now."""
+    paths = {"core": sorted(PACKAGE.rglob("*.py")), "backends": sorted(BACKENDS.rglob("*.py"))}
+    both = {path: path.read_text() for each in paths.values() for path in each}
+    lines = {name: [len(both[path].splitlines()) for path in each] for name, each in paths.items()}
+    functions = (
+        node.end_lineno - node.lineno + 1
+        for path in both
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
+    )
+    return {
+        **{f"{name}_lines": sum(each) for name, each in lines.items()},
+        **{f"{name}_files": len(each) for name, each in lines.items()},
+        "circles": sum(map(len, graph()["cycles_of_modules"])),
+        "fmt_skip": sum(text.count("# fmt: skip") for text in both.values()),
+        "longest_function": max(functions, default=0),
+        "longest_file": max((count for each in lines.values() for count in each), default=0),
+    }
 
-    Sizes are rounded, so that not every change of a line is one of the page.
-    """
-    sizes, found = size(), graph()
-    lines = [
-        f"`arborsim/` has about {round(sizes['files'], -1):,} files with "
-        f"{round(sizes['lines'], -3):,} lines. Cycles of imports, without those for types:",
-        "",
-        "| | when modules are loaded | with imports in functions |",
-        "|---|---|---|",
+
+def ceilings() -> dict[str, int]:
+    """What `measured` may be at most, as ``pyproject.toml`` says."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return dict(settings["tool"]["arborsim"]["ceilings"])
+
+
+def broken(now: dict[str, int], most: dict[str, int]) -> list[str]:
+    """A line for every ceiling that is broken, or that is of nothing measured."""
+    if unknown := sorted(now.keys() ^ most.keys()):
+        return [f"[tool.arborsim.ceilings] of pyproject.toml and MEASURES differ: {unknown}"]
+    return [
+        f"{MEASURES[name].broken.format(f'{now[name]:,}')}, the ceiling is {most[name]:,}: shrink "
+        "it, or raise it in pyproject.toml and say why in docs/decisions.md"
+        for name in MEASURES
+        if now[name] > most[name]
     ]
+
+
+def counts() -> str:
+    """The page's lines on size and cycles, as they are now."""
+    sizes, found, now, most = size(), graph(), measured(), ceilings()
+    lines = ["| package | files | lines |", "|---|---|---|"]
+    for name, each in sizes["by_part"].items():
+        lines.append(f"| `{name}` | {each['files']:,} | {each['lines']:,} |")
+    lines += [
+        "", "Cycles of imports:", "",
+        "| | when modules are loaded | with imports in functions and for types |", "|---|---|---|",
+    ]  # fmt: skip
     for what, key in (("packages", "cycles_of_parts"), ("modules", "cycles_of_modules")):
         cells = [_listed(found[f"{key}_at_load"]), _listed(found[key])]
         lines.append(f"| {what} | {' | '.join(cells)} |")
+    lines += [
+        "", "Ceilings stand in `pyproject.toml` and are checked by `make lint`; before is commit "
+        "cd96423.", "",
+        "| | before | now | ceiling | target |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, each in MEASURES.items():
+        target = "" if each.target is None else f"{each.target:,}"
+        cells = [f"{number:,}" for number in (each.before, now[name], most[name])]
+        lines.append(f"| {each.what} | {' | '.join(cells)} | {target} |")
     return "\n".join(lines) + "\n"
 
 
@@ -263,7 +351,12 @@ def main() -> None:
     parser.add_argument("--run", choices=tuple(RUNS), help="only this command's calls")
     parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     parser.add_argument("--page", action="store_true", help="write sizes and cycles into the page")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a ceiling is broken")
     given = parser.parse_args()
+    if given.check:
+        wrong = broken(measured(), ceilings())
+        print(*wrong, sep="\n", end="\n" if wrong else "")
+        sys.exit(bool(wrong))
     if given.page:
         write_page()
         return

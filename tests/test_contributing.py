@@ -15,7 +15,7 @@ from arborsim.core.tiers import Budget, Tier
 from arborsim.machine import terms
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, num_groups
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.serving import ServingEngine
 from arborsim.policies.methods.adakv import HeadsShare
 from arborsim.policies.registry import build
 from arborsim.products.plan.evaluate import cost_terms

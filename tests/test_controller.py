@@ -18,7 +18,7 @@ from arborsim.core.tiers import Tier
 from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import Moves, Plan
 from arborsim.play.controller import Controller
-from arborsim.play.episode import foresee
+from arborsim.play.episode import with_offline_optimum
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.registry import available, build
 from arborsim.trace.episode import Episode, play
@@ -73,6 +73,7 @@ def an_episode(policy: Policy, folder: Path, kind: str, seed: int) -> Episode:
 def test_invariants(
     name: str, tmp_path_factory: pytest.TempPathFactory, kind: str, seed: int, share: float
 ) -> None:
+    """Invariants 7 and 8: the budget, and which tokens may move where."""
     policy = build(name, SMALL.get(name))
     episode = an_episode(policy, tmp_path_factory.mktemp("t"), kind, seed)
     budget = max(2, int(share * episode.num_tokens))
@@ -84,7 +85,7 @@ def test_invariants(
     )  # fmt: skip
     before = np.empty((groups, 0), dtype=np.int8)
     try:
-        for event in in_steps(play(foresee(policy, episode, budget))):
+        for event in in_steps(play(with_offline_optimum(policy, episode, budget))):
             controller.handle(event)
             after, view = executor.tier, controller.view()
             same = after[:, : before.shape[1]]
@@ -124,6 +125,7 @@ def test_methods_that_reduce_whatever_the_budget_do_so(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", list(available()))
 def test_a_decision_is_a_pure_function_of_view_and_event(name: str, tmp_path: Path) -> None:
+    """Invariant 9: the same question has the same answer."""
     policy = build(name, SMALL.get(name))
     episode = an_episode(policy, tmp_path, "tree", seed=8)
     budget = int(0.8 * episode.num_tokens)

@@ -32,9 +32,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_trace(path, kind="tree", prompt=8, nodes=8, block=(4, 8), episodes=2)
 
 
+OWN = {"hierarchy": {"recent": "4"}, "h2o": {"per": "shared"}}
+
+
 def job(trace: Path, names: str, budgets: str, **more: object) -> Replay:
-    own = {"hierarchy": {"recent": "4"}}
-    policies = [build(name, own.get(name)) for name in ("full", *names.split(","))]
+    policies = [build(name, OWN.get(name)) for name in ("full", *names.split(","))]
     asked = frozenset(names.split(","))
     return Replay([trace], policies, [Budget.parse(text) for text in budgets.split(",")],
                   Machine(load_profile("h100")), asked=asked, **more)  # type: ignore[arg-type]  # fmt: skip
@@ -66,19 +68,20 @@ def test_the_bracket_is_that_of_a_scan(small: int, steps: list[int], wanted: int
 @pytest.mark.parametrize("measure", list(MEASURES))
 def test_budgets_are_the_nearest_of_all(trace: Path, measure: str) -> None:
     """Every number of tokens is tried, for policies whose memory grows with it."""
-    reference, names = build("h2o"), "streaming-llm,h2o"
+    reference, names = build("h2o", OWN["h2o"]), "streaming-llm,h2o"
     result = replayed(trace, names, "40", measure, reference)
     reader, asked = TraceReader(trace), job(trace, names, "40")
     wanted = memory(asked, reader, measure, Cell(reference, Budget.parse("40")))
     assert wanted is not None
     longest = max(episode.num_tokens for episode in reader.episodes(()))
     for one in result.equal:
+        policy = build(one.policy, OWN.get(one.policy))
         scanned = [
             held
             for tokens in range(1, longest + 1)
-            if (held := memory(asked, reader, measure,
-                               Cell(build(one.policy), Budget("", tokens=tokens)))) is not None
-        ]  # fmt: skip
+            if (held := memory(asked, reader, measure, Cell(policy, Budget("", tokens=tokens))))
+            is not None
+        ]
         # Near full retention decisions stop, and what they take with them: seconds, not bytes.
         assert scanned == sorted(scanned) or measure == "byte-seconds"
         assert one.wanted == wanted
@@ -104,7 +107,7 @@ def test_rows_take_the_memory_that_was_asked_for(trace: Path, measure: str) -> N
 
 
 def test_the_reference_has_the_budget_that_was_asked_for(trace: Path) -> None:
-    result = replayed(trace, "h2o", "0.7", "peak", build("h2o"))
+    result = replayed(trace, "h2o", "0.7", "peak", build("h2o", OWN["h2o"]))
     (one,) = result.equal
     assert one.off == 0
 
@@ -135,7 +138,8 @@ def test_the_command_the_api_and_files(
 ) -> None:
     out, page = tmp_path / "r.parquet", tmp_path / "r.html"
     command = ["replay", str(trace), "--policy", "h2o,streaming-llm", "--budget", "0.7",
-               "--equal", "byte-seconds", "--reference", "h2o", "--no-oracle"]  # fmt: skip
+               "--equal", "byte-seconds", "--reference", "h2o", "--no-oracle", "--set",
+               "h2o.per=shared"]  # fmt: skip
     assert main([*command, "--out", str(out), "--report", str(page), "--workers", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Equal HBM byte-seconds: under each budget every policy takes what h2o takes" in shown
@@ -145,8 +149,10 @@ def test_the_command_the_api_and_files(
     rows = json.loads(capsys.readouterr().out)["rows"]
     found = {row["policy"]: row["equal"]["found"] for row in rows if row["equal"]}
     assert set(found) == {"h2o", "streaming-llm"}
-    results = arborsim.replay(trace, policies="h2o,streaming-llm", budgets=0.7, oracle=False,
-                              equal="byte-seconds", reference="h2o")  # fmt: skip
+    results = arborsim.replay(
+        trace, policies="h2o,streaming-llm", budgets=0.7, settings={"h2o.per": "shared"},
+        oracle=False, equal="byte-seconds", reference="h2o",
+    )  # fmt: skip
     read = arborsim.load_results(out)
     assert read.raw.equal == results.raw.equal
     for frame in (results.to_pandas(), read.to_pandas()):

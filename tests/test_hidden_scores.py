@@ -15,9 +15,8 @@ from arborsim.core.observations import HiddenRows, Observations, Signal
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.methods.epikv import BandAdaptive
 from arborsim.policies.methods.lag_kv import lag_score
-from arborsim.signals.rolling import Band, rolling_mean, rolling_mean_std
-from arborsim.signals.scores import layer_mean, vectors_per_group
-from arborsim.signals.turns import HiddenTurn
+from arborsim.signals.rolling import Band, HiddenCosine, rolling_mean, rolling_mean_std
+from arborsim.signals.vectors import layer_mean, vectors_per_group
 
 NAN, INF = float("nan"), float("inf")
 
@@ -89,7 +88,7 @@ def test_turns_do_not_depend_on_how_runs_are_cut(
     vectors[21] = vectors[20]
 
     def scores(cuts: list[int]) -> np.ndarray:
-        state, tree = HiddenTurn(turn, window=9).start(6), ThoughtTree()
+        state, tree = HiddenCosine(turn, window=9).start(6), ThoughtTree()
         tree.open(0, -1)
         for first, last in pairwise([0, 5, *cuts, 40]):
             tree.append((0,), last - first)
@@ -101,5 +100,5 @@ def test_turns_do_not_depend_on_how_runs_are_cut(
     whole = scores([])
     assert len(np.unique(whole[0, 5:])) > 25
     np.testing.assert_array_equal(scores(list(range(6, 40))), whole)
-    monkeypatch.setattr("arborsim.signals.turns._AT_ONCE", 4)
+    monkeypatch.setattr("arborsim.signals.rolling._AT_ONCE", 4)
     np.testing.assert_array_equal(scores([17]), whole)

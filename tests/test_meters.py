@@ -29,7 +29,7 @@ from tests.helpers.traces import make_trace
 @given(
     seed=st.integers(0, 10_000),
     kind=st.sampled_from(["linear", "tree"]),
-    policy=st.sampled_from(["streaming-llm", "h2o", "hierarchy"]),
+    policy=st.sampled_from(["streaming-llm", "thinkv", "hierarchy"]),
     share=st.floats(0.2, 0.9),
 )
 def test_kept_is_what_a_plain_sum_says(
@@ -40,6 +40,7 @@ def test_kept_is_what_a_plain_sum_says(
     policy: str,
     share: float,
 ) -> None:
+    """Invariant 10: the share is a plain sum, and in [0, 1]."""
     path = make_trace(
         tmp_path_factory.mktemp("m") / "x.parquet", seed=seed, episodes=1, kind=kind, prompt=9,
         nodes=10, block=(2, 9), attention=attention, attention_top=4,
@@ -57,6 +58,7 @@ def test_kept_is_what_a_plain_sum_says(
     except BudgetInfeasible:
         return
     assert meter.share == pytest.approx(literal(episode, after), abs=1e-9)
+    assert 0 <= meter.share <= 1
 
 
 def literal(episode, after) -> float:  # type: ignore[no-untyped-def]

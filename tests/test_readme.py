@@ -92,8 +92,8 @@ def test_speed_figures_are_those_of_the_benchmark() -> None:
     last = max(figures["peak_mib"], key=int)
     for quoted in (
         f"{figures['attention_free']['epikv']['tokens_per_s']:,} tokens/s",
-        f"{figures['dense']['policies']['h2o']['ratio']} times",
-        f"{figures['sparse']['policies']['h2o']['ratio']} times",
+        f"{figures['dense']['policies']['h2o per=shared']['ratio']} times",
+        f"{figures['sparse']['policies']['h2o per=shared']['ratio']} times",
         f"{figures['peak_mib'][last]} MiB with {last}",
         f"{plan['candidates']} candidates, {plan['searches']:,} searches a run: "
         f"{plan['wall_s']:.0f} s on two cores",

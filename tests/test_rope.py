@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.core.rope import Rope
+from arborsim.core.shape import Rope
 
 ropes = st.builds(
     Rope,

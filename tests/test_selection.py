@@ -14,6 +14,7 @@ from arborsim.core.errors import PlanError
 from arborsim.core.events import Event
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget, Tier
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves, Plan
 from arborsim.play.controller import Controller
@@ -60,7 +61,7 @@ def episode(request: pytest.FixtureRequest, tmp_path: Path) -> Episode:
 
 
 def played(policy: Policy, episode: Episode, log: MoveLog, page_tokens: int = 1) -> Played:
-    executor = Machine(PROFILE, page_tokens=page_tokens).executor(policy, episode.info)
+    executor = SimulatedExecutor.of(Machine(PROFILE, page_tokens=page_tokens), policy, episode.info)
     quality = Quality(frozenset({Signal.HEAD_ATTENTION}), output_error=True)
     return play_episode(
         episode, Cell(policy, Budget.parse("1")), executor, quality=quality, meters=[log]

@@ -11,11 +11,11 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import DenseRows, Observations, SparseRows
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.signals import rows as attention_rows
+from arborsim.signals import sparse_rows as attention_rows
 from arborsim.signals.attention import CumulativeAttention, NewestAttention
 from arborsim.signals.last_attended import LastAttended
-from arborsim.signals.rows import SparseSums
 from arborsim.signals.scores import Score, ScoreBook, Steps
+from arborsim.signals.sparse_rows import SparseSums
 
 PROMPT = 3
 SCORES: dict[str, tuple[Score, Score]] = {

@@ -139,7 +139,7 @@ def test_results_take_no_place_of_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "t.parquet"
     trace.write_bytes(TRACE.read_bytes())
     before = trace.read_bytes()
-    found = arborsim.replay(trace, policies="h2o", budgets=0.5, quality=False, episodes=1)
+    found = arborsim.replay(trace, policies="epikv", budgets=0.5, quality=False, episodes=1)
     with pytest.raises(UsageError, match="is a trace, which results would replace"):
         found.save(trace)
     assert trace.read_bytes() == before

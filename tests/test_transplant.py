@@ -31,7 +31,7 @@ def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def play(path: Path, geometry: Geometry, *names: str, **options: Any) -> ReplayResult:
-    settings = {"h2o": {"per": "head"}, "hierarchy": {"interval": "8", "recent": "16"}}
+    settings = {"hierarchy": {"interval": "8", "recent": "16"}}
     policies = [build(name, settings.get(name)) for name in names]
     machine = Machine(load_profile("h100"), geometry)
     return Replay([path], policies, [Budget.parse("0.5")], machine, quality=False, **options).run()

@@ -178,13 +178,13 @@ class AnyShares(Pool):
 
     def shares(self, view: CacheView) -> np.ndarray:
         least, groups = 3, len(view.tier)
-        spare = (view.budget_tokens - least) * groups
-        return least + self.rng(view).multinomial(spare, [1 / groups] * groups)
+        headroom = (view.budget_tokens - least) * groups
+        return least + self.rng(view).multinomial(headroom, [1 / groups] * groups)
 
-    def spare(self, view: CacheView) -> int:
+    def headroom(self, view: CacheView) -> int:
         return view.budget_tokens - view.in_hbm
 
-    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+    def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         head = np.nonzero(free)[0]
         gone = self.rng(at.view).permutation(head)[:over]
         return np.bincount(gone, minlength=len(free))
@@ -195,7 +195,7 @@ class RandomlyUneven(StreamPolicy):
     name: ClassVar[str] = "randomly-uneven"
     per: str = "head"
     seed: int = 0
-    together: str = "group"
+    budget_scope: str = "group"
 
     @cached_property
     def score(self) -> Score:
@@ -203,7 +203,7 @@ class RandomlyUneven(StreamPolicy):
 
     @cached_property
     def allocate(self) -> Allocation:
-        return AnyShares(self.adaptation, self.seed, self.together)
+        return AnyShares(self.adaptation, self.seed, self.budget_scope)
 
     @cached_property
     def protect(self) -> Protect:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Iterable
 
 import pytest
 
-from tests.test_documents import DOCUMENTS, ROOT
+from tests.test_documents import DOCUMENTS, PACKAGES, ROOT, docstrings
 
 #: With what to say instead.
 AVOIDED = {
@@ -43,3 +45,39 @@ def test_phrases_are_those_of_the_field(pattern: str) -> None:
         if phrase.search(line)
     ]
     assert not found, f"say {AVOIDED[pattern]}:\n" + "\n".join(found)
+
+
+def test_rates_only_fall() -> None:
+    """Of sentences that are hard to read; what is lower than its ceiling lowers it."""
+    said = [
+        text for root in PACKAGES.values() for path in root.rglob("*.py")
+        for text in docstrings(path) if text
+    ]  # fmt: skip
+    found = {
+        "docstrings_beginning_with_of_or_what": sum(bool(_BEGINS.match(text)) for text in said),
+        "docstrings_with_several_semicolons": sum(text.count(";") > 1 for text in said),
+        "semicolons_per_1000_words_of_docstrings": _semicolons(said),
+        "semicolons_per_1000_words_of_documents": _semicolons(
+            _CODE.sub("", path.read_text()) for path in DOCUMENTS
+        ),
+    }
+    most = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["arborsim"]["words"]
+    assert found.keys() == most.keys()
+    over = {name: found[name] for name in found if found[name] > most[name]}
+    assert not over, f"above [tool.arborsim.words] of pyproject.toml: {over}"
+
+
+_BEGINS = re.compile(r"(?:Of|What)\b")
+_CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+
+
+def _semicolons(texts: Iterable[str]) -> float:
+    """Per 1,000 words."""
+    text = " ".join(texts)
+    return 1000 * text.count(";") / len(text.split())
+
+
+def test_what_is_counted() -> None:
+    assert _semicolons(["one; two", _CODE.sub("", "`a; b`\n```\nc; d\n```\nthree four")]) == 250
+    assert _BEGINS.match("What it is.")
+    assert not _BEGINS.match("Whatever it is.")

@@ -1,1 +1,3 @@
-"""What everything shares: errors, events, the tree, tiers, budgets, records, workers."""
+"""Shared by everything: errors, events, the tree, tiers, budgets, records, workers."""
+
+__version__ = "0.1.0"

@@ -86,7 +86,7 @@ class BudgetInfeasible(ArborsimError):
 
 
 def more_room(why: Iterable[str]) -> str:
-    """What a user can do where budgets are infeasible, for these reasons (`BudgetInfeasible`)."""
+    """The remedy where budgets are infeasible, for these reasons (`BudgetInfeasible`)."""
     if any("prompt " in each for each in why):
         return "give a larger --budget, or let the prompt be evicted: --set pin_prompt=false"
     return "give a larger --budget"

@@ -4,11 +4,15 @@ A cache must not be counted wrongly, so there are three kinds of layers:
 
 - *full attention* keeps keys and values of every token: ``2 H_kv d`` numbers;
 - *latent attention* (MLA) keeps one compressed vector and one rotary key of every token, from which
-  all heads derive theirs (DeepSeek-V2, arXiv:2405.04434, section 2.1);
+  all heads derive theirs (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 - *sliding-window attention* keeps keys and values of the newest `window` tokens of a sequence only.
 
 Of the weights, only the matrices of the layers are ever quantised: embeddings, output head, norms,
-biases and routers keep their width (`arborsim.core.products`).
+biases and routers keep their width.
+
+With latent attention, the product `KV_B` expands latent vectors into keys and values at prefill.  A
+decode step absorbs the same matrix into queries and outputs instead, as batched products of as many
+operations per token: a table of attention kernels that includes these leaves `KV_B` out.
 """
 
 from __future__ import annotations
@@ -16,27 +20,58 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta
 
 from arborsim.core.errors import UsageError
-from arborsim.core.products import (
-    HEAD,
-    ROUTER,
-    WEIGHT_BITS,
-    ExpertsProduct,
-    Product,
-    experts_product,
-    products,
-)
 
 Count = Annotated[int, Meta(ge=1)]
 _OrNone = Annotated[int, Meta(ge=0)]  # 0: the model has no such thing
 #: `Geometry.tokens_in` of a cache that does not grow any more.
 UNBOUNDED = 1 << 62
 _MOST_TOKEN_BYTES, _MOST_PARAMETERS = 1 << 36, 10**16
+#: Bits of a quantised weight, its share of the scales included: one scale of 32 bits per block of
+#: 128 x 128, of 16 bits per group of 128, of 8 bits per group of 16 and of 8 bits per group of 32.
+WEIGHT_BITS = {
+    "fp8": 8.0,
+    "fp8_block": 8 + 32 / 128**2,
+    "int4": 4 + 16 / 128,
+    "nvfp4": 4 + 8 / 16,
+    "mxfp4": 4 + 8 / 32,
+}
+#: Names of products that a reader of the list may need to distinguish.
+HEAD, ROUTER, KV_B = "head", "router", "kv_b"
+
+
+class Product(NamedTuple):
+    """``[tokens, in_features] x [in_features, out_features]`` on one GPU."""
+
+    name: str
+    out_features: int
+    in_features: int
+    times: int  #: layers that have it
+    weights: str = ""  #: type of the matrix, one of `WEIGHT_BITS`; empty if it is not quantised
+
+    @property
+    def size(self) -> int:
+        """Weights of the matrices of all layers, on one GPU."""
+        return self.out_features * self.in_features * self.times
+
+
+class ExpertsProduct(NamedTuple):
+    """Gate, up and down of some routed experts, which one fused kernel computes for a token.
+
+    An expert has ``3 x hidden x expert_dim`` weights on one GPU.
+    """
+
+    hidden: int
+    expert_dim: int
+    experts: int
+    experts_per_token: int
+    layers: int  #: that have experts
+    weights: str = ""  #: as `Product`
 
 
 @dataclass(frozen=True)
@@ -132,7 +167,7 @@ class Geometry:
 
     @property
     def layer_bytes_per_token(self) -> int:
-        """What one layer keeps of one token."""
+        """Bytes that one layer keeps of one token."""
         return self.elements_per_layer * self.kv_bytes_per_element
 
     @property
@@ -195,7 +230,7 @@ class Geometry:
         return self._bytes(self.expert_parameters, matrices, self.expert_type)
 
     def _bytes(self, parameters: int, matrices: int, kind: str) -> int:
-        """Of `parameters`, of which those in `matrices` are of a type."""
+        """Bytes of `parameters`, of which those in `matrices` are of a type."""
         if not kind:
             return parameters * self.weight_bytes_per_element
         matrices = min(matrices, parameters)  # a configuration may state its number of parameters
@@ -240,15 +275,52 @@ class Geometry:
     def products(self, gpus: int = 1) -> tuple[Product, ...]:
         """The matrix products of a pass on one of `gpus`, without those of routed experts.
 
-        `arborsim.core.products` says which; a `UsageError` if the widths of experts are unknown.
+        Under tensor parallelism.  Each is done for every token, but for the output `HEAD`: once per
+        sequence.  What `gpus` does not divide is rounded up; KV heads are replicated if there are
+        fewer, and so are routers and the first projections of latent attention.  A `UsageError` if
+        the widths of experts are unknown.
         """
         self._require_widths()
-        return products(self, gpus)
+        shapes = self._latent_attention(gpus) if self.latent_dim else self._attention(gpus)
+        found = [Product(name, *shape, self.layers, self.weights) for name, shape in shapes.items()]
+        found += self._feed_forward("", self.intermediate, self.layers - self.expert_layers, gpus)
+        if self.experts:
+            found.append(Product(ROUTER, self.experts, self.hidden, self.expert_layers))
+            found += self._feed_forward("shared_", self.shared_dim, self.expert_layers, gpus)
+        found.append(Product(HEAD, _share(self.vocab, gpus), self.hidden, 1))
+        return tuple(each for each in found if each.size)
 
     def experts_product(self, gpus: int = 1) -> ExpertsProduct | None:
-        """What the routed experts compute on one of `gpus`; None without; raises as `products`."""
+        """The routed experts on one of `gpus`, which has a part of each; raises as `products`."""
         self._require_widths()
-        return experts_product(self, gpus) if self.experts else None
+        if not self.experts:
+            return None
+        sizes = self.hidden, _share(self.expert_dim, gpus), self.experts, self.experts_per_token
+        return ExpertsProduct(*sizes, self.expert_layers, self.expert_type)
+
+    def _attention(self, gpus: int) -> dict[str, tuple[int, int]]:
+        heads = _share(self.heads, gpus)
+        fused = (heads + 2 * _share(self.kv_heads, gpus)) * self.head_dim
+        return {"qkv": (fused, self.hidden), "output": (self.hidden, heads * self.head_dim)}
+
+    def _latent_attention(self, gpus: int) -> dict[str, tuple[int, int]]:
+        """As servers fuse it: both first projections are one if queries have a rank, too."""
+        heads, latent = _share(self.heads, gpus), self.latent_dim + self.rope_dim
+        queries, rank = heads * self.head_dim, self.query_rank
+        shapes = {"q_a_kv_a": (rank + latent, self.hidden), "q_b": (queries, rank)}
+        if not rank:
+            shapes = {"query": (queries, self.hidden), "kv_a": (latent, self.hidden)}
+        expanded = heads * (self.head_dim - self.rope_dim + self.value_dim)
+        output = self.hidden, heads * self.value_dim
+        return shapes | {KV_B: (expanded, self.latent_dim), "output": output}
+
+    def _feed_forward(self, prefix: str, width: int, layers: int, gpus: int) -> list[Product]:
+        """Gate and up, fused, and down."""
+        part = _share(width, gpus)
+        return [
+            Product(f"{prefix}gate_up", 2 * part, self.hidden, layers, self.weights),
+            Product(f"{prefix}down", self.hidden, part, layers, self.weights),
+        ]
 
     def _require_widths(self) -> None:
         if self.experts and not self.expert_layers:
@@ -258,7 +330,7 @@ class Geometry:
             )
 
     def score_flops(self, absorbed: bool) -> int:
-        """Of one query and one key in one layer, all heads: score and weighted value.
+        """Operations for one query and one key in one layer, all heads: score, weighted value.
 
         With latent attention a decode step scores the latent vectors themselves (*absorbed*); a
         prefill expands them into keys and values first.
@@ -283,6 +355,11 @@ class Geometry:
         without = {each.name for each in fields(self) if each.default in (0, "")}
         given = asdict(self).items()
         return {name: value for name, value in given if value or name not in without}
+
+
+def _share(whole: int, gpus: int) -> int:
+    """One GPU's part, rounded up."""
+    return -(-whole // gpus)
 
 
 def _all_or_none(names: str, *values: int) -> None:

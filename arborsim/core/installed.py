@@ -1,4 +1,4 @@
-"""What is installed on this machine, what works with it, and what to install for the rest.
+"""The packages and GPUs of this machine, what works with them, and what to install for the rest.
 
 Packages that are only needed by some commands are imported in a process of their own: one that is
 installed but broken cannot take this one down, and the core stays free of frameworks.
@@ -22,14 +22,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from arborsim import __version__
+from arborsim.core import __version__
 
 #: The module of the torch backend that imports everything it can use, and says what came of it.
 PROBE = "arborsim_torch.probe"
 _PROBE_S = 180.0  # first imports of torch from a cold disk take long
-_BROWSERS = (
-    "google-chrome", "google-chrome-stable", "chrome", "chromium", "chromium-browser",
-)  # fmt: skip
+_BROWSERS = "google-chrome google-chrome-stable chrome chromium chromium-browser"
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
@@ -70,7 +68,7 @@ class Ability:
 
 @dataclass(frozen=True)
 class Installation:
-    """What `arborsim doctor` shows."""
+    """Everything that `arborsim doctor` shows."""
 
     arborsim: str
     python: str
@@ -94,16 +92,24 @@ def examine() -> Installation:
 
     Nothing that is missing or broken raises.
     """
-    found = packages()
     probe = _probe() if _version("torch") else {}
-    broken = probe.get("broken", {})
-    found = tuple(_probed(each, broken) for each in found)
-    gpus, browser = _gpus(probe), _browser()
+    found = {each.name: _probed(each, probe.get("broken", {})) for each in packages()}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = _gpus(probe)
+    browser = os.environ.get("BROWSER_PATH", "")
+    browser = browser or next(filter(None, map(shutil.which, _BROWSERS.split())), "") or ""
     return Installation(
-        __version__, platform.python_version(), sys.executable,
-        f"{platform.system()} {platform.machine()}", _cores(), _memory_bytes(), gpus, browser,
-        found, tuple(_abilities({each.name: each for each in found}, probe, gpus, browser)),
-    )  # fmt: skip
+        arborsim=__version__,
+        python=platform.python_version(),
+        executable=sys.executable,
+        platform=f"{platform.system()} {platform.machine()}",
+        cores=cores or 1,
+        memory_bytes=_memory_bytes(),
+        gpus=gpus,
+        browser=browser,
+        packages=tuple(found.values()),
+        abilities=tuple(_abilities(found, probe, gpus, browser)),
+    )
 
 
 # --- packages ---
@@ -178,12 +184,9 @@ def _probed(package: Package, broken: Mapping[str, str]) -> Package:
 
 
 def _probe() -> dict[str, Any]:
-    """What importing the packages of the extras, and using the GPU, came to."""
+    """The outcome of importing the packages of the extras, and of using the GPU."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", PROBE], capture_output=True, text=True, timeout=_PROBE_S,
-            check=False,
-        )  # fmt: skip
+        done = _run(sys.executable, "-m", PROBE, timeout=_PROBE_S)
     except subprocess.TimeoutExpired:
         return {"failed": f"importing torch took more than {_PROBE_S:.0f} s"}
     except OSError as error:
@@ -215,28 +218,34 @@ def _nvidia_smi(wanted: str, *options: str, gpu: str = "") -> list[list[str]]:
 
 
 def _output(program: str, *options: str) -> str:
-    """What a program prints; "" if it is not there or fails."""
+    """A program's output; "" if it is not there or fails."""
     if not (path := shutil.which(program)):
         return ""
     try:
-        return subprocess.run(
-            [path, *options], capture_output=True, text=True, timeout=30, check=True
-        ).stdout
+        done = _run(path, *options, timeout=30)
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""
+    return "" if done.returncode else done.stdout
+
+
+def _run(*command: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 #: What a GPU's speed depends on, by nvidia-smi's name of it.
 _STATE = {
-    "driver": "driver_version", "SM clock": "clocks.sm", "highest SM clock": "clocks.max.sm",
-    "memory clock": "clocks.mem", "power limit": "power.limit",
-}  # fmt: skip
+    "driver": "driver_version",
+    "SM clock": "clocks.sm",
+    "highest SM clock": "clocks.max.sm",
+    "memory clock": "clocks.mem",
+    "power limit": "power.limit",
+}
 
 
 def gpu_state(gpu: str) -> dict[str, str]:
     """Driver, clocks and power limit of a GPU, named as nvidia-smi does; empty if that is absent.
 
-    Clocks are those of the moment; a GPU without work lowers them.
+    Clocks are those of the moment.  A GPU without work lowers them.
     """
     rows = _nvidia_smi(",".join(_STATE.values()), gpu=gpu)
     return dict(zip(_STATE, rows[0], strict=False)) if rows else {}
@@ -288,15 +297,6 @@ def sources(*places: str) -> str:
                     digest.update(f"{package}/{file.relative_to(root).as_posix()}\0".encode())
                     digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _browser() -> str:
-    given = os.environ.get("BROWSER_PATH", "")
-    return given or next(filter(None, map(shutil.which, _BROWSERS)), "") or ""
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_bytes() -> int:
@@ -357,17 +357,19 @@ def _cuda(known: Mapping[str, Package], probe: Mapping[str, Any], gpus: Sequence
     if probe.get("cuda") is True:
         return Ability(name, True, f"CUDA {probe.get('cuda_version')}, {gpus[0].name}")
     if not torch.usable:
-        return Ability(name, False, "torch not installed", _pip("torch"))
-    if why := probe.get("cuda_failed"):
-        return Ability(name, False, f"torch cannot use the GPU: {why}",
-                       "match torch's CUDA version and the driver's")  # fmt: skip
-    if gpus and not probe.get("cuda_version"):
-        return Ability(name, False, f"torch {torch.version} is built without CUDA",
-                       "install torch from pytorch.org's CUDA index")  # fmt: skip
-    if gpus:
-        return Ability(name, False, "torch sees no GPU, but the driver does",
-                       "check CUDA_VISIBLE_DEVICES and the driver")  # fmt: skip
-    return Ability(name, False, "no GPU found; --device cpu works, slowly")
+        why, remedy = "torch not installed", _pip("torch")
+    elif failed := probe.get("cuda_failed"):
+        why = f"torch cannot use the GPU: {failed}"
+        remedy = "match torch's CUDA version and the driver's"
+    elif gpus and not probe.get("cuda_version"):
+        why = f"torch {torch.version} is built without CUDA"
+        remedy = "install torch from pytorch.org's CUDA index"
+    elif gpus:
+        why = "torch sees no GPU, but the driver does"
+        remedy = "check CUDA_VISIBLE_DEVICES and the driver"
+    else:
+        why, remedy = "no GPU found; --device cpu works, slowly", ""
+    return Ability(name, False, why, remedy)
 
 
 def _kernels(known: Mapping[str, Package], probe: Mapping[str, Any]) -> Ability:
@@ -390,8 +392,7 @@ def _kernels(known: Mapping[str, Package], probe: Mapping[str, Any]) -> Ability:
 def _images(known: Mapping[str, Package], browser: str) -> Ability:
     name = "plots as SVG and PNG"
     found = _of(name, _named(known, "kaleido"), _pip("images"))
-    if not found.works or browser:
-        return Ability(name, found.works, f"{found.about}{f', {browser}' if found.works else ''}",
-                       found.remedy)  # fmt: skip
-    return Ability(name, False, "kaleido finds no Chrome or Chromium",
-                   "install one, or set BROWSER_PATH")  # fmt: skip
+    if found.works and not browser:
+        why = "kaleido finds no Chrome or Chromium"
+        return Ability(name, False, why, "install one, or set BROWSER_PATH")
+    return replace(found, about=f"{found.about}, {browser}") if found.works else found

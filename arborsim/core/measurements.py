@@ -1,4 +1,4 @@
-"""What an executor measured while it ran one search: the figures every table and report is made of.
+"""Measurements of one search by an executor: the figures of every table and report.
 
 Simulated and live executors fill in the same records, so that they can be laid side by side.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
 from arborsim.core.errors import ResultError
+from arborsim.core.tiers import BELOW_DDR
 
 #: What rounding may take a share beyond its ends, and a sum of seconds below 0.
 _ROUNDING = 1e-6
@@ -51,8 +54,8 @@ class TimeSplit:
 class MemorySeries:
     """Bytes by tier over time, sampled; all arrays have shape ``[samples]``.
 
-    ``hbm_kv_bytes`` counts whole pages; ``staging_bytes`` are HBM buffers for recalled tokens;
-    ``in_flight_bytes`` are pages whose copy to DDR has not finished.
+    ``hbm_kv_bytes`` counts whole pages, ``staging_bytes`` HBM buffers for recalled tokens, and
+    ``in_flight_bytes`` pages whose copy to DDR has not finished.
     """
 
     time_s: list[float] = field(default_factory=list)
@@ -81,6 +84,50 @@ def thinned(series: MemorySeries, points: int) -> np.ndarray:
     for a, b in stretches:
         kept |= {a + int(np.argmax(hbm[a:b])), a + int(np.argmin(hbm[a:b]))}
     return np.array(sorted(kept))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a search put into one memory below DDR."""
+
+    peak_bytes: int = 0
+    to_bytes: int = 0  # traffic on its link, by direction
+    from_bytes: int = 0
+    usable_bytes: int = 0  # what the machine offers
+    link_s: float = 0.0  # in which the link was busy, both directions
+
+
+def stored_columns(stored: Mapping[str, Stored]) -> dict[str, float]:
+    """What was put into memories below DDR, a column for each figure: ``nvme_peak_bytes``."""
+    return {
+        f"{memory.lower()}_{name}": value
+        for memory, each in stored.items()
+        for name, value in vars(each).items()
+    }
+
+
+def stored_of(row: Mapping[str, Any]) -> dict[str, Stored]:
+    """What `stored_columns` made the columns of a row of."""
+    names = [each.name for each in fields(Stored)]
+    return {
+        memory: Stored(*(row[f"{memory.lower()}_{name}"] for name in names))
+        for memory in BELOW_DDR
+        if f"{memory.lower()}_{names[0]}" in row
+    }
+
+
+def stored_together(measured: Sequence[Measurements]) -> dict[str, Stored]:
+    """Of several searches: the largest peak, and sums of the traffic."""
+    return {
+        memory: Stored(
+            max(m.stored[memory].peak_bytes for m in measured),
+            sum(m.stored[memory].to_bytes for m in measured),
+            sum(m.stored[memory].from_bytes for m in measured),
+            measured[0].stored[memory].usable_bytes,
+            math.fsum(m.stored[memory].link_s for m in measured),
+        )
+        for memory in (measured[0].stored if measured else ())
+    }
 
 
 @dataclass
@@ -125,6 +172,7 @@ class Measurements:
     #: What the machine offers (HBM less its reserve); 0 if unknown
     usable_hbm_bytes: int = 0
     usable_ddr_bytes: int = 0
+    stored: dict[str, Stored] = field(default_factory=dict)  # by memory below DDR
     time: TimeSplit = field(default_factory=TimeSplit)
     series: MemorySeries = field(default_factory=MemorySeries)
 
@@ -135,10 +183,11 @@ class Measurements:
 
     @property
     def fits(self) -> bool:
-        """Whether the search fits the machine's HBM and DDR; True where those are unknown."""
+        """Whether the search fits the machine's memories; True where those are unknown."""
         in_hbm = not self.usable_hbm_bytes or self.needed_hbm_bytes <= self.usable_hbm_bytes
         in_ddr = not self.usable_ddr_bytes or self.peak_ddr_bytes <= self.usable_ddr_bytes
-        return in_hbm and in_ddr
+        below = all(each.peak_bytes <= each.usable_bytes for each in self.stored.values())
+        return in_hbm and in_ddr and below
 
     @property
     def tokens_per_s(self) -> float:

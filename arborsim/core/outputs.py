@@ -278,7 +278,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What all names of a file share; None for what is not there, and for devices."""
+    """A file's identity under any name; None for what is not there, and for devices."""
     try:
         found = path.stat()
     except (OSError, ValueError):

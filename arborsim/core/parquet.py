@@ -61,7 +61,7 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What the footer says of a row group's part of a column."""
+    """A row group's part of a column, as the footer has it."""
 
     name: str  # of the table's column
     values: int
@@ -72,7 +72,7 @@ class Chunk:
 
 
 class _Page(NamedTuple):
-    """What the header of a page says."""
+    """The header of a page."""
 
     kind: int
     bytes: int  # decompressed
@@ -108,7 +108,7 @@ class ParquetTables:
 
     @cached_property
     def chunks(self) -> list[list[Chunk]]:
-        """Of each row group, its parts of the columns that Parquet stores.
+        """The parts of the columns that Parquet stores, by row group.
 
         pyarrow has them, too, but its accounts of damaged parts end the process.
         """
@@ -117,13 +117,8 @@ class ParquetTables:
                 groups = _groups(file)
             if any(len(group) != len(self._columns) for group in groups):
                 raise _Suspect("the file is damaged (parts of columns are missing)")
-            return [
-                [
-                    _chunk(column.name, part)
-                    for column, part in zip(self._columns, group, strict=True)
-                ]
-                for group in groups
-            ]
+            names = [column.name for column in self._columns]
+            return [list(map(_chunk, names, group)) for group in groups]
         except _Suspect as problem:
             raise self._error(f"{self.shown}: {problem}; {self._remedy}") from None
         except OSError as problem:
@@ -140,10 +135,9 @@ class ParquetTables:
         try:
             with self.path.open("rb") as file:
                 needed = self._check(file, groups, columns)
-            return self.file.read_row_groups(
-                list(groups), None if columns is None else list(columns),
-                use_threads=needed > _MOST_ALONE_BYTES,
-            )  # fmt: skip
+            names = None if columns is None else list(columns)
+            threads = needed > _MOST_ALONE_BYTES
+            return self.file.read_row_groups(list(groups), names, use_threads=threads)
         except _Suspect as problem:
             raise self._error(f"{self.shown}: {what}{problem}; {self._remedy}") from None
         except _BELOW as problem:
@@ -151,7 +145,7 @@ class ParquetTables:
 
     def _failure(self, what: str, subject: str, problem: Exception, needed: int) -> ArborsimError:
         if isinstance(problem, MemoryError):  # Arrow's, too
-            takes = f"reading it takes up to {_gb(needed)}" if needed else one_line(problem)
+            takes = f"reading it takes up to {needed / 1e9:.3g} GB" if needed else one_line(problem)
             return self._error(
                 f"{self.shown}: {what}out of memory: {takes}: run fewer processes, or take a "
                 "machine with more memory"
@@ -164,11 +158,8 @@ class ParquetTables:
 
     def _check(self, file: IO[bytes], groups: Sequence[int], columns: Sequence[str] | None) -> int:
         """Bytes that reading takes at most; raises `_Suspect` if those are too many."""
-        wanted = None if columns is None else set(columns)
-        chosen = [
-            (i, each) for i, each in enumerate(self._columns)
-            if wanted is None or each.name in wanted
-        ]  # fmt: skip
+        wanted = {each.name for each in self._columns} if columns is None else {*columns}
+        chosen = [(i, each) for i, each in enumerate(self._columns) if each.name in wanted]
         needed = stored = 0
         for number in groups:
             rows = self.metadata.row_group(number).num_rows
@@ -182,8 +173,8 @@ class ParquetTables:
                 needed += taken + texts
                 if needed > allowed:
                     raise _Suspect(
-                        f"{stored} bytes in the file stand for {_gb(needed)} or more (column "
-                        f"{column.name}), which no recording does"
+                        f"{stored} bytes in the file stand for {needed / 1e9:.3g} GB or more "
+                        f"(column {column.name}), which no recording does"
                     )
         return needed
 
@@ -221,10 +212,6 @@ def _refuse_pipe(path: Path) -> None:
         raise OSError(errno.ESPIPE, "it is a pipe: write it to a file first", str(path))
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.3g} GB"
-
-
 def _column(schema: pq.ParquetSchema, i: int) -> _Column:
     found = schema.column(i)
     width = _WIDTHS.get(found.physical_type, 4)
@@ -257,7 +244,7 @@ def _sizes(column: _Column, pages: Sequence[_Page], rows: int) -> tuple[int, int
 
 
 def _groups(file: IO[bytes]) -> list[list[dict[int, Any]]]:
-    """Of each row group, the columns' parts, as the footer has them (`_PART`)."""
+    """The columns' parts by row group, as the footer has them (`_PART`)."""
     size = file.seek(-8, 2)
     length = int.from_bytes(file.read(4), "little")
     file.seek(max(size - length, 0))
@@ -271,11 +258,10 @@ def _groups(file: IO[bytes]) -> list[list[dict[int, Any]]]:
 
 def _chunk(name: str, part: dict[int, Any]) -> Chunk:
     """Arrow begins with the dictionary where there is one."""
-    first, dictionary = part.get(9, 0), part.get(11, 0)
-    return Chunk(
-        name, max(part.get(5, 0), 0), part.get(12, {}).get(3), max(part.get(7, 0), 0),
-        max(part.get(6, 0), 0), dictionary if 0 < dictionary < first else max(first, 0),
-    )  # fmt: skip
+    values, decompressed, stored, first = (max(part.get(field, 0), 0) for field in (5, 6, 7, 9))
+    dictionary = part.get(11, 0)
+    begin = dictionary if 0 < dictionary < first else first
+    return Chunk(name, values, part.get(12, {}).get(3), stored, decompressed, begin)
 
 
 def _pages(file: IO[bytes], chunk: Chunk) -> Iterator[_Page]:
@@ -318,8 +304,10 @@ _NO_PAGE: dict[int, Any] = {1: 0, 2: 0, 3: 0, 4: 0, 5: {}, 7: {}, 8: {}}
 _HEADER = {1: True, 2: True, 3: True, 5: {1: True, 2: True}, 7: {1: True}, 8: {1: True, 4: True}}
 
 
-def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, Any], int]:
-    """The wanted fields of a struct, and where it ends; `IndexError` if it does not.
+def _struct(
+    data: bytes, at: int, wanted: Mapping[int, Any], depth: int = 0
+) -> tuple[dict[int, Any], int]:
+    """The wanted fields of a struct, and where it ends.  `IndexError` if it does not.
 
     Fields are numbers (true), structs (a dict), or lists of structs (a list of one); those of
     another type than wanted are skipped.
@@ -345,7 +333,7 @@ def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, 
             if kind == _BINARY and data[at] < 128:
                 at += 1 + data[at]
             else:
-                at = _skip(data, at, kind, 0)
+                at = _skip(data, at, kind, depth)
         elif kind == _STRUCT and isinstance(wanted[field], dict):
             found[field], at = _struct(data, at, wanted[field])
         elif kind == _LIST and isinstance(wanted[field], list) and data[at] & 15 == _STRUCT:
@@ -355,7 +343,7 @@ def _struct(data: bytes, at: int, wanted: Mapping[int, Any]) -> tuple[dict[int, 
                 item, at = _struct(data, at, wanted[field][0])
                 items.append(item)
         else:
-            at = _skip(data, at, kind, 0)
+            at = _skip(data, at, kind, depth)
     return found, at + 1
 
 
@@ -396,18 +384,7 @@ def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
     if depth > 8:
         raise _Suspect(_NONE)
     if kind == _STRUCT:
-        while head := data[at]:
-            at += 1
-            if head < 16:
-                at = _number(data, at)[1]
-            kind = head & 15
-            if kind == _BINARY and data[at] < 128:
-                at += 1 + data[at]
-            elif kind in _WHOLE and data[at] < 128:
-                at += 1
-            else:
-                at = _skip(data, at, kind, depth + 1)
-        return at + 1
+        return _struct(data, at, {}, depth + 1)[1]
     if kind in (_LIST, _SET):
         inner = data[at] & 15
         count, at = _length(data, at)

@@ -300,7 +300,7 @@ def _wrong(at: str, rule: str, value: object) -> UsageError:
 
 
 def _inside(rule: inspect.Type, place: str, key: str) -> str:
-    """What messages call a key: ``[table]``, ``[table.key]`` or ``[[list]]`` if it holds tables."""
+    """A key in messages: ``[table]``, ``[table.key]`` or ``[[list]]`` if it holds tables."""
     listed = isinstance(rule, inspect.VarTupleType | inspect.ListType) and _is_table(rule.item_type)
     if not listed and not _is_table(rule):
         return f"{place} {key}".strip()
@@ -373,7 +373,7 @@ def _fits(rule: inspect.Type, value: Any) -> bool:
 
 
 def _in_words(rule: inspect.Type) -> str:
-    """What a value of the type is called."""
+    """A value of the type in messages."""
     match rule:
         case inspect.Metadata():
             return _in_words(rule.type)

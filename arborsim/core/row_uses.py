@@ -1,4 +1,4 @@
-"""What scores need of attention rows, so that a backend can reduce them where they are computed.
+"""Reductions of attention rows that scores need, for backends to make where rows are computed.
 
 Most scores follow the sum of the rows, the newest one, or when tokens were used last.  A backend
 that knows so hands over one vector per path and decision instead of a row per token
@@ -19,17 +19,21 @@ ALL_QUERIES = 1 << 60
 
 @dataclass(frozen=True)
 class RowUse:
-    """What a score needs of the rows of a grouping (`arborsim.signals.scores.GROUPINGS`).
+    """A reduction of the rows of a grouping (`arborsim.signals.scores.GROUPINGS`).
 
-    "sum": their sum over the queries of each path; "newest": the row of its last query; "last": by
-    position the last query that uses it; "reach": one number per group, what queries pay to all
-    but the first `sinks` positions and their own `recent` newest ones; "rows": every row (with
-    "head", those of query heads); "queries": no row, but the query itself, of the `newest` last
-    iterations before a decision.  Of rows of all query heads: "sparsity", per query how many are
-    numbers, and how many of their entries are at least `part` of their row's largest.  Of rows of
-    single query heads, of the prompt alone: "spread", by position the mean over its queries plus
-    `weight` times the variance, mean over the heads of a group; "moments", three numbers for each
-    group, entropy, variance and kurtosis of its layer (`arborsim.signals.spread` has both).
+    - "sum": their sum over the queries of each path
+    - "newest": the row of its last query
+    - "last": by position the last query that uses it
+    - "reach": one number per group, what queries pay to all but the first `sinks` positions and
+      their own `recent` newest ones
+    - "rows": every row (with "head", those of query heads)
+    - "queries": no row, but the query itself, of the `newest` last iterations before a decision
+    - "sparsity", of all query heads: per query how many rows are numbers, and how many of their
+      entries are at least `part` of their row's largest
+    - "spread", of single query heads and the prompt alone: by position the mean over its queries
+      plus `weight` times the variance, mean over the heads of a group (`arborsim.signals.spread`)
+    - "moments", of the same: three numbers for each group, entropy, variance and kurtosis of its
+      layer
 
     A position is used by a query that pays it at least the median of what it pays those that it can
     read (of an even number the lower of the two in the middle).  With `page` a page of as many
@@ -74,11 +78,11 @@ class RowUse:
 
 @dataclass(frozen=True)
 class ReducedRows:
-    """What is left of the rows of a run, which cannot be cut any more.
+    """The reduced rows of a run, which cannot be cut any more.
 
     Per leaf ``[groups, positions]``, of a type that float64 holds exactly: the sum, or the newest
     row, NaN where no row was a number; or which of the run's iterations was the last to use a
-    position, from 1 on, 0 if none did; of "reach" ``[groups, 1]``, of "moments" ``[groups, 3]``,
+    position, from 1 on, 0 if none did.  Of "reach" ``[groups, 1]``, of "moments" ``[groups, 3]``,
     of "sparsity" ``[2, iterations]``.  No positions, or iterations, where no query counts.
     """
 

@@ -8,6 +8,8 @@ from functools import cached_property
 
 from arborsim.core.statistics import SIGNIFICANT, clopper_pearson, fisher_p
 
+MASKED = ", masked"  #: ends the source of runs in which tokens were masked, not removed
+
 
 @dataclass(frozen=True)
 class Score:
@@ -19,6 +21,11 @@ class Score:
     #: Right under full retention on the same n problems; None where that was not run on all
     full_right: int | None
     source: str  #: the run: two scores are compared only within one
+
+    @property
+    def masked(self) -> bool:
+        """Whether tokens were masked in place of removed."""
+        return self.source.endswith(MASKED)
 
     @property
     def accuracy(self) -> float:

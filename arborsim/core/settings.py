@@ -14,14 +14,12 @@ _KEY = "arborsim.setting"
 MOST_INT = (1 << 63) - 1  # of seeds, and of whole numbers in files
 #: Largest count that a command or a call takes: sums of such counts stay within 64 bits.
 MOST_COUNT = 1_000_000_000
-_KINDS = {
-    bool: "true or false", int: "an integer", float: "a number", str: "text", type(None): "none",
-}  # fmt: skip
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field is for."""
+    """The meaning and range of a field."""
 
     #: One line; the unit is empty for plain numbers
     about: str
@@ -100,7 +98,7 @@ def parsed(who: str, name: str, kind: Any, text: str) -> Any:
                 return whole_number(text) if option is int else option(text)
             except ValueError:
                 continue
-    expected = " or ".join(_KINDS.get(option, str(option)) for option in options)
+    expected = " or ".join(_KINDS.get(option, "none") for option in options)
     expected += f" up to {MOST_COUNT:,}" if text.isdecimal() else ""  # it has too many digits
     raise UsageError(f"{who}: {name} must be {expected}, not '{text:.40}'")
 

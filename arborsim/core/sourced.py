@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import IntEnum
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any, NamedTuple, cast, get_type_hints
 
 from msgspec import Meta
 
@@ -16,8 +17,36 @@ Rate = Annotated[float, Meta(gt=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
+class Meaning(NamedTuple):
+    """What a number is for, and the unit people quote it in (`scale` of the profile's own)."""
+
+    about: str
+    unit: str
+    scale: float
+
+
+def meant(about: str, unit: str = "share", scale: float = 1.0) -> Meta:
+    """Says what a field of a record with sources is for."""
+    return Meta(extra={"meaning": Meaning(about, unit, scale)})
+
+
+def meanings(kind: type) -> dict[str, Meaning]:
+    """The fields of a record that say what they are for (`meant`), in order."""
+    return _meanings(cast(Any, kind))
+
+
+@cache
+def _meanings(kind: Any) -> dict[str, Meaning]:
+    return {
+        name: each.extra["meaning"]
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for each in getattr(hint, "__metadata__", ())
+        if each.extra and "meaning" in each.extra
+    }
+
+
 class Basis(IntEnum):
-    """What a number rests on, the most trustworthy first."""
+    """The basis of a number, the most trustworthy first."""
 
     MEASURED = 0  # or published by its maker
     INTERPOLATED = 1  # between measurements
@@ -46,7 +75,7 @@ class Sourced:
         return self.source(name).startswith(ASSUMED)
 
     def basis(self, name: str) -> Basis:
-        """What the number `name` rests on, as its source says."""
+        """The basis of the number `name`, as its source says."""
         if self.is_assumed(name):
             return Basis.ASSUMED
         return Basis.FITTED if self.source(name).startswith(FITTED) else Basis.MEASURED

@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborsim import __version__
+from arborsim.core import __version__
 from arborsim.core.documents import strict
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.outputs import whole
@@ -32,9 +32,11 @@ FORMATS = (".parquet", ".csv", ".json")
 #: Spreadsheets take a text that begins so for a formula.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _RULES = {
-    "int": "a whole number of at least 0", "float": "a finite number", "bool": "true or false",
+    "int": "a whole number of at least 0",
+    "float": "a finite number",
+    "bool": "true or false",
     "str": "a text",
-}  # fmt: skip
+}
 #: What other files of arborsim's say in their metadata, and what reads them.
 _OTHERS = {
     b"arborsim.trace": "a trace, not results: open_trace or arborsim inspect shows it",
@@ -148,9 +150,8 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     table = file.read(range(file.metadata.num_row_groups))
     try:
         return table.to_pandas(), metadata
-    except (  # by what it says of types
-        pa.ArrowException, ValueError, LookupError, TypeError, AttributeError
-    ) as error:  # fmt: skip
+    # By what it says of types:
+    except (pa.ArrowException, ValueError, LookupError, TypeError, AttributeError) as error:
         why = " ".join(str(error).split())[:160]
         raise UsageError(f"{path}: the file is damaged ({why}); copy it or make it again") from None
 

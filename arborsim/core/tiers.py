@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
 
+#: Memories that tokens can lie in, the nearest first, by the `Tier.memory` of their tiers; what has
+#: no name stands for none of them.  A machine has the first two, and those that its profile lists.
+MEMORIES = ("HBM", "DDR", "", "NVMe", "remote")
+HBM, DDR = MEMORIES.index("HBM"), MEMORIES.index("DDR")
+BELOW_DDR = tuple(name for name in MEMORIES[DDR + 1 :] if name)
+RUNGS = 3  # of each memory: full precision, and two formats
+
 
 class Tier(IntEnum):
-    """Where a token's keys and values live, best first.
+    """A place for a token's keys and values: one of the `MEMORIES`, in a format, nearest first.
 
-    The order matters: a larger value is further down, and *protected* tokens never move down.  The
+    The value is ``RUNGS * memory + rung``.  *Protected* tokens never move further down.  The
     quantised tiers hold the first of the policy's formats (`arborsim.core.formats`), the coarse
     ones the second, which is narrower.
     """
@@ -26,28 +35,67 @@ class Tier(IntEnum):
     DDR_QUANTISED = 4
     DDR_COARSE = 5
     EVICTED = 6
+    NVME = 9  # logs and pictures have marks of their own in between
+    NVME_QUANTISED = 10
+    NVME_COARSE = 11
+    REMOTE = 12
+    REMOTE_QUANTISED = 13
+    REMOTE_COARSE = 14
+
+    @property
+    def memory(self) -> int:
+        """Which of the `MEMORIES` it lies in."""
+        return self // RUNGS
 
     @property
     def in_hbm(self) -> bool:
-        return self < Tier.DDR
+        return self.memory == HBM
 
     @property
-    def in_ddr(self) -> bool:
-        return Tier.DDR <= self < Tier.EVICTED
+    def offloaded(self) -> bool:
+        """Whether it lies in a memory other than HBM."""
+        return not self.in_hbm and self != Tier.EVICTED
 
     @property
     def rung(self) -> int:
         """How far it is quantised: 0 not at all, else the number of its format, from 1."""
-        return 0 if self == Tier.EVICTED else self % RUNGS
+        return self % RUNGS
 
     @property
     def quantised(self) -> bool:
         return self.rung > 0
 
+    def is_below(self, other: Tier) -> bool:
+        """Whether it is further down: what is evicted is below everything."""
+        return bool(lowered(np.array(self), np.array(other)))
 
-RUNGS = 3  # of HBM, and of DDR: full precision, and two formats
-NUM_TIERS = len(Tier)
-_DDR = int(Tier.DDR)  # NumPy compares int8 with a member of an enum ten times slower
+
+#: Columns of a table by tier: of machines with HBM and DDR alone, and of all others.
+NUM_TIERS, MOST_TIERS = 1 + Tier.EVICTED, 1 + max(Tier)
+_DDR, _EVICTED = int(Tier.DDR), int(Tier.EVICTED)  # members of an enum are slow to compare with
+
+
+def by_tier(rule: Callable[[Tier], Any]) -> np.ndarray:
+    """What `rule` says of each tier, ``[MOST_TIERS]``; 0 or False where there is none."""
+    found = {int(tier): rule(tier) for tier in Tier}
+    return np.array([found.get(value, type(found[0])()) for value in range(MOST_TIERS)])
+
+
+def num_tiers(tiers: Iterable[int]) -> int:
+    """How many columns a table by tier needs that counts these."""
+    return MOST_TIERS if max(tiers) > _EVICTED else NUM_TIERS
+
+
+def in_two_memories(tiers: np.ndarray) -> np.ndarray:
+    """Tiers as pictures show them, which have a colour for HBM and one for all other memories."""
+    return np.where(tiers > _EVICTED, _DDR + tiers % RUNGS, tiers)
+
+
+def lowered(target: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """Bool: which of tiers, int8, `target` are further down than `source`, of the same shape."""
+    down: np.ndarray = target > source
+    return np.asarray(down | ((target == _EVICTED) & (source > _EVICTED)))
+
 
 #: How tokens in DDR take part in attention: `arborsim.machine.reading` says what each means.
 RECALLS = ("stage", "stream", "near", "ondemand")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+DType = type | np.dtype[np.generic]
 NO_PARENT = -1
 
 
@@ -35,9 +36,7 @@ class Node:
 class GrowingArray:
     """A NumPy array that appends in amortised constant time; `row` is the shape of one entry."""
 
-    def __init__(
-        self, dtype: type | np.dtype[np.generic], capacity: int = 64, row: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, dtype: DType, capacity: int = 64, row: tuple[int, ...] = ()) -> None:
         self._data = np.empty((capacity, *row), dtype=dtype)
         self._n = 0
 
@@ -67,9 +66,8 @@ class GrowingTable:
     """
 
     def __init__(
-        self, rows: int, dtype: type | np.dtype[np.generic], capacity: int = 64,
-        cell: tuple[int, ...] = (),
-    ) -> None:  # fmt: skip
+        self, rows: int, dtype: DType, capacity: int = 64, cell: tuple[int, ...] = ()
+    ) -> None:
         self._data = np.empty((rows, capacity, *cell), dtype=dtype)
         self._n = 0
 

@@ -59,7 +59,7 @@ def unfold(
     """Items with their results, as they are done, until there are none and none is under way.
 
     `next_item` raises `LookupError` if there is none now; a result that was handed out may make it
-    give more.  It is a `WorkerDied` if a process dies; with 0 workers this one does the work.
+    give more.  It is a `WorkerDied` if a process dies.  With 0 workers this one does the work.
     """
     if workers < 1:
         while more := _taken(next_item, 1):

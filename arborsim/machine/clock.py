@@ -17,6 +17,7 @@ from typing import Any
 
 import simpy
 
+from arborsim.core.tiers import DDR
 from arborsim.machine.program import NOTHING, Extra, PricedProgram
 
 Callback = Callable[[], None]
@@ -30,10 +31,22 @@ TOGETHER = 1e-12
 class Clock:
     """Time, and what happens in it; `down` and `up` are PCIe to the host, and from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: type[Link] | None = None) -> None:
         self.env = simpy.Environment()
-        self.down = Link(self)
-        self.up = Link(self)
+        self._link = link or Link
+        self.down, self.up = self._link(self), self._link(self)
+        self._links = {(DDR, False): self.down, (DDR, True): self.up}
+
+    def link(self, memory: int, up: bool) -> Link:
+        """One direction of the link to a memory (`Tier.memory`)."""
+        if (memory, up) not in self._links:
+            self._links[memory, up] = self._link(self)
+        return self._links[memory, up]
+
+    @property
+    def links(self) -> list[Link]:
+        """All directions of all links that were used, and PCIe's."""
+        return list(self._links.values())
 
     @property
     def now(self) -> float:
@@ -68,7 +81,7 @@ class Clock:
 
 
 class Link:
-    """One direction of PCIe: one transfer at a time, first come, first served."""
+    """One direction of a link: one transfer at a time, first come, first served."""
 
     def __init__(self, clock: Clock) -> None:
         self.moving_s = 0.0  # time spent on transfers ...

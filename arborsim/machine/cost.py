@@ -27,8 +27,10 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.core.row_uses import ALL_QUERIES
+from arborsim.core.tiers import DDR
 from arborsim.machine.live_memory import row_sums_bytes
-from arborsim.machine.profile import NO_LONGER, Direction, HardwareProfile, Longer
+from arborsim.machine.memories import Direction
+from arborsim.machine.profile import NO_LONGER, HardwareProfile, Longer
 
 Array = np.ndarray | float
 _PROBABILITY_BYTES_DECODE = 4  # softmax rows are fp32 ...
@@ -256,6 +258,19 @@ class CostModel:
         speed = self.profile.link_bytes_per_s(block_bytes, direction, self.pinned)
         seconds = self.profile.pcie_latency_s + size_bytes / speed
         return np.where(np.asarray(size_bytes) > 0, seconds, 0.0)
+
+    def stored_s(self, memory: int, size_bytes: float, direction: Direction) -> float:
+        """A packed transfer to or from a memory (`Tier.memory`); below DDR, the slower link counts.
+
+        Of the two these are its own link and PCIe.
+        """
+        block_bytes = self.packed_block_bytes(size_bytes)
+        own_s = float(self.transfer_s(size_bytes, block_bytes, direction))
+        if memory == DDR:
+            return own_s
+        below = self.profile.beside_hbm[memory]
+        speed = float(below.bytes_per_s(block_bytes, direction))
+        return max(own_s, below.latency_s + size_bytes / speed) if size_bytes else 0.0
 
     def packed_block_bytes(self, size_bytes: Array) -> Array:
         """Contiguous block when a gather kernel packs tokens by layer, keys and values apart."""

@@ -18,31 +18,41 @@ import numpy as np
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.events import TokenRun
 from arborsim.core.formats import FP8, Format
-from arborsim.core.measurements import Measurements
+from arborsim.core.measurements import Measurements, Stored
 from arborsim.core.row_uses import ALL_QUERIES
-from arborsim.core.tiers import RECALLS, Tier
+from arborsim.core.tiers import MEMORIES, NUM_TIERS, RECALLS, Tier, by_tier, num_tiers
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import CostModel
-from arborsim.machine.machine import Machine
+from arborsim.machine.machine import (
+    Machine,
+    decode_rows,
+    num_groups,
+    parts_in_ddr,
+    parts_read,
+    row_queries,
+    unsuited,
+)
 from arborsim.machine.program import ATTENDED_UNITS, Copied, DemandInfo, Op, SearchDemand
 from arborsim.machine.reading import ActivePaths, Recall
 from arborsim.machine.terms import Term
 from arborsim.machine.transfers import Transfers, stretches
 from arborsim.machine.windows import Windows
-from arborsim.machine.writing import OpenProgram
+from arborsim.machine.writing import Levels, OpenProgram
 from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.moves import Changes, MostMoved, Moves, kinds
-from arborsim.trace.schema import Geometry
+from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import hints_of
+from arborsim.trace.schema import Geometry, TraceInfo
 
 _COUNTED = np.stack([  # evicted, rehydrated, offloaded, quantised
     kinds(lambda source, target: target == Tier.EVICTED),
     kinds(lambda source, target: source == Tier.EVICTED),
-    kinds(lambda source, target: target.in_ddr and not source.in_ddr),
+    kinds(lambda source, target: target.offloaded and not source.offloaded),
     kinds(lambda source, target: target.rung > source.rung),
 ])  # fmt: skip
 _RECOMPUTED, _QUANTISING = _COUNTED[1], _COUNTED[3]
-_ROUNDED_BY_GPU = kinds(lambda source, target: target.rung > source.rung and not source.in_ddr)
-_IN_HBM = np.array([tier.in_hbm for tier in Tier])
+_ROUNDED_BY_GPU = kinds(lambda source, target: target.rung > source.rung and not source.offloaded)
+_IN_HBM = by_tier(lambda tier: tier.in_hbm)
 
 
 class SimulatedExecutor:
@@ -56,7 +66,7 @@ class SimulatedExecutor:
     those of the policy's quantised tiers.  The profile may know what `policy` takes; it is not
     `fused` if it reads attention rows, which then must be written out; attention reads the cache in
     `parts`, and rows of the prompt's last `row_queries` tokens count, and with `decode_rows` those
-    of generated ones.  `bounds_page` is its `Policy.bounds_page`.  `compact` merges half-empty
+    of generated ones.  `bounds_page` is its `LiveHints.bounds_page`.  `compact` merges half-empty
     pages after every decision outside runs.  `record` keeps what `demand` needs; other searches may
     share the first `prefix_tokens`.
     """
@@ -78,6 +88,7 @@ class SimulatedExecutor:
         compact: bool = False,
         record: bool = False,
         prefix_tokens: int = 0,
+        tiers: int = NUM_TIERS,
     ) -> None:
         recall = machine.recall
         if recall not in RECALLS:
@@ -93,7 +104,9 @@ class SimulatedExecutor:
             geometry.full_bytes_per_token,
             tuple(each.token_bytes(geometry) for each in formats),
             page_tokens=machine.page_tokens,
+            tiers=tiers,
         )
+        self._below = tuple(each.number for each in machine.profile.memories)
         self._too_wide = geometry.kv_bytes_per_element == 1 and formats[0].bits == 8
         size = self._ledger.bytes_by_tier
         info = DemandInfo(
@@ -101,7 +114,7 @@ class SimulatedExecutor:
             parts=parts, row_queries=row_queries, decode_rows=decode_rows, ddr_parts=ddr_parts,
         )  # fmt: skip
         self._recall = Recall(
-            self._cost, size, groups, recall, not info.eager, machine.tree_attention
+            self._cost, self._ledger, recall, not info.eager, machine.tree_attention
         )
         self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
         self._measured = Measurements()
@@ -109,11 +122,46 @@ class SimulatedExecutor:
         self._decided = False  # something was moved or destroyed
         self._compact = compact
         self._bounds_page, self._bounds_bytes = bounds_page, 0
+        self._stored_peaks = dict.fromkeys(self._below, 0)
         self._prefix_tokens = prefix_tokens
         self._prefix_bytes = 0
         self._buffer_bytes = 0  # of what the last iterations streamed
         # Quantising on the GPU reads the one and writes the other.
         self._touched_bytes = _ROUNDED_BY_GPU * (size[:, None] + size[None]).ravel()
+
+    @classmethod
+    def of(
+        cls,
+        machine: Machine,
+        policy: Policy,
+        recorded: TraceInfo,
+        *,
+        record: bool = False,
+        prefix_tokens: int = 0,
+    ) -> SimulatedExecutor:
+        """A simulated machine for one search of a trace under `policy`.
+
+        Raises `UsageError` if the policy has no meaning on the model: see `unsuited`.
+        """
+        geometry = machine.charged(recorded)
+        if why := unsuited(policy, geometry, machine):
+            raise UsageError(why)
+        return cls(
+            machine,
+            geometry,
+            groups=num_groups(policy, recorded),
+            formats=policy.formats,
+            policy=policy.name,
+            fused=policy.fused,
+            parts=parts_read(policy),
+            ddr_parts=parts_in_ddr(policy),
+            row_queries=row_queries(policy),
+            decode_rows=decode_rows(policy),
+            bounds_page=hints_of(policy).bounds_page,
+            record=record,
+            prefix_tokens=prefix_tokens,
+            tiers=num_tiers(policy.method.tiers),
+        )
 
     def bind(self, tree: ThoughtTree) -> None:
         """Follow the paths of `tree`, which the controller keeps up to date.  Call once, first."""
@@ -245,6 +293,12 @@ class SimulatedExecutor:
         m.usable_ddr_bytes = self._cost.profile.ddr_bytes
         m.to_ddr_bytes, m.from_ddr_bytes = clock.down.carried_bytes, clock.up.carried_bytes
         busy = tally.busy
+        for memory in self._below:
+            down, up = clock.link(memory, False), clock.link(memory, True)
+            m.stored[MEMORIES[memory]] = Stored(
+                self._stored_peaks[memory], down.carried_bytes, up.carried_bytes,
+                self._cost.profile.beside_hbm[memory].bytes, down.moving_s + up.moving_s,
+            )  # fmt: skip
         m.time.prefill_s, m.time.decode_s = busy.prefill_s, busy.decode_s
         m.time.policy_s, m.time.rehydration_s = busy.policy_s, busy.recompute_s
         m.time.exposed_transfer_s = busy.exposed_s + tally.idle_s
@@ -406,11 +460,19 @@ class SimulatedExecutor:
         m.peak_ddr_bytes = max(m.peak_ddr_bytes, ddr_bytes)
         m.peak_quantised_bytes = max(m.peak_quantised_bytes, quantised_bytes)
         self._moved.most_tokens = max(self._moved.most_tokens, -(-exact // ledger.groups))
+        for memory in self._below:
+            held = ledger.bytes_in(memory)
+            self._stored_peaks[memory] = max(self._stored_peaks[memory], held)
 
-    def _levels(self) -> tuple[int, int, int]:
-        """Pages and streaming buffers, what of them is the shared prefix, and DDR; bytes."""
-        pages = self._ledger.hbm_page_bytes + self._windows.held_bytes
-        return pages + self._buffer_bytes, self._prefix_bytes, self._ledger.ddr_bytes
+    def _levels(self) -> Levels:
+        """Pages and streaming buffers, what of them is the shared prefix, DDR, and what is below.
+
+        In bytes.
+        """
+        ledger = self._ledger
+        pages = ledger.hbm_page_bytes + self._windows.held_bytes
+        below = map(ledger.bytes_in, self._below)
+        return pages + self._buffer_bytes, self._prefix_bytes, ledger.ddr_bytes, *below
 
     def _prefix_during(self, changes: Changes, steps: int) -> np.ndarray | int:
         """Bytes of the shared prefix in HBM once each iteration's moves are done."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.core.products import HEAD, KV_B, WEIGHT_BITS, Product
+from arborsim.core.geometry import HEAD, KV_B, WEIGHT_BITS, Product
 from arborsim.core.sourced import Basis
 from arborsim.machine.kernels import LAUNCH_S, Bound, Grid, Peak, load_tables
 
@@ -36,7 +36,7 @@ _WIDTH = {"bf16": 2.0, **{name: bits / 8 for name, bits in WEIGHT_BITS.items()}}
 _NATIVE = ("fp8", "fp8_block", "nvfp4")
 _FP32 = 4  # bytes
 _KNOTS = 4  # of attention's curve between two measured numbers of tokens
-#: What a module of latent attention includes of `arborsim.core.products.products`.
+#: What a module of latent attention includes of `arborsim.core.geometry.Geometry.products`.
 _LATENT = ("q_a_kv_a", "q_b", "query", "kv_a", KV_B, "output")
 
 

@@ -12,12 +12,12 @@ from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.core.records import check_ranges
 from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.core.sourced import Rate, Seconds
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import DDR, HBM, MEMORIES, Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
+from arborsim.policies.live_hints import row_uses
 
 if TYPE_CHECKING:
-    from arborsim.machine.executor import SimulatedExecutor
     from arborsim.policies.base import Policy
     from arborsim.trace.schema import TraceInfo
 
@@ -49,43 +49,9 @@ class Machine:
         """The model whose bytes and seconds are charged for a trace."""
         return self.geometry or recorded.geometry
 
-    def executor(
-        self,
-        policy: Policy,
-        recorded: TraceInfo,
-        *,
-        record: bool = False,
-        prefix_tokens: int = 0,
-    ) -> SimulatedExecutor:
-        """A simulated machine for one search of a trace under `policy`.
 
-        `record` and `prefix_tokens` are those of `SimulatedExecutor`.  Raises `UsageError` if the
-        policy has no meaning on the model: see `unsuited`.
-        """
-        from arborsim.machine.executor import SimulatedExecutor
-
-        geometry = self.charged(recorded)
-        if why := unsuited(policy, geometry):
-            raise UsageError(why)
-        return SimulatedExecutor(
-            self,
-            geometry,
-            groups=num_groups(policy, recorded),
-            formats=policy.formats,
-            policy=policy.name,
-            fused=policy.fused,
-            parts=parts_read(policy),
-            ddr_parts=parts_in_ddr(policy),
-            row_queries=row_queries(policy),
-            decode_rows=decode_rows(policy),
-            bounds_page=policy.bounds_page,
-            record=record,
-            prefix_tokens=prefix_tokens,
-        )
-
-
-def unsuited(policy: Policy, geometry: Geometry) -> str:
-    """Why `policy` has no meaning on a model of this geometry; empty if it has."""
+def unsuited(policy: Policy, geometry: Geometry, machine: Machine | None = None) -> str:
+    """Why `policy` has no meaning on a model, or cannot run on a machine; empty if it can."""
     tiers = policy.method.tiers
     if not geometry.full_layers and any(tier != Tier.HBM for tier in tiers):
         return (
@@ -103,6 +69,26 @@ def unsuited(policy: Policy, geometry: Geometry) -> str:
             f"policy {policy.name} moves tokens to 8 bits, and the cache of {geometry.name} is in "
             "8 bits already: use a policy that does not, or a cache in bf16"
         )
+    return "" if machine is None else _unplaced(policy, machine)
+
+
+def _unplaced(policy: Policy, machine: Machine) -> str:
+    """Why a machine cannot hold what `policy` places where; empty if it can."""
+    offloaded = {tier.memory for tier in policy.method.tiers if tier.offloaded}
+    has = {HBM, *machine.profile.beside_hbm}
+    missing = sorted(MEMORIES[memory] for memory in offloaded - has)
+    if missing:
+        known = " and ".join(MEMORIES[memory] for memory in sorted(has))
+        return (
+            f"policy {policy.name} places tokens on {', '.join(missing)}; {machine.profile.name} "
+            f"has {known}: list the memory under [[memories]] in a profile of your own"
+        )
+    below = sorted(MEMORIES[memory] for memory in offloaded - {DDR})
+    if below and machine.recall != "stage":
+        return (
+            f"policy {policy.name} places tokens on {', '.join(below)}; recall {machine.recall} "
+            "reads them in DDR only: use recall stage"
+        )
     return ""
 
 
@@ -112,20 +98,20 @@ def parts_read(policy: Policy) -> int:
 
 
 def parts_in_ddr(policy: Policy) -> int:
-    """How many of them lie in DDR."""
-    return sum(tier.in_ddr for tier in policy.method.tiers)
+    """How many of them lie in memories other than HBM."""
+    return sum(tier.offloaded for tier in policy.method.tiers)
 
 
 def row_queries(policy: Policy) -> int:
     """How many of a prompt's last tokens a policy that is not fused reads attention rows of."""
-    uses = policy.row_uses()
+    uses = row_uses(policy)
     wanted = (use.prompt for use in uses if use.keeps != "queries")
     return max(wanted, default=0 if uses else ALL_QUERIES)
 
 
 def decode_rows(policy: Policy) -> bool:
     """Whether a policy that is not fused reads attention rows of generated tokens."""
-    uses = policy.row_uses()
+    uses = row_uses(policy)
     return not uses or any(use.generated and use.keeps != "queries" for use in uses)
 
 

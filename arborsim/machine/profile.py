@@ -9,11 +9,11 @@ and PCIe (`arborsim.machine.lookup.load_profile`).  ``arborsim calibrate`` write
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -21,25 +21,11 @@ from msgspec import Meta
 from arborsim.core.documents import file_digest
 from arborsim.core.errors import UsageError
 from arborsim.core.records import Whole, check_ranges, given_values, located
-from arborsim.core.sourced import Rate, Seconds, Sourced
+from arborsim.core.sourced import Rate, Seconds, Sourced, meanings, meant
+from arborsim.core.tiers import DDR, MEMORIES
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.kernels import shipped_tables
-
-Direction = Literal["h2d", "d2h"]
-_DATE = re.compile(r"\b20\d\d(?:-\d\d){0,2}\b")
-
-
-class _Meaning(NamedTuple):
-    """What a number is for, and the unit people quote it in (`scale` of the profile's own)."""
-
-    about: str
-    unit: str
-    scale: float
-
-
-def _is(about: str, unit: str = "share", scale: float = 1.0) -> Meta:
-    return Meta(extra={"meaning": _Meaning(about, unit, scale)})
-
+from arborsim.machine.memories import Direction, Memory, check_curve, check_memories
 
 _Bytes = Annotated[Whole, Meta(gt=0)]
 _Share = Annotated[float, Meta(gt=0, le=1)]
@@ -94,7 +80,7 @@ class PolicySeconds:
 #: Fields that records of earlier versions do not know: see `HardwareProfile.digest`.
 _LATER_FIELDS = (
     "fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine", "launch_s", "graph_launch_s",
-    "host_step_s", "move_s", "move_group_s", "move_byte_s", "wide_per_layer_s",
+    "host_step_s", "move_s", "move_group_s", "move_byte_s", "wide_per_layer_s", "memories",
 )  # fmt: skip
 
 
@@ -110,65 +96,65 @@ class HardwareProfile(Sourced):
     """
 
     name: str
-    hbm_bytes: Annotated[_Bytes, _is("memory of the GPU", "GB", 1e9)]
-    hbm_bytes_per_s: Annotated[Rate, _is("its peak bandwidth", "GB/s", 1e9)]
-    flops_per_s: Annotated[Rate, _is("peak of dense bf16 matrix products", "TFLOP/s", 1e12)]
-    ddr_bytes: Annotated[_Bytes, _is("host memory that offloading may use", "GB", 1e9)]
-    ddr_bytes_per_s: Annotated[Rate, _is("its bandwidth", "GB/s", 1e9)]
-    mfu: Annotated[_Share, _is("of the peak FLOP/s that matrix products reach")]
-    mbu: Annotated[_Share, _is("of the HBM bandwidth that reading weights reaches")]
-    kv_read_efficiency: Annotated[_Share, _is("of the HBM bandwidth that reading KV reaches")]
+    hbm_bytes: Annotated[_Bytes, meant("memory of the GPU", "GB", 1e9)]
+    hbm_bytes_per_s: Annotated[Rate, meant("its peak bandwidth", "GB/s", 1e9)]
+    flops_per_s: Annotated[Rate, meant("peak of dense bf16 matrix products", "TFLOP/s", 1e12)]
+    ddr_bytes: Annotated[_Bytes, meant("host memory that offloading may use", "GB", 1e9)]
+    ddr_bytes_per_s: Annotated[Rate, meant("its bandwidth", "GB/s", 1e9)]
+    mfu: Annotated[_Share, meant("of the peak FLOP/s that matrix products reach")]
+    mbu: Annotated[_Share, meant("of the HBM bandwidth that reading weights reaches")]
+    kv_read_efficiency: Annotated[_Share, meant("of the HBM bandwidth that reading KV reaches")]
     eager_bytes_per_s: Annotated[
-        Rate, _is("writing and reading attention probabilities", "GB/s", 1e9)
+        Rate, meant("writing and reading attention probabilities", "GB/s", 1e9)
     ]
-    dequantise_bytes_per_s: Annotated[Rate, _is("8-bit bytes that are dequantised", "GB/s", 1e9)]
+    dequantise_bytes_per_s: Annotated[Rate, meant("8-bit bytes that are dequantised", "GB/s", 1e9)]
     per_layer_s: Annotated[
-        Seconds, _is("launch overhead of each layer of an iteration", "us", 1e-6)
+        Seconds, meant("launch overhead of each layer of an iteration", "us", 1e-6)
     ]
-    per_step_s: Annotated[Seconds, _is("scheduling overhead of an iteration", "us", 1e-6)]
-    per_sequence_s: Annotated[Seconds, _is("the same for each sequence in it", "us", 1e-6)]
-    decision_base_s: Annotated[Seconds, _is("a policy's decision, once", "us", 1e-6)]
-    decision_per_token_s: Annotated[Seconds, _is("a decision, per token it looks at", "ns", 1e-9)]
-    h2d_bytes_per_s: Annotated[Rate, _is("PCIe to the GPU: large pinned blocks", "GB/s", 1e9)]
-    d2h_bytes_per_s: Annotated[Rate, _is("PCIe from the GPU: large pinned blocks", "GB/s", 1e9)]
+    per_step_s: Annotated[Seconds, meant("scheduling overhead of an iteration", "us", 1e-6)]
+    per_sequence_s: Annotated[Seconds, meant("the same for each sequence in it", "us", 1e-6)]
+    decision_base_s: Annotated[Seconds, meant("a policy's decision, once", "us", 1e-6)]
+    decision_per_token_s: Annotated[Seconds, meant("a decision, per token it looks at", "ns", 1e-9)]
+    h2d_bytes_per_s: Annotated[Rate, meant("PCIe to the GPU: large pinned blocks", "GB/s", 1e9)]
+    d2h_bytes_per_s: Annotated[Rate, meant("PCIe from the GPU: large pinned blocks", "GB/s", 1e9)]
     block_bytes: Annotated[
-        tuple[float, ...], _is("contiguous block sizes of the PCIe curve", "KiB", 1024)
+        tuple[float, ...], meant("contiguous block sizes of the PCIe curve", "KiB", 1024)
     ]
-    block_efficiency: Annotated[tuple[_Share, ...], _is("of the PCIe bandwidth at these sizes")]
-    pcie_latency_s: Annotated[Seconds, _is("latency of each transfer", "us", 1e-6)]
-    pageable_factor: Annotated[_Share, _is("of the pinned bandwidth from pageable memory")]
-    reserve_share: Annotated[float, Meta(ge=0, lt=1), _is("HBM that nothing may use")]
+    block_efficiency: Annotated[tuple[_Share, ...], meant("of the PCIe bandwidth at these sizes")]
+    pcie_latency_s: Annotated[Seconds, meant("latency of each transfer", "us", 1e-6)]
+    pageable_factor: Annotated[_Share, meant("of the pinned bandwidth from pageable memory")]
+    reserve_share: Annotated[float, Meta(ge=0, lt=1), meant("HBM that nothing may use")]
     overlap: Annotated[
-        float, Meta(ge=0, le=1), _is("of computing and reading memory that overlaps")
+        float, Meta(ge=0, le=1), meant("of computing and reading memory that overlaps")
     ] = 1.0
     decision_rows_s: Annotated[
-        Seconds, _is("a decision longer where attention rows are read", "us", 1e-6)
+        Seconds, meant("a decision longer where attention rows are read", "us", 1e-6)
     ] = 0.0
     eager_per_layer_s: Annotated[
-        Seconds, _is("each layer longer where attention rows are read", "us", 1e-6)
+        Seconds, meant("each layer longer where attention rows are read", "us", 1e-6)
     ] = 0.0
     wide_per_layer_s: Annotated[
-        Seconds, _is("each layer longer in a pass over several tokens", "us", 1e-6)
+        Seconds, meant("each layer longer in a pass over several tokens", "us", 1e-6)
     ] = 0.0
     #: What this project's own backend takes on the host, in the place of its engine's numbers;
     #: 0 where it was not measured
     launch_s: Annotated[
-        Seconds, _is("the host's time to launch a kernel of a live step", "us", 1e-6)
+        Seconds, meant("the host's time to launch a kernel of a live step", "us", 1e-6)
     ] = 0.0
-    graph_launch_s: Annotated[Seconds, _is("the same of a CUDA graph", "us", 1e-6)] = 0.0
+    graph_launch_s: Annotated[Seconds, meant("the same of a CUDA graph", "us", 1e-6)] = 0.0
     host_step_s: Annotated[
-        Seconds, _is("the host's time for a live step beyond its launches", "us", 1e-6)
+        Seconds, meant("the host's time for a live step beyond its launches", "us", 1e-6)
     ] = 0.0
     #: The host's own work on a transfer to or from DDR: once, for each cache group in it, and
     #: for its bytes
-    move_s: Annotated[Seconds, _is("the host's work on a transfer", "us", 1e-6)] = 0.0
-    move_group_s: Annotated[Seconds, _is("the same for each cache group in it", "us", 1e-6)] = 0.0
-    move_byte_s: Annotated[Seconds, _is("the same for each byte", "ns", 1e-9)] = 0.0
+    move_s: Annotated[Seconds, meant("the host's work on a transfer", "us", 1e-6)] = 0.0
+    move_group_s: Annotated[Seconds, meant("the same for each cache group in it", "us", 1e-6)] = 0.0
+    move_byte_s: Annotated[Seconds, meant("the same for each byte", "ns", 1e-9)] = 0.0
     fp8_flops_per_s: Annotated[
-        float, Meta(ge=0), _is("peak of dense fp8 products; 0 if it has none", "TFLOP/s", 1e12)
+        float, Meta(ge=0), meant("peak of dense fp8 products; 0 if it has none", "TFLOP/s", 1e12)
     ] = 0.0
     fp4_flops_per_s: Annotated[
-        float, Meta(ge=0), _is("peak of dense fp4 products; 0 if it has none", "TFLOP/s", 1e12)
+        float, Meta(ge=0), meant("peak of dense fp4 products; 0 if it has none", "TFLOP/s", 1e12)
     ] = 0.0
     #: Where its measured kernels are: the name of a GPU that arborsim has tables of, or a table
     #: file; empty for none, and then a pass is priced by the numbers above alone
@@ -177,17 +163,13 @@ class HardwareProfile(Sourced):
     policies: Mapping[str, PolicySeconds] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    memories: tuple[Memory, ...] = ()  # below DDR
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, "hardware profile")
-        sizes, shares = self.block_bytes, self.block_efficiency
-        rising = all(a < b for a, b in zip((0.0, *sizes), sizes, strict=False))
-        if not (len(sizes) == len(shares) >= 1 and rising and all(0 < s <= 1 for s in shares)):
-            raise UsageError(
-                "block_bytes must rise, with a block_efficiency in (0, 1] for each, not "
-                f"{sizes!r} and {shares!r}"
-            )
+        check_memories(self.memories)
+        check_curve(self.block_bytes, self.block_efficiency)
 
     @property
     def digest(self) -> str:
@@ -251,24 +233,37 @@ class HardwareProfile(Sourced):
         The others mean "a roofline" or "nothing" unless they are given.
         """
         needed = {entry.name for entry in fields(self) if entry.default is MISSING}
-        return [name for name in _MEANINGS if name in needed or name in self.sources]
+        return [name for name in meanings(type(self)) if name in needed or name in self.sources]
 
     def assumed(self) -> list[str]:
-        """Names of the numbers that are assumed."""
-        return [name for name in self.numbers() if self.is_assumed(name)]
+        """Names of the numbers that are assumed, those of memories among them."""
+        own = [name for name in self.numbers() if self.is_assumed(name)]
+        return own + [
+            f"{memory.name}.{name}"
+            for memory in self.memories
+            for name in meanings(Memory)
+            if memory.is_assumed(name)
+        ]
+
+    @cached_property
+    def ddr(self) -> Memory:
+        """Host memory behind PCIe, as the keys of the profile have it."""
+        return Memory(
+            MEMORIES[DDR], self.ddr_bytes, self.h2d_bytes_per_s, self.d2h_bytes_per_s,
+            self.pcie_latency_s, self.block_bytes, self.block_efficiency,
+        )  # fmt: skip
+
+    @cached_property
+    def beside_hbm(self) -> Mapping[int, Memory]:
+        """All memories but HBM, by their number (`Tier.memory`)."""
+        return {each.number: each for each in (self.ddr, *self.memories)}
 
     def link_bytes_per_s(
         self, block_bytes: np.ndarray | float, direction: Direction, pinned: bool = True
     ) -> np.ndarray:
-        """Bandwidth of one PCIe direction for contiguous blocks of `block_bytes` each.
-
-        Between the curve's points the share is linear in the logarithm of the block size; beyond
-        them it stays what it is at the ends.
-        """
-        peak = self.h2d_bytes_per_s if direction == "h2d" else self.d2h_bytes_per_s
-        size = np.log2(np.maximum(block_bytes, 1.0))
-        share = np.interp(size, np.log2(self.block_bytes), self.block_efficiency)
-        return np.asarray(peak * share * (1.0 if pinned else self.pageable_factor))
+        """Bandwidth of one PCIe direction for contiguous blocks of `block_bytes` each."""
+        factor = 1.0 if pinned else self.pageable_factor
+        return self.ddr.bytes_per_s(block_bytes, direction) * factor
 
     @classmethod
     def from_table(
@@ -297,14 +292,6 @@ class HardwareProfile(Sourced):
                     "file gives only what differs"
                 )
             return cls(**values)
-
-
-_MEANINGS: dict[str, _Meaning] = {
-    name: each.extra["meaning"]
-    for name, kind in get_type_hints(HardwareProfile, include_extras=True).items()
-    for each in getattr(kind, "__metadata__", ())
-    if each.extra and "meaning" in each.extra
-}
 
 
 #: Numbers of an engine, and those of a profile that replace them where they were measured.
@@ -337,63 +324,3 @@ class HostProfile(Sourced):
             profile, name=f"{profile.name}+{self.name}",
             sources={**profile.sources, **sources}, **given,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Number:
-    """One number of a profile, ready to be shown."""
-
-    name: str
-    value: Any  # in `unit`
-    unit: str
-    about: str
-    source: str
-    date: str  # that the source names; empty if it names none
-    assumed: bool
-
-    @property
-    def text(self) -> str:
-        """The value with its unit."""
-        values = self.value if isinstance(self.value, list) else [self.value]
-        shown = ", ".join(f"{value:.4g}" for value in values)
-        return shown if self.unit == "share" else f"{shown} {self.unit}"
-
-    @property
-    def called(self) -> str:
-        """What it is, in words, and its name: ``"peak bandwidth (hbm_bytes_per_s)"``."""
-        share = "share " if self.about.startswith("of ") else ""
-        return f"{share}{self.about} ({self.name})"
-
-
-#: Numbers that are shown with others of their kind: after which one.
-_AFTER = {
-    "fp8_flops_per_s": "flops_per_s", "fp4_flops_per_s": "flops_per_s",
-    "reserve_share": "ddr_bytes_per_s", "overlap": "dequantise_bytes_per_s",
-    **dict.fromkeys(("eager_per_layer_s", "wide_per_layer_s"), "per_sequence_s"),
-    "decision_rows_s": "decision_per_token_s",
-    **dict.fromkeys(("launch_s", "graph_launch_s", "host_step_s"), "per_sequence_s"),
-    **dict.fromkeys(("move_s", "move_group_s", "move_byte_s"), "pcie_latency_s"),
-}  # fmt: skip
-
-
-def numbers_of(profile: HardwareProfile) -> list[Number]:
-    """The numbers of a profile, in the units people quote them in."""
-    order = list(_MEANINGS)
-    names = sorted(profile.numbers(), key=lambda n: (order.index(_AFTER.get(n) or n), n in _AFTER))
-    found = []
-    for name in names:
-        (about, unit, scale), raw = _MEANINGS[name], getattr(profile, name)
-        value = [part / scale for part in raw] if isinstance(raw, tuple) else raw / scale
-        source, assumed = profile.source(name), profile.is_assumed(name)
-        date = (_DATE.findall(source) or [""])[-1]
-        found.append(Number(name, value, unit, about, source, date, assumed))
-    return found
-
-
-def assumed_numbers(profile: HardwareProfile) -> tuple[str, ...]:
-    """What is assumed in a profile: plain names with values, as `arborsim hardware` has them."""
-    return tuple(
-        f"{number.called}: {number.text.replace(' us', ' µs')}"
-        for number in numbers_of(profile)
-        if number.assumed
-    )

@@ -16,7 +16,7 @@ from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
@@ -24,10 +24,8 @@ import simpy
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import whole
 from arborsim.core.row_uses import ALL_QUERIES
-
-if TYPE_CHECKING:
-    from arborsim.machine.prefixes import Part
-    from arborsim.machine.profile import Longer
+from arborsim.core.tiers import DDR
+from arborsim.machine.profile import Longer
 
 #: Columns of pieces; a name that ends in "_growth" is the increment per iteration.
 LINEAR = (
@@ -35,7 +33,8 @@ LINEAR = (
 )  # fmt: skip
 FIXED = ("sequences", "decided", "streamed_bytes", "remote_bytes", "window_bytes")
 PIECE_COLUMNS = ("iterations", *FIXED, *LINEAR, *(f"{name}_growth" for name in LINEAR))
-LEG_COLUMNS = ("chain", "upward", "bytes", "hold_before", "hold_after")
+#: `route` is ``2 * (memory - DDR) + up``.
+LEG_COLUMNS = ("chain", "route", "bytes", "hold_before", "hold_after")
 #: `attended` and `rows` count these parts of a token, so that means over layers stay whole numbers.
 ATTENDED_UNITS = 1 << 16
 _FORMAT = 1
@@ -67,6 +66,7 @@ class Op(IntEnum):
     LEVEL = 9
     TURN = 10  # sequences that the search turns to
     MOVE = 11  # transfers that the host works on, cache groups in them (added up), and bytes
+    STORE = 12  # a memory below DDR (`Tier.memory`), and bytes in it from now on
 
 
 class Copied(IntEnum):
@@ -85,6 +85,17 @@ class Leg:
     bytes: int
     hold_before: int
     hold_after: int
+    memory: int = DDR  # to whose link it belongs
+
+    @classmethod
+    def of_row(cls, route: int, size: int, before: int, after: int) -> Leg:
+        """What a row of `SearchDemand.legs` says, its chain aside."""
+        return cls(bool(route % 2), size, before, after, DDR + route // 2)
+
+    @property
+    def row(self) -> tuple[int, int, int, int]:
+        route = 2 * (self.memory - DDR) + self.up
+        return route, self.bytes, self.hold_before, self.hold_after
 
 
 @dataclass(frozen=True)
@@ -162,11 +173,18 @@ class SearchDemand:
         levels = self.ops[self.ops[:, 0] == Op.LEVEL, 3]
         return int(levels.max()) if len(levels) else 0
 
+    @cached_property
+    def peak_stored_bytes(self) -> dict[int, int]:
+        """The most bytes in each memory below DDR; those in which it has any."""
+        stores = self.ops[self.ops[:, 0] == Op.STORE, 1:3]
+        peaks = {int(memory): 0 for memory in np.unique(stores[:, 0])}
+        return {memory: int(stores[stores[:, 0] == memory, 1].max()) for memory in peaks}
+
     def chains(self) -> list[list[Leg]]:
         """Its transfers, by chain."""
         found: list[list[Leg]] = [[] for _ in range(int((self.ops[:, 0] == Op.SEND).sum()))]
-        for chain, up, size, before, after in self.legs.tolist():
-            found[chain].append(Leg(bool(up), size, before, after))
+        for chain, *row in self.legs.tolist():
+            found[chain].append(Leg.of_row(*row))
         return found
 
     @property
@@ -343,6 +361,14 @@ class Extra:
 NOTHING = Extra()
 
 
+class Part(NamedTuple):
+    """A part of a search's prefix, which lies in memory under its key."""
+
+    key: str
+    tokens: int
+    bytes: int
+
+
 @dataclass
 class PricedProgram:
     """A program whose phases know their seconds."""
@@ -368,6 +394,11 @@ class PricedProgram:
     def peak_ddr_bytes(self) -> int:
         """0 while it is being written."""
         return self.source.peak_ddr_bytes if self.source else 0
+
+    @property
+    def peak_stored_bytes(self) -> dict[int, int]:
+        """By memory below DDR; empty while it is being written."""
+        return self.source.peak_stored_bytes if self.source else {}
 
     def leg_ended(self, chain: int, leg: int) -> None:
         """A transfer has ended: an open program may say what follows it."""

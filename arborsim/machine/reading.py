@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.formats import FP8
-from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.core.tiers import Tier, by_tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.machine.cost import Array, CostModel
 from arborsim.machine.windows import WindowProfile
@@ -36,9 +36,9 @@ from arborsim.memory.moves import Changes
 PAGE_TOKENS = 16  #: tokens that the bounds of ``ondemand`` speak of together, as live
 PAGES_TOP = 16  #: pages that each KV head chooses in a step, as live
 
-_QUANTISED = np.array([tier.quantised for tier in Tier])
-_IN_DDR = np.array([tier.in_ddr for tier in Tier])
-_READABLE = np.array([int(tier != Tier.EVICTED) for tier in Tier])
+_QUANTISED = by_tier(lambda tier: tier.quantised)
+_OFFLOADED = by_tier(lambda tier: tier.offloaded)
+_READABLE = by_tier(lambda tier: int(tier != Tier.EVICTED))
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class ActivePaths:
 
     def __init__(self, tree: ThoughtTree, ledger: Ledger) -> None:
         self.leaves: tuple[int, ...] = ()
-        self.shared = Census(1)
-        self.branches = Census(1)
+        self.shared = Census(1, ledger.tiers)
+        self.branches = Census(1, ledger.tiers)
         self.length = 0
         self._tree = tree
         self._ledger = ledger
@@ -113,14 +113,15 @@ class ActivePaths:
         weight = self._weight(np.arange(tier.shape[1]))
         read = weight > 0
         self.length = int(read.sum())
-        self.shared = Census(1)
+        tiers = self._ledger.tiers
+        self.shared = Census(1, tiers)
         # On a single path every token counts once: both are the same.
-        self.branches = self.shared if len(leaves) == 1 else Census(1)
+        self.branches = self.shared if len(leaves) == 1 else Census(1, tiers)
         for group, row in enumerate(tier):
             own = read if selected is None else read & selected[group]
-            self.shared.now[0] += np.bincount(row[own], minlength=NUM_TIERS)
+            self.shared.now[0] += np.bincount(row[own], minlength=tiers)
             if self.branches is not self.shared:
-                counts = np.bincount(row[own], weight[own], NUM_TIERS)
+                counts = np.bincount(row[own], weight[own], tiers)
                 self.branches.now[0] += counts.astype(np.int64)
 
     def select(self, reads: np.ndarray | None) -> bool:
@@ -158,7 +159,7 @@ class ActivePaths:
             readable = int(np.count_nonzero(there != Tier.EVICTED)) // len(there)
         else:
             held = self._ledger.held if self._whole else self.shared.now[0].tolist()
-            readable = sum(held[: Tier.EVICTED]) // self._ledger.groups
+            readable = (sum(held) - held[Tier.EVICTED]) // self._ledger.groups
         return max(0, readable - int(np.count_nonzero(self._weight(tokens))))
 
     def _weight(self, tokens: np.ndarray) -> np.ndarray:
@@ -172,10 +173,10 @@ class ActivePaths:
 
     def count(self, group: np.ndarray, token: np.ndarray) -> PathProfile:
         """Those of the tokens ``[m]``, each in one cache group, that are read now."""
-        tier = self._ledger.tier[group, token]
+        tier, tiers = self._ledger.tier[group, token], self._ledger.tiers
         weight = self._weights(group, token)
-        shared = np.bincount(tier, np.minimum(weight, 1), NUM_TIERS)[:, None]
-        branches = np.bincount(tier, weight, NUM_TIERS)[:, None]
+        shared = np.bincount(tier, np.minimum(weight, 1), tiers)[:, None]
+        branches = np.bincount(tier, weight, tiers)[:, None]
         length = np.zeros(1, dtype=np.int64)
         return PathProfile(shared.astype(np.int64), branches.astype(np.int64), length)
 
@@ -232,24 +233,23 @@ class Reading:
 class Recall:
     """Knows what iterations read in a recall mode.
 
-    `bytes_by_tier`, int64 ``[tiers]``, is that of one token in one cache group; `fused` attention
-    writes out no probabilities; with `tree_attention` a batch reads a shared token once, not once
-    per branch.
+    `fused` attention writes out no probabilities; with `tree_attention` a batch reads a shared
+    token once, not once per branch.
     """
 
     def __init__(
-        self, cost: CostModel, bytes_by_tier: np.ndarray, groups: int, mode: str, fused: bool,
-        tree_attention: bool,
-    ) -> None:  # fmt: skip
+        self, cost: CostModel, ledger: Ledger, mode: str, fused: bool, tree_attention: bool
+    ) -> None:
         self.mode = mode
         self.fused = fused
         self._cost = cost
-        self._groups = groups
+        groups = self._groups = ledger.groups
         self._tree_attention = tree_attention
-        self._sizes = bytes_by_tier
+        self._sizes = ledger.bytes_by_tier[: ledger.tiers]
         # Dequantising writes as many numbers whatever the format: it counts as in 8 bits.
         eight_bits = -(-FP8.token_bytes(cost.geometry) // groups)
-        self._quantised_sizes = np.where(_QUANTISED, eight_bits, 0)
+        self._quantised_sizes = np.where(_QUANTISED, eight_bits, 0)[: ledger.tiers]
+        self._offloaded, self._readable = _OFFLOADED[: ledger.tiers], _READABLE[: ledger.tiers]
 
     def reading(
         self, path: PathProfile, sequences: int, landing: PathProfile | None,
@@ -264,7 +264,7 @@ class Recall:
         rows: Array = 0.0 if self.fused else self._attended(path)
         if self.mode == "stage":
             return self._reading(path, rows)
-        away = (path if landing is None else path.minus(landing)).of_tiers(_IN_DDR)
+        away = (path if landing is None else path.minus(landing)).of_tiers(self._offloaded)
         if self.mode == "stream":  # once per iteration; the GPU reads them from the buffer
             if fetched_bytes is None:
                 fetched_bytes = self._sizes @ away.shared
@@ -316,7 +316,7 @@ class Recall:
 
     def _attended(self, path: PathProfile) -> np.ndarray:
         """Readable tokens, summed over the branches; the mean over the layers."""
-        readable = (_READABLE @ path.branches) / self._groups
+        readable = (self._readable @ path.branches) / self._groups
         if path.windows is None:
             return np.asarray(readable)
         return np.asarray(self._cost.mean_over_layers(readable, path.windows.branches))

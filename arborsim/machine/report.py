@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from arborsim.machine.batch import Span, Sums
+from arborsim.machine.clock import Clock
 from arborsim.machine.machine import KvPool
 from arborsim.machine.program import Op
-
-if TYPE_CHECKING:
-    from arborsim.machine.server import Server
-    from arborsim.machine.state import State
-
 
 _CAUSE = {
     Op.PREFILL: "prefill_s", Op.RECOMPUTE: "recompute_s", Op.DECIDE: "policy_s",
@@ -58,7 +54,7 @@ class ServingSeries:
 class Tally:
     """Counts while the engine runs."""
 
-    def __init__(self, state: State, points: int) -> None:
+    def __init__(self, clock: Clock, points: int) -> None:
         self.busy = BusySeconds()
         self.prefixes = PrefixTokens()
         #: What computing and reading memory would take by themselves, in decode iterations.
@@ -73,7 +69,7 @@ class Tally:
         self.events = 0
         self.preemptions = 0
         self.first_s: dict[str, float] = {}  # as in `ServingReport`
-        self._clock = state.clock
+        self._clock = clock
         self._points = points
         self._samples: list[tuple[float, int, int, int]] = []
         self._stride = 1
@@ -174,6 +170,10 @@ class Utilisation:
     host: float  # the same for what DDR and NVMe offer together
     pcie_down: float
     pcie_up: float
+    #: Of memories below DDR, by name: bytes held, times seconds, of what there is; and of their
+    #: links, the time in which the busier direction carries something
+    below: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,8 @@ class ServingReport:
     from_host_bytes: int
     busy: BusySeconds
     used: Utilisation
-    #: When "hbm", "host" or the allowed number of "searches" first kept a search waiting.
+    #: When "hbm", "host", "below" (memories below DDR) or the allowed number of "searches" first
+    #: kept a search waiting.
     first_s: dict[str, float]
     prefixes: PrefixTokens
     series: ServingSeries
@@ -202,7 +203,7 @@ class ServingReport:
     def saturated(self) -> str:
         """What kept a search waiting first; else what was busy for the largest share of the time.
 
-        One of hbm, host, searches, compute, memory, pcie_down, pcie_up.
+        One of hbm, host, below, searches, compute, memory, pcie_down, pcie_up.
         """
         if self.first_s:
             return min(self.first_s, key=lambda name: self.first_s[name])
@@ -212,49 +213,3 @@ class ServingReport:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.total_s if self.total_s else 0.0
-
-
-def report(server: Server, pool: KvPool) -> ServingReport:
-    """Of a server whose run has ended."""
-    state = server.state
-    tally, clock, host = state.tally, state.clock, state.host
-    total_s = clock.now
-
-    def share(seconds: float, capacity: float = 1.0) -> float:
-        return seconds / (total_s * capacity) if total_s else 0.0
-
-    used = Utilisation(
-        engine=share(tally.busy.total_s),
-        compute=share(tally.flops_s),
-        memory=share(tally.memory_s),
-        hbm=share(tally.decoding_byte_s + state.hbm.byte_s(), state.kv_bytes),
-        host=share(host.level.byte_s(), host.ddr_bytes + host.nvme_bytes),
-        pcie_down=share(clock.down.busy_s),
-        pcie_up=share(clock.up.busy_s),
-    )
-    outcomes = tuple(
-        SearchOutcome(
-            each.demand, each.arrival_s, each.admitted_s, each.first_token_s, each.finish_s,
-            each.preemptions, each.generated, each.priced.demand.iterations, each.refused,
-            each.prefilled_s,
-        )
-        for each in state.searches
-    )  # fmt: skip
-    return ServingReport(
-        outcomes,
-        total_s,
-        tally.tokens,
-        tally.num_iterations,
-        tally.events,
-        tally.preemptions,
-        pool,
-        tally.peak_hbm_bytes,
-        host.level.peak,
-        clock.down.carried_bytes,
-        clock.up.carried_bytes,
-        tally.busy,
-        used,
-        tally.first_s,
-        tally.prefixes,
-        tally.series(),
-    )

@@ -24,34 +24,27 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
 
-from arborsim.core.geometry import UNBOUNDED, Geometry
-from arborsim.machine.batch import Batch, IterationTime, Sums
+from arborsim.core.geometry import UNBOUNDED
+from arborsim.machine.batch import Batch
 from arborsim.machine.clock import (
-    TOGETHER,
     Clock,
-    Command,
     Commands,
     Idle,
     Iterate,
     Spend,
     Starve,
-    Steps,
     Tries,
 )
-from arborsim.machine.cost import CostModel
-from arborsim.machine.machine import KvPool, ServingOptions
-from arborsim.machine.places import Arrivals, Places, Timed
-from arborsim.machine.prefixes import Part, Reuse, parts
+from arborsim.machine.machine import ServingOptions
 from arborsim.machine.price import Price
-from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.program import NOTHING, Op, PricedProgram, SearchDemand
-from arborsim.machine.report import ServingReport, Tally, report
-from arborsim.machine.state import ServedSearch, State, chunk_tokens
+from arborsim.machine.program import NOTHING, Op, PricedProgram
+from arborsim.machine.report import Tally
+from arborsim.machine.reuse import Reuse
+from arborsim.machine.scheduler import Arrivals, Scheduler
+from arborsim.machine.state import ServedSearch, State
 
 _SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE, Op.MOVE)
 
@@ -76,29 +69,29 @@ class Server:
     ) -> None:
         self.state = State(price, options, kv_bytes, clock, batch, tally)
         self._reuse = Reuse(self.state)
-        self._places = Places(self.state, demands, peaks, self._reuse)
+        self._scheduler = Scheduler(self.state, demands, peaks, self._reuse)
 
     def expect(self, arrivals: Arrivals) -> None:
         """Let searches arrive.  Call once, first."""
-        self._places.expect(arrivals)
+        self._scheduler.expect(arrivals)
 
     def loop(self) -> Commands:
         """Serve until every search has ended."""
         state = self.state
         while True:
-            self._places.admit()
+            self._scheduler.admit()
             if state.ready:
                 yield from self._proceed(state.ready.popleft())
             elif len(state.batch) or state.prefilling:
                 if len(state.batch) and state.batch.sums.hbm > state.pages_left:
-                    yield from self._places.relieve()
+                    yield from self._scheduler.relieve()
                 else:
                     yield from self._iterate()
             elif state.starved is not None:
                 yield Starve(state.starved.priced)
                 state.ready.append(state.starved)
                 state.starved = None
-            elif state.resident or self._places.unfinished:
+            elif state.resident or self._scheduler.unfinished:
                 yield Idle()
             else:
                 return
@@ -156,7 +149,7 @@ class Server:
         """Go through the phases of a search until it decodes, waits, or ends."""
         state = self.state
         search.parked = False
-        if search.restore and not (yield from self._places.bring_back(search)):
+        if search.restore and not (yield from self._scheduler.bring_back(search)):
             return
         ops = search.priced.ops
         while search.at < len(ops):
@@ -181,11 +174,13 @@ class Server:
                     search.parked = True
                     return
             elif kind == Op.HOLD:
-                if not (yield from self._places.take(search, one)):
+                if not (yield from self._scheduler.take(search, one)):
                     return
                 search.extra_bytes += one
                 if two:
                     search.staging_bytes += one
+            elif kind == Op.STORE:
+                state.store(search, one, two)
             elif kind == Op.LEVEL and not (yield from self._level(search, one, three)):
                 return
             search.at += 1
@@ -219,9 +214,9 @@ class Server:
 
     def _level(self, search: ServedSearch, hbm_bytes: int, ddr_bytes: int) -> Tries:
         """Its pages take `hbm_bytes` from now on, and its part of DDR `ddr_bytes`."""
-        if not (yield from self._places.make_host_room(search, ddr_bytes - search.ddr_bytes)):
+        if not (yield from self._scheduler.make_host_room(search, ddr_bytes - search.ddr_bytes)):
             return False
-        if not (yield from self._places.take(search, hbm_bytes - search.base_bytes)):
+        if not (yield from self._scheduler.take(search, hbm_bytes - search.base_bytes)):
             return False
         search.base_bytes = hbm_bytes
         self.state.host.add(ddr_bytes - search.ddr_bytes)
@@ -232,9 +227,9 @@ class Server:
         state = self.state
         search.finish_s = state.clock.now
         state.release(search)
-        state.host.add(-search.ddr_bytes)
+        state.leave_host(search)
         search.ended = True
-        self._places.follow()
+        self._scheduler.follow()
 
     def _leg(self, search: ServedSearch, chain: int) -> None:
         """Start the next transfer of a chain."""
@@ -255,8 +250,8 @@ class Server:
         if not leg.bytes:
             ended()
             return
-        link = state.clock.up if leg.up else state.clock.down
-        link.send(leg.bytes, state.transfer_s(leg.bytes, leg.up), ended)
+        link = state.clock.link(leg.memory, leg.up)
+        link.send(leg.bytes, state.transfer_s(leg.bytes, leg.up, leg.memory), ended)
 
     def _leg_ended(self, search: ServedSearch, chain: int) -> None:
         search.priced.leg_ended(chain, search.legs_ended[chain])
@@ -272,156 +267,3 @@ class Server:
         search.extra_bytes += delta
         if search.resident:
             self.state.hold(delta)
-
-
-Watch = Callable[["Server", Command, float], bool]
-Play = Callable[
-    [Sequence[PricedProgram], Sequence[int], Price, ServingOptions, int, Arrivals], "Server"
-]
-
-
-def play_closed_form(
-    demands: Sequence[PricedProgram],
-    peaks: Sequence[int],
-    price: Price,
-    options: ServingOptions,
-    kv_bytes: int,
-    arrivals: Arrivals,
-    watch: Watch | None = None,
-) -> Server:
-    """Let searches arrive and be served, all iterations up to the next event at once.
-
-    `watch` is called after each command with the server, the command and when it began; what has
-    not happened when it returns True never does.
-    """
-    clock = Clock()
-    server = Server(demands, peaks, price, options, kv_bytes, clock, Batch())
-    server.expect(arrivals)
-    clock.env.run(until=clock.env.process(serving(server, watch)))
-    return server
-
-
-def serving(server: Server, watch: Watch | None = None) -> Steps:
-    """The server's process: let time pass as its rules say."""
-    clock, tally = server.state.clock, server.state.tally
-    time = IterationTime(server.state.price)
-    yield from clock.settle()
-    for command in server.loop():
-        before = clock.now
-        if isinstance(command, Iterate):
-            yield from _decode(server, time, command)
-        elif isinstance(command, Starve):
-            yield command.program.starve()
-        else:
-            if isinstance(command, Idle):
-                yield from clock.skip()
-                tally.idle_s += clock.now - before
-            else:
-                yield from clock.spend(command.seconds)
-            server.state.spent(clock.now - before)
-        if watch is not None and watch(server, command, before):
-            break
-
-
-def _decode(server: Server, time: IterationTime, command: Iterate) -> Steps:
-    """Iterations up to the end of a piece, or those in which the next event lies."""
-    state, clock = server.state, server.state.clock
-    sums = state.batch.sums
-    most = command.most
-    while sums.streamed_bytes and clock.up.free_s > clock.now:  # what streams waits for a free link
-        waited_s = clock.up.free_s - clock.now
-        yield from clock.spend(waited_s)
-        state.spent(waited_s)
-        state.tally.busy.exposed_s += waited_s
-        state.tally.link_wait_s += waited_s
-        most = 1  # a search may be able to join the next iteration
-    time.stream_floor_s = state.stream_floor_s
-    extra = command.extra
-    if extra.sequences:
-        k, span = 1, time.one(sums, extra)
-    else:
-        k = min(most, state.batch.next_end())
-        next_s = clock.next_s
-        if k > 1 and next_s < float("inf"):
-            k = _iterations_until(time, sums, k, next_s - clock.now - TOGETHER * next_s)
-        span = time.span(sums, k)
-    state.passing(k)
-    if sums.streamed_bytes:
-        clock.up.free_s = clock.now + span.seconds
-    yield from clock.spend(span.seconds)
-    state.passed(span, k)
-
-
-def _iterations_until(time: IterationTime, sums: Sums, most: int, seconds: float) -> int:
-    """The fewest iterations that take at least `seconds`, up to `most`."""
-    if time.terms(sums, 0)[0] >= seconds:
-        return 1
-    if time.seconds(sums, most) < seconds:
-        return most
-    return 1 + bisect_left(range(1, most), seconds, key=lambda k: time.seconds(sums, k))
-
-
-class ServingEngine:
-    """A machine with demands priced for it, which can run many times.
-
-    All `demands` were recorded for `geometry`; arrivals name them by number.  `profile` is one GPU
-    of the machine; `kv_bytes` takes the place of the HBM that it leaves for keys and values.
-
-    Raises `UsageError` if the model does not fit, or a demand is of another model.
-    """
-
-    def __init__(
-        self,
-        demands: Sequence[SearchDemand],
-        profile: HardwareProfile,
-        geometry: Geometry,
-        options: ServingOptions | None = None,
-        *,
-        kv_bytes: int | None = None,
-    ) -> None:
-        self.options = options or ServingOptions()
-        cost = CostModel(profile, geometry)
-        self.price = Price(cost, self.options)
-        workspace = self.price.workspace_bytes(demands, chunk_tokens(self.options, profile.engine))
-        self.pool = KvPool.of(cost, self.options, workspace)
-        self.kv_bytes = self.pool.kv_bytes if kv_bytes is None else kv_bytes
-        programs = [self.price.program(each) for each in demands]
-        if self.options.prefix_sharing:
-            shared = parts(programs)
-            programs = [_private(*each) for each in zip(programs, shared, strict=True)]
-        self.demands = programs
-        self.alone = tuple(self._alone(priced) for priced in self.demands)
-
-    def run(self, arrivals: Arrivals, play: Play | None = None) -> ServingReport:
-        """Play the demands; `play` may be another driver of the same rules."""
-        peaks = [alone.peak_hbm_bytes for alone in self.alone]
-        server = (play or play_closed_form)(
-            self.demands, peaks, self.price, self.options, self.kv_bytes, arrivals
-        )
-        return report(server, self.pool)
-
-    def _alone(self, priced: PricedProgram) -> Alone:
-        """Play one search on the machine as if memory had no end."""
-        options = replace(self.options, nvme_bytes=UNBOUNDED, prefix_host_bytes=0)
-        server = play_closed_form([priced], [0], self.price, options, UNBOUNDED, Timed(((0.0, 0),)))
-        tally = server.state.tally
-        waited_s = tally.idle_s + tally.link_wait_s
-        return Alone(server.state.searches[0].finish_s, tally.peak_hbm_bytes, waited_s)
-
-
-@dataclass(frozen=True)
-class Alone:
-    """A search by itself on an idle machine: what it takes, and the most HBM that it needs."""
-
-    seconds: float
-    peak_hbm_bytes: int
-    waited_s: float = 0.0  #: of the seconds, for transfers in the background
-
-
-def _private(priced: PricedProgram, shared: tuple[Part, ...]) -> PricedProgram:
-    """Without the shared prefix, which the engine holds once for all."""
-    if not shared:
-        return priced
-    ops = [(op[0], op[1] - op[2], 0, op[3]) if op[0] == Op.LEVEL else op for op in priced.ops]
-    pieces = [piece.without_prefix() for piece in priced.pieces]
-    return replace(priced, ops=ops, pieces=pieces, parts=shared)

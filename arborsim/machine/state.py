@@ -6,13 +6,15 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from arborsim.core.geometry import UNBOUNDED
+from arborsim.core.tiers import DDR
 from arborsim.machine.batch import Batch, Span
 from arborsim.machine.clock import Clock, Level
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.prefixes import Host, Part, Prefixes
+from arborsim.machine.prefixes import Host, Prefixes
 from arborsim.machine.price import Price
-from arborsim.machine.program import Op, Piece, PricedProgram
+from arborsim.machine.program import Op, Part, Piece, PricedProgram
 from arborsim.machine.report import Tally
 
 
@@ -45,6 +47,7 @@ class ServedSearch:
     staging_bytes: int = 0  # of `extra_bytes`: buffers of recalled tokens; the rest is in flight
     buffer_bytes: int = 0  # of `base_bytes`: buffers of what its iterations stream
     ddr_bytes: int = 0
+    stored_bytes: dict[int, int] = field(default_factory=dict)  # in memories below DDR
     wanted_bytes: int = 0  # HBM that it lacked when it gave up its own place ...
     wanted_ddr_bytes: int = 0  # ... and DDR
     ticket: int = -1  # in order of admission; -1 while it has no place
@@ -142,7 +145,13 @@ class State:
             options.prefix_host_bytes, block,
         )  # fmt: skip
         self.prefixes = Prefixes(block, self.host)
-        self.tally = tally(self, options.series_points)
+        #: Memories below DDR: what there is of each, and what searches hold and may come to hold
+        below = price.cost.profile.memories
+        endless = kv_bytes >= UNBOUNDED
+        self.stored_capacity = {m.number: UNBOUNDED if endless else m.bytes for m in below}
+        self.stored = {each.number: Level(clock) for each in below}
+        self.reserved_bytes = dict.fromkeys(self.stored, 0)
+        self.tally = tally(clock, options.series_points)
 
     @property
     def used_bytes(self) -> int:
@@ -217,6 +226,14 @@ class State:
             # What follows a part is used no later than the part.
             self.hold(-sum(self.prefixes.release(p.key) for p in reversed(self.parts_of(search))))
 
+    def leave_host(self, search: ServedSearch) -> None:
+        """Give up all that a search holds, or may come to hold, in memories other than HBM."""
+        self.host.add(-search.ddr_bytes)
+        if search.admitted_s >= 0:
+            self.reserve(search, -1)
+            for memory in search.stored_bytes:
+                self.store(search, memory, 0)
+
     def wake(self, search: ServedSearch) -> None:
         """Something that it may have waited for has happened."""
         if search.parked and search.resident:
@@ -233,9 +250,20 @@ class State:
         if search in self.prefilling:
             self.prefilling.remove(search)
 
-    def transfer_s(self, size_bytes: int, up: bool) -> float:
-        """A transfer to or from the host as it is now, the NVMe included."""
-        return max(self.price.transfer_s(size_bytes, up), self.nvme_s(size_bytes))
+    def transfer_s(self, size_bytes: int, up: bool, memory: int = DDR) -> float:
+        """A transfer to or from a memory; of the host as it is now, the NVMe included."""
+        seconds = self.price.transfer_s(size_bytes, up, memory)
+        return max(seconds, self.nvme_s(size_bytes)) if memory == DDR else seconds
+
+    def reserve(self, search: ServedSearch, sign: int) -> None:
+        """Take (sign 1) or give up (-1) what a search will hold at most in memories below DDR."""
+        for memory, peak in search.priced.peak_stored_bytes.items():
+            self.reserved_bytes[memory] += sign * peak
+
+    def store(self, search: ServedSearch, memory: int, size_bytes: int) -> None:
+        """A search holds this much in a memory below DDR from now on."""
+        self.stored[memory].add(size_bytes - search.stored_bytes.get(memory, 0))
+        search.stored_bytes[memory] = size_bytes
 
     def nvme_s(self, size_bytes: int) -> float:
         """What the NVMe takes for its share of such a transfer."""

@@ -18,17 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arborsim.core.errors import ResultError
 from arborsim.core.sourced import Basis
 from arborsim.machine.cost import Array
+from arborsim.machine.passes import Passes
 from arborsim.machine.profile import PolicySeconds
-
-if TYPE_CHECKING:
-    from arborsim.machine.price import Price
 
 #: Arithmetic, reading keys and values, dequantising them, what nothing hides, and policies.
 PARTS = ("compute", "kv", "dequantise", "serial", "policy")
@@ -85,8 +82,8 @@ class IterationTerm:
     name: str  # as ``--explain`` shows it
     plan: str  # as a plan's terms show it
     part: str  # one of `PARTS`
-    #: The price and what is asked for in, seconds out; linear in everything but `sequences`.
-    seconds: Callable[[Price, Asked], Array]
+    #: Passes and what is asked for in, seconds out; linear in everything but `sequences`
+    seconds: Callable[[Passes, Asked], Array]
     numbers: tuple[str, ...]  # fields of `HardwareProfile` that it rests on
     shared: bool = False  # the batch takes it once: `sequences` are those of the whole batch
     #: Whether it is a term with measured kernels, without, or both

@@ -1,10 +1,11 @@
-"""Tokens on their way between HBM and DDR, and the staging buffers of recalled tokens.
+"""Tokens on their way between HBM and other memories, and staging buffers of recalled tokens.
 
-A copy to DDR runs in the background.  Until it has finished, its pages stay in HBM (*in flight*)
-and attention still reads them there.  In ``stage`` mode the tokens that attention needs are then
-fetched back, once, into a staging buffer that stays as long as the token is in DDR, on an active
-path and selected by the last plan: reads are fast, but HBM holds all of them.  In ``stream`` mode
-what a plan selects gets such buffers, too, filled while iterations run.
+A copy out of HBM runs in the background, on the link of the memory that it goes to.  Until it has
+finished, its pages stay in HBM (*in flight*) and attention still reads them there.  In ``stage``
+mode the tokens that attention needs are then fetched back, once, into a staging buffer that stays
+as long as the token is in that memory, on an active path and selected by the last plan: reads are
+fast, but HBM holds all of them.  In ``stream`` mode what a plan selects gets such buffers, too,
+filled while iterations run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.core.tiers import DDR, MOST_TIERS, RUNGS, Tier, by_tier
 from arborsim.core.tree import GrowingTable
 from arborsim.machine.program import Leg
 from arborsim.machine.reading import ActivePaths, PathProfile
@@ -22,15 +23,18 @@ from arborsim.machine.writing import Next, OpenProgram
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Changes, kinds
 
-_IN_DDR = np.array([tier.in_ddr for tier in Tier])
-_LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)
-_RECOMPUTED = kinds(lambda source, target: target.in_ddr and source == Tier.EVICTED)
-_RETURNING = kinds(lambda source, target: source.in_ddr and target.in_hbm)
-_FREEING = kinds(lambda source, target: target > source) * (1 - _LEAVING)
+_OFFLOADED = by_tier(lambda tier: tier.offloaded)
+_LEAVING = kinds(lambda source, target: target.offloaded and not source.offloaded)
+_RECOMPUTED = kinds(lambda source, target: target.offloaded and source == Tier.EVICTED)
+_RETURNING = kinds(lambda source, target: source.offloaded and target.in_hbm)
+_BETWEEN = kinds(  # memories other than HBM
+    lambda source, target: source.offloaded and target.offloaded and source.memory != target.memory
+)
+_FREEING = kinds(lambda source, target: target.is_below(source)) * (1 - _LEAVING)
 _OTHERS = 1 - _FREEING - _LEAVING
-_FROM_DDR = kinds(lambda source, target: source.in_ddr)
+_OFFLOADED_BEFORE = kinds(lambda source, target: source.offloaded)
 _STARTING = kinds(  # changes that start transfers or a recomputation, or end a staged copy
-    lambda source, target: source.in_ddr or target.in_ddr or source == Tier.EVICTED
+    lambda source, target: source.offloaded or target.offloaded or source == Tier.EVICTED
 )
 _CELLS = 1 << 20  # (group, iteration) pairs of one run: bounds its arrays to some 100 MB
 
@@ -52,7 +56,7 @@ class _Marks:
 
 
 class Transfers:
-    """Moves tokens of a search between HBM and DDR behind its decode iterations."""
+    """Moves tokens of a search between memories behind its decode iterations."""
 
     def __init__(
         self, program: OpenProgram, ledger: Ledger, paths: ActivePaths, recall: str
@@ -65,40 +69,44 @@ class Transfers:
         self._paths = paths
         self._stages = recall == "stage"
         self._streams = recall == "stream"
-        self._sizes_left = _LEAVING * np.repeat(ledger.bytes_by_tier, NUM_TIERS)
+        self._sizes_left = _LEAVING * np.repeat(ledger.bytes_by_tier, MOST_TIERS)
         self._staged = _Marks(ledger)
         self._flying = _Marks(ledger)
         self._promotions: list[tuple[int, np.ndarray]] = []  # chains, and their tokens
 
     def needs_link(self, changes: Changes) -> bool:
         """Whether carrying out `changes` starts a transfer."""
-        return bool(changes.count(_LEAVING) or len(self._returning(changes)))
+        moved = changes.count(_LEAVING) or changes.count(_BETWEEN)
+        return bool(moved or len(self._returning(changes)))
 
     def carry_out(self, changes: Changes) -> None:
         """Change tiers in ledger and paths, what frees memory first, and start the transfers."""
-        leaving, returning = changes.of(_LEAVING), self._returning(changes)
-        self._release_staging(changes.of(_FROM_DDR))
-        if self._ledger.has_pages:
-            freed_bytes = self._record_pages(changes, leaving)
-        else:
-            self._record(changes)
-            freed_bytes = changes.count(self._sizes_left)
-        # What is recomputed for DDR is in HBM, too, until it has been copied.
-        freed_bytes += changes.count(_RECOMPUTED) * int(self._ledger.bytes_by_tier[Tier.HBM])
-        if len(leaving):
-            self._flying.values[leaving.group, leaving.token] = True
+        sizes = self._ledger.bytes_by_tier
+        leaving = changes.of(_LEAVING)
+        parts = _by_memory(leaving, leaving.target)
+        returning, between = self._returning(changes), changes.of(_BETWEEN)
+        self._release_staging(changes.of(_OFFLOADED_BEFORE))
+        for (memory, part), freed_bytes in zip(parts, self._record(changes, parts), strict=True):
+            self._flying.values[part.group, part.token] = True
             self._program.hold(freed_bytes, staging=False)
-            size = int(self._ledger.bytes_by_tier[leaving.target].sum())
+            size = int(sizes[part.target].sum())
             self._leaving_bytes += size
-            self._order(leaving.group, size, 1 + self._follows(leaving.token))
-            then = partial(self._left, leaving, size, freed_bytes)
-            self._program.send(Leg(False, size, 0, 0), then)
-        if len(returning):
-            size = int(self._ledger.bytes_by_tier[returning.source].sum())
-            self._order(returning.group, size)
-            chain = self._program.send(Leg(True, size, 0, 0))
-            self._promotions.append((chain, returning.token))
+            self._order(part.group, size, 1 + self._follows(part.token))
+            then = partial(self._left, part, size, freed_bytes)
+            self._program.send(Leg(False, size, 0, 0, memory), then)
+        for memory, part in _by_memory(returning, returning.source):
+            size = int(sizes[part.source].sum())
+            self._order(part.group, size)
+            chain = self._program.send(Leg(True, size, 0, 0, memory))
+            self._promotions.append((chain, part.token))
             self._note_link(size)
+        for memory, part in _by_memory(between, np.maximum(between.source, between.target)):
+            for up in (False, True):
+                own = part.where((part.source > part.target) == up)
+                if len(own):
+                    size = int(sizes[own.source if up else own.target].sum())
+                    self._order(own.group, size)
+                    self._program.send(Leg(up, size, 0, 0, memory))
         self._note_link()
 
     def wait_for_returning(self) -> None:
@@ -115,15 +123,22 @@ class Transfers:
 
     def turn(self) -> None:
         """The active paths have changed: wait for tokens that they need."""
-        if not self._ledger.ddr_bytes and not self._promotions:
+        if not self._ledger.offloaded_bytes and not self._promotions:
             return
         self.wait_for_returning()
         if self._stages:
             missing = self._missing()
-            if len(missing[0]):
-                self._order(missing[0], self._bytes(missing))
-                self._note_link(self._bytes(missing))
-                self._program.wait(self._program.send(self._stage(missing)))
+            if not len(missing[0]):
+                return
+            memory_of = self._ledger.tier[missing] // RUNGS
+            chains = []
+            for memory in np.unique(memory_of).tolist():
+                cells = tuple(each[memory_of == memory] for each in missing)
+                self._order(cells[0], self._bytes(cells))
+                self._note_link(self._bytes(cells))
+                chains.append(self._program.send(self._stage(cells, memory=memory)))
+            for chain in chains:
+                self._program.wait(chain)
 
     def _note_link(self, arriving_bytes: int = 0) -> None:
         self.peak_link_bytes = max(self.peak_link_bytes, self._leaving_bytes + arriving_bytes)
@@ -158,7 +173,7 @@ class Transfers:
     def _missing(self) -> Cells:
         """Tokens that lack the buffer they need; those that need none give theirs up."""
         staged, selected = self._staged.values, self._paths.selected
-        needed = _IN_DDR[self._ledger.tier] & self._paths.active(np.arange(staged.shape[1]))
+        needed = _OFFLOADED[self._ledger.tier] & self._paths.active(np.arange(staged.shape[1]))
         if selected is not None:
             needed &= selected
         elif self._streams:
@@ -187,18 +202,25 @@ class Transfers:
         cells = back.group, back.token
         return back.where(~(self._staged.values[cells] | self._flying.values[cells]))
 
-    def _record_pages(self, changes: Changes, leaving: Changes) -> int:
-        """Record `changes`, what frees memory first; bytes of the pages that `leaving` closes."""
-        self._record(changes.of(_FREEING))
-        held_bytes = self._ledger.hbm_page_bytes
-        self._record(leaving)
-        freed_bytes = held_bytes - self._ledger.hbm_page_bytes
-        self._record(changes.of(_OTHERS))
-        return freed_bytes
+    def _record(self, changes: Changes, leaving: list[tuple[int, Changes]]) -> list[int]:
+        """Record `changes`, what frees memory first; bytes of HBM that each part of them leaves.
 
-    def _record(self, changes: Changes) -> None:
-        self._ledger.record(changes)
-        self._paths.change(changes)
+        What is recomputed for another memory is in HBM, too, until it has been copied.
+        """
+        ledger, paged = self._ledger, self._ledger.has_pages
+        hbm_bytes = int(ledger.bytes_by_tier[Tier.HBM])
+        freed = [part.count(_RECOMPUTED) * hbm_bytes for _, part in leaving]
+        stages = (changes.of(_FREEING), *(part for _, part in leaving), changes.of(_OTHERS))
+        for at, part in enumerate(stages if paged else (changes,)):
+            held_bytes = ledger.hbm_page_bytes if paged else 0
+            ledger.record(part)
+            self._paths.change(part)
+            if 0 < at <= len(leaving):
+                freed[at - 1] += held_bytes - ledger.hbm_page_bytes
+        if not paged:
+            lost = (part.count(self._sizes_left) for _, part in leaving)
+            freed = [own + left for own, left in zip(freed, lost, strict=True)]
+        return freed
 
     def _left(self, leaving: Changes, size: int, freed_bytes: int) -> Next:
         """A copy to DDR has ended: give the pages up, if need be once what is needed is back.
@@ -214,20 +236,21 @@ class Transfers:
         read, selected = self._paths.read_now(cells[1]), self._paths.selected
         if selected is not None:
             read = read & selected[cells]
-        needed = _IN_DDR[self._ledger.tier[cells]] & read & ~self._staged.values[cells]
+        needed = _OFFLOADED[self._ledger.tier[cells]] & read & ~self._staged.values[cells]
         kept_bytes = freed_bytes
         if not self._ledger.has_pages:  # a page waits for all of its tokens
             came_from = np.where(leaving.source == Tier.EVICTED, Tier.HBM, leaving.source)
             kept_bytes = int(self._ledger.bytes_by_tier[came_from[needed]].sum())
-        fetch = self._stage((cells[0][needed], cells[1][needed]), kept_bytes)
+        memory = Tier(leaving.target[0]).memory
+        fetch = self._stage((cells[0][needed], cells[1][needed]), kept_bytes, memory)
         return kept_bytes - freed_bytes, fetch
 
-    def _stage(self, cells: Cells, freed_bytes: int = 0) -> Leg:
-        """Fetch tokens from DDR into staging buffers; then give pages up."""
+    def _stage(self, cells: Cells, freed_bytes: int = 0, memory: int = DDR) -> Leg:
+        """Fetch tokens from a memory into staging buffers; then give pages up."""
         size = self._bytes(cells)
         self._staged.values[cells] = True
         self.staging_bytes += size
-        return Leg(True, size, size, -freed_bytes)
+        return Leg(True, size, size, -freed_bytes, memory)
 
     def _release_staging(self, changes: Changes) -> None:
         """Staged tokens that leave DDR, or shrink there, give up (part of) their buffer."""
@@ -235,7 +258,7 @@ class Transfers:
             return
         staged = self._staged.values
         held = changes.where(staged[changes.group, changes.token])
-        stays = _IN_DDR[held.target]
+        stays = _OFFLOADED[held.target]
         bytes_by_tier = self._ledger.bytes_by_tier
         before = int(bytes_by_tier[held.source].sum())
         self._release(before - int(bytes_by_tier[held.target[stays]].sum()))
@@ -247,6 +270,15 @@ class Transfers:
 
     def _bytes(self, cells: Cells) -> int:
         return int(self._ledger.bytes_by_tier[self._ledger.tier[cells]].sum())
+
+
+def _by_memory(changes: Changes, tier: np.ndarray) -> list[tuple[int, Changes]]:
+    """Changes by the memory of `tier`, their source or target, nearest first."""
+    memory = tier // RUNGS
+    found = np.unique(memory).tolist()
+    if len(found) == 1:
+        return [(found[0], changes)]
+    return [(each, changes.where(memory == each)) for each in found]
 
 
 def stretches(

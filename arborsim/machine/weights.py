@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.geometry import Geometry
-from arborsim.core.products import WEIGHT_BITS
+from arborsim.core.geometry import WEIGHT_BITS, Geometry
 
 _WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 #: What ``--weights`` takes, and the bits of one weight with its share of scales.

@@ -22,7 +22,6 @@ from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import Clock
 from arborsim.machine.cost import CostModel
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.places import Timed
 from arborsim.machine.price import Price
 from arborsim.machine.program import (
     FIXED,
@@ -37,7 +36,9 @@ from arborsim.machine.program import (
     cut,
 )
 from arborsim.machine.report import Tally
-from arborsim.machine.server import Server, serving
+from arborsim.machine.scheduler import Timed
+from arborsim.machine.server import Server
+from arborsim.machine.serving import serving
 from arborsim.machine.state import State
 from arborsim.machine.terms import BACKGROUND, LINK_TERMS, Term, total
 
@@ -47,7 +48,7 @@ _RUN_STRIDE = 16  # ... and no more than one in that many iterations
 _KEEP = 8 * SERIES_POINTS  # thin out the samples beyond this
 
 _Sample = tuple[float, int, int, int, int]  # time, KV pages, staging, in flight, DDR
-Levels = tuple[int, int, int]
+Levels = tuple[int, ...]
 #: What follows a transfer: bytes of HBM that change now, and the next transfer of its chain.
 Next = tuple[int, Leg | None]
 _HBM, _PREFIX = LINEAR.index("hbm_bytes"), LINEAR.index("prefix_bytes")
@@ -59,8 +60,9 @@ _SPENT = (Op.PREFILL, Op.DECIDE, Op.COPY, Op.RECOMPUTE, Op.TURN, Op.MOVE)
 class OpenProgram(PricedProgram):
     """A program that is being written, and the machine that plays it by itself.
 
-    `levels` tells bytes of HBM in pages and streaming buffers, of those the shared prefix, and of
-    DDR; `keep` keeps the iterations, for `kept` and `terms`.
+    `levels` tells bytes of HBM in pages and streaming buffers, of those the shared prefix, of DDR,
+    and of the memories below, as the profile lists them; `keep` keeps the iterations, for `kept`
+    and `terms`.
     """
 
     open = True
@@ -81,6 +83,7 @@ class OpenProgram(PricedProgram):
         self._keep = keep
         self._levels = levels
         self._shown: Levels | None = None
+        self._below = tuple(each.number for each in profile.memories)
         self._phases: list[tuple[int, int, int, int]] = []  # ops, decode phases by segment
         self._rows: list[np.ndarray] = []  # of all iterations: segment, fixed and linear columns
         self._segment = 0
@@ -98,6 +101,7 @@ class OpenProgram(PricedProgram):
         )  # fmt: skip
         assert isinstance(self._server.state.tally, MemoryTally)
         self.tally = self._server.state.tally
+        self.tally.watch(self._server.state)
         self._server.expect(Timed(((0.0, 0),)))
         self.clock.env.process(serving(self._server))
         self._run()
@@ -137,7 +141,12 @@ class OpenProgram(PricedProgram):
         self._flush()
         levels = self._levels()
         if levels != self._shown:
-            self._append(Op.LEVEL, *levels)
+            shown = self._shown or (-1, -1, -1, *(0 for _ in self._below))
+            if levels[:3] != shown[:3]:
+                self._append(Op.LEVEL, *levels[:3])
+            for memory, held, before in zip(self._below, levels[3:], shown[3:], strict=True):
+                if held != before:
+                    self._append(Op.STORE, memory, held)
             self._shown = levels
 
     def hold(self, delta_bytes: int, staging: bool) -> None:
@@ -180,8 +189,8 @@ class OpenProgram(PricedProgram):
             return
         self._phases.append((int(Op.DECODE), self._segment, 0, 0))
         linear = self._unflushed[1 + len(FIXED) :]
-        ddr_bytes = self._shown[2] if self._shown else 0
-        self._shown = int(linear[_HBM]), int(linear[_PREFIX]), ddr_bytes
+        away = self._shown[2:] if self._shown else (0, *(0 for _ in self._below))
+        self._shown = int(linear[_HBM]), int(linear[_PREFIX]), *away
         self._unflushed = None
         self._segment += 1
 
@@ -265,7 +274,7 @@ class OpenProgram(PricedProgram):
     @property
     def behind_s(self) -> float:
         """Transfers in the background that nothing waited for."""
-        moving_s = self.clock.down.moving_s + self.clock.up.moving_s
+        moving_s = sum(link.moving_s for link in self.clock.links)
         return max(0.0, moving_s - self.tally.idle_s - self.tally.link_wait_s)
 
     def terms(self) -> tuple[Term, ...]:
@@ -305,11 +314,7 @@ class OpenProgram(PricedProgram):
                 ops += [(int(Op.DECODE), row, 0, 0) for row in rows]
             else:
                 ops.append(op)
-        legs = [
-            (chain, int(leg.up), leg.bytes, leg.hold_before, leg.hold_after)
-            for chain, legs in enumerate(self.chains)
-            for leg in legs
-        ]
+        legs = [(chain, *leg.row) for chain, legs in enumerate(self.chains) for leg in legs]
         return SearchDemand(
             info,
             np.array(ops, dtype=np.int64).reshape(-1, 4),
@@ -321,15 +326,18 @@ class OpenProgram(PricedProgram):
 class MemoryTally(Tally):
     """Counts of a server with one search, and what its memory holds over time."""
 
-    def __init__(self, state: State, points: int) -> None:
-        super().__init__(state, points)
+    def __init__(self, clock: Clock, points: int) -> None:
+        super().__init__(clock, points)
         self.peak_staging_bytes = 0  # of buffers that hold recalled tokens
         self.peak_after_bytes: int | None = None  # since `first_decision`; None before
-        self._state = state
-        self._time = IterationTime(state.price)
         self._seen: list[_Sample] = []
         self._peak: _Sample | None = None
         self._peak_to_come = False
+
+    def watch(self, state: State) -> None:
+        """Count in this server, which has served nothing yet."""
+        self._state = state
+        self._time = IterationTime(state.price)
 
     def hbm(self, used_bytes: int, decoding: bool = False) -> None:
         sample = self._now(used_bytes)

@@ -15,17 +15,16 @@ from operator import mul
 import numpy as np
 
 from arborsim.core.errors import PlanError, UsageError
-from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.core.tiers import DDR, HBM, MOST_TIERS, NUM_TIERS, RUNGS, Tier, by_tier
 from arborsim.core.tree import GrowingTable
 from arborsim.memory.moves import Changes, Moves, resolve
 from arborsim.memory.pages import PageTable
 
-_IN_HBM = np.array([tier.in_hbm for tier in Tier])
-_IN_DDR = np.array([tier.in_ddr for tier in Tier])
-_QUANTISED = np.array([tier.quantised for tier in Tier])
+_IN_HBM = by_tier(lambda tier: tier.in_hbm)
+_IN_DDR = by_tier(lambda tier: tier.memory == DDR)
+_QUANTISED = by_tier(lambda tier: tier.quantised)
 # Members of an enum are slow to look up.
-_HBM, _DDR, _EVICTED = int(Tier.HBM), int(Tier.DDR), int(Tier.EVICTED)
-_NARROW = tuple(int(tier) for tier in Tier if tier.quantised)
+_HBM, _DDR = int(Tier.HBM), int(Tier.DDR)
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ class RunProfile:
 class Census:
     """Tokens by tier (`now`, int64 ``[rows, tiers]``) of every group, or of all together."""
 
-    def __init__(self, rows: int) -> None:
-        self.now = np.zeros((rows, NUM_TIERS), dtype=np.int64)
+    def __init__(self, rows: int, tiers: int = NUM_TIERS) -> None:
+        self.now = np.zeros((rows, tiers), dtype=np.int64)
 
     def advance(
         self,
@@ -86,7 +85,7 @@ class Census:
         before = after.copy()
         size = len(self.now) * steps
         cell = row * steps + changes.step
-        flow = changes.flow.reshape(NUM_TIERS, NUM_TIERS)
+        flow = changes.flow.reshape(MOST_TIERS, MOST_TIERS)
         for tier in np.flatnonzero(flow.sum(axis=0) + flow.sum(axis=1)).tolist():  # seldom > 2
             net = _tally(cell, changes.target == tier, weight, size)
             net -= _tally(cell, changes.source == tier, weight, size)
@@ -100,10 +99,10 @@ class Census:
     def change(self, row: np.ndarray, changes: Changes, weight: np.ndarray | None = None) -> None:
         """Let `changes` happen at once; the parameters are those of `advance`."""
         if len(self.now) == 1 and weight is None:
-            flow = changes.flow.reshape(NUM_TIERS, NUM_TIERS)
-            self.now[0] += flow.sum(axis=0) - flow.sum(axis=1)
+            flow = changes.flow.reshape(MOST_TIERS, MOST_TIERS)
+            self.now[0] += (flow.sum(axis=0) - flow.sum(axis=1))[: self.now.shape[1]]
             return
-        first, size = row * NUM_TIERS, self.now.size
+        first, size = row * self.now.shape[1], self.now.size
         gained = np.bincount(first + changes.target, weight, size)
         gained -= np.bincount(first + changes.source, weight, size)
         self.now += gained.astype(np.int64).reshape(self.now.shape)
@@ -130,6 +129,8 @@ class Ledger:
         for what is missing): see `arborsim.core.formats.Format.token_bytes`.
     page_tokens : int
         Slots per page; 1 accounts for every token exactly.
+    tiers : int
+        Columns of what is counted by tier (`arborsim.core.tiers.num_tiers`).
 
     Raises
     ------
@@ -144,6 +145,7 @@ class Ledger:
         quantised_bytes: tuple[int, ...],
         *,
         page_tokens: int = 1,
+        tiers: int = NUM_TIERS,
     ) -> None:
         least = min(quantised_bytes)
         if not 1 <= groups <= max(1, least):
@@ -151,17 +153,19 @@ class Ledger:
         whole = (kv_bytes_per_token, quantised_bytes[0], quantised_bytes[-1])
         size = [-(-each // groups) for each in whole]
         self.groups = groups
-        #: Bytes of one token in one group, by tier; int64 ``[tiers]``.
-        self.bytes_by_tier = np.array([*size, *size, 0], dtype=np.int64)
+        #: Bytes of one token in one group, by tier; int64 ``[MOST_TIERS]``.
+        self.bytes_by_tier = by_tier(lambda tier: size[tier.rung] if tier != Tier.EVICTED else 0)
+        self.tiers = tiers
         self.appended_bytes = 0
         self.destroyed_bytes = 0  # evicted, or the precision that quantising drops
         self.restored_bytes = 0  # recomputed, or widened again
         grown = self.bytes_by_tier[None] - self.bytes_by_tier[:, None]  # by source and target
         self._gained, self._dropped = np.maximum(grown, 0).ravel(), np.maximum(-grown, 0).ravel()
         self._sizes: list[int] = self.bytes_by_tier.tolist()
+        self._narrow: list[int] = (self.bytes_by_tier * _QUANTISED).tolist()
         self._held: list[int] | None = None  # tokens by tier, all groups; None: to be counted
         self._tier = GrowingTable(groups, np.int8)
-        self._census = Census(groups)
+        self._census = Census(groups, tiers)
         self._pages = PageTable(groups, page_tokens) if page_tokens > 1 else None
 
     @property
@@ -193,7 +197,7 @@ class Ledger:
     @property
     def hbm_bytes(self) -> int:
         """Bytes of the tokens in HBM, as if pages had no gaps."""
-        return self._bytes_of(0, _DDR)
+        return self.bytes_in(HBM)
 
     @property
     def hbm_page_bytes(self) -> int:
@@ -204,15 +208,21 @@ class Ledger:
 
     @property
     def ddr_bytes(self) -> int:
-        return self._bytes_of(_DDR, _EVICTED)
+        return self.bytes_in(DDR)
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes of the tokens in memories other than HBM."""
+        return sum(map(mul, self.held[_DDR:], self._sizes[_DDR:]))
 
     @property
     def quantised_bytes(self) -> int:
         """Bytes of the quantised tokens, in HBM and DDR."""
-        return sum(self.held[tier] * self._sizes[tier] for tier in _NARROW)
+        return sum(map(mul, self.held, self._narrow))
 
-    def _bytes_of(self, first: int, last: int) -> int:
-        """Bytes of the tokens in the tiers from `first` to `last`, not included."""
+    def bytes_in(self, memory: int) -> int:
+        """Bytes of the tokens in a memory (`Tier.memory`)."""
+        first, last = RUNGS * memory, RUNGS * (memory + 1)
         return sum(map(mul, self.held[first:last], self._sizes[first:last]))
 
     @property
@@ -226,7 +236,12 @@ class Ledger:
         return self.bytes_by_tier[:_DDR] * self._pages.page_tokens
 
     def resolve(self, moves: Moves, arriving: int = 0) -> Changes:
-        """Spell out `moves`, as `arborsim.memory.moves.resolve` does."""
+        """Spell out `moves`, as `arborsim.memory.moves.resolve` does; into known tiers only."""
+        if len(moves) and moves.target.max() >= self.tiers:
+            raise PlanError(
+                f"a plan moves tokens to {Tier(moves.target.max()).name}: name that among the "
+                "tiers of the policy's method"
+            )
         return resolve(moves, self.tier, arriving)
 
     def append(self, leaves: tuple[int, ...], steps: int) -> None:
@@ -274,8 +289,8 @@ class Ledger:
         """`advance` without moves or pages: nothing but the tokens in HBM grows."""
         now = [*self.held, self.hbm_tokens, self.hbm_bytes, self.ddr_bytes, self.quantised_bytes]
         steady = np.repeat(np.array(now)[:, None], steps, axis=1)  # one table: it is cheaper
-        counts = steady[:NUM_TIERS]
-        tokens, page_bytes, ddr_bytes, small_bytes = steady[NUM_TIERS:]
+        counts = steady[: self.tiers]
+        tokens, page_bytes, ddr_bytes, small_bytes = steady[self.tiers :]
         grown = np.arange(width, width * steps + 1, width)
         tokens += grown
         counts[_HBM] += self.groups * grown
@@ -295,6 +310,7 @@ class Ledger:
 
     def _bytes(self, counts: np.ndarray, tiers: np.ndarray) -> np.ndarray:
         """Bytes in the tiers of the mask, all groups, from counts ``[groups, tiers, steps]``."""
+        tiers = np.flatnonzero(tiers[: self.tiers])
         return np.asarray(self.bytes_by_tier[tiers] @ counts[:, tiers].sum(axis=0))
 
     def _write(self, changes: Changes) -> None:
@@ -313,10 +329,10 @@ class Ledger:
 
     def check(self) -> None:
         """Recompute everything from the tiers alone: `PlanError` if a byte or a count is wrong."""
-        counts = np.stack([np.bincount(row, minlength=NUM_TIERS) for row in self.tier])
+        counts = np.stack([np.bincount(row, minlength=self.tiers) for row in self.tier])
         if not np.array_equal(counts, self.counts):
             raise PlanError(f"ledger: counts by tier are {counts}, the running ones {self.counts}")
-        held = int(counts.sum(axis=0) @ self.bytes_by_tier)
+        held = int(counts.sum(axis=0) @ self.bytes_by_tier[: self.tiers])
         entered = self.appended_bytes + self.restored_bytes
         if held + self.destroyed_bytes != entered:
             raise PlanError(
@@ -329,4 +345,4 @@ class Ledger:
 
 def _mean_in_hbm(counts: np.ndarray) -> np.ndarray:
     """Tokens in HBM, mean over groups rounded up, from counts ``[groups, tiers, steps]``."""
-    return np.asarray(-(-counts[:, _IN_HBM].sum(axis=(0, 1)) // len(counts)))
+    return np.asarray(-(-counts[:, :_DDR].sum(axis=(0, 1)) // len(counts)))

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from arborsim.core.errors import PlanError
-from arborsim.core.tiers import NUM_TIERS, RUNGS, Tier
+from arborsim.core.tiers import MOST_TIERS, RUNGS, Tier, by_tier
 from arborsim.core.tree import ThoughtTree
 
 ALL_GROUPS = -1
@@ -139,9 +139,13 @@ class Plan:
 def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:
     """The changes (source, target) that obey `rule`, to be counted or selected by.
 
-    Int64 ``[tiers * tiers]`` of 0 or 1; never 1 where source and target are the same.
+    Int64 ``[MOST_TIERS * MOST_TIERS]`` of 0 or 1; never 1 where source and target are the same.
     """
-    return np.array([int(a != b and rule(a, b)) for a in Tier for b in Tier])
+    found = np.zeros((MOST_TIERS, MOST_TIERS), dtype=np.int64)
+    for source in Tier:
+        for target in Tier:
+            found[source, target] = source != target and rule(source, target)
+    return found.ravel()
 
 
 @dataclass(frozen=True)
@@ -167,12 +171,12 @@ class Changes:
     @cached_property
     def kind(self) -> np.ndarray:
         """What `kinds` is indexed by; int64 ``[m]``."""
-        return np.asarray(self.source * np.int64(NUM_TIERS) + self.target)
+        return np.asarray(self.source * np.int64(MOST_TIERS) + self.target)
 
     @cached_property
     def flow(self) -> np.ndarray:
         """Number of changes from each tier to each; int64 ``[tiers * tiers]``."""
-        return np.bincount(self.kind, minlength=NUM_TIERS * NUM_TIERS)
+        return np.bincount(self.kind, minlength=MOST_TIERS * MOST_TIERS)
 
     def count(self, chosen: np.ndarray) -> int:
         """Number of changes that are of the `kinds` chosen, or their sum weighted by kind."""
@@ -217,26 +221,26 @@ class MostMoved:
     kept_tokens: int | None = None
     most_tokens: int = 0
     link_bytes: int = 0
-    reached: np.ndarray = field(default_factory=lambda: np.zeros(NUM_TIERS, dtype=np.bool_))
+    reached: np.ndarray = field(default_factory=lambda: np.zeros(MOST_TIERS, dtype=np.bool_))
 
     def note(self, changes: Changes, first: bool) -> None:
         """Changes of the first decision, of a later one, or of several with a step each."""
-        flow, tokens = changes.flow.reshape(NUM_TIERS, NUM_TIERS), self.tokens[0 if first else 1]
+        flow, tokens = changes.flow.reshape(MOST_TIERS, MOST_TIERS), self.tokens[0 if first else 1]
         self.reached |= flow.any(0)
         for source, target in np.argwhere(_TURNED & (flow > tokens[_RUNG][:, _RUNG])):
-            own = changes.kind == source * NUM_TIERS + target
+            own = changes.kind == source * MOST_TIERS + target
             cell = changes.step[own] * (1 + int(changes.group.max())) + changes.group[own]
             _, count = np.unique(cell, return_counts=True)
             at = _RUNG[source], _RUNG[target]
             tokens[at] = max(tokens[at], int(count.max()))
 
 
-_RUNG = np.array([tier.rung for tier in Tier])
+_RUNG = by_tier(lambda tier: tier.rung)
 #: Changes that are noted, bool ``[tiers, tiers]``.
 _TURNED = kinds(
     lambda source, target: Tier.EVICTED not in (source, target)
-    and (source.rung != target.rung or (source.in_ddr and target.in_hbm))
-).reshape(NUM_TIERS, NUM_TIERS) > 0  # fmt: skip
+    and (source.rung != target.rung or (source.offloaded and target.in_hbm))
+).reshape(MOST_TIERS, MOST_TIERS) > 0  # fmt: skip
 _NONE = np.empty(0, dtype=np.int64)
 _NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NONE.astype(np.int8), _NONE.astype(np.int8))
 

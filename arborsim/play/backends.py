@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.installed import in_words
 from arborsim.core.measurements import Measurements, check_figures
+from arborsim.core.tiers import DDR, HBM, MEMORIES, Tier
 from arborsim.trace.schema import Capture
 
 if TYPE_CHECKING:
@@ -166,6 +167,16 @@ class LiveRequest(SearchRequest):
     #: layers are captured.
     qkv_layers: LayerChoice = "all"
     command: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses policies whose tokens go where the live machine has nothing."""
+        for cell in () if self.shadow else self.cells:
+            places = {t.memory for t in cell.policy.method.tiers if t != Tier.EVICTED}
+            if below := sorted(MEMORIES[memory] for memory in places - {HBM, DDR}):
+                raise UsageError(
+                    f"policy {cell.policy.name} places tokens on {', '.join(below)}; the live "
+                    "backend has HBM and DDR: replay it on a machine that has it"
+                )
 
 
 _CLOCKS_S = 0.01  # seconds are differences of what several clocks say

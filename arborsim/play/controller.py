@@ -35,7 +35,7 @@ from arborsim.core.events import (
 )
 from arborsim.core.measurements import Measurements
 from arborsim.core.shape import UNKNOWN, CacheShape
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, by_tier, lowered
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves, Plan, in_whole_groups, kinds, resolve
 from arborsim.policies.base import NEVER, CacheView, Policy
@@ -148,8 +148,8 @@ class Controller:
         self._prompt_tokens = 0
         self._margin = policy.pressure_margin(budget_tokens)
         formats = policy.formats
-        self._together = np.array(
-            [formats[min(t.rung, len(formats)) - 1].together if t.rung else 1 for t in Tier]
+        self._together = by_tier(
+            lambda t: formats[min(t.rung, len(formats)) - 1].together if t.rung else 1
         )
         self._groups_tokens = bool((self._together > 1).any())
 
@@ -286,14 +286,14 @@ class Controller:
         """Iterations until the cache is within the policy's margin of its budget."""
         if self._margin is None:
             return NEVER
-        left = self.policy.spare(view) - self._margin
+        left = self.policy.headroom(view) - self._margin
         return max(1, -(-left // len(self._leaves)))
 
     def _decide(self, event: Event) -> None:
         """Ask the policy, then once more under `Pressure` if the budget is nearly used up."""
         self._ask(event)
         if self._margin is not None and not isinstance(event, Prefill):
-            left = self.policy.spare(self.view())
+            left = self.policy.headroom(self.view())
             if left <= self._margin:
                 self._ask(Pressure(self.budget_tokens - left, self.budget_tokens))
         if self.policy.bounded:
@@ -337,9 +337,9 @@ def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:
             raise PlanError(f"{policy.name} reads token {np.nonzero(lost)[1][0]}, which it evicts")
     if plan.slots is not None and plan.slots.shape != view.tier.shape:
         raise PlanError(f"{policy.name} planned slots of shape {plan.slots.shape}")
-    lowered = plan.tiers > view.tier
-    if policy.bounded and lowered.any():
-        broken = lowered & policy.protected(view)
+    down = lowered(plan.tiers, view.tier)
+    if policy.bounded and down.any():
+        broken = down & policy.protected(view)
         if broken.any():
             token = int(np.flatnonzero(broken.any(axis=0))[0])
             raise PlanError(f"{policy.name} moves protected token {token} down")

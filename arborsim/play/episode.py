@@ -18,6 +18,7 @@ from arborsim.core.events import Event
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
 from arborsim.play.controller import Controller, Executor, Meter
 from arborsim.play.meters import UNMEASURED, AttentionKept, OutputError, Quality
@@ -92,7 +93,7 @@ def play_episode(
         shape=episode.info.cache_shape,
         meters=[meter for meter in (kept, error, *meters) if meter is not None],
     )
-    events: Iterable[Event] = play(foresee(cell.policy, episode, budget_tokens))
+    events: Iterable[Event] = play(with_offline_optimum(cell.policy, episode, budget_tokens))
     controller.run(watch(events, controller) if watch else events)
     executor.finish()  # a recording that was cut off has no answer, whose event does it
     return Played(
@@ -104,7 +105,7 @@ def play_episode(
     )
 
 
-def foresee(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
+def with_offline_optimum(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
     """The episode with what `policy` may know of its future under this budget, if anything."""
     if Signal.EVICTION_TIME not in policy.reads():
         return episode
@@ -128,7 +129,9 @@ def record_demand(
     meters: Sequence[Meter] = (),
 ) -> tuple[SearchDemand, Measurements]:
     """The demand of one episode, and what its replay measured on an idle machine."""
-    executor = machine.executor(policy, episode.info, record=True, prefix_tokens=prefix_tokens)
+    executor = SimulatedExecutor.of(
+        machine, policy, episode.info, record=True, prefix_tokens=prefix_tokens
+    )
     played = play_episode(episode, Cell(policy, budget), executor, meters=meters)
     verdicts = episode.correct[episode.kind == Kind.ANSWER]
     demand = executor.demand(

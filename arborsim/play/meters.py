@@ -13,15 +13,9 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.formats import FP8, Format
-from arborsim.core.observations import (
-    AttentionRows,
-    HeadRows,
-    Observations,
-    Signal,
-    SparseRows,
-    in_float64,
-)
-from arborsim.core.tiers import Tier
+from arborsim.core.head_rows import HeadRows
+from arborsim.core.observations import AttentionRows, Observations, Signal, SparseRows, in_float64
+from arborsim.core.tiers import Tier, by_tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.play.controller import Meter
@@ -29,7 +23,7 @@ from arborsim.signals.rows import LeafPaths, head_rows
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS
 
-_RUNG = np.array([tier.rung for tier in Tier])
+_RUNG = by_tier(lambda tier: tier.rung)
 _ROWS_AT_ONCE = 512  # rows of a few hundred positions: their arrays stay in the processor's cache
 
 
@@ -114,7 +108,7 @@ class AttentionKept(_OfWhatIsRead):
         for step in range(run.steps):
             for leaf in range(len(paths)):
                 mass = self._mass(run.observed, step * len(paths) + leaf, groups)
-                lost = lost_share(mass, gone[:, paths.places(leaf, mass.shape[2])])
+                lost = lost_share(mass, gone[:, paths.tokens(leaf, mass.shape[2])])
                 known = ~np.isnan(lost)
                 self._lost += float(lost[known].sum())
                 self._rows += int(np.count_nonzero(known))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from arborsim.core.events import Answer, Boundary, Event, TokenRun, Transition
-from arborsim.core.tiers import NUM_TIERS
+from arborsim.core.tiers import NUM_TIERS, in_two_memories
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import Moves
 from arborsim.play.controller import Controller, Meter
@@ -113,7 +113,7 @@ class TreeFilm:
 
 def tokens_by_tier(controller: Controller) -> np.ndarray:
     """Where the tokens of each node are now, in the first cache group; int64 ``[nodes, tiers]``."""
-    tree, tier = controller.tree, controller.executor.tier[0]
+    tree, tier = controller.tree, in_two_memories(controller.executor.tier[0])
     cell = tree.node_of_token.values * NUM_TIERS + tier.astype(np.int64)
     return np.bincount(cell, minlength=len(tree) * NUM_TIERS).reshape(-1, NUM_TIERS)
 
@@ -188,7 +188,7 @@ class TokenMapper(Meter):
     def _take(self, tier: np.ndarray) -> None:
         known = tier[0] if len(tier) == 1 else np.sort(tier, axis=0)[(len(tier) - 1) // 2]
         state = np.full(len(self._column), NOT_BORN, dtype=np.int64)
-        state[: len(known)] = known
+        state[: len(known)] = in_two_memories(known)
         kinds = NOT_BORN + 1
         counts = np.bincount(
             self._column * kinds + state, minlength=len(self.first_tokens) * kinds

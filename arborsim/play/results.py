@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from arborsim.core.errors import ArborsimError
-from arborsim.core.measurements import Measurements, TimeSplit, check_figures, check_peak
+from arborsim.core.measurements import (
+    Measurements,
+    Stored,
+    TimeSplit,
+    check_figures,
+    check_peak,
+    stored_together,
+)
 from arborsim.core.score import Score
 from arborsim.core.units import quantity
 
@@ -237,6 +244,7 @@ class Row:
     relative: Relative = field(default_factory=Relative)
     #: Counted live; None where that was not done
     answers: Answered | None = None
+    stored: dict[str, Stored] = field(default_factory=dict)  # by memory below DDR
     left_out: str = ""
     equal: EqualBudget | None = None  # in a comparison at equal memory
 
@@ -389,6 +397,7 @@ def _row(results: list[EpisodeResult]) -> Row:
             "rehydrated_tokens", "hbm_byte_seconds",
         ),
         time=TimeSplit(**parts),
+        stored=stored_together(measured),
         attention_kept=_mean((r.attention_kept, r.measured.generated_tokens) for r in results),
         output_error=_mean((r.output_error, r.measured.generated_tokens) for r in results),
         bounded=first.bounded,
@@ -402,7 +411,7 @@ def _left_out_row(left_out: LeftOut) -> Row:
     nothing = dict.fromkeys((each.name for each in fields(Row)), math.nan)
     known: dict[str, Any] = {
         "trace": left_out.trace, "policy": left_out.policy, "budget": left_out.budget or ANY,
-        "left_out": left_out.reason, "answers": None, "equal": None,
+        "left_out": left_out.reason, "answers": None, "equal": None, "stored": {},
         "time": TimeSplit(*[math.nan] * len(fields(TimeSplit))),
         "relative": Relative(), "per": "", "kept_note": "", "bounded": True, "fits": True,
     }  # fmt: skip
@@ -482,6 +491,10 @@ def _lacking(unfit: Sequence[Measurements]) -> str:
     lacks = {
         "HBM": max(_over(m.needed_hbm_bytes, m.usable_hbm_bytes) for m in unfit),
         "DDR": max(_over(m.peak_ddr_bytes, m.usable_ddr_bytes) for m in unfit),
+        **{
+            memory: max(_over(each.peak_bytes, each.usable_bytes), 0)
+            for memory, each in stored_together(unfit).items()
+        },
     }
     return " and ".join(f"{quantity('bytes', n)} of {tier}" for tier, n in lacks.items() if n)
 

@@ -17,7 +17,6 @@ import numpy as np
 from arborsim.core.events import Event, TokenRun
 from arborsim.core.formats import FP8, Format
 from arborsim.core.observations import Signal
-from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import check_settings
 from arborsim.core.shape import UNKNOWN, CacheShape
 from arborsim.core.tiers import Tier, hbm_mask
@@ -117,10 +116,10 @@ class Protection:
 
     def floor(self, prompt_tokens: int) -> tuple[int, str]:
         """Protected tokens, and how their number comes about."""
-        parts = [("prompt", prompt_tokens if self.pin_prompt else 0), ("sinks", self.sinks),
-                 ("recent", self.recent)]  # fmt: skip
-        made_of = " + ".join(f"{name} {count}" for name, count in parts if count)
-        return sum(count for _, count in parts), made_of
+        prompt = prompt_tokens if self.pin_prompt else 0
+        parts = {"prompt": prompt, "sinks": self.sinks, "recent": self.recent}
+        made_of = " + ".join(f"{name} {count}" for name, count in parts.items() if count)
+        return sum(parts.values()), made_of
 
     def mask(self, view: CacheView) -> np.ndarray:
         """Bool ``[tokens]``."""
@@ -170,21 +169,21 @@ class Policy:
     """The score or rule, with the symbols of the paper and its equation numbers."""
     deviations: ClassVar[tuple[str, ...]] = ()
     """Where this differs from the paper or its public code, and why."""
-    published: ClassVar[Mapping[str, Any]] = {}
-    """Settings of its authors' form that are not the defaults: with these a bare name is theirs."""
+    words: ClassVar[Mapping[str, Any]] = {}
+    """Attributes of `method` in words of its own."""
 
     def __post_init__(self) -> None:
         check_settings(self, self.name)
 
     @property
     def label(self) -> str:
-        """What results call it."""
+        """Its name in results."""
         return self.name
 
     @property
     def method(self) -> Method:
         """Formula and building blocks."""
-        return Method(self.formula, deviations=self.deviations)
+        return Method(self.formula, deviations=self.deviations, **self.words)
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -199,11 +198,6 @@ class Policy:
     def fused(self) -> bool:
         """True if no attention row is needed, so that fused attention kernels can run."""
         return not self.reads() & ATTENTION_ROWS
-
-    @property
-    def bounds_page(self) -> int:
-        """Tokens of the pages whose bounds of keys it reads to choose what is read; 0 for none."""
-        return 0
 
     @property
     def recovers(self) -> bool:
@@ -228,24 +222,9 @@ class Policy:
         """Observations its scores are computed from: they decide trace columns and model hooks."""
         return frozenset[Signal]().union(*(score.needs for score in self.scores().values()))
 
-    def row_uses(self) -> frozenset[RowUse]:
-        """What its scores need of attention rows; less than rows can stay where it is computed."""
-        return frozenset[RowUse]().union(*(score.row_uses for score in self.scores().values()))
-
-    def sizes(self) -> frozenset[Signal]:
-        """Of keys and values those of which its scores need no more than L1 norms."""
-        scores = self.scores().values()
-        whole = frozenset[Signal]().union(*(score.needs - score.sizes for score in scores))
-        return frozenset[Signal]().union(*(score.sizes for score in scores)) - whole
-
-    def hidden_layers(self, layers: int) -> frozenset[int]:
-        """Those of `layers` layers whose outputs its scores read."""
-        each = (score.hidden_layers(layers) for score in self.scores().values())
-        return frozenset[int]().union(*each)
-
     @property
     def grouping(self) -> str:
-        """What has rows of its own in a plan: the model ("shared"), layers, or KV heads.
+        """The parts that have rows of their own in a plan: the model ("shared"), layers, KV heads.
 
         With "layer" and "head" there is a row per captured layer, or per captured layer and KV
         head (layer by layer); each stands for an equal share of the cache.
@@ -254,7 +233,7 @@ class Policy:
         return next((grouping for grouping in groupings if grouping != "shared"), "shared")
 
     def protection(self, budget_tokens: int) -> Protection:
-        """What no plan may move down under this budget."""
+        """Tokens that no plan may move down under this budget."""
         return Protection()
 
     def protected(self, view: CacheView) -> np.ndarray:
@@ -265,14 +244,7 @@ class Policy:
         """Tokens the policy can never go below in HBM, and how that number comes about."""
         return self.protection(budget_tokens).floor(prompt_tokens)
 
-    def ddr_tokens(self, prompt_tokens: int, new_tokens: int, budget_tokens: int) -> int:
-        """Tokens that DDR is expected to hold at most on one path, if the policy uses it.
-
-        Live searches set memory aside for them; more may come, at the price of growing.
-        """
-        return max(0, prompt_tokens + new_tokens - budget_tokens)
-
-    def spare(self, view: CacheView) -> int:
+    def headroom(self, view: CacheView) -> int:
         """Tokens that every group can take before the policy must give some up; < 0: over budget.
 
         By default groups share one budget.  An allocation may be stricter, with a share for each.
@@ -305,6 +277,6 @@ class Policy:
 
         `view` is the cache at the end of the run, but for the decisions still to be taken.
         `steps` yields the iterations 0, 1, ... in order, bringing accumulating scores (arrays in
-        ``view.scores``) up to date with each; it can skip those after which nothing is decided.
+        ``view.scores``) up to date with each.  It can skip those after which nothing is decided.
         """
         raise TypeError(f"{self.name} decides one iteration at a time")

@@ -11,18 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
+from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Boundary, Decode, Event, Prefill, Pressure, Transition
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.policies.base import NEVER, CacheView, Protection
 from arborsim.signals.scores import Score
-
-if TYPE_CHECKING:
-    from arborsim.policies.stream import Composed
 
 ANY = 1 << 60
 """A share or number without limit."""
@@ -39,16 +37,16 @@ class Allocation(ABC):
     about: ClassVar[str]
     #: Which groups draw on one budget: each has its own ("group"), the KV heads of a layer have one
     #: together ("layer"), or all of the model ("model").
-    together: ClassVar[str] = "group"
+    budget_scope: ClassVar[str] = "group"
 
     @property
     def adaptation(self) -> str:
-        """What the stream is on a tree: the active paths ("path"), or everything ("flat")."""
+        """The stream on a tree: the active paths ("path"), or everything ("flat")."""
         return "path"
 
     @property
     def granularity(self) -> str:
-        """What one decision is about."""
+        """The unit of a decision."""
         return "token"
 
     def scores(self) -> Mapping[str, Score]:
@@ -59,7 +57,7 @@ class Allocation(ABC):
     def protected(self, view: CacheView, protection: Protection) -> np.ndarray:
         """Bool ``[tokens]``: what never moves down."""
 
-    def spare(self, view: CacheView) -> int:
+    def headroom(self, view: CacheView) -> int:
         """Tokens that every group can take before one exceeds its share; below 0: one does."""
         return view.budget_tokens - view.in_hbm
 
@@ -76,10 +74,29 @@ class Allocation(ABC):
         """
 
 
-class Decision:
-    """What the blocks of a policy decide on; everything is computed once, when asked for."""
+class PolicyBlocks(Protocol):
+    """The blocks of a policy (`arborsim.policies.stream.Composed`), as they know each other."""
 
-    def __init__(self, policy: Composed, view: CacheView, event: Event) -> None:
+    name: ClassVar[str]
+
+    @property
+    def allocate(self) -> Allocation: ...
+    @property
+    def schedule(self) -> EveryStep: ...
+    @property
+    def protect(self) -> Protect: ...
+    @property
+    def recover(self) -> Never: ...
+    def rank(self, view: CacheView) -> np.ndarray: ...
+    def protection(self, budget_tokens: int) -> Protection: ...
+    def protected(self, view: CacheView) -> np.ndarray: ...
+    def infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible: ...
+
+
+class Decision:
+    """A policy, what it sees and why; everything else is computed once, when asked for."""
+
+    def __init__(self, policy: PolicyBlocks, view: CacheView, event: Event) -> None:
         self.policy, self.view, self.event = policy, view, event
         #: `Plan.slots`; None unless `lead` was called
         self.slots: np.ndarray | None = None
@@ -169,6 +186,8 @@ class EveryStep:
     )
 
     bounded: ClassVar[bool] = True
+    occasions: ClassVar[tuple[type, ...]] = ()
+    """Events after which to decide although the budget holds."""
 
     @property
     def about(self) -> str:
@@ -179,13 +198,13 @@ class EveryStep:
         """Tokens left when `Pressure` is raised; None for never."""
         return None
 
-    def next_decision(self, view: CacheView, spare: int) -> int:
-        """Iterations until a decision is due, where groups can take `spare` tokens each."""
-        return max(0, spare) // len(view.leaves) + 1
+    def next_decision(self, view: CacheView, headroom: int) -> int:
+        """Iterations until a decision is due, where groups can take `headroom` tokens each."""
+        return max(0, headroom) // len(view.leaves) + 1
 
     def due(self, view: CacheView, event: Event) -> bool:
         """Whether to decide now although the budget holds."""
-        return False
+        return isinstance(event, self.occasions)
 
     def room(self, at: Decision, group: int) -> tuple[int, int]:
         """Tokens that HBM may hold of a group, and how many a decision leaves if it holds more.
@@ -197,7 +216,26 @@ class EveryStep:
 
 
 @dataclass(frozen=True)
-class Interval(EveryStep):
+class OnlyEvery(EveryStep):
+    """Decide at intervals only; in between the cache grows beyond the budget."""
+
+    iterations: int = setting(128, "between decisions", unit="iterations", low=1)
+
+    bounded = False
+
+    @property
+    def about(self) -> str:
+        return f"every {self.iterations} iterations; in between the cache outgrows the budget"
+
+    def next_decision(self, view: CacheView, headroom: int) -> int:
+        return self.iterations - view.iterations % self.iterations
+
+    def due(self, view: CacheView, event: Event) -> bool:
+        return isinstance(event, Decode) and view.iterations % self.iterations == 0
+
+
+@dataclass(frozen=True)
+class Interval(OnlyEvery):
     """Decide at intervals, or when over budget; leave room for what comes until then.
 
     The room is at most half of what is not protected: a budget too small for all of it only makes
@@ -206,41 +244,21 @@ class Interval(EveryStep):
 
     iterations: int = setting(64, "between decisions", unit="iterations", low=1)
 
+    bounded = True
+
     @property
     def about(self) -> str:
         return f"every {self.iterations} iterations, or when over budget"
 
-    def next_decision(self, view: CacheView, spare: int) -> int:
-        scheduled = self.iterations - view.iterations % self.iterations
-        return min(scheduled, super().next_decision(view, spare))
-
-    def due(self, view: CacheView, event: Event) -> bool:
-        return isinstance(event, Decode) and view.iterations % self.iterations == 0
+    def next_decision(self, view: CacheView, headroom: int) -> int:
+        scheduled = super().next_decision(view, headroom)
+        return min(scheduled, EveryStep.next_decision(self, view, headroom))
 
     def room(self, at: Decision, group: int) -> tuple[int, int]:
         share, reachable = int(at.shares[group]), at.view.tier[group] <= int(at.lowest_reachable)
-        spare = max(0, share - int(np.count_nonzero(at.protected & reachable)))
-        goal = share - min(self.iterations * len(at.view.leaves), spare // 2)
+        free = max(0, share - int(np.count_nonzero(at.protected & reachable)))
+        goal = share - min(self.iterations * len(at.view.leaves), free // 2)
         return goal, goal
-
-
-@dataclass(frozen=True)
-class OnlyEvery(EveryStep):
-    """Decide at intervals only; in between the cache grows beyond the budget."""
-
-    iterations: int = setting(128, "between decisions", unit="iterations", low=1)
-
-    bounded: ClassVar[bool] = False
-
-    @property
-    def about(self) -> str:
-        return f"every {self.iterations} iterations; in between the cache outgrows the budget"
-
-    def next_decision(self, view: CacheView, spare: int) -> int:
-        return self.iterations - view.iterations % self.iterations
-
-    def due(self, view: CacheView, event: Event) -> bool:
-        return isinstance(event, Decode) and view.iterations % self.iterations == 0
 
 
 @dataclass(frozen=True)
@@ -248,21 +266,21 @@ class TreeEvents(EveryStep):
     """Decide when a block closes, when the search moves on, and when HBM is nearly full."""
 
     slack: int = setting(
-        16, "Pressure is raised when no more is left; relief frees twice as much", unit="tokens",
+        16,
+        "Pressure is raised when no more is left; relief frees twice as much",
+        unit="tokens",
         low=1,
-    )  # fmt: skip
+    )
 
-    about: ClassVar[str] = "Boundary, Transition and Pressure events"
+    about = "Boundary, Transition and Pressure events"
+    occasions = (Boundary, Transition, Pressure)
 
     @property
     def margin(self) -> int | None:
         return self.slack
 
-    def next_decision(self, view: CacheView, spare: int) -> int:
+    def next_decision(self, view: CacheView, headroom: int) -> int:
         return NEVER
-
-    def due(self, view: CacheView, event: Event) -> bool:
-        return isinstance(event, Boundary | Transition | Pressure)
 
     def room(self, at: Decision, group: int) -> tuple[int, int]:
         share = int(at.shares[group])
@@ -273,19 +291,17 @@ class TreeEvents(EveryStep):
 class AfterPrefill(EveryStep):
     """Shrink the prompt to the budget once; generated tokens all stay, beyond the budget."""
 
-    about: ClassVar[str] = "once, after the prompt"
-    bounded: ClassVar[bool] = False
+    about = "once, after the prompt"
+    bounded = False
+    occasions = (Prefill,)
 
-    def next_decision(self, view: CacheView, spare: int) -> int:
+    def next_decision(self, view: CacheView, headroom: int) -> int:
         return NEVER
-
-    def due(self, view: CacheView, event: Event) -> bool:
-        return isinstance(event, Prefill)
 
 
 @dataclass(frozen=True)
 class Never:
-    """What left HBM stays where it is: readable in DDR, or gone."""
+    """Tokens that left HBM stay where they are: readable in DDR, or gone."""
 
     about: ClassVar[str] = "never"
     fetches: ClassVar[bool] = False
@@ -296,13 +312,13 @@ class Never:
 class Fetch(Never):
     """Tokens of the active paths return from DDR when a decision has room for them."""
 
-    about: ClassVar[str] = "fetch from DDR"
-    fetches: ClassVar[bool] = True
+    about = "fetch from DDR"
+    fetches = True
 
 
 @dataclass(frozen=True)
 class Recompute(Fetch):
     """As `Fetch`; at transitions evicted tokens of the active paths are recomputed too."""
 
-    about: ClassVar[str] = "fetch from DDR; recompute what was evicted, at transitions"
-    recomputes: ClassVar[bool] = True
+    about = "fetch from DDR; recompute what was evicted, at transitions"
+    recomputes = True

@@ -50,7 +50,8 @@ from arborsim.policies.stream import Composed
 from arborsim.policies.tree import Tree
 from arborsim.signals.attention import CumulativeAttention, NewestAttention, ValueWeightedAttention
 from arborsim.signals.rolling import HiddenChangeContrast
-from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform
+from arborsim.signals.scores import Position, Score, SeededUniform
+from arborsim.signals.vectors import LagVariance
 
 SCORES: dict[str, type[Score]] = {
     "cumulative-attention": CumulativeAttention,
@@ -89,8 +90,8 @@ class Composition(Composed):
     protect: Protect = Protect()  # noqa: RUF009 - frozen
     recover: Never = Never()  # noqa: RUF009 - frozen
 
-    name: ClassVar[str] = ""
-    formula: ClassVar[str] = ""
+    name = ""
+    formula = ""
     # Of those read from a file:
     source: ClassVar[str] = ""
     text: ClassVar[str] = ""
@@ -130,8 +131,13 @@ def read_composition(path: Path | str) -> type[Composition]:
 def composition_toml(policy: Composition, name: str, summary: str) -> str:
     """The text of a file that describes a policy under another name: what it has, and no more."""
     kind = type(policy)
-    about = {"name": name, "summary": summary, "paper": kind.paper, "formula": kind.formula,
-             "deviations": list(kind.deviations)}  # fmt: skip
+    about: dict[str, Any] = {
+        "name": name,
+        "summary": summary,
+        "paper": kind.paper,
+        "formula": kind.formula,
+    }
+    about["deviations"] = list(kind.deviations)
     blocks = {}
     for each in fields(policy):
         block = getattr(policy, each.name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,7 +26,7 @@ _RUNG = np.array([tier.rung for tier in Tier], dtype=np.int8)
 def lowest(scores: np.ndarray, count: int) -> np.ndarray:
     """Indices of the `count` lowest scores, ascending; the earliest first among equals.
 
-    Scores, float64 ``[n]``, are ordered from oldest to newest token; int64 ``[min(count, n)]``.
+    Scores, float64 ``[n]``, are ordered from oldest to newest token.  Int64 ``[min(count, n)]``.
     """
     if count == 1 and len(scores):
         return np.asarray([int(scores.argmin())])
@@ -78,7 +77,7 @@ def highest(scores: np.ndarray, count: int) -> np.ndarray:
 def keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.ndarray:
     """Which entries are among the highest of their block, bool ``[tokens]``; the newer of equals.
 
-    `key`, float64 ``[tokens]``, holds block after block, each from its oldest token to its newest;
+    `key`, float64 ``[tokens]``, holds block after block, each from its oldest token to its newest.
     `lengths` and `keep`, int64 ``[blocks]``, say how many tokens a block has and how many are
     wanted of it, at most as many.
     """
@@ -115,8 +114,8 @@ class Pool(Allocation):
     """One pool: the highest-scored tokens of the stream stay, wherever in the tree they are.
 
     Each group is a pool of its own, which may hold its share (`shares`: the budget).  Where groups
-    draw on one budget (`together`), `leaving` says how many tokens each gives up.  Decisions are
-    due when one exceeds its share (`spare`).
+    draw on one budget (`budget_scope`), `evictions` says how many tokens each gives up.  Decisions
+    are due when one exceeds its share (`headroom`).
 
     `adaptation="path"` (as ArborKV evaluates its baselines): the paths to the active leaves are
     the stream.  Tokens off them keep what they had; when the whole tree exceeds the budget, whole
@@ -125,11 +124,12 @@ class Pool(Allocation):
     """
 
     adaptation: str = setting(
-        "path", "what the stream is on a tree: the active paths, or everything",
+        "path",
+        "what the stream is on a tree: the active paths, or everything",
         choices=ADAPTATIONS,
-    )  # fmt: skip
+    )
 
-    about: ClassVar[str] = "one pool"
+    about = "one pool"
 
     def protected(self, view: CacheView, protection: Protection) -> np.ndarray:
         if self.adaptation == "path":
@@ -141,12 +141,12 @@ class Pool(Allocation):
 
     def size(self, view: CacheView) -> int:
         """Number of groups that draw on one budget."""
-        if self.together == "group":
+        if self.budget_scope == "group":
             return 1
         groups = len(view.tier)
-        return groups if self.together == "model" else groups // max(1, len(view.shape.layers))
+        return groups if self.budget_scope == "model" else groups // max(1, len(view.shape.layers))
 
-    def spare(self, view: CacheView) -> int:
+    def headroom(self, view: CacheView) -> int:
         if len(view.tier) == 1:
             return int(self.shares(view)[0]) - int(view.held[0])
         left, size = self.shares(view) - view.held, self.size(view)
@@ -171,7 +171,7 @@ class Pool(Allocation):
             if count < over - slack:
                 raise at.policy.infeasible(at.view, 0, -(-(over - slack - count) // size))
             over = min(over, count)
-            numbers = [over] if size == 1 else self.leaving(at, first, free, over).tolist()
+            numbers = [over] if size == 1 else self.evictions(at, first, free, over).tolist()
             for i, number in enumerate(numbers):
                 if number:
                     self.thin(at, first + i, part[i], free[i], number)
@@ -193,7 +193,7 @@ class Pool(Allocation):
             limit, goal, share = limit + its_limit, goal + its_goal, share + int(at.shares[group])
         return held - goal if held > limit else 0, share - goal
 
-    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+    def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         """How many tokens leave each of the groups that draw on one budget; `over` or more.
 
         `free`, bool ``[groups, tokens]``, are those that may leave, of the groups from number
@@ -219,8 +219,8 @@ def evict(tier: np.ndarray, tokens: np.ndarray) -> int:
 def off_path_blocks(view: CacheView) -> list[np.ndarray]:
     """Token ids in HBM of each block off the active paths, in the order they are given up.
 
-    Least recently active first; among equals the deepest, whose loss harms no other block's path;
-    then the oldest.
+    Least recently active first, then the deepest, whose loss harms no other block's path, then the
+    oldest.
     """
     tree = view.tree
     off = np.flatnonzero(~tree.on_path(view.leaves)).tolist()
@@ -258,14 +258,14 @@ class Ladder:
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """Tiers that tokens can end in."""
-        return (
-            Tier.HBM,
-            *((Tier.HBM_QUANTISED,) if self.hbm_quantised else ()),
-            *((Tier.DDR,) if self.ddr else ()),
-            *((Tier.DDR_QUANTISED,) if self.ddr and (self.ddr_quantised or self.hbm_quantised)
-              else ()),
-            *((Tier.EVICTED,) if self.ddr < math.inf else ()),
-        )  # fmt: skip
+        used = {
+            Tier.HBM: True,
+            Tier.HBM_QUANTISED: self.hbm_quantised,
+            Tier.DDR: self.ddr,
+            Tier.DDR_QUANTISED: self.ddr and (self.ddr_quantised or self.hbm_quantised),
+            Tier.EVICTED: self.ddr < math.inf,
+        }
+        return tuple(tier for tier in used if used[tier])
 
     @property
     def evicts_only(self) -> bool:

@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from arborsim.core.settings import setting
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.blocks import pin_prompt_setting
+from arborsim.policies.live_hints import LiveHints
 from arborsim.signals.pages import PageBounds, PageOf, Queries
 from arborsim.signals.scores import Score
 
@@ -69,9 +69,9 @@ class Pages:
         return np.asarray(np.searchsorted(self.number, own[np.diff(own, prepend=-1) > 0]))
 
     def bounds(self, leaf: int, pages: np.ndarray) -> np.ndarray:
-        """What no product of the leaf's newest query with a key of these pages exceeds.
+        """Upper bounds of the products of the leaf's newest query with the keys of these pages.
 
-        Of every query head that reads a group: float64 ``[groups, heads, m]``.
+        One for every query head that reads a group: float64 ``[groups, heads, m]``.
         """
         view, number = self.view, self.number[pages]
         newest = view.tree.path(leaf)[-1]
@@ -103,14 +103,14 @@ class Pages:
 
 
 @dataclass(frozen=True)
-class PageReader(Policy):
+class PageReader(LiveHints, Policy):
     """Decides after every iteration which pages the next one reads."""
 
     page: int = setting(16, "of a page", unit="tokens", low=1)
     pin_prompt: bool = pin_prompt_setting(False)
 
-    fused: ClassVar[bool] = True  # queries and keys, but no probabilities of attention
-    grouping: ClassVar[str] = "head"
+    fused = True  # queries and keys, but no probabilities of attention
+    grouping = "head"
 
     @property
     def bounds_page(self) -> int:
@@ -118,9 +118,8 @@ class PageReader(Policy):
 
     @cached_property
     def _scores(self) -> Mapping[str, Score]:
-        return {
-            "queries": Queries(1), "page": PageOf(self.page), "bounds": PageBounds(self.page),
-        }  # fmt: skip
+        page = self.page
+        return {"queries": Queries(1), "page": PageOf(page), "bounds": PageBounds(page)}
 
     def scores(self) -> Mapping[str, Score]:
         return self._scores
@@ -130,15 +129,15 @@ class PageReader(Policy):
 
     @abstractmethod
     def choose(self, view: CacheView) -> Plan:
-        """What to read, where it does not all fit the budget."""
+        """The plan of what to read, where it does not all fit the budget."""
 
     def all_fits(self, view: CacheView) -> bool:
         """Whether nothing has to be chosen."""
         return len(view.path) <= view.budget_tokens
 
     def next_decision(self, view: CacheView) -> int:
-        spare = view.budget_tokens - len(view.path)
-        return max(0, spare) // len(view.leaves) + 1
+        headroom = view.budget_tokens - len(view.path)
+        return max(0, headroom) // len(view.leaves) + 1
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
         if not isinstance(event, Prefill | Decode | Transition):

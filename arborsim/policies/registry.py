@@ -106,9 +106,9 @@ def find(name: str, *, code: bool = True) -> type[Policy]:
     Raises
     ------
     UnknownName
-        No policy has that name; the message names the nearest.
+        No policy has that name.  The message names the nearest.
     UsageError
-        The module or class cannot be imported, or is no policy; the file is missing or wrong.
+        The module or class cannot be imported, or is no policy.  The file is missing or wrong.
     """
     if name.endswith(".toml"):
         return _composed(Path(name))
@@ -139,7 +139,7 @@ class Parameter:
 
 
 def parameters(kind: type) -> dict[str, Parameter]:
-    """What can be set on a policy, by name; the fields of a composition's blocks are dotted."""
+    """The parameters of a policy, by name; the fields of a composition's blocks are dotted."""
     types, found = get_type_hints(kind), {}
     for field, made in settings_of(kind):
         default = default_of(field)

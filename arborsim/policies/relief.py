@@ -28,8 +28,8 @@ def trim_by_weight(
     one at a time.  The result is the same, in
     ``O(blocks log(precision))`` instead of ``O(excess log(blocks))``.
 
-    `keep` and `least`, int64 ``[blocks]``, are what each block holds and what it cannot go below;
-    fewer than `excess` are taken if all are at their least.  Of `scale`, float64 ``[blocks]``, 0
+    `keep` and `least`, int64 ``[blocks]``, are what each block holds and what it cannot go below.
+    Fewer than `excess` are taken if all are at their least.  Of `scale`, float64 ``[blocks]``, 0
     gives its tokens first.
     """
     least = np.minimum(least, keep)
@@ -66,8 +66,8 @@ def empty_lowest(
     Each gives all down to its least; of equals the older block first.  See `trim_by_weight`.
     """
     order = np.argsort(weight, kind="stable")
-    spare = np.maximum(keep - least, 0)[order]
-    given = np.clip(excess - (np.cumsum(spare) - spare), 0, spare)
+    headroom = np.maximum(keep - least, 0)[order]
+    given = np.clip(excess - (np.cumsum(headroom) - headroom), 0, headroom)
     result = keep.copy()
     result[order] -= given
     return result
@@ -84,7 +84,7 @@ def tighten_distance(
 
     Parameters are those of `trim_by_weight`, but `scale` is the tokens each block would keep with
     the present lambda_Delta (Eq. 2 times its size), and `distance`, int64 ``[blocks]``, counts
-    edges to the nearest active leaf; a block at distance 0 is not affected.  If `goal` cannot be
+    edges to the nearest active leaf.  A block at distance 0 is not affected.  If `goal` cannot be
     reached, all others are at `least`.
     """
     least = np.minimum(least, keep)

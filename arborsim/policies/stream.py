@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -30,33 +30,43 @@ from arborsim.policies.blocks import (
     Protect,
     pin_prompt_setting,
 )
+from arborsim.policies.live_hints import LiveHints
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
 from arborsim.signals.scores import Score, Steps, sum_in_order
 
 _SHORT_RUN = 32  # iterations: so often looking for the lowest of all is cheaper than a heap
 
 
+class Stream(NamedTuple):
+    """The positions of a stream, of which those from `start` to `stop` are candidates at first."""
+
+    ids: np.ndarray  # int64 [positions]: the token at each, or what else it is known by
+    alive: np.ndarray  # bool [positions]: whether it is there
+    start: int
+    stop: int
+
+    @property
+    def candidates(self) -> np.ndarray:
+        """Positions of the first candidates; int64, rising."""
+        return np.flatnonzero(self.alive[self.start : max(self.start, self.stop)]) + self.start
+
+
 class HeapPool:
     """Candidates whose scores never change, or rise, few of them from one iteration to the next.
 
     A heap holds what each score was when it was last looked at, which is never above what it is
-    now; the lowest entry is brought up to date until the lowest is.
-
-    `scores`, float64 ``[tokens]``, is a live array; `ids`, int64 ``[positions]``, has the token at
-    each position of the stream, and bool `alive` whether it is there.  Positions from `start` to
-    `stop` are candidates at first.
+    now; the lowest entry is brought up to date until the lowest is.  `scores`, float64
+    ``[tokens]``, is a live array.
     """
 
-    def __init__(
-        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
-    ) -> None:
+    def __init__(self, scores: np.ndarray, stream: Stream) -> None:
         # Plain lists: reading one element of an array costs more than a heap operation.
         self._scores = scores
-        self._ids: list[int] = ids.tolist()
-        self._alive: list[bool] = alive.tolist()
-        self._stop = max(start, stop)
-        at = np.flatnonzero(alive[start : self._stop]) + start
-        self._heap = list(zip(scores[ids[at]].tolist(), at.tolist(), strict=True))
+        self._ids: list[int] = stream.ids.tolist()
+        self._alive: list[bool] = stream.alive.tolist()
+        self._stop = max(stream.start, stream.stop)
+        at = stream.candidates
+        self._heap = list(zip(scores[stream.ids[at]].tolist(), at.tolist(), strict=True))
         heapq.heapify(self._heap)
 
     def admit(self, stop: int) -> None:
@@ -83,14 +93,11 @@ class HeapPool:
 class ChangingPool:
     """Candidates whose scores change freely; the parameters are those of `HeapPool`."""
 
-    def __init__(
-        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
-    ) -> None:
+    def __init__(self, scores: np.ndarray, stream: Stream) -> None:
         self._scores = scores
-        self._of = ids  # what a candidate is known by, by position
-        self._alive = alive
-        self._stop = max(start, stop)
-        first = np.flatnonzero(alive[start : self._stop]) + start
+        self._of, self._alive = ids, alive = stream.ids, stream.alive
+        self._stop = max(stream.start, stream.stop)
+        first = stream.candidates
         # Only candidates are looked at, and they are few: those kept but for the recent ones.
         self._count = len(first)
         self._at = np.empty(len(alive), dtype=np.int64)  # positions of candidates, rising
@@ -128,22 +135,19 @@ class ChangingPool:
         return position
 
 
-MakeCandidates = Callable[[np.ndarray, np.ndarray, int, int], HeapPool | ChangingPool]
-"""Makes candidates of `ids`, `alive`, `start` and `stop`."""
+MakeCandidates = Callable[[Stream], HeapPool | ChangingPool]
 
 
 @dataclass(frozen=True)
-class Composed(Policy):
+class Composed(LiveHints, Policy):
     """A policy made of blocks.
 
-    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`;
-    `place` says where the others live; `recover` says which of the others may come back.
+    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`.
+    `place` says where the others live.  `recover` says which of the others may come back.
     `schedule` says when; a cache over budget is always reason enough.  `protect` says what never
     moves down.
     """
 
-    words: ClassVar[Mapping[str, Any]] = {}
-    """What `Method` says otherwise than the blocks do, by attribute."""
     run_allocation: ClassVar[type[Allocation]] = Pool
     """The allocation that `candidates` follow through a run."""
 
@@ -177,19 +181,12 @@ class Composed(Policy):
     @property
     def method(self) -> Method:
         each = {"layer": ", the same for every layer", "head": ", the same for every KV head"}
-        alone = self.allocate.together == "group"
-        derived = Method(
-            self.formula,
-            score=self.score.about,
-            allocate=self.allocate.about + (each.get(self.grouping, "") if alone else ""),
-            place=self.place.about,
-            schedule=self.schedule.about,
-            recover=self.recover.about,
-            granularity=self.allocate.granularity,
-            tiers=self.place.tiers,
-            deviations=self.deviations,
-        )
-        return replace(derived, **self.words)
+        alone = self.allocate.budget_scope == "group"
+        blocks = ("score", "allocate", "place", "schedule", "recover")
+        derived = {name: getattr(self, name).about for name in blocks}
+        derived["allocate"] += each.get(self.grouping, "") if alone else ""
+        derived |= {"granularity": self.allocate.granularity, "tiers": self.place.tiers}
+        return Method(self.formula, deviations=self.deviations, **derived | dict(self.words))
 
     @property
     def recovers(self) -> bool:
@@ -221,11 +218,11 @@ class Composed(Policy):
     def protected(self, view: CacheView) -> np.ndarray:
         return self.allocate.protected(view, self.protection(view.budget_tokens))
 
-    def spare(self, view: CacheView) -> int:
-        return self.allocate.spare(view)
+    def headroom(self, view: CacheView) -> int:
+        return self.allocate.headroom(view)
 
     def next_decision(self, view: CacheView) -> int:
-        return self.schedule.next_decision(view, self.spare(view))
+        return self.schedule.next_decision(view, self.headroom(view))
 
     def pressure_margin(self, budget_tokens: int) -> int | None:
         return self.schedule.margin
@@ -235,7 +232,7 @@ class Composed(Policy):
         fits = view.num_tokens <= view.budget_tokens
         if isinstance(event, Prune) or (schedule.wait and fits):
             return None
-        over = schedule.bounded and self.spare(view) < 0
+        over = schedule.bounded and self.headroom(view) < 0
         comes_back = isinstance(event, Transition) and self.recovers
         if not (over or comes_back or schedule.due(view, event)):
             return None
@@ -261,7 +258,7 @@ class Composed(Policy):
         return one_stream and self.place.evicts_only
 
     def candidates(self, view: CacheView, run: TokenRun) -> MakeCandidates:
-        """What makes the ranked tokens that `run` may evict."""
+        """A maker of the ranked tokens that `run` may evict."""
         (rank,) = np.broadcast_to(self.rank(view), view.tier.shape)
         changes = {score.changes for score in self.scores().values()}
         few = isinstance(run.observed.attention, SparseRows)  # of those that can rise do
@@ -280,8 +277,8 @@ class Composed(Policy):
         first_length = len(ids) - run.steps + 1
         alive = hbm_mask(view.tier[0, ids])
         head = protection.head(view.prompt_tokens)
-        make = self.candidates(view, run)
-        pool = make(ids, alive, head, first_length - protection.recent)
+        stream = Stream(ids, alive, head, first_length - protection.recent)
+        pool = self.candidates(view, run)(stream)
         blocks = iter(off_path_blocks(view))
         at_step: list[int] = []
         off_path: list[int] = []  # evicted before any position of the path is
@@ -323,22 +320,18 @@ class Composed(Policy):
         raise self.infeasible(view, 0, 1)
 
     def infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible:
-        """What to raise where `over` tokens must leave and only `free` may."""
+        """The error to raise where `over` tokens must leave and only `free` may."""
         _, made_of = self.protection(view.budget_tokens).floor(view.prompt_tokens)
-        return BudgetInfeasible(
-            self.name,
-            view.budget_tokens + over - free,
-            view.budget_tokens,
-            f"{made_of} on {len(view.leaves)} active path(s)",
-        )
+        needed, where = view.budget_tokens + over - free, f"{len(view.leaves)} active path(s)"
+        return BudgetInfeasible(self.name, needed, view.budget_tokens, f"{made_of} on {where}")
 
 
 @dataclass(frozen=True)
 class StreamPolicy(Composed):
     """Keep the best tokens of a stream; when over budget, evict the lowest (of every group).
 
-    Subclasses name their `score` and what they `protect`; other blocks, or `rank`, where they
-    differ from "the lowest go, one at a time".
+    Subclasses name their `score` and what they `protect`.  They name other blocks,
+    or `rank`, where they differ from "the lowest go, one at a time".
     """
 
     adaptation: str = setting("path", "what the stream is on a tree", choices=ADAPTATIONS)

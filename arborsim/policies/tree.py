@@ -1,7 +1,7 @@
 """The allocation over a tree: how many tokens each block keeps, and which (ArborKV).
 
 `TreeRule` holds the parameters of TAE, the numbers (Eqs. 1-3, Algorithm 2; what blocks give up
-under pressure is in `arborsim.policies.relief`); `ArborKV` inherits it, and compositions use it as
+under pressure is in `arborsim.policies.relief`).  `ArborKV` inherits it, and compositions use it as
 the block `Tree`, ``[allocate] use = "tree"``.
 """
 
@@ -51,7 +51,7 @@ def certainty(entropy: np.ndarray, vocabulary: int) -> np.ndarray:
 def attention_mass(received: np.ndarray, owner: np.ndarray, closed: np.ndarray) -> np.ndarray:
     """Attention that each closed block received from later ones; the prompt is none.
 
-    `received`, float64 ``[tokens]``, came from later blocks, `owner` is the block of each token;
+    `received`, float64 ``[tokens]``, came from later blocks, `owner` is the block of each token.
     `closed` and the result are ``[blocks]``.
     """
     total = np.bincount(owner, weights=received, minlength=len(closed))
@@ -173,7 +173,7 @@ class TreeRule:
         return np.asarray(np.minimum(blocks.sizes, least))
 
     def last_floors(self, blocks: Blocks) -> np.ndarray:
-        """What blocks can be brought down to: pruned ones to what is protected in them."""
+        """Tokens that blocks can be brought down to: pruned ones to those protected in them."""
         floors = self.floors(blocks)
         return floors if self.keep_pruned else np.where(blocks.pruned, blocks.pinned, floors)
 
@@ -184,7 +184,7 @@ class TreeRule:
         all that can be reached (it is brought back).
 
         `Boundary` shrinks the closed block (with `trim_path` even while it is on the active path),
-        any other event shrinks all off-path blocks; `Transition` brings back the active path if
+        any other event shrinks all off-path blocks.  `Transition` brings back the active path if
         the policy recovers.  Path and floors that alone exceed the budget are an error.
         """
         view, event, budget = at.view, at.event, at.view.budget_tokens
@@ -261,9 +261,9 @@ class TreeRule:
 class Tree(TreeRule, Allocation):
     """ArborKV's numbers per block (TAE); inside a block the tail and the highest-scored stay."""
 
-    about: ClassVar[str] = "per block of the tree, by value and distance (ArborKV's TAE)"
-    granularity: ClassVar[str] = "thought block, then token"
-    adaptation: ClassVar[str] = "flat"
+    about = "per block of the tree, by value and distance (ArborKV's TAE)"
+    granularity = "thought block, then token"
+    adaptation = "flat"
     trims_path: ClassVar[bool] = False
     """Whether `Boundary` trims the closed block on the active path too."""
 
@@ -295,7 +295,7 @@ class Tree(TreeRule, Allocation):
             tier[tokens[away]] = Tier.HBM
         shrunk = np.flatnonzero(keep < blocks.held)
         if len(shrunk):
-            tier[self._leaving(at, shrunk, keep[shrunk])] = Tier.EVICTED
+            tier[self._evicted(at, shrunk, keep[shrunk])] = Tier.EVICTED
 
     def _blocks(self, at: Decision, tier: np.ndarray) -> Blocks:
         tree, count = at.view.tree, len(at.view.tree)
@@ -320,14 +320,14 @@ class Tree(TreeRule, Allocation):
             on_path=on_path,
         )
 
-    def _leaving(self, at: Decision, nodes: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    def _evicted(self, at: Decision, nodes: np.ndarray, keep: np.ndarray) -> np.ndarray:
         """Tokens that blocks give up to shrink to `keep` (Algorithm 1, Evict); in no order.
 
-        A block keeps protected tokens first, then its tail, then its highest-scored tokens; of
+        A block keeps protected tokens first, then its tail, then its highest-scored tokens.  Of
         equals the newest.  Each of the blocks `nodes`, int64 ``[blocks]``, keeps at most what it
         has in HBM.  Blocks of similar size are sorted together, as the rows of one table.
         """
-        leaving = []
+        gone = []
         tree = at.view.tree
         # 0 for a token that may leave, above for a protected one, below for one not in HBM.
         state = at.protected.astype(np.int8)
@@ -345,8 +345,8 @@ class Tree(TreeRule, Allocation):
                 last = ends[lengths >= back] - back
                 key[last] = np.where(np.isfinite(key[last]), _TAIL, key[last])
             kept = keep_highest(key, lengths, keep[rows])
-            leaving.append(ids.take(np.flatnonzero(held & ~kept)))
-        return np.concatenate(leaving)
+            gone.append(ids.take(np.flatnonzero(held & ~kept)))
+        return np.concatenate(gone)
 
 
 def _similar(lengths: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,6 +1,6 @@
 """What a caller chooses, by name or as objects: policies, budgets, settings, and the machine.
 
-The command line passes texts (``"h2o,snapkv"``, ``"0.25"``, ``"h2o.per=head"``); Python may also
+The command line passes texts (``"h2o,snapkv"``, ``"0.25"``, ``"h2o.per=shared"``); Python may also
 pass lists, numbers, a dict of settings and policies that it made itself.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Policies: TypeAlias = "str | Policy | Sequence[str | Policy]"
 #: Shares of full retention's peak (float in (0, 1]), tokens (int), or texts of the command line.
 Budgets: TypeAlias = "float | int | str | Budget | Sequence[float | int | str | Budget]"
-#: By parameter, or by policy and parameter: ``{"sinks": 4, "h2o.per": "head"}``.
+#: By parameter, or by policy and parameter: ``{"sinks": 4, "h2o.per": "shared"}``.
 Settings: TypeAlias = "Mapping[str, Any] | Sequence[str]"
 Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 

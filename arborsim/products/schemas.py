@@ -232,7 +232,7 @@ def _policies(records: dict[str, Schema]) -> Schema:
 
 
 def _hardware(records: dict[str, Schema]) -> Schema:
-    from arborsim.machine.profile import Number
+    from arborsim.machine.numbers import Number
 
     price = _object({**_numbers("low", "high"), **_texts("currency", "date", "source")})
     numbers = {"numbers": _array(_record(Number, records)), "kernels": _SETTINGS}

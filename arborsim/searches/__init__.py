@@ -21,9 +21,18 @@ from arborsim.core.settings import default_of, parsed
 from arborsim.searches.base import ROOT, Expansion, Leaf, Search, ask, handed_in
 
 __all__ = [
-    "ROOT", "SHIPPED", "Expansion", "Leaf", "Search", "ask", "find_search", "handed_in",
-    "make_search", "search_names", "search_options",
-]  # fmt: skip
+    "ROOT",
+    "SHIPPED",
+    "Expansion",
+    "Leaf",
+    "Search",
+    "ask",
+    "find_search",
+    "handed_in",
+    "make_search",
+    "search_names",
+    "search_options",
+]
 
 #: Where each search is; a module is imported when one of its searches is asked for.
 _SEARCHES: Mapping[str, str] = {
@@ -62,7 +71,7 @@ def find_search(name: str, *, code: bool = True) -> type[Search]:
     Raises
     ------
     UnknownName
-        No search has that name; the message has the nearest.
+        No search has that name.  The message has the nearest.
     UsageError
         It cannot be imported, or lacks what a search needs.
     """
@@ -79,7 +88,7 @@ def find_search(name: str, *, code: bool = True) -> type[Search]:
 
 
 def _lacking(kind: type[Search]) -> str:
-    """What is wrong with a class that is to be a search; empty if nothing is."""
+    """The fault of a class that is to be a search; empty if there is none."""
     made: Any = kind
     if not is_dataclass(made):
         return "is no dataclass"

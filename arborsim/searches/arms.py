@@ -35,7 +35,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """What tables call the algorithm: of one given by its class, the class's `name`."""
+        """The algorithm in tables: if it is given by its class, the class's `name`."""
         return self.kind.name
 
     @property
@@ -67,7 +67,7 @@ def chosen_algorithms(names: Sequence[str]) -> list[str]:
 def split_settings(
     algorithms: Sequence[str], given: Iterable[str]
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """What ``--set`` gives to the searches, and what is left for the policies.
+    """Settings of ``--set`` for the searches, and those left for the policies.
 
     Each is ``name=value``, for every chosen algorithm that has the option, or
     ``algorithm.name=value``; an algorithm given by its class also goes by the class's `name`.
@@ -141,7 +141,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to grow for every problem; either `children` or `arms`."""
+    """The tree to grow for every problem; either `children` or `arms`."""
 
     children: tuple[int, ...] = ()  #: children per node at depth 0, 1, ...; see `Dense`
     depth: int = 0  #: 0: as many levels as `children` has entries
@@ -150,7 +150,7 @@ class Recipe:
     batch: int = BATCH  #: thoughts that are drawn at once
 
     def make(self) -> Search:
-        """What grows one problem's tree; refuses a tree that would be too large."""
+        """The search that grows one problem's tree; refuses one that would be too large."""
         if self.arms:
             return SharedTree([arm.make() for arm in self.arms], self.batch, self.dedupe)
         return Dense(self.children, self.depth, self.batch)

@@ -149,7 +149,7 @@ def read_bank(
 
 
 def _no_bank(where: str) -> str:
-    """What is wrong with a trace whose thoughts have no ends, and what to do."""
+    """The message about a trace whose thoughts have no ends."""
     return (
         f"{where}: the trace does not say which thoughts ended, so it is no bank to search: make "
         "one with arborsim record --bank, or import the log again (arborsim import tot)"

@@ -68,7 +68,7 @@ Children = Mapping[int, int]  # numbers of children by node
 
 @dataclass(frozen=True)
 class Expansion:
-    """What a search wants next."""
+    """A search's next wish."""
 
     children: Children = field(default_factory=dict)  # to open now, in this order
     dropped: tuple[int, ...] = ()  # nodes given up for good, deepest first; they leave the frontier
@@ -128,7 +128,7 @@ class Search(ABC):
 
 
 def ask(search: Search, frontier: Mapping[int, Leaf], width: int) -> Expansion:
-    """What `search` wants next, if a driver whose leaves are `frontier` can do it.
+    """The next wish of `search`, if a driver whose leaves are `frontier` can do it.
 
     Raises `PlanError` for a wish that none can fulfil.
     """

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arborsim.core.errors import UsageError
+from arborsim.core.settings import setting
 from arborsim.searches.base import ROOT, Expansion, Leaves, Search
-from arborsim.searches.ranking import Rewarded
+from arborsim.searches.ranking import Rewarded, answer_setting
 
 
 @dataclass
 class Linear(Search):
     """Continue the newest thought until it is finished."""
 
-    name: ClassVar[str] = "linear"
-    synchronous: ClassVar[bool] = True
-    by_levels: ClassVar[bool] = True
+    name = "linear"
+    synchronous = True
+    by_levels = True
 
     @property
     def slots(self) -> int:
@@ -35,16 +35,11 @@ class IndependentSamples(Rewarded):
     """Sample chains to their ends."""
 
     name: ClassVar[str]
-    synchronous: ClassVar[bool] = False
-    width_option: ClassVar[str] = "n"
-    by_levels: ClassVar[bool] = True
-    keeps_duplicates: ClassVar[bool] = True  # chains are independent
-    n: int = 16  # chains
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 1:
-            raise UsageError(f"{self.name}: n must be 1 or more")
+    synchronous = False
+    width_option = "n"
+    by_levels = True
+    keeps_duplicates = True  # chains are independent
+    n: int = setting(16, "chains", low=1)
 
     @property
     def slots(self) -> int:
@@ -62,7 +57,7 @@ class BestOfN(IndependentSamples):
     """The finished chain with the best final score wins (Cobbe et al. 2021, "Training Verifiers to
     Solve Math Word Problems")."""
 
-    name: ClassVar[str] = "best-of-n"
+    name = "best-of-n"
 
 
 @dataclass(kw_only=True)
@@ -70,8 +65,8 @@ class SelfConsistency(IndependentSamples):
     """The answer that most chains give wins (Wang et al. 2022, "Self-Consistency Improves Chain of
     Thought Reasoning")."""
 
-    name: ClassVar[str] = "self-consistency"
-    answer: str = "vote"
+    name = "self-consistency"
+    answer: str = answer_setting("vote")
 
 
 @dataclass(kw_only=True)
@@ -79,5 +74,5 @@ class WeightedVote(IndependentSamples):
     """The answer whose chains have the highest sum of final scores wins (Beeching et al. 2024,
     "Scaling test-time compute")."""
 
-    name: ClassVar[str] = "weighted-vote"
-    answer: str = "weighted"
+    name = "weighted-vote"
+    answer: str = answer_setting("weighted")

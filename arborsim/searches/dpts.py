@@ -17,9 +17,8 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from arborsim.core.errors import UsageError
+from arborsim.core.settings import setting
 from arborsim.searches.base import ROOT, Expansion, Leaf, Leaves, Wide, newest, reward, value
 from arborsim.searches.ranking import Rewarded
 
@@ -54,16 +53,16 @@ class _Slot:
 class Dpts(Wide, Rewarded):
     """Parallel slots that exploit and explore."""
 
-    name: ClassVar[str] = "dpts"
-    synchronous: ClassVar[bool] = False
-    width: int = 4  # slots
+    name = "dpts"
+    synchronous = False
+    width: int = setting(4, "slots", low=1)
     #: Lambda_es and lambda_ds, as shares of the mean reward
     early_stop: float = 0.8
     deep_seek: float = 0.8
     warm_up: int = 5  # rewards to see before either transition applies
     exploration: float = 1 / math.sqrt(2)  # c
-    children: int = 3  # most per state (the root may have `width`, if that is more)
-    steps: int = 100  # most thoughts in all
+    children: int = setting(3, "most per state; the root may have `width`, if more", low=1)
+    steps: int = setting(100, "most thoughts in all", low=1)
     accept: float = 0.9  # a finished thought valued at least this ends the search
     _slots: list[_Slot] = field(default_factory=list, init=False, repr=False)
     _states: dict[int, _State] = field(default_factory=dict, init=False, repr=False)
@@ -73,8 +72,6 @@ class Dpts(Wide, Rewarded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.width, self.children, self.steps) < 1:
-            raise UsageError("dpts: width, children and steps must be 1 or more")
         self._slots = [_Slot(exploits=i < self._half) for i in range(self.width)]
 
     @property

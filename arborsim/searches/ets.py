@@ -27,24 +27,23 @@ by one.  Nodes that some best set keeps or gives up together become one `Group`:
     A cluster that only one group can cover is part of that group's own worth.
 *drop*
     Below a group that holds a leaf, a group goes whose worth and clusters, with all that is below
-    it, are worth nothing; and so does a group without children where a sibling that holds a leaf
+    it, are worth nothing.  And so does a group without children where a sibling that holds a leaf
     is worth as much and covers the same.
 
-These are repeated until nothing changes.  The root is always kept; what is left is solved by
+These are repeated until nothing changes.  The root is always kept.  What is left is solved by
 HiGHS.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.settings import setting
 from arborsim.searches.base import Children, Leaf, Leaves
 from arborsim.searches.levels import Rebase, rebase_weights
 
@@ -58,16 +57,15 @@ _SCALE = 1e4
 class EtsKv(Rebase):
     """REBASE on the leaves that are worth their KV cache."""
 
-    name: ClassVar[str] = "ets-kv"
-    lambda_b: float = 1.0  # what the whole tree costs, where all leaves together weigh 1
-    cost: str = "node"  # every node costs the same (the paper), or ``token``: what it generated
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.lambda_b >= 0 and math.isfinite(self.lambda_b)):
-            raise UsageError(f"{self.name}: lambda_b must be 0 or more")
-        if self.cost not in ("node", "token"):
-            raise UsageError(f"{self.name}: cost must be node or token, not {self.cost!r}")
+    name = "ets-kv"
+    lambda_b: float = setting(
+        1.0, "what the whole tree costs, where all leaves together weigh 1", low=0, high=1e6
+    )
+    cost: str = setting(
+        "node",
+        "every node costs the same (the paper), or the tokens that it generated",
+        choices=("node", "token"),
+    )
 
     def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
         if self.lambda_b == 0:  # nothing costs: all leaves are a best set, and that is REBASE
@@ -86,16 +84,13 @@ class EtsKv(Rebase):
 class Ets(EtsKv):
     """REBASE on leaves that are worth their KV cache or are unlike the others."""
 
-    name: ClassVar[str] = "ets"
-    lambda_d: float = 1.0  # what covering all clusters is worth; 0 does not cluster
-    cut: float = 0.05  # average cosine distance at which clusters stay apart
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.lambda_d >= 0 and math.isfinite(self.lambda_d)):
-            raise UsageError(f"{self.name}: lambda_d must be 0 or more")
-        if not 0 <= self.cut <= 2:
-            raise UsageError(f"{self.name}: cut is a cosine distance and must be 0 to 2")
+    name = "ets"
+    lambda_d: float = setting(
+        1.0, "what covering all clusters is worth; 0 does not cluster", low=0, high=1e6
+    )
+    cut: float = setting(
+        0.05, "average cosine distance at which clusters stay apart", low=0, high=2
+    )
 
     @property
     def uses_embeddings(self) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from arborsim.core.errors import UsageError
 from arborsim.searches import base
@@ -30,9 +29,9 @@ class Dense(base.Search):
     or the tree may have more than `MOST_NODES` nodes.
     """
 
-    name: ClassVar[str] = "dense"
-    synchronous: ClassVar[bool] = False
-    keeps_duplicates: ClassVar[bool] = True
+    name = "dense"
+    synchronous = False
+    keeps_duplicates = True
     #: Children per node at depth 0, 1, ...; the last entry holds for deeper nodes, too
     children: tuple[int, ...] = (8,)
     depth: int = 0  # of the last level; 0 for as many as `children` has entries
@@ -117,9 +116,9 @@ class SharedTree(base.Search):
     The driver must not mark duplicates as dead, but give every leaf its `twin`.
     """
 
-    name: ClassVar[str] = "shared-tree"
-    synchronous: ClassVar[bool] = False
-    keeps_duplicates: ClassVar[bool] = True
+    name = "shared-tree"
+    synchronous = False
+    keeps_duplicates = True
     searches: Sequence[base.Search]  # new objects
     slots: int = 256  # thoughts that may run at once, of all searches together
     #: A thought that repeats one of its siblings is dead, for each search that does not keep
@@ -277,10 +276,9 @@ class _Walk:
         leaf, content = self._leaf(node), self._content(node)
         repeats = self._said.get(content, 0) > 0 and self._dedupe
         self._said[content] = self._said.get(content, 0) + 1
-        self._frontier[node] = replace(
-            leaf, node=node, parent=self._parent[node], finished=leaf.finished and not repeats,
-            dead=leaf.dead or repeats, visits=0, twin=None,
-        )  # fmt: skip
+        own = replace(leaf, node=node, parent=self._parent[node], visits=0, twin=None)
+        finished, dead = leaf.finished and not repeats, leaf.dead or repeats
+        self._frontier[node] = replace(own, finished=finished, dead=dead)
 
     def _content(self, node: int) -> tuple[int, int]:
         """The same for siblings that say the same."""

@@ -22,11 +22,11 @@ Where the two differ:
 - Transformers takes the best 2k of all one-token continuations, so that k unfinished ones are among
   them; here a level has ``width`` thoughts, and the beam is narrower if fewer than k go on.
 - Its score is the log-probability of the path over its length to the power of ``length_penalty``.
-  Rewards being log-probabilities of one-token thoughts, ``score=mean`` is a penalty of 1; rewards
+  Rewards being log-probabilities of one-token thoughts, ``score=mean`` is a penalty of 1.  Rewards
   being probabilities, ``score=prod`` is one of 0.
 - With ``early_stopping=False`` (its default) it goes on with k finished chains until no running one
   seems able to do better, with ``"never"`` until none can.  Both rest on log-probabilities, which
-  only fall; rewards rise, too.
+  only fall.  Rewards rise, too.
 - At its last level unfinished chains count as finished.
 - It hands in the best chain, which is ``answer=best``.
 
@@ -46,30 +46,25 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.settings import setting
 from arborsim.searches import base
-from arborsim.searches.ranking import Rewarded
+from arborsim.searches.ranking import Rewarded, answer_setting
 
 
 @dataclass(kw_only=True)
 class LevelSearch(base.Wide, Rewarded, ABC):
     """One level at a time."""
 
-    synchronous: ClassVar[bool] = True
-    width_option: ClassVar[str] = "width"
-    by_levels: ClassVar[bool] = True
-    width: int = 16  # N, thoughts per level at the start
-    depth: int = 25  # most levels
-    answer: str = "weighted"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.width, self.depth) < 1:
-            raise UsageError(f"{self.name}: width and depth must be 1 or more")
+    synchronous = True
+    width_option = "width"
+    by_levels = True
+    width: int = setting(16, "N, thoughts per level at the start", low=1)
+    depth: int = setting(25, "most levels", low=1)
+    answer: str = answer_setting("weighted")
 
     @abstractmethod
     def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
@@ -98,10 +93,12 @@ class LevelSearch(base.Wide, Rewarded, ABC):
 class BeamSqrt(LevelSearch):
     """Keep as many states as the square root of the initial width, rounded up."""
 
-    name: ClassVar[str] = "beam-sqrt"
-    #: A finished chain leaves its place to the next best unfinished state, as in the beam search of
-    #: Hugging Face's transformers
-    refill: bool = False
+    name = "beam-sqrt"
+    refill: bool = setting(
+        False,
+        "a finished chain leaves its place to the next best unfinished state, as in the beam "
+        "search of Hugging Face's transformers",
+    )
 
     @property
     def _kept(self) -> int:
@@ -116,10 +113,8 @@ class BeamSqrt(LevelSearch):
         if not self.refill:
             return super().select(frontier, width)
         deepest = max(leaf.depth for leaf in frontier)
-        level = base.best_first(
-            x for x in frontier
-            if x.depth == deepest and x.visits == 0 and (x.finished or x.expandable)
-        )  # fmt: skip
+        open_ = (x for x in frontier if x.visits == 0 and (x.finished or x.expandable))
+        level = base.best_first(x for x in open_ if x.depth == deepest)
         ended = [leaf for leaf in frontier if leaf.finished and leaf.depth < deepest]
         ended += [leaf for leaf in level[: self._kept] if leaf.finished]
         ended = base.best_first(ended)[: self._kept]
@@ -136,13 +131,8 @@ class BeamSqrt(LevelSearch):
 class Beam4(BeamSqrt):
     """Keep a fixed number of states."""
 
-    name: ClassVar[str] = "beam-4"
-    keep: int = 4  # k, states kept per level
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.keep < 1:
-            raise UsageError(f"{self.name}: keep must be 1 or more")
+    name = "beam-4"
+    keep: int = setting(4, "k, states kept per level", low=1)
 
     @property
     def _kept(self) -> int:
@@ -153,7 +143,7 @@ class Beam4(BeamSqrt):
 class DvtsSqrt(LevelSearch):
     """As many subtrees as the square root of the width, rounded up."""
 
-    name: ClassVar[str] = "dvts-sqrt"
+    name = "dvts-sqrt"
     _subtree: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -190,7 +180,7 @@ class DvtsSqrt(LevelSearch):
 class Dvts4(DvtsSqrt):
     """A fixed number of subtrees."""
 
-    name: ClassVar[str] = "dvts-4"
+    name = "dvts-4"
     subtrees: int = 4  # S; no more than `width`
 
     def __post_init__(self) -> None:
@@ -207,13 +197,8 @@ class Dvts4(DvtsSqrt):
 class Rebase(LevelSearch):
     """Children in proportion to the softmax of scores."""
 
-    name: ClassVar[str] = "rebase"
-    temperature: float = 0.2  # T of the softmax over scores
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise UsageError(f"{self.name}: temperature must be more than 0")
+    name = "rebase"
+    temperature: float = setting(0.2, "T of the softmax over scores", low=1e-6, high=1e6)
 
     def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
         counts = rebase_weights(candidates, width, self.temperature)
@@ -223,7 +208,7 @@ class Rebase(LevelSearch):
 def rebase_weights(leaves: base.Leaves, width: int, temperature: float) -> list[int]:
     """Children of each leaf; they add up to `width` exactly.
 
-    One leaf or more, best first; an unknown score counts as minus infinity.
+    One leaf or more, best first.  An unknown score counts as minus infinity.
     """
     scores = np.array([base.value(leaf) for leaf in leaves], dtype=np.float64)
     counts = []

@@ -12,7 +12,7 @@ N being the rewards seen in a child and below it and Q their sum, as "Reasoning 
 et al. 2023) and LATS (Zhou et al. 2023) have it, both with w = 1.
 
 With several slots, thoughts that still run count as visits in the root, not in the mean (Liu et al.
-2020, "Watch the Unobserved"); with one slot that changes nothing.
+2020, "Watch the Unobserved").  With one slot that changes nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from arborsim.core.errors import UsageError
+from arborsim.core.settings import setting
 from arborsim.searches import base
 from arborsim.searches.ranking import Rewarded
 
@@ -54,22 +53,15 @@ class Mcts(base.Wide, Rewarded):
     rewards of the first.
     """
 
-    name: ClassVar[str] = "mcts"
-    synchronous: ClassVar[bool] = False
-    width: int = 1  # slots: thoughts that run at once
-    exploration: float = 1.0  # w
-    children: int = 3  # most per state
-    steps: int = 100  # most thoughts in all
-    accept: float = 0.9  # a finished thought valued at least this ends the search
+    name = "mcts"
+    synchronous = False
+    width: int = setting(1, "slots: thoughts that run at once", low=1)
+    exploration: float = setting(1.0, "w", low=0, high=1e6)
+    children: int = setting(3, "most per state", low=1)
+    steps: int = setting(100, "most thoughts in all", low=1)
+    accept: float = setting(0.9, "a finished thought valued at least this ends the search")
     _states: dict[int, _State] = field(default_factory=dict, init=False, repr=False)
     _asked: set[int] = field(default_factory=set, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.width, self.children, self.steps) < 1:
-            raise UsageError("mcts: width, children and steps must be 1 or more")
-        if not (self.exploration >= 0 and math.isfinite(self.exploration)):
-            raise UsageError("mcts: exploration must be 0 or more")
 
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
         frontier = self.scored(frontier)
@@ -109,7 +101,7 @@ class Mcts(base.Wide, Rewarded):
             node = self._states[node].leaf.parent
 
     def _update(self, leaf: base.Leaf) -> None:
-        """What is opened below a state, not what was asked for: a bank may have had nothing."""
+        """Count children that were opened, not those asked for: a bank may have had none."""
         state = self._states[leaf.node]
         state.leaf = leaf
         state.room = self.children - leaf.visits if leaf.expandable else 0

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import UnknownName
+from arborsim.core.settings import check_settings, setting
 from arborsim.searches import base
 
 #: The score of a path from the rewards of its thoughts, the first one first
@@ -29,6 +30,11 @@ _VOTES: Mapping[str, Callable[[base.Leaf], float] | None] = {
 }
 
 
+def answer_setting(default: str) -> str:
+    """The option `answer` of a search."""
+    return setting(default, "elected by the finished chains", choices=tuple(_VOTES))
+
+
 def aggregate_of(name: str) -> Callable[[Sequence[float]], float]:
     """One of `AGGREGATES`, or an `UnknownName`."""
     if name not in AGGREGATES:
@@ -40,7 +46,7 @@ def elected(frontier: base.Leaves, how: str) -> tuple[int, ...]:
     """Finished leaves, best first; if there are none, the best leaf.
 
     By score (`how` is ``"best"``), or the best leaf of each class of equal answers, the class with
-    the most votes first (``"vote"``, ``"weighted"``); ties go to the answer given first.  A leaf
+    the most votes first (``"vote"``, ``"weighted"``).  Ties go to the answer given first.  A leaf
     without an answer's text (a bank that recorded none) is a class of its own.
     """
     finished, weight = [leaf for leaf in frontier if leaf.finished], _VOTES[how]
@@ -61,19 +67,14 @@ def elected(frontier: base.Leaves, how: str) -> tuple[int, ...]:
 class Rewarded(base.Search):
     """A search that ranks by rewards; its methods see `scored` leaves."""
 
-    score: str = "last"  # of a path, from the rewards of its thoughts: last, min, prod or mean
-    answer: str = "best"  # elected by the finished chains: best, vote or weighted
+    score: str = setting("last", "of a path, from its thoughts' rewards", choices=tuple(AGGREGATES))
+    answer: str = answer_setting("best")
     _paths: dict[int, tuple[tuple[float, ...], float]] = field(
         default_factory=dict, init=False, repr=False
     )
 
     def __post_init__(self) -> None:
-        for option, known in (("score", AGGREGATES), ("answer", _VOTES)):
-            if getattr(self, option) not in known:
-                raise UsageError(
-                    f"{self.name}: {option} must be one of {', '.join(known)}, "
-                    f"not '{getattr(self, option)}'"
-                )
+        check_settings(self, self.name)
 
     def scored(self, frontier: base.Leaves) -> base.Leaves:
         """The leaves with the scores of their paths; NaN if a reward on the path is unknown.

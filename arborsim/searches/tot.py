@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from arborsim.core.errors import UsageError
-from arborsim.core.settings import whole_number
+from arborsim.core.settings import setting, whole_number
 from arborsim.searches import base
 from arborsim.searches.ranking import Rewarded, elected
 
@@ -25,24 +25,20 @@ from arborsim.searches.ranking import Rewarded, elected
 class TotBfs(Rewarded):
     """Propose, value, keep the best."""
 
-    name: ClassVar[str] = "tot-bfs"
-    synchronous: ClassVar[bool] = True
-    width_option: ClassVar[str] = "children"
-    as_published: ClassVar[bool] = True
-    by_levels: ClassVar[bool] = True
-    keep: int = 5  # b, states kept per level
-    children: int = 8  # k, thoughts proposed per state
-    levels: int = 0  # most levels; 0 for "until all kept states are finished"
-    #: Leaves that may be handed in as the answer (the paper counts a Game of 24 as solved if any
-    #: of the 5 kept states solves it); 1 hands in the elected one only
-    any_of: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.keep, self.children, self.any_of) < 1 or self.levels < 0:
-            raise UsageError(
-                "tot-bfs: keep, children and any_of must be 1 or more, levels 0 or more"
-            )
+    name = "tot-bfs"
+    synchronous = True
+    width_option = "children"
+    as_published = True
+    by_levels = True
+    keep: int = setting(5, "b, states kept per level", low=1)
+    children: int = setting(8, "k, thoughts proposed per state", low=1)
+    levels: int = setting(0, "most levels; 0: until all kept states are finished", low=0)
+    any_of: int = setting(
+        1,
+        "leaves that may be handed in as the answer (the paper counts a Game of 24 as solved if "
+        "any of the 5 kept states solves it); 1 hands in the elected one only",
+        low=1,
+    )
 
     @property
     def slots(self) -> int:
@@ -88,26 +84,26 @@ class TotBfs(Rewarded):
 class TotDfs(base.Wide, Rewarded):
     """Depth-first search with backtracking."""
 
-    name: ClassVar[str] = "tot-dfs"
-    synchronous: ClassVar[bool] = True
-    threshold: float = 0.02  # a thought valued below this is given up at once
-    #: So is one valued below this share of its parent's value: for values that measure progress, a
-    #: fall means that something went wrong.  0 switches it off
-    relative: float = 0.6
-    children: int = 3  # most per state
-    #: Thoughts proposed when a state is reached, before the best is followed; further ones are
-    #: proposed, as many at a time, when the search comes back.  1 follows each thought at once
-    propose: int = 1
-    steps: int = 100  # most thoughts in all
-    accept: float = 0.9  # a finished thought valued at least this ends the search
-    width: int = 1  # proposals of one state that may run in one batch
+    name = "tot-dfs"
+    synchronous = True
+    threshold: float = setting(0.02, "a thought valued below this is given up at once")
+    relative: float = setting(
+        0.6,
+        "so is one valued below this share of its parent's value: for values that measure "
+        "progress, a fall means that something went wrong; 0 switches it off",
+    )
+    children: int = setting(3, "most per state", low=1)
+    propose: int = setting(
+        1,
+        "thoughts proposed when a state is reached, before the best is followed; further ones are "
+        "proposed, as many at a time, when the search comes back; 1 follows each thought at once",
+        low=1,
+    )
+    steps: int = setting(100, "most thoughts in all", low=1)
+    accept: float = setting(0.9, "a finished thought valued at least this ends the search")
+    width: int = setting(1, "proposals of one state that may run in one batch", low=1)
     _seen: set[int] = field(default_factory=lambda: {base.ROOT}, init=False, repr=False)
     _at: int = field(default=base.ROOT, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.children, self.propose, self.steps, self.width) < 1:
-            raise UsageError("tot-dfs: children, propose, steps and width must be 1 or more")
 
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
         frontier = self.scored(frontier)
@@ -122,10 +118,8 @@ class TotDfs(base.Wide, Rewarded):
                 dropped.append(leaf.node)
         while True:
             state = states[self._at]
-            below = [
-                leaf for leaf in frontier
-                if leaf.parent == state.node and leaf.expandable and leaf.node not in dropped
-            ]  # fmt: skip
+            below = [x for x in frontier if x.parent == state.node and x.expandable]
+            below = [leaf for leaf in below if leaf.node not in dropped]
             # Proposals of one state are completed before the best of them is followed.  A state may
             # have come to its end early: a bank had no more children for it.
             full = state.visits >= self.children or state.dead

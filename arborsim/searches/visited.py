@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.core.observations import DenseRows, LayerRows, SparseRows, VectorRows
+from arborsim.core.head_rows import VectorRows
+from arborsim.core.observations import DenseRows, LayerRows, SparseRows
 from arborsim.searches.walk import Step, Walk
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import Kind
@@ -95,7 +96,7 @@ class _Rows:
         self._pending.append((int(kind), node, self._iteration, row))
 
     def step(self, step: Step) -> None:
-        """What the search decided, and what was decoded then."""
+        """The search's decisions, and what was decoded then."""
         for node in step.dropped:
             self.event(Kind.PRUNE, node)
         self._turns = self._turns or bool(step.opened)
@@ -115,12 +116,9 @@ class _Rows:
         steps = np.arange(iterations)
         tokens = (self._next[leaves] + steps[:, None]).ravel()
         self._next[leaves] += iterations
-        self._chunks.append((
-            np.full(iterations * width, int(Kind.TOKEN)),
-            np.tile(leaves, iterations),
-            np.repeat(self._iteration + 1 + steps, width),
-            self._token_rows[tokens],
-        ))  # fmt: skip
+        kinds, nodes = np.full(iterations * width, int(Kind.TOKEN)), np.tile(leaves, iterations)
+        numbers = np.repeat(self._iteration + 1 + steps, width)
+        self._chunks.append((kinds, nodes, numbers, self._token_rows[tokens]))
         self._iteration += iterations
 
     def _flush(self) -> None:

@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """What a search did on a bank.  Nodes are numbered in order of opening; 0 is the prompt."""
+    """A search's run on a bank.  Nodes are numbered in order of opening; 0 is the prompt."""
 
     search: str
     bank_node: tuple[int, ...]  #: number of each node in the bank
@@ -246,11 +246,11 @@ class _Driver:
         if same and self._dedupe:
             finished, dead = False, True
         self._said[content] = same + 1
+        at = node.recorded
         node.leaf = self._frontier[number] = Leaf(
-            number, node.parent, node.depth, bank.score[node.recorded], finished, dead, 0,
-            node.path_tokens, bank.embedding.get(node.recorded), bank.answer[node.recorded],
-            bank.text[node.recorded], bank.entropy[node.recorded], bank.logprob[node.recorded],
-            self._first.setdefault(content, number),
+            number, node.parent, node.depth, bank.score[at], finished, dead, 0, node.path_tokens,
+            bank.embedding.get(at), bank.answer[at], bank.text[at], bank.entropy[at],
+            bank.logprob[at], self._first.setdefault(content, number),
         )  # fmt: skip
 
     def _content(self, number: int) -> tuple[int, int]:

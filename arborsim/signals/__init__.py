@@ -1,1 +1,1 @@
-"""What a policy may observe, and the per-token scores computed from it."""
+"""Per-token scores, computed from what a policy may observe."""

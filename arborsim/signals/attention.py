@@ -17,19 +17,18 @@ from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.rows import (
-    ExactSums,
     GroupRows,
     LastLayers,
-    Places,
     Row,
     RowState,
-    SparseNewest,
-    SparseSums,
+    TokenIds,
     group_rows,
     is_number,
     row_signal,
 )
-from arborsim.signals.scores import Changes, Score, ScoreState, ValueSize, grouping_setting
+from arborsim.signals.scores import Changes, Score, ScoreState, grouping_setting
+from arborsim.signals.sparse_rows import ExactSums, SparseNewest, SparseSums
+from arborsim.signals.vectors import ValueSize
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,9 @@ class CumulativeAttention(Score):
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows; the prompt is one block."""
-        if self.count_prompt and not self.from_later_blocks:
-            return RowUse(self.grouping, "sum")
-        return RowUse(self.grouping, "sum", prompt=0)
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
+        # The prompt is one block.
+        whole = self.count_prompt and not self.from_later_blocks
+        return RowUse(self.grouping, "sum") if whole else RowUse(self.grouping, "sum", prompt=0)
 
     def start(self, layers: int) -> ScoreState:
         if self.from_later_blocks:
@@ -107,7 +101,7 @@ class _LaterState(RowState):
         for now, row in zip(self._now, rows, strict=True):
             if is_number(row):
                 later = row[: self._before[leaf]]
-                self._take(now, self._paths.places(leaf, len(later)), later)
+                self._take(now, self._paths.tokens(leaf, len(later)), later)
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class ValueWeightedAttention(Score):
     """
 
     grouping: str = grouping_setting()
-    about: ClassVar[str] = "cumulative attention x L1 norm of the value"
+    about = "cumulative attention x L1 norm of the value"
     changes: ClassVar[Changes] = "freely"
 
     @property
@@ -127,8 +121,8 @@ class ValueWeightedAttention(Score):
         return row_signal(self.grouping) | ValueSize(self.grouping).needs
 
     @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return CumulativeAttention(grouping=self.grouping).row_uses
+    def use(self) -> RowUse:
+        return CumulativeAttention(grouping=self.grouping).use
 
     def start(self, layers: int) -> ScoreState:
         received = CumulativeAttention(grouping=self.grouping).start(layers)
@@ -144,10 +138,6 @@ class _ProductState(ScoreState):
         self._changing.begin(run, tree, generated)
         self._frozen.begin(run, tree, generated)
         self._grow(len(self._changing.values), run.num_tokens)
-
-    def observe(self, step: int) -> None:
-        self._changing.observe(step)
-        np.multiply(self._changing.values, self._frozen.values, out=self.values)
 
     def observe_all(self, first: int, last: int) -> None:
         self._changing.observe_all(first, last)
@@ -172,7 +162,7 @@ class NewestAttention(Score):
         "notices",
     )
     grouping: str = grouping_setting()
-    about: ClassVar[str] = "attention of the newest query"
+    about = "attention of the newest query"
     changes: ClassVar[Changes] = "freely"
 
     @property
@@ -181,7 +171,6 @@ class NewestAttention(Score):
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         return RowUse(self.grouping, "newest", prompt=1)
 
     @property
@@ -220,7 +209,7 @@ class NewestState(RowState):
         """Take in the newest rows of each leaf, by group."""
         for group, now in enumerate(self._now):
             found = [
-                (self._paths.places(leaf, len(rows[group])), rows[group])
+                (self._paths.tokens(leaf, len(rows[group])), rows[group])
                 for leaf, rows in enumerate(batch)
                 if is_number(rows[group])
             ]
@@ -252,7 +241,7 @@ class NewestState(RowState):
         return [self._rows.row(step * width + leaf) for leaf in range(width)]
 
 
-def _write_mean(now: np.ndarray, found: list[tuple[Places, np.ndarray]]) -> None:
+def _write_mean(now: np.ndarray, found: list[tuple[TokenIds, np.ndarray]]) -> None:
     """Replace values by the mean of the rows that cover them."""
     queries = np.zeros(len(now))
     for at, _ in found:
@@ -268,7 +257,7 @@ def _write_mean(now: np.ndarray, found: list[tuple[Places, np.ndarray]]) -> None
 class PromptAttention(Score):
     """Attention from the last `window` prompt queries, summed; generated tokens have 0.
 
-    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1); a shorter prompt counts whole.  With
+    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1).  A shorter prompt counts whole.  With
     `generated`, tokens have votes from all queries since the window.
     """
 
@@ -287,12 +276,7 @@ class PromptAttention(Score):
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         return RowUse(self.grouping, "sum", self.window, self.generated)
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
 
     def start(self, layers: int) -> ScoreState:
         return _PromptState(self)

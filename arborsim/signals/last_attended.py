@@ -11,15 +11,16 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal, SparseRows
 from arborsim.core.row_uses import ALL_QUERIES, RowUse
 from arborsim.core.tree import ThoughtTree
-from arborsim.signals.rows import Places, RowState, SparseUpdater, lists_numbers
+from arborsim.signals.rows import RowState, TokenIds
 from arborsim.signals.scores import Changes, Score, ScoreState
+from arborsim.signals.sparse_rows import SparseUpdater, lists_numbers
 
 
 @dataclass(frozen=True)
 class LastAttended(Score):
     """Decode iteration in which a token was last attended to enough (its birth counts).
 
-    Prompt tokens have 0; `with_prompt` they count as generated ones, one iteration each, in all
+    Prompt tokens have 0.  `with_prompt` they count as generated ones, one iteration each, in all
     that follows.  Without `page`, a generated token is refreshed when the newest query pays it at
     least the median of what it pays the generated tokens that it can read (EpiKV's variant of RaaS;
     of an even number the lower of the two in the middle).  Else a page of that many consecutive
@@ -35,8 +36,8 @@ class LastAttended(Score):
     threshold: float = 0.01
     up_to_constant: bool = False
     prompt: bool = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
-    about: ClassVar[str] = "timestamp of the last use"
+    needs = frozenset({Signal.ATTENTION})
+    about = "timestamp of the last use"
     changes: ClassVar[Changes] = "freely"
 
     @property
@@ -45,13 +46,8 @@ class LastAttended(Score):
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         prompt = ALL_QUERIES if self.prompt else 0
         return RowUse("shared", "last", prompt, page=self.page, threshold=self.threshold)
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
 
     def with_prompt(self) -> Score:
         return replace(self, prompt=True)
@@ -61,7 +57,7 @@ class LastAttended(Score):
 
 
 class _LastAttendedState(RowState):
-    knows_held: ClassVar[bool] = True
+    knows_held = True
 
     def __init__(self, spec: LastAttended) -> None:
         super().__init__(spec.use)
@@ -112,12 +108,13 @@ class _LastAttendedState(RowState):
 
     def observe_all(self, first: int, last: int) -> None:
         if self._reduced is None:
-            ScoreState.observe_all(self, first, last)  # iterations count, whatever takes the rows
+            for step in range(first, last):  # iterations count, whatever takes the rows
+                self.observe(step)
         else:
             super().observe_all(first, last)
             self._iteration += last - first
 
-    def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
+    def _take(self, now: np.ndarray, at: TokenIds, row: np.ndarray) -> None:
         if self._reduced is not None:
             used = np.where(row > 0, row + float(self._iteration), 0.0)
             now[at] = np.maximum(now[at], used)

@@ -14,7 +14,6 @@ itself in the recall mode ``ondemand`` in the same way, over the tokens that it 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +23,8 @@ from arborsim.core.row_uses import ALL_QUERIES, RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState, vectors_per_group
+from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState
+from arborsim.signals.vectors import vectors_per_group
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Queries(FixedScore):
     """
 
     newest: int = ALL_QUERIES
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = "queries"
+    needs = frozenset({Signal.HEAD_ATTENTION})
+    about = "queries"
 
     @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({RowUse("head", "queries", self.newest, newest=self.newest)})
+    def use(self) -> RowUse:
+        return RowUse("head", "queries", self.newest, newest=self.newest)
 
     def compute(self, run: TokenRun) -> np.ndarray:
         rows = head_rows(run.observed)
@@ -55,8 +55,8 @@ class PageOf(Score):
     """The page that each token is in, numbered as they begin; int64 ``[1, tokens]``."""
 
     page: int = setting(16, "of a page", unit="tokens", low=1)
-    needs: ClassVar[frozenset[Signal]] = frozenset()
-    about: ClassVar[str] = "page"
+    needs = frozenset()
+    about = "page"
 
     def start(self, layers: int) -> ScoreState:
         return _PageOfState(self.page)
@@ -67,9 +67,9 @@ class PageBounds(Score):
     """Smallest, then largest key of every page; float64 ``[groups, pages, 2 x head_dim]``."""
 
     page: int = setting(16, "of a page", unit="tokens", low=1)
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS})
-    grouping: ClassVar[str] = "head"
-    about: ClassVar[str] = "bounds of the keys of each page"
+    needs = frozenset({Signal.KEYS})
+    grouping = "head"
+    about = "bounds of the keys of each page"
 
     def start(self, layers: int) -> ScoreState:
         return _PageBoundsState(self.page)

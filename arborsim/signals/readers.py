@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -26,8 +25,8 @@ UNREAD = -1  # fills up the rows of tokens with fewer readers than others
 class Readers(Score):
     """Per token the step that the reasoning is at after it, then the steps that read it."""
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.READERS})
-    about: ClassVar[str] = "steps of the task that read the token"
+    needs = frozenset({Signal.READERS})
+    about = "steps of the task that read the token"
 
     def start(self, layers: int) -> ScoreState:
         return _ReadersState()
@@ -63,7 +62,8 @@ def table_of(rows: Sequence[Sequence[int]]) -> np.ndarray:
 def distance(steps: np.ndarray, now: np.ndarray | int) -> np.ndarray:
     """Steps from `now` to the nearest one that reads a token; `NEVER` where none will.
 
-    `steps`, int32 ``[readers, tokens]``; `now`, one step or int ``[tokens]``; float64 ``[tokens]``.
+    Of `steps`, int32 ``[readers, tokens]``, and `now`, one step or int ``[tokens]``.  Float64
+    ``[tokens]``.
     """
     nearest = np.full(steps.shape[1], NEVER, dtype=np.uint32)
     ahead = np.empty(steps.shape[1], dtype=np.int32)

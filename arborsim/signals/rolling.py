@@ -7,13 +7,13 @@ whatever the number of windows.
 
 A band of layers makes one stream of numbers along the token's path; a score is a weighted sum of
 rolling statistics of such streams, computed when the token is born and frozen (arXiv:2606.26472,
-sections 3.2 and 3.3).
+sections 3.2 and 3.3).  EpiKV measures the length of a hidden-state change.  `HiddenCosine` measures
+its angle.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -21,10 +21,13 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.signals.scores import AtBirth, Score, ScoreState, layer_mean, sum_in_order
+from arborsim.signals.scores import AtBirth, Score, ScoreState, sum_in_order
+from arborsim.signals.vectors import layer_mean, norms
 
 _SHORT = 4  # runs of fewer windows than this are computed in whole tables
+_AT_ONCE = 256  # vectors to widen at once
 EPSILON = 1e-6
+TURNS = ("state", "change")
 
 
 def rolling_mean_std(
@@ -34,7 +37,7 @@ def rolling_mean_std(
 
     `history`, float64 ``[h]``, holds values before the first of `new`, float64 ``[n]``, oldest
     first; with fewer than `window` - 1 the window is not yet full.  Mean, standard deviation and
-    number of values in the window, itself included, of each new value; float64 ``[n]``.
+    number of values in the window, itself included, of each new value.  Float64 ``[n]``.
     """
     by_lag, count, known = _windows(history, new, window)
     mean = sum_in_order(by_lag, axis=0) / count
@@ -147,7 +150,7 @@ class RollingState(AtBirth):
         super().begin(run, tree, generated)
 
     def streams(self, run: TokenRun) -> list[np.ndarray]:
-        """What the tokens of a run add to each band's stream, float64 ``[tokens]``."""
+        """New values of each band's stream, float64 ``[tokens]``."""
         observed = run.observed.per_layer[self._spec.signal]
         return [layer_mean(observed, first, last) for first, last in self._layers]
 
@@ -192,7 +195,7 @@ class HiddenChangeContrast(Score):
     statistic: str = setting(
         "z", "z-score of the newest value, or mean of the window", choices=("z", "mean")
     )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
+    needs = frozenset({Signal.HIDDEN_CHANGE})
 
     @property
     def about(self) -> str:
@@ -210,3 +213,82 @@ class HiddenChangeContrast(Score):
 
     def start(self, layers: int) -> ScoreState:
         return self.bands.start(layers)
+
+
+@dataclass(frozen=True)
+class HiddenCosine(Score):
+    """``1 - cos`` of hidden vectors at one layer, z-scored over the token's own path.
+
+    Of the vectors of a token and the one before it ("state"), or of the changes that led to them
+    ("change"); 0 where there are not as many tokens, or a vector is zero.  The layer is the
+    recorded one nearest to the one asked for.  Prompt tokens count as in `RollingBands`.
+    """
+
+    turn: str = setting("state", "what turns: the hidden state, or its change", choices=TURNS)
+    layer: float = setting(10 / 32, "layer", unit="share of the depth", low=0, high=1)
+    window: int = setting(64, "trailing window", unit="tokens", low=2, high=65536)
+    epsilon: float = setting(EPSILON, "added to the standard deviation", low=1e-12, high=1)
+    prompt: bool = False
+    needs = frozenset({Signal.HIDDEN})
+
+    @property
+    def about(self) -> str:
+        return f"turn of the hidden {self.turn}, z-scored"
+
+    def with_prompt(self) -> Score:
+        return replace(self, prompt=True)
+
+    @property
+    def band(self) -> Band:
+        """Its one layer."""
+        return Band(self.layer, self.layer)
+
+    def hidden_layers(self, layers: int) -> frozenset[int]:
+        return frozenset({self.band.layers(layers)[0]})
+
+    def start(self, layers: int) -> ScoreState:
+        return _CosineState(self, layers)
+
+
+class _CosineState(RollingState):
+    def __init__(self, spec: HiddenCosine, layers: int) -> None:
+        what = Signal.HIDDEN, (spec.band,), "z", spec.window, spec.epsilon, spec.prompt
+        super().__init__(RollingBands(*what), layers)
+        self._layer, _ = spec.band.layers(layers)
+        self._back = 1 + TURNS.index(spec.turn)  # vectors before a token that count
+        self._newest: dict[int, np.ndarray] = {}  # of a node's tokens and those before them
+
+    def streams(self, run: TokenRun) -> list[np.ndarray]:
+        assert run.observed.hidden is not None, "the reader was not asked for hidden vectors"
+        vectors = run.observed.hidden.nearest(self._layer)
+        width, fresh = len(run.leaves), np.zeros(run.num_tokens)
+        for w, leaf in enumerate(run.leaves):
+            own = vectors[w::width]
+            before = self._before(leaf) if self._generated else own[:0]
+            if self._generated or self._spec.prompt:  # else the windows leave it out
+                fresh[w::width] = self._distances(before, own)
+            path = np.concatenate([before, own[-self._back :]])
+            self._newest[leaf] = path[-self._back :]
+        return [fresh]
+
+    def _before(self, leaf: int) -> np.ndarray:
+        """The newest vectors on the path to `leaf`, float16 ``[at most back, size]``."""
+        while leaf not in self._newest:  # the prompt is
+            leaf = self._tree.nodes[leaf].parent
+        return self._newest[leaf]
+
+    def _distances(self, before: np.ndarray, own: np.ndarray) -> np.ndarray:
+        path = np.concatenate([before, own])
+        parts = [np.zeros(self._back - len(before))]  # of tokens that have too few before them
+        for first in range(0, len(path) - self._back, _AT_ONCE):
+            some = path[first : first + _AT_ONCE + self._back].astype(np.float64)
+            parts.append(_cosine_distances(np.diff(some, axis=0) if self._back > 1 else some))
+        return np.concatenate(parts)[: len(own)]
+
+
+def _cosine_distances(vectors: np.ndarray) -> np.ndarray:
+    """``1 - cos`` of each vector ``[n, size]`` and the one before it; float64 ``[n - 1]``."""
+    length = norms(vectors)
+    both = length[1:] * length[:-1]
+    product = sum_in_order(vectors[1:] * vectors[:-1])
+    return np.where(both > 0, 1 - product / np.where(both > 0, both, 1.0), 0.0)

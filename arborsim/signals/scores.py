@@ -1,14 +1,10 @@
 """Per-token scores: what a policy ranks tokens by, and those that are fixed at birth.
 
-A `Score` is a frozen description with parameters; `Score.start` makes the state that follows one
+A `Score` is a frozen description with parameters.  `Score.start` makes the state that follows one
 search.  Values are always ``[groups, tokens]``.  A group of a cache is the whole model (grouping
 "shared": one group), a captured layer ("layer"), or a captured layer and KV head ("head", layer by
 layer).  *Frozen* scores are fixed when a token is born and computed for a whole run at once;
 *accumulating* scores are brought up to date iteration by iteration.
-
-Of keys and values, traces describe the whole model by norms per layer and by a sketch of all keys;
-layers and KV heads have their vectors.  Sums run over channels, heads and layers in a fixed order,
-so that the same vector has the same score everywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import Observations, Signal
+from arborsim.core.observations import Signal
 from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
@@ -30,7 +26,7 @@ from arborsim.core.tree import GrowingTable, ThoughtTree
 
 GROUPINGS = ("shared", "layer", "head")
 Changes = Literal["never", "rises", "freely"]
-"""What becomes of a value; "rises" is up to a constant that all tokens share."""
+"""How values change after birth; "rises" is up to a constant that all tokens share."""
 # From this many sums on, adding them side by side is faster than one after the other.
 _MANY_SUMS = 256
 
@@ -46,7 +42,7 @@ class Score(ABC):
     @property
     @abstractmethod
     def about(self) -> str:
-        """What it measures, in a few words."""
+        """Its name in sentences."""
 
     @property
     @abstractmethod
@@ -55,22 +51,25 @@ class Score(ABC):
 
     @property
     def changes(self) -> Changes:
-        """What becomes of a token's value after its birth."""
+        """How a token's value changes after its birth."""
         return "never"
 
     @property
+    def use(self) -> RowUse | None:
+        """The reduction of attention rows that is enough for it; None for rows as they are."""
+        return None
+
+    @property
     def row_uses(self) -> frozenset[RowUse]:
-        """What it needs of attention rows; every row, unless a subclass needs less."""
-        found = set()
-        if Signal.ATTENTION in self.needs:
-            found.add(RowUse("shared", "rows"))
-        if Signal.HEAD_ATTENTION in self.needs:
-            found.add(RowUse("head", "rows"))
-        return frozenset(found)
+        """All that it needs of attention rows."""
+        if self.use is not None:
+            return frozenset({self.use})
+        rows = {Signal.ATTENTION: "shared", Signal.HEAD_ATTENTION: "head"}
+        return frozenset(RowUse(rows[signal], "rows") for signal in self.needs & rows.keys())
 
     @property
     def sizes(self) -> frozenset[Signal]:
-        """Of keys and values those whose L1 norm in each KV head is enough."""
+        """Those of keys and values whose L1 norm in each KV head is enough."""
         return frozenset()
 
     def hidden_layers(self, layers: int) -> frozenset[int]:
@@ -134,14 +133,13 @@ class ScoreState(ABC):
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         """Take in a run whose tokens the tree already holds; `generated` is False for a prompt."""
 
-    @abstractmethod
     def observe(self, step: int) -> None:
         """Bring accumulating scores up to date with iteration `step` of the run."""
+        self.observe_all(step, step + 1)
 
+    @abstractmethod
     def observe_all(self, first: int, last: int) -> None:
         """Observe iterations ``first`` to ``last``; the same bits as one by one."""
-        for step in range(first, last):
-            self.observe(step)
 
     def _grow(self, groups: int, tokens: int) -> np.ndarray:
         """Append columns of zeros for new tokens; returns all values."""
@@ -153,9 +151,6 @@ class ScoreState(ABC):
 
 class AtBegin(ScoreState):
     """Values that runs change when they begin, and iterations do not."""
-
-    def observe(self, step: int) -> None:
-        pass
 
     def observe_all(self, first: int, last: int) -> None:
         pass
@@ -275,8 +270,8 @@ class SeededUniform(Score):
     """Uniform random numbers in [0, 1), the same for the same seed and token order."""
 
     seed: int = setting(0, "of the random numbers", low=0)
-    needs: ClassVar[frozenset[Signal]] = frozenset()
-    about: ClassVar[str] = "seeded uniform"
+    needs = frozenset()
+    about = "seeded uniform"
 
     def start(self, layers: int) -> ScoreState:
         rng = np.random.default_rng(self.seed)
@@ -287,29 +282,12 @@ class SeededUniform(Score):
 class Position(Score):
     """The order of arrival: what is oldest ranks lowest."""
 
-    needs: ClassVar[frozenset[Signal]] = frozenset()
-    about: ClassVar[str] = "position"
+    needs = frozenset()
+    about = "position"
 
     def start(self, layers: int) -> ScoreState:
         arrivals = count()
         return AtBirth(lambda run: np.fromiter(arrivals, np.float64, run.num_tokens)[None])
-
-
-@dataclass(frozen=True)
-class LagVariance(FixedScore):
-    """Lag-KV as the EpiKV paper streams it: spread of lag-normalised key plus value.
-
-    Keys and values are normalised per channel by the previous chunk's minimum and maximum where
-    they are observed (they are too large for a trace); the score is the mean over layers.
-    """
-
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
-    about: ClassVar[str] = "lag-normalised spread of key and value"
-
-    def compute(self, run: TokenRun) -> np.ndarray:
-        key = run.observed.per_layer[Signal.LAG_KEY].astype(np.float64)
-        value = run.observed.per_layer[Signal.LAG_VALUE].astype(np.float64)
-        return np.asarray(sum_in_order(key + value)[None] / key.shape[1])
 
 
 @dataclass(frozen=True)
@@ -321,7 +299,7 @@ class EvictionTime(FixedScore):
 
     grouping: str = grouping_setting()
 
-    about: ClassVar[str] = "time of eviction in the optimal schedule"
+    about = "time of eviction in the optimal schedule"
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -331,154 +309,3 @@ class EvictionTime(FixedScore):
 
     def compute(self, run: TokenRun) -> np.ndarray:
         return np.asarray(run.observed.per_layer[Signal.EVICTION_TIME].T, np.float64)
-
-
-def layer_mean(values: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Mean over the layers `first` to `last`, both included, added in their order.
-
-    Of values ``[tokens, layers]``; those that are not finite are left out; 0 without any other.
-    """
-    if first == last:
-        only = values[:, first].astype(np.float64)
-        return np.where(np.isfinite(only), only, 0.0)
-    chosen = values[:, first : last + 1].astype(np.float64)
-    finite = np.isfinite(chosen)
-    count: int | np.ndarray = last + 1 - first
-    if not finite.all():
-        chosen = np.where(finite, chosen, 0.0)
-        count = np.maximum(finite.sum(axis=1), 1)
-    return np.asarray(sum_in_order(chosen) / count)
-
-
-def norms(vectors: np.ndarray) -> np.ndarray:
-    """L2 norms over the last axis, float64."""
-    return np.asarray(np.sqrt(sum_in_order(vectors * vectors)))
-
-
-def vectors_per_group(observed: Observations, signal: Signal, grouping: str) -> np.ndarray:
-    """Keys or values of a run's tokens, float16 ``[groups, tokens, size]``.
-
-    "layer" joins the vectors of the layer's heads into one, "shared" those of all layers.
-    """
-    if signal is Signal.KEY_SKETCH:
-        return observed.per_layer[signal][None]
-    vectors = observed.keys if signal is Signal.KEYS else observed.values
-    assert vectors is not None, f"the reader was not asked for {signal.value}"
-    tokens, layers, heads, size = vectors.shape
-    if grouping == "layer":
-        return vectors.reshape(tokens, layers, heads * size).swapaxes(0, 1)
-    if grouping == "shared":
-        return vectors.reshape(1, tokens, layers * heads * size)
-    return vectors.reshape(tokens, layers * heads, size).swapaxes(0, 1)
-
-
-@dataclass(frozen=True)
-class ValueSize(FixedScore):
-    """L1 norm of a token's value, mean over the layers and KV heads of a group."""
-
-    grouping: str = grouping_setting("head")
-    about: ClassVar[str] = "L1 norm of the value"
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset({Signal.VALUE_NORM if self.grouping == "shared" else Signal.VALUES})
-
-    @property
-    def sizes(self) -> frozenset[Signal]:
-        return self.needs & {Signal.VALUES}
-
-    def compute(self, run: TokenRun) -> np.ndarray:
-        if self.grouping == "shared":
-            recorded = run.observed.per_layer[Signal.VALUE_NORM].astype(np.float64)
-            return np.asarray(sum_in_order(recorded)[None] / recorded.shape[1])
-        size = run.observed.sizes.get(Signal.VALUES)
-        if size is None:
-            assert run.observed.values is not None, "the reader was not asked for values"
-            # Sums of float16 values are exact in float64, in any order.
-            size = np.abs(run.observed.values.astype(np.float64)).sum(axis=-1)
-        return np.asarray(
-            (size.mean(-1) if self.grouping == "layer" else size.reshape(len(size), -1)).T
-        )
-
-
-@dataclass(frozen=True)
-class KeyLength(FixedScore):
-    """L2 norm of a token's key, mean over the layers and KV heads of a group.
-
-    Devoto et al. 2024, arXiv:2406.11430.
-    """
-
-    grouping: str = grouping_setting("head")
-    about: ClassVar[str] = "key norm"
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset({Signal.KEY_NORM if self.grouping == "shared" else Signal.KEYS})
-
-    def compute(self, run: TokenRun) -> np.ndarray:
-        if self.grouping == "shared":
-            recorded = run.observed.per_layer[Signal.KEY_NORM]
-            return layer_mean(recorded, 0, recorded.shape[1] - 1)[None]
-        assert run.observed.keys is not None, "the reader was not asked for keys"
-        length = norms(run.observed.keys.astype(np.float64))  # [tokens, layers, heads]
-        if self.grouping == "head":
-            return np.asarray(length.reshape(len(length), -1).T)
-        return np.asarray((sum_in_order(length) / length.shape[-1]).T)
-
-
-_LENGTH = 2.0**16
-"""Length of a direction.  Float16 keys have 11 bits, so rounding loses little; products with the
-sum of up to 2**20 directions are whole numbers of at most 2**53: exact, in any order of adding."""
-
-
-@dataclass(frozen=True)
-class KeyDirections(FixedScore):
-    """Keys scaled to the same length; float64 ``[groups, tokens, size]``.
-
-    Scalar products are cosines, up to a factor.  A zero key stays zero.  "shared" takes the sketch
-    of the keys of all layers and heads, a random projection in which cosines survive roughly, or
-    unless `sketched` those keys themselves, joined; "layer" joins the keys of a layer's heads.
-
-    `whole` directions have length 2**16 and are rounded to whole numbers, others have length 1:
-    products with sums of whole directions are exact, so that matrix products give the same bits on
-    every machine and however a sum was built up.
-    """
-
-    grouping: str = grouping_setting("head")
-    whole: bool = True
-    sketched: bool = True
-    about: ClassVar[str] = "direction of the key"
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        sketched = self.sketched and self.grouping == "shared"
-        return frozenset({Signal.KEY_SKETCH if sketched else Signal.KEYS})
-
-    def compute(self, run: TokenRun) -> np.ndarray:
-        (signal,) = self.needs
-        keys = vectors_per_group(run.observed, signal, self.grouping).astype(np.float64)
-        length = norms(keys)[..., None]
-        unit = keys / np.where(length > 0, length, 1.0)
-        return np.rint(unit * _LENGTH) if self.whole else unit
-
-
-@dataclass(frozen=True)
-class Vectors(FixedScore):
-    """Keys or values of every KV head as recorded; float16 ``[groups, tokens, head_dim]``."""
-
-    signal: Signal
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset({self.signal})
-
-    @property
-    def grouping(self) -> str:
-        return "head"
-
-    @property
-    def about(self) -> str:
-        return self.signal.value
-
-    def compute(self, run: TokenRun) -> np.ndarray:
-        return vectors_per_group(run.observed, self.signal, "head")

@@ -24,8 +24,8 @@ class LayerSensitivity(Score):
     """ARKV's OQ score (Eqs. 3-6): ``Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3)`` of each layer.
 
     Taken once, from the attention of the last `window` prompt queries to the keys before them, not
-    renormalised; see `layer_statistics`.  The same number for every token of a layer's groups; 0
-    for all if the prompt is not longer than the window.
+    renormalised; see `layer_statistics`.  The same number for every token of a layer's groups.  It
+    is 0 for all if the prompt is not longer than the window.
     """
 
     grouping: str = "head"
@@ -33,17 +33,12 @@ class LayerSensitivity(Score):
     tau1: float = 7.7744
     tau2: float = 5.4070
     tau3: float = 5.5277
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = "sensitivity of the layer"
+    needs = frozenset({Signal.HEAD_ATTENTION})
+    about = "sensitivity of the layer"
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         return RowUse(self.grouping, "moments", self.window, generated=False)
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
 
     def start(self, layers: int) -> ScoreState:
         return OfPrompt(self.of_prompt)
@@ -110,20 +105,18 @@ class HeavyHitters(Score):
     window: int = 32
     gamma: float = 263.811
     cumulative: bool = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = (
-        "attention of the last prompt queries, then of the newest query; variance counts"
-    )
+    needs = frozenset({Signal.HEAD_ATTENTION})
+    about = "attention of the last prompt queries, then of the newest query; variance counts"
     changes: ClassVar[Changes] = "freely"
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows of generated tokens."""
+        """The reduction of the rows of generated tokens."""
         return RowUse(self.grouping, "newest", prompt=0)
 
     @property
     def use_of_prompt(self) -> RowUse:
-        """What it needs of those of the prompt."""
+        """The reduction of those of the prompt."""
         return RowUse(self.grouping, "spread", self.window, generated=False, weight=self.gamma)
 
     @property
@@ -175,7 +168,7 @@ class _HeavyHitterState(NewestState):
         width, read = len(self._paths), np.zeros(self.values.shape[1], dtype=bool)
         for i in range(max(first, self._first) * width, last * width):
             row = self._heads.row(i)
-            at = self._paths.places(i % width, row.shape[2])
+            at = self._paths.tokens(i % width, row.shape[2])
             tokens = np.arange(self.values.shape[1])[at]
             self._spread.add(tokens, row.reshape(-1, row.shape[2]).astype(np.float64))
             read[tokens] = True

@@ -2,7 +2,8 @@
 
 For logs of requests, which know lengths only: a row per token and a row group per request would be
 millions of rows that say nothing.  An episode stays in one piece within one row group, so a reader
-still has one at a time: `Places` says where each lies, and `expand` makes it what version 1 stores.
+still has one at a time: `EpisodeIndex` says where each lies, and `expand` makes it what version 1
+stores.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NEEDED = ("kind", RUN.name)
 
 
 @dataclass(frozen=True)
-class Places:
+class EpisodeIndex:
     """Where each episode lies; int64 ``[episodes]``."""
 
     group: np.ndarray  # row group

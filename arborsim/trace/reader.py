@@ -19,8 +19,9 @@ import pyarrow as pa
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.parquet import Chunk, ParquetTables, ends_of, one_line
-from arborsim.trace.episode import Episode, decode_episode
-from arborsim.trace.packed import NEEDED, Places, expand
+from arborsim.trace.decode import decode_episode
+from arborsim.trace.episode import Episode
+from arborsim.trace.packed import NEEDED, EpisodeIndex, expand
 from arborsim.trace.schema import (
     EVICTED_BY,
     LATER,
@@ -71,17 +72,17 @@ class TraceReader:
         if packed and in_parts:
             raise TraceError(f"{files[0]}: a part holds one episode, not packed; record it again")
         self._held: dict[Signal, bool] = {}
-        self._packed = self._packed_places(first) if packed else None
+        self._packed = self._episode_index(first) if packed else None
         #: The last row group of a packed trace that was read, with these columns.
         self._group: tuple[int, tuple[str, ...] | None, pa.Table] | None = None
         self.num_episodes = len(self._groups if self._packed is None else self._packed.group)
         self.file_bytes = sum(os.path.getsize(file) for file in files)
 
-    def _packed_places(self, file: ParquetTables) -> Places:
+    def _episode_index(self, file: ParquetTables) -> EpisodeIndex:
         groups = range(file.metadata.num_row_groups)
         table = file.read(groups, ["episode", RUN.name])
         rows = np.array([file.metadata.row_group(group).num_rows for group in groups])
-        return Places.of(table, rows, str(self.path))
+        return EpisodeIndex.of(table, rows, str(self.path))
 
     def num_rows(self, episode: int) -> int:
         """Rows of one episode, without reading it."""
@@ -139,7 +140,7 @@ class TraceReader:
         Parameters
         ----------
         needs : iterable of Signal
-            The observations to decode; the others are never read from disk.
+            The observations to decode.  The others are never read from disk.
         text, embedding : bool
             Also decode the text of blocks and answers (those of thoughts too), and the embeddings
             at boundaries.

@@ -3,16 +3,17 @@
 One file is one trace.  A row is one event in time order, a row group is one episode (one search
 over one prompt), so a reader streams one episode at a time.  Version 2 is the packed form of
 `arborsim.trace.packed`: a row may stand for a run of tokens, and episodes share row groups.
-`TraceInfo` is stored as JSON under
-the key ``arborsim.trace`` of the Parquet schema metadata.
+`TraceInfo` is stored as JSON under the key ``arborsim.trace`` of the Parquet schema metadata.
 """
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -21,8 +22,7 @@ from arborsim.core.errors import TraceError, UsageError
 from arborsim.core.geometry import Geometry as Geometry
 from arborsim.core.observations import Signal
 from arborsim.core.records import convert
-from arborsim.core.rope import Rope
-from arborsim.core.shape import CacheShape
+from arborsim.core.shape import CacheShape, Rope
 
 #: Version of traces with a row per token, and of packed ones.
 FORMAT_VERSION = 1
@@ -32,7 +32,7 @@ VERSION_KEY = b"arborsim.version"
 
 
 class Kind(IntEnum):
-    """What a row records.  Stored as a dictionary-encoded lower-case string."""
+    """The kinds of rows.  Stored as a dictionary-encoded lower-case string."""
 
     PREFILL = 0  # one prompt token
     TOKEN = 1  # one generated token
@@ -67,7 +67,7 @@ class Capture(StrEnum):
 
 @dataclass(frozen=True)
 class TraceInfo:
-    """What a trace is and how it was made (the file's metadata)."""
+    """A trace's content and origin (the file's metadata)."""
 
     geometry: Geometry  # of the model that was recorded
     #: Names; `search_parameters` holds the search's options
@@ -125,7 +125,7 @@ class TraceInfo:
 
     @property
     def cache_shape(self) -> CacheShape:
-        """What the groups of plans stand for: the captured layers and their KV heads."""
+        """The groups of plans: the captured layers and their KV heads."""
         shape = self.geometry
         return CacheShape(self.qkv_layers, shape.kv_heads, shape.head_dim, self.rope)
 
@@ -138,7 +138,7 @@ class TraceInfo:
 
     @property
     def recording(self) -> dict[str, Any]:
-        """What was searched, how, and by which model: what live runs are compared by."""
+        """The task, search and model, by which live runs are compared."""
         names = ("task", "search", "model", "search_parameters")
         return {name: getattr(self, name) for name in names}
 
@@ -164,88 +164,33 @@ class TraceInfo:
             ) from error
 
 
-def _column(name: str, kind: pa.DataType, unit: str, about: str) -> pa.Field:
-    return pa.field(name, kind, metadata={"unit": unit, "about": about})
+def _columns() -> dict[str, list[pa.Field]]:
+    """The columns in ``schema.csv``, by the set that they belong to.
+
+    *structure*: every trace has them.  *signals*: of that level, with one of *attention_dense* and
+    *attention_sparse*, and *attention_layers* and *hidden* as chosen.  *qkv*: vectors of the
+    captured layers, concatenated layer by layer.  *requests*: of traces made from logs of requests;
+    an episode's first row has the values.  *run*: of packed traces.
+    """
+    found: dict[str, list[pa.Field]] = {}
+    text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        metadata = {"unit": row["unit"], "about": row["about"]}
+        field_ = pa.field(row["name"], _type(row["type"]), metadata=metadata)
+        found.setdefault(row["set"], []).append(field_)
+    return found
 
 
-_F16_LIST = pa.list_(pa.float16())
+def _type(name: str) -> pa.DataType:
+    """A type by its name: that of Arrow, ``label`` for few texts, or ``[name]`` for a list."""
+    if name.startswith("["):
+        return pa.list_(_type(name[1:-1]))
+    return pa.dictionary(pa.int8(), pa.string()) if name == "label" else pa.type_for_alias(name)
 
-#: Columns every trace has.
-STRUCTURE: tuple[pa.Field, ...] = (
-    _column("episode", pa.int32(), "", "search number, from 0"),
-    _column("seq", pa.int32(), "", "row number in the episode, from 0"),
-    _column("time_s", pa.float64(), "s", "wall time since the episode began"),
-    _column("kind", pa.dictionary(pa.int8(), pa.string()), "", "what the row records"),
-    _column("iteration", pa.int32(), "", "decode iteration; equal in one batch; 0 is the prefill"),
-    _column("node", pa.int32(), "", "thought block, numbered in order of opening; 0 is the prompt"),
-    _column("parent", pa.int32(), "", "parent block; -1 for the prompt"),
-    _column("depth", pa.int32(), "", "distance from the prompt's block"),
-    _column("position", pa.int32(), "tokens", "position on the path (token rows only)"),
-    _column("token", pa.int32(), "", "vocabulary id (token rows only)"),
-    _column("logprob", pa.float32(), "nats", "log-probability of the token when it was chosen"),
-    _column("entropy", pa.float32(), "nats", "entropy of the distribution after this row's token"),
-    _column("reward", pa.float32(), "", "search value in [0, 1] (boundary rows)"),
-    _column("text", pa.string(), "", "decoded text of a block (boundary) or the answer"),
-    _column("correct", pa.bool_(), "", "verdict on the answer (answer rows, finished thoughts)"),
-    _column("end", pa.dictionary(pa.int8(), pa.string()), "",
-            "finished or dead; null: the thought can be continued (boundary rows)"),
-    _column("answer", pa.string(), "", "what a finished thought answers (boundary rows)"),
-)  # fmt: skip
 
-_EMBEDDING = _column("embedding", _F16_LIST, "", "mean last hidden state of the block (boundary)")
-
-#: Columns of the `signals` level.  `attention` or the three `attention_*` columns, not both.
-SIGNALS: tuple[pa.Field, ...] = (
-    _EMBEDDING,
-    _column("hidden_change", _F16_LIST, "", "||h_l(t) - h_l(t-1)|| per layer"),
-    _column("key_variance", _F16_LIST, "", "variance over the head dimension, per layer"),
-    _column("value_variance", _F16_LIST, "", "variance over the head dimension, per layer"),
-    _column("lag_key", _F16_LIST, "", "std of the lag-normalised key, per layer"),
-    _column("lag_value", _F16_LIST, "", "std of the lag-normalised value, per layer"),
-    _column("key_norm", _F16_LIST, "", "L2 norm of the key, mean over heads, per layer"),
-    _column("value_norm", _F16_LIST, "", "L1 norm of the value, mean over heads, per layer"),
-    _column("key_sketch", _F16_LIST, "", "random projection of the keys (all layers and heads)"),
-    _column("readers", pa.list_(pa.int32()), "step",
-            "of a reference task: the step after the token, then the steps that read it"),
-)  # fmt: skip
-ATTENTION_DENSE: tuple[pa.Field, ...] = (
-    _column("attention", _F16_LIST, "probability", "mean over layers and heads, per position"),
-)
-ATTENTION_SPARSE: tuple[pa.Field, ...] = (
-    _column("attention_index", pa.list_(pa.int32()), "position", "top positions of the row"),
-    _column("attention_value", _F16_LIST, "probability", "attention to the top positions"),
-    _column("attention_rest", pa.float32(), "probability", "mass on all other positions"),
-)
-ATTENTION_LAYERS: tuple[pa.Field, ...] = (
-    _column("attention_layers", pa.list_(_F16_LIST), "probability",
-            "for each captured layer its head-mean row, then its head-variance row"),
-)  # fmt: skip
-
-HIDDEN: tuple[pa.Field, ...] = (
-    _column("hidden", _F16_LIST, "", "output of the chosen layers, [layers x hidden]"),
-)
-
-#: Columns of the `qkv` level: vectors of the captured layers, concatenated layer by layer.
-QKV: tuple[pa.Field, ...] = (
-    _column("queries", _F16_LIST, "", "post-RoPE queries, [layers x heads x head_dim]"),
-    _column("keys", _F16_LIST, "", "post-RoPE keys, [layers x kv_heads x head_dim]"),
-    _column("values", _F16_LIST, "", "values, [layers x kv_heads x head_dim]"),
-)
-
-#: Columns of traces made from logs of requests (`TraceInfo.holds_requests`); an episode's first row
-#: has the values.
-REQUESTS: tuple[pa.Field, ...] = (
-    _column("arrival_s", pa.float64(), "s", "when the request arrived, by the log's own clock"),
-    _column("prefix_blocks", pa.list_(pa.int64()), "",
-            "ids of the prompt's blocks, in order; equal leading ids are a shared prefix"),
-    _column("request", pa.string(), "", "the log's other fields, as JSON"),
-)  # fmt: skip
-
+COLUMNS: Mapping[str, Sequence[pa.Field]] = _columns()
 #: The column that packed traces have besides those of the others.
-RUN = _column("run", pa.int32(), "rows",
-              "of a packed trace: tokens of one block in succession that the row stands for; null "
-              "is 1. Of each, seq and position are one higher (and iteration, of generated ones); "
-              "values of what has one per token belong to the first")  # fmt: skip
+(RUN,) = COLUMNS["run"]
 
 #: Columns with one value per layer and token, and the signal each one holds.
 PER_LAYER: tuple[Signal, ...] = (
@@ -260,9 +205,9 @@ PER_LAYER: tuple[Signal, ...] = (
 
 #: Columns that are read whatever is asked for.
 ROW_COLUMNS = (
-    "episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth",
-    "position", "token", "entropy", "reward", "correct", "end",
-)  # fmt: skip
+    *("episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth"),
+    *("position", "token", "entropy", "reward", "correct", "end"),
+)
 
 #: Columns that earlier recorders did not write: a trace may lack them.
 LATER: frozenset[str] = frozenset({"key_norm", "value_norm", "end", "answer", "readers"})
@@ -276,19 +221,20 @@ VECTORS: tuple[Signal, ...] = (Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES
 
 def arrow_schema(info: TraceInfo, packed: bool = False) -> pa.Schema:
     """The Arrow schema of a trace with this capture level, metadata included."""
-    columns = list(STRUCTURE)
-    columns += REQUESTS if info.holds_requests else ()
-    if info.capture is Capture.TREE:
-        columns += (_EMBEDDING,) if info.embeddings else ()
-    else:
-        columns += SIGNALS
-        columns += ATTENTION_DENSE if info.attention == "dense" else ()
-        columns += ATTENTION_SPARSE if info.attention == "sparse" else ()
-        columns += ATTENTION_LAYERS if info.attention_layer_ids else ()
-        columns += HIDDEN if info.hidden_layers else ()
-    if info.capture is Capture.QKV:
-        columns += QKV
-    columns += (RUN,) if packed else ()
+    signals = info.capture is not Capture.TREE
+    sets = {
+        "structure": True,
+        "requests": info.holds_requests,
+        "signals": signals,
+        f"attention_{info.attention}": signals and info.attention != "none",
+        "attention_layers": signals and bool(info.attention_layer_ids),
+        "hidden": signals and bool(info.hidden_layers),
+        "qkv": info.capture is Capture.QKV,
+        "run": packed,
+    }
+    columns = [column for name in sets if sets[name] for column in COLUMNS[name]]
+    if info.embeddings and not signals:
+        columns.insert(-1 if packed else len(columns), COLUMNS["signals"][0])
     version = PACKED_VERSION if packed else FORMAT_VERSION
     metadata = {VERSION_KEY: str(version).encode(), METADATA_KEY: info.to_json().encode()}
     return pa.schema(columns, metadata=metadata)

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arborsim.core.errors import TraceError
 from arborsim.core.observations import AttentionRows, SparseRows
+from arborsim.trace.episode import Episode
 from arborsim.trace.schema import ENDS, KINDS, End, Kind
-
-if TYPE_CHECKING:
-    from arborsim.trace.episode import Episode
 
 # float16 rounds each weight by up to 0.05 %, and flushes the smallest to zero.
 _SUM_LOW, _SUM_HIGH = 0.9, 1.1
@@ -32,7 +29,7 @@ _ROUNDING = 1e-3  # of an entropy: sums over a vocabulary, in float32
 
 @dataclass(frozen=True)
 class _Labels:
-    """Of codes, int ``[n]``; looked up for messages only."""
+    """Labels by codes, int ``[n]``; looked up for messages only."""
 
     labels: tuple[str, ...]
     codes: np.ndarray
@@ -153,12 +150,12 @@ def _repeats(key: np.ndarray) -> np.ndarray:
 def _check_transitions(episode: Episode, where: Where, first_row: np.ndarray) -> None:
     """Tokens belong to leaves the search has turned to and not given up."""
     kind, node = episode.kind, episode.node
-    turns = kind == Kind.TRANSITION
-    begins = turns & ~np.concatenate([[False], turns[:-1]])
+    transitions = kind == Kind.TRANSITION
+    begins = transitions & ~np.concatenate([[False], transitions[:-1]])
     group = np.cumsum(begins)  # 0 before the first transition, when the prompt is the leaf
     count = len(first_row)
     key = group.astype(np.int64) * count + node
-    leaves, rows = key[turns], np.flatnonzero(turns)
+    leaves, rows = key[transitions], np.flatnonzero(transitions)
     what = "transition names node {} twice in one batch"
     where.check(_repeats(leaves), what, node[rows], rows=rows)
     active = np.isin(key, leaves) | ((group == 0) & (node == 0))
@@ -168,7 +165,7 @@ def _check_transitions(episode: Episode, where: Where, first_row: np.ndarray) ->
     pruned_at = np.full(count, len(kind))
     np.minimum.at(pruned_at, node[pruned], np.flatnonzero(pruned))
     at = pruned_at[node]
-    after = ((kind == Kind.TOKEN) | turns) & (np.arange(len(kind)) > at)
+    after = ((kind == Kind.TOKEN) | transitions) & (np.arange(len(kind)) > at)
     what = "{} row of node {}, which was pruned in row {}"
     where.check(after, what, _Labels(KINDS, kind), node, at)
 
@@ -332,7 +329,7 @@ def check_layer_rows(
 ) -> None:
     """Rows of single layers hold probabilities, or NaN throughout; means sum to about 1.
 
-    Lists are by turns the mean and the variance over a layer's heads: `values` float16 ``[sum of
+    Lists are alternately the mean and the variance over a layer's heads: `values` float16 ``[sum of
     lengths]``, `bounds` int64 ``[lists + 1]``, and their `rows` int ``[lists]``.
     """
     if len(values) and values.view(np.uint16).max() > _HIGH_F16:

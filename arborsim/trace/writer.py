@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Lock
 from arborsim.trace.columns import encode, parquet_writer
-from arborsim.trace.episode import decode_episode
-from arborsim.trace.packed import Places, expand
+from arborsim.trace.decode import decode_episode
+from arborsim.trace.packed import EpisodeIndex, expand
 from arborsim.trace.reader import TraceReader, is_part, parts_directory
 from arborsim.trace.schema import TraceInfo, arrow_schema
 from arborsim.trace.validate import Where
@@ -47,7 +47,7 @@ class TraceWriter:
     overwrite : bool
         Replace `path`, and drop the parts of an earlier interrupted recording.
     resume : bool
-        Go on after the whole episodes that `path` or its parts hold; `num_episodes` says how many.
+        Go on after the whole episodes that `path` or its parts hold.  `num_episodes` says how many.
     check : bool
         Validate every episode as a reader would before it is stored.
 
@@ -269,7 +269,7 @@ class WholeTraceWriter:
         """
         first, file = self.num_episodes, str(self.path)
         table = encode(columns, self.info, first, self._schema)
-        places = Places.of(table, np.array([table.num_rows]), file, first)
+        places = EpisodeIndex.of(table, np.array([table.num_rows]), file, first)
         episode = expand(table.slice(0, int(places.stored[0])), Where(file, first))
         decode_episode(episode, self.info, file, first)
         self._parquet.write_table(table, row_group_size=table.num_rows)

@@ -7,7 +7,7 @@ tree: they share one set of keys and values, read once for all of them, and a ma
 entries lie on which path.
 
 When nothing is collected, PyTorch's fused attention runs.  When rows are collected, probabilities
-are computed once, used for the output, and handed to the pass; of a block of a prompt a few queries
+are computed once, used for the output, and handed to the pass, of a block of a prompt a few queries
 at a time, added up as they come.
 """
 
@@ -28,7 +28,8 @@ from arborsim_torch.kernels.dense import attend, pack, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.kernels.merge import merge
-from arborsim_torch.kernels.pieces import MeanRows, attend_pieces, in_triton
+from arborsim_torch.kernels.piece import MeanRows, in_triton
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.kernels.rows import adds_rows, attend_rows, count_paid
 
 NAME = "arborsim_tree"
@@ -166,11 +167,11 @@ def _attend_pieces(
     rows = query.view(seqs, kv_heads, members, -1, dim).transpose(1, 2)
     pieces = [part.of_each(members) if apart else part.piece for part in parts]
     means = _mean_rows(state, query, parts, host_share)
+    elsewhere = None if far is None else far.elsewhere
+    rows, weighs = rows.reshape(seqs * members, -1, dim), state.collect and means is None
     out, _, mass = attend_pieces(
-        rows.reshape(seqs * members, -1, dim), pieces, scaling,
-        mass=state.collect and means is None, means=means,
-        elsewhere=None if far is None else far.elsewhere,
-    )  # fmt: skip
+        rows, pieces, scaling, mass=weighs, means=means, elsewhere=elsewhere
+    )
     out = out.view(seqs, members, kv_heads, -1, dim).transpose(1, 2)
     if mass is not None:
         by_head = mass.view(seqs, members, kv_heads, -1)
@@ -185,7 +186,7 @@ def _attend_pieces(
 def _mean_rows(
     state: PassContext, query: Tensor, parts: list[PlacedPiece], host_share: HostShare | None
 ) -> MeanRows | None:
-    """What a layer's kernel adds its row to; None where rows are put in their places apart."""
+    """Where a layer's kernel adds its row; None where rows are put in their places apart."""
     if not state.wants_means or not in_triton(query.device, query.dtype):
         return None
     further, near = None, list[PlacedPiece | PlacedElsewhere](parts)

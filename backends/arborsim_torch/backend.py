@@ -53,12 +53,8 @@ class TorchBackend:
     ) -> RecordProgress:
         """Record a trace.
 
-        Raises
-        ------
-        UsageError
-            The request cannot work; nothing was written then.
-        KeyboardInterrupt
-            Passed on; the whole episodes are in the file.
+        Raises `UsageError` if the request cannot work: nothing was written then.  On
+        `KeyboardInterrupt`, which is passed on, the whole episodes are in the file.
         """
         _check(request)
         from arborsim.trace.writer import TraceWriter
@@ -81,14 +77,9 @@ class TorchBackend:
         """Search under policies, or with policies in shadow mode.
 
         `meters` are for the controllers: of an episode and a cell.  Returns what reward and
-        embedding models took.
-
-        Raises
-        ------
-        UsageError
-            The request cannot work.
-        KeyboardInterrupt, or what `watch` raises
-            Passed on; the results so far have been handed over.
+        embedding models took.  Raises `UsageError` if the request cannot work.  A
+        `KeyboardInterrupt`, or what `watch` raises, is passed on: the results so far have been
+        handed over.
         """
         _check(request)
         from arborsim_torch.episodes import trace_info
@@ -169,10 +160,8 @@ def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
     if request.embed:
         check_embedder(request.embed)
     prompts = read_prompts(request.prompts) if request.prompts else None
-    loaded = load_model(
-        request.model, request.task, request.device, request.dtype,
-        request.task_options, request.trust_remote_code,
-    )  # fmt: skip
+    where, options = (request.device, request.dtype), request.task_options
+    loaded = load_model(request.model, request.task, *where, options, request.trust_remote_code)
     return loaded, prompts
 
 

@@ -33,13 +33,8 @@ def run_batched(
 ) -> None:
     """Run searches to their ends, up to `width` at a time, each iteration in one forward pass.
 
-    Parameters
-    ----------
-    searches : iterable of Batched
-        Taken from when there is room.
-    width : int
-    done : callable
-        Gets every search with its result, or with the `BudgetInfeasible` that ended it.
+    Searches are taken from when there is room.  `done` gets every search with its result, or with
+    the `BudgetInfeasible` that ended it.
     """
     running: list[tuple[_Search, Iterations[EpisodeResult], list[int]]] = []
     waiting = iter(searches)

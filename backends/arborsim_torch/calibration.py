@@ -1,4 +1,4 @@
-"""What a reference model's answers depend on: occlude its reasoning, or hide blocks of its cache.
+"""Experiments on a reference model: occlude its reasoning, or hide blocks of its cache.
 
 The two experiments behind `arborsim calibrate`.  Both generate greedily, so results repeat.
 """
@@ -94,10 +94,7 @@ def occlude(request: OcclusionRequest, on_progress: OnProgress) -> Occlusions:
 def mask(request: MaskingRequest, on_progress: OnProgress) -> Maskings:
     """Continue after the end of each block, with and without its keys and values.
 
-    Raises
-    ------
-    UsageError
-        The blocks were recorded on another model, or on other problems.
+    Raises `UsageError`: the blocks were recorded on another model, or on other problems.
     """
     loaded, task = _load(request.choice)
     if loaded.name != request.recorded:
@@ -107,8 +104,11 @@ def mask(request: MaskingRequest, on_progress: OnProgress) -> Maskings:
         )
     problems = [_problem(task, request.split, item) for item in request.items]
     found = {lost: np.zeros(len(problems), dtype=bool) for lost in (False, True)}
-    key = lambda i: (len(problems[i].prompt), len(request.items[i].path),  # noqa: E731
-                     request.items[i].block_tokens)  # fmt: skip
+
+    def key(i: int) -> tuple[int, int, int]:
+        item = request.items[i]
+        return len(problems[i].prompt), len(item.path), item.block_tokens
+
     order = sorted(range(len(problems)), key=key)
     done = 0
     for _, same in groupby(order, key=key):
@@ -141,9 +141,7 @@ def answer_line(task: ChainTask, generated: Sequence[int]) -> tuple[int, ...] | 
 def hidden_change(model: Any, reasoning: Reasoning) -> np.ndarray:
     """``||h_l(t) - h_l(t-1)||`` of the tokens before the answer, as a recording stores it.
 
-    Returns
-    -------
-    float16 ``[tokens, layers]``
+    Returns float16 ``[tokens, layers]``.
     """
     prompt = reasoning.problem.prompt
     body = reasoning.tokens[: reasoning.length]
@@ -196,7 +194,7 @@ def _solve(
 def _occluded(
     reasoning: Reasoning, start: int, stop: int, pad: int, regenerate: str
 ) -> tuple[int, ...]:
-    """What is fed: up to the answer, or up to the end of the window."""
+    """The tokens that are fed: up to the answer, or up to the end of the window."""
     end = reasoning.length if regenerate == "answer" else stop
     return (*reasoning.tokens[:start], *[pad] * (stop - start), *reasoning.tokens[stop:end])
 

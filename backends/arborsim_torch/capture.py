@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,8 @@ from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Observed
-from arborsim_torch.row_reducer import RowReducer, WindowRows, first_of
+from arborsim_torch.hidden_states import HiddenStates
+from arborsim_torch.row_reducer import RowReducer, RowSpan
 from arborsim_torch.token_signals import (
     ChunkExtremes,
     TokenBuffer,
@@ -44,6 +44,7 @@ from arborsim_torch.token_signals import (
     top_entries,
     value_norm,
 )
+from arborsim_torch.window_rows import WindowRows
 
 MAX_PENDING_BYTES = 1 << 26  # on the device, before they are taken to the host unasked
 
@@ -54,41 +55,23 @@ def middle_layers(layers: int) -> tuple[int, ...]:
 
 
 #: Signals of tokens that a capture can take, by what they are made of.
-_OF_KEYS = {
-    Signal.KEY_VARIANCE: "key_variance", Signal.VALUE_VARIANCE: "value_variance",
-    Signal.KEY_NORM: "key_norm", Signal.VALUE_NORM: "value_norm",
-    Signal.LAG_KEY: "lag_key", Signal.LAG_VALUE: "lag_value", Signal.KEY_SKETCH: "key_sketch",
-}  # fmt: skip
-ALL_SIGNALS = frozenset({Signal.ATTENTION, Signal.HIDDEN_CHANGE, *_OF_KEYS})
+_LAGS = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
+_VARIANCES = (Signal.KEY_VARIANCE, Signal.VALUE_VARIANCE)
+_OF_KEYS = _LAGS | {*_VARIANCES, Signal.KEY_NORM, Signal.VALUE_NORM, Signal.KEY_SKETCH}
+ALL_SIGNALS = _OF_KEYS | {Signal.ATTENTION, Signal.HIDDEN_CHANGE}
 
 
 class Capture:
     """Records the signals of one episode.
 
-    Parameters
-    ----------
-    top : int
-        Positions kept per attention row; 0 stores rows whole.
-    vector_layers : tuple of int
-        Layers whose queries, keys and values are kept (`qkv` level); all where `uses` name rows of
-        single query heads.
-    row_layers : tuple of int
-        Layers whose own attention rows are kept, whole: mean and variance over query heads.
-    hidden_layers : tuple of int
-        Layers whose outputs are kept, in order.
-    signals : set of Signal
-        What else to take; all by default.
-    vectors : set of Signal
-        Which of queries, keys and values, if `vector_layers` names any.
-    sizes : set of Signal
-        Of which of keys and values to take L1 norms alone.
-    embeddings : bool
-        Whether complete nodes get an embedding.
-    keep : bool
-        Keep what `take` hands out, for `columns`.
-    uses : set of RowUse
-        What policies need of attention: rows are reduced on the device where that is enough, and
-        rows and queries are taken where they count.  Without any, all of them are taken.
+    Of each attention row `top` positions are kept, or with 0 all.  `vector_layers` have their
+    queries, keys and values kept (`qkv` level, all layers where `uses` name rows of single query
+    heads), `row_layers` their own attention rows, whole: mean and variance over query heads,
+    `hidden_layers` their outputs, in order.  `signals` says what else to take, `vectors` which of
+    queries, keys and values, `sizes` of which of the latter two to take L1 norms alone,
+    `embeddings` whether complete nodes get one.  `keep` keeps what `take` hands out, for `columns`.
+    `uses` says what policies need of attention: rows are reduced on the device where that is
+    enough, and rows and queries are taken where they count.  Without any, all of them are taken.
     """
 
     def __init__(
@@ -106,9 +89,9 @@ class Capture:
         uses: frozenset[RowUse] = frozenset(),
     ) -> None:
         wants_rows = Signal.ATTENTION in signals or bool(row_layers)
-        self._rows_of = _Span.of(uses, "shared") if wants_rows else _Span(0, False)
+        self._rows_of = RowSpan.of(uses, "shared") if wants_rows else RowSpan(0, False)
         wants_queries = bool(vector_layers) and Signal.HEAD_ATTENTION in vectors
-        self._queries_of = _Span.of(uses, "head") if wants_queries else _Span(0, False)
+        self._queries_of = RowSpan.of(uses, "head") if wants_queries else RowSpan(0, False)
         self.reduces = tuple(use for use in uses if use.reduced)
         self._reducer = RowReducer(use for use in self.reduces if not use.of_heads)
         self._window = WindowRows(use for use in self.reduces if use.of_heads)
@@ -117,9 +100,9 @@ class Capture:
         newest = self._queries_of.newest
         self._newest = None if newest == ALL_QUERIES else deque[Tensor](maxlen=newest)
         self.wants_attention = wants_rows or wants_queries or bool(self.reduces)
-        self.hidden_layers = tuple(hidden_layers)
-        self.wants_hidden = Signal.HIDDEN_CHANGE in signals or bool(hidden_layers)
-        self._block = _BlockOutputs()
+        changes = Signal.HIDDEN_CHANGE in signals
+        self._hidden = HiddenStates(tuple(hidden_layers), changes, self._add)
+        self.hidden_layers, self.wants_hidden = self._hidden.layers, self._hidden.wanted
         self._signals, self._vectors, self._sizes = signals, vectors, sizes
         self.embeddings = embeddings
         self._vector_layers = tuple(vector_layers)
@@ -130,7 +113,6 @@ class Capture:
         self.keeps = keep
         self.keeps_signals = keep and bool(signals)
         self._kept = Captured()
-        self._last_hidden: dict[int, Tensor] = {}
         self._sums: dict[int, tuple[Tensor, int]] = {}
         self._extremes: dict[int, ChunkExtremes] = {}
         self._sketch: Tensor | None = None
@@ -139,7 +121,6 @@ class Capture:
         self._rows: list[tuple[list[int], Tensor]] = []
         self._rows_apart: list[tuple[list[int], Tensor]] = []
         # What waits for `drain`:
-        self._before: Tensor | None = None  # hidden states of each leaf's newest token
         self._last: list[Tensor] = []
         self._tokens = 0
 
@@ -148,13 +129,13 @@ class Capture:
         self._prompt = prompt_tokens
 
     def context(self, metadata: AttentionMetadata) -> PassContext:
-        """What a pass is to leave behind (`arborsim_torch.decoder.Observer`)."""
+        """The `PassContext` that a pass is to fill (`arborsim_torch.decoder.Observer`)."""
         queries, prompt = metadata.queries, self._prompt
-        first_row = self._reducer.first_row(metadata, prompt)
+        first_row = self._reducer.first("rows", metadata, prompt)
         if self._rows_of.first(metadata, prompt) < queries:
             first_row = 0
-        first_of_groups = self._reducer.first_of_groups(metadata, prompt)
-        first_counted = self._reducer.first_counted(metadata, prompt)
+        first_of_groups = self._reducer.first("groups", metadata, prompt)
+        first_counted = self._reducer.first("counts", metadata, prompt)
         takers = (self._queries_of, self._window)
         vectors = any(taker.first(metadata, prompt) < queries for taker in takers)
         return PassContext(
@@ -167,12 +148,12 @@ class Capture:
             first_counted,
             frozenset(self._vector_layers if vectors else ()),
             frozenset(self._row_layers),
-            self._take_output if self.wants_hidden and queries > 1 else None,
+            self._hidden.take_output if self.wants_hidden and queries > 1 else None,
         )
 
     @torch.inference_mode()
     def take(self) -> Captured:
-        """What has been finished since the last call, in one copy to the host."""
+        """All that has been finished since the last call, in one copy to the host."""
         reduced, self._of_window = self._of_window, {}
         if self._newest:
             self._add("queries", torch.stack(tuple(self._newest)))
@@ -203,9 +184,9 @@ class Capture:
             apart = torch.stack([state.layer_rows[layer] for layer in self._row_layers])
             self._rows_apart.append((first, float16(apart)))
         if state.take_output is not None:
-            self._take_block(decoder)
+            self._hidden.end_block(cache)
         elif self.wants_hidden:
-            self._take_hidden(decoder, hidden)
+            self._hidden.take(cache, hidden)
         if self.embeddings:
             self._last.append(last.clone())
         if state.query_layers:
@@ -235,10 +216,7 @@ class Capture:
             return
         cache, leaves = decoder.cache, decoder.cache.leaves
         starts = [cache.length(i) - tokens for i in range(len(leaves))]
-        if self._before is not None:
-            for seq, leaf in enumerate(leaves):
-                self._last_hidden[leaf] = self._before[:, seq].clone()
-            self._before = None
+        self._hidden.settle(leaves)
         if self.embeddings:
             last = torch.cat(self._last, dim=1).float()
             self._last.clear()
@@ -247,7 +225,7 @@ class Capture:
                     before, count = self._sums.get(node, (0.0, 0))
                     total = own[first - start : stop - start].sum(0)
                     self._sums[node] = (total + before, count + stop - first)
-        if self._signals & _OF_KEYS.keys() or self._takes_keys:
+        if self._signals & _OF_KEYS or self._takes_keys:
             self._take_vectors(decoder, starts, tokens)
         if self._window.waits and cache.length(0) == self._prompt:
             self._of_window = self._window.finish(cache.kv_heads, cache.keys)
@@ -304,73 +282,19 @@ class Capture:
                 own = rows[:, :, seq, q, : start + q + 1]
                 self._fresh.layer_rows.append(own.reshape(-1))  # layer by layer: mean, variance
 
-    def _take_hidden(self, decoder: Observed, hidden: list[Tensor]) -> None:
-        """Outputs of a decode step, ``[seqs, 1, size]`` by layer."""
-        if self.hidden_layers:
-            self._add_chosen([hidden[layer] for layer in self.hidden_layers])
-        if Signal.HIDDEN_CHANGE not in self._signals:
-            return
-        now = torch.stack(hidden)[:, :, 0].float()  # [layers, seqs, size]
-        change = torch.linalg.vector_norm(now - self._states_before(decoder, now), dim=-1)
-        self._before = now
-        self._add("hidden_change", change.T[None])
-
-    def _states_before(self, decoder: Observed, now: Tensor) -> Tensor:
-        """Of each leaf the hidden states before the newest tokens, ``[layers, seqs, size]``."""
-        if self._before is not None:
-            return self._before
-        found = []
-        for seq, leaf in enumerate(decoder.cache.leaves):
-            known = self._last_hidden.get(leaf)
-            if known is None:
-                known = self._last_hidden.get(decoder.cache.parent(leaf))
-            # The first prompt token has none before it: it changes by 0.
-            found.append(now[:, seq] if known is None else known)
-        return torch.stack(found, dim=1)
-
-    def _take_output(self, output: Tensor) -> None:
-        """The next layer's output of a block of one sequence, ``[1, queries, size]``.
-
-        What is made of it is small: outputs of all layers of a long block take gigabytes.
-        """
-        block = self._block
-        if block.layer in self.hidden_layers:
-            block.chosen.append(float16(output))
-        if Signal.HIDDEN_CHANGE in self._signals:
-            now = output[0].float()
-            block.changes.append(torch.linalg.vector_norm(now[1:] - now[:-1], dim=-1))
-            block.ends.append(torch.stack((now[0], now[-1])))
-        block.layer += 1
-
-    def _take_block(self, decoder: Observed) -> None:
-        """What was made of the outputs of a block."""
-        block, self._block = self._block, _BlockOutputs()
-        if block.chosen:
-            self._add_chosen(block.chosen)
-        if block.changes:
-            first, last = torch.stack(block.ends, dim=1)[:, :, None].unbind()
-            start = torch.linalg.vector_norm(first - self._states_before(decoder, first), dim=-1)
-            self._before = last
-            change = torch.cat([start, torch.stack(block.changes)], dim=1)  # [layers, queries]
-            self._add("hidden_change", change.T[:, None])
-
-    def _add_chosen(self, outputs: list[Tensor]) -> None:
-        """Outputs ``[seqs, queries, size]`` of the `hidden_layers`."""
-        self._add("hidden", torch.stack(outputs).permute(2, 1, 0, 3).flatten(2))
-
     def _take_vectors(self, decoder: Observed, starts: list[int], tokens: int) -> None:
         cache = decoder.cache
         kv = cache.newest(tokens)  # [layers, 2, seqs, kv_heads, tokens, head_dim]
         wanted = self._signals
-        for part, signal in enumerate((Signal.KEY_VARIANCE, Signal.VALUE_VARIANCE)):
+        for part, signal in enumerate(_VARIANCES):
             if signal in wanted:
                 variance = head_variance(kv[:, part : part + 1])[:, 0]  # [layers, seqs, tokens]
-                self._add(_OF_KEYS[signal], variance.permute(2, 1, 0))
+                self._add(signal.value, variance.permute(2, 1, 0))
         if Signal.KEY_NORM in wanted:
             self._add("key_norm", key_norm(kv).permute(2, 1, 0))
         if Signal.VALUE_NORM in wanted:
             self._add("value_norm", value_norm(kv).permute(2, 1, 0))
-        if wanted & {Signal.LAG_KEY, Signal.LAG_VALUE}:
+        if wanted & _LAGS:
             self._take_lag(decoder, kv, starts)
         if Signal.KEY_SKETCH in wanted:
             keys = kv[:, 0].float().permute(3, 1, 0, 2, 4).flatten(2)  # [tokens, seqs, features]
@@ -408,7 +332,7 @@ class Capture:
 
     def forget(self, node: int) -> None:
         """Free what was kept for the children of a node that will have none."""
-        self._last_hidden.pop(node, None)
+        self._hidden.forget(node)
         self._extremes.pop(node, None)
 
     def columns(self) -> dict[str, Any]:
@@ -416,52 +340,3 @@ class Capture:
         assert self.keeps, "a capture that keeps nothing has no columns"
         self.take()
         return self._kept.trace_columns(len(self._row_layers))
-
-
-@dataclass
-class _BlockOutputs:
-    """What has been made of the outputs of a block of tokens of one sequence, by layer.
-
-    Attributes
-    ----------
-    layer : int
-        The next one.
-    chosen : list of float16 Tensor ``[1, queries, size]``
-        Outputs of the layers whose outputs are kept.
-    changes : list of float32 Tensor ``[queries - 1]``
-        Of all tokens but the first.
-    ends : list of float32 Tensor ``[2, size]``
-        Outputs of the first and of the last token.
-    """
-
-    layer: int = 0
-    chosen: list[Tensor] = field(default_factory=list)
-    changes: list[Tensor] = field(default_factory=list)
-    ends: list[Tensor] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Span:
-    """How many of the prompt's last rows or queries are taken, and whether generated ones are.
-
-    Of those of a run, the queries of the `newest` iterations are enough.
-    """
-
-    prompt: int = ALL_QUERIES
-    generated: bool = True
-    newest: int = ALL_QUERIES
-
-    @classmethod
-    def of(cls, uses: frozenset[RowUse], grouping: str) -> _Span:
-        """Those that some use needs; without any, all are."""
-        kept = [u for u in uses if u.grouping == grouping and u.keeps in ("rows", "queries")]
-        if not uses:
-            return cls()
-        prompt = max((use.prompt for use in kept), default=0)
-        newest = max((use.newest for use in kept), default=ALL_QUERIES)
-        return cls(prompt, any(use.generated for use in kept), newest)
-
-    def first(self, metadata: AttentionMetadata, prompt_tokens: int) -> int:
-        """First query of a pass that is taken, or their number."""
-        use = RowUse("shared", "rows", self.prompt, self.generated)
-        return first_of(use, metadata, prompt_tokens)

@@ -1,4 +1,4 @@
-"""What a capture has handed to the host: signals of consecutive tokens, in a trace's types."""
+"""Signals that a capture has handed to the host: of consecutive tokens, in a trace's types."""
 
 from __future__ import annotations
 
@@ -25,28 +25,19 @@ from arborsim.trace.schema import PER_LAYER
 
 @dataclass
 class Captured:
-    """Signals of consecutive tokens, in the trace's types.
+    """Signals of consecutive tokens, in the trace's types."""
 
-    Attributes
-    ----------
-    columns : dict of str to list of float16 array ``[tokens, n]``
-        By column of the trace.
-    rows : list of array ``[position + 1]``, or of the listed positions' values
-    index : list of int32 array
-        The listed positions, if rows are sparse.
-    rest : list of float
-        What sparse rows leave out.
-    layer_rows : list of float16 array
-        Per token mean and variance of each captured layer, one after the other.
-    reduced : dict of RowUse to array ``[seqs, groups, positions]``
-        Rows of the run, reduced; not part of a trace.
-    """
-
+    #: dict of str to list of float16 ``[tokens, n]``: by column of the trace
     columns: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    #: array ``[position + 1]``, or of the listed positions' values
     rows: list[np.ndarray] = field(default_factory=list)
+    #: the listed positions, if rows are sparse
     index: list[np.ndarray] = field(default_factory=list)
-    rest: list[float] = field(default_factory=list)
+    rest: list[float] = field(default_factory=list)  #: what sparse rows leave out
+    #: per token mean and variance of each captured layer, one after the other
     layer_rows: list[np.ndarray] = field(default_factory=list)
+    #: dict of RowUse to ``[seqs, groups, positions]``: rows of the run, reduced; not part of a
+    #: trace
     reduced: dict[RowUse, np.ndarray] = field(default_factory=dict)
 
     def add(self, column: str, values: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""What a model's folder or id holds, checked before anything heavy is imported or loaded.
+"""Checks of a model's folder or id before anything heavy is imported or loaded.
 
 Nothing here needs PyTorch: a model that cannot be loaded is refused at once, in one line that says
 what is missing, where, and what to do.
@@ -21,9 +21,8 @@ from arborsim_torch.reference import MODELS
 
 #: ``config.model_type`` of the models whose attention the decoder computes as they do.
 #: Gemma 3's `gemma3` sees images, too: its language model, `gemma3_text`, is what runs.
-FAMILIES = (
-    "gemma3", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe",
-)  # fmt: skip
+_QWEN = ("qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("gemma3", "gemma3_text", "llama", "mistral", "mixtral", "phi3", *_QWEN)
 #: Why some others are not among them.
 _WHY = {
     "gpt_oss": "its attention sinks take a share that no row of a trace shows",
@@ -36,6 +35,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl")
 _INDEX = "model.safetensors.index.json"
 _REACH_S = 1.2  # how long to wait for the hub
+_GIVE = "give the folder that model.save_pretrained or hf download made"
 
 
 def is_plain(model: str, task: str = "") -> bool:
@@ -46,10 +46,7 @@ def is_plain(model: str, task: str = "") -> bool:
 def check_checkpoint(model: str) -> None:
     """Refuse a folder or id from which no supported model can be loaded.
 
-    Raises
-    ------
-    UsageError
-        One line: what is missing, where, and what to do.
+    Raises `UsageError` in one line: what is missing, where, and what to do.
     """
     option, path = f"--model {model}", Path(model)
     if path.exists():
@@ -87,8 +84,7 @@ def check_family(option: str, config: dict[str, Any]) -> None:
 def _check_folder(option: str, path: Path) -> None:
     """Configuration, tokeniser and weights, in the order of what they say about the folder."""
     if not path.is_dir():
-        raise UsageError(f"{option}: that is a file: give the folder that model.save_pretrained "
-                         "or hf download made")  # fmt: skip
+        raise UsageError(f"{option}: that is a file: {_GIVE}")
     config = path / "config.json"
     if not config.is_file():
         raise UsageError(f"{option}: no model folder: it has no config.json{_what_else(path)}")
@@ -106,10 +102,7 @@ def _check_folder(option: str, path: Path) -> None:
 def check_files(option: str, folder: str, needed: Sequence[str], what: str) -> Path:
     """The folder, if it holds the `needed` files and its weights as safetensors.
 
-    Raises
-    ------
-    UsageError
-        One line that says what is missing.
+    Raises `UsageError` in a line that says what is missing.
     """
     path = Path(folder)
     if not path.exists():
@@ -143,12 +136,11 @@ def check_safetensors(
     if any(path.glob(pattern)):
         return
     pickled = any(next(path.rglob(kind), None) for kind in _PICKLED)
-    raise UsageError(
-        f"{option}: it has no weights (*.safetensors)"
-        + (": pickled weights can run code and are not loaded: load them where you trust them, "
-           "and model.save_pretrained(FOLDER)" if pickled else
-           f": finish the download, or model.save_pretrained(FOLDER){advice}")
-    )  # fmt: skip
+    do = f"finish the download, or model.save_pretrained(FOLDER){advice}"
+    if pickled:
+        do = "pickled weights can run code and are not loaded: load them where you trust them, "
+        do += "and model.save_pretrained(FOLDER)"
+    raise UsageError(f"{option}: it has no weights (*.safetensors): {do}")
 
 
 def _read(option: str, path: Path) -> dict[str, Any]:
@@ -162,17 +154,17 @@ def _read(option: str, path: Path) -> dict[str, Any]:
 
 
 def _what_else(path: Path) -> str:
-    """What a folder without a configuration holds instead, and what to do then."""
+    """The other contents of a folder without a configuration, and what to do then."""
     if (path / "adapter_config.json").is_file():
-        return (", but an adapter's (LoRA): merge it first, with peft's merge_and_unload, and "
-                "save_pretrained")  # fmt: skip
+        what = "merge it first, with peft's merge_and_unload, and save_pretrained"
+        return f", but an adapter's (LoRA): {what}"
     if any(path.glob("*.gguf")):
         return ", but GGUF: give the safetensors that it was made from"
     below = sorted(folder.parent for folder in path.glob("*/config.json"))
     below += sorted(folder.parent for folder in path.glob("snapshots/*/config.json"))
     if below:
         return f", but {below[0]} has: --model {below[0]}"
-    return ": give the folder that model.save_pretrained or hf download made"
+    return f": {_GIVE}"
 
 
 def instead(model: str) -> str:
@@ -210,8 +202,8 @@ def _endpoint() -> str:
 
 def _reachable() -> bool:
     """Whether the hub answers at all, within a second; proxies are those of the environment."""
-    if any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
-           for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):  # fmt: skip
+    switches = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    if any(switch.upper() in ("1", "ON", "YES", "TRUE") for switch in switches):
         return False
     answered: list[bool] = []
 

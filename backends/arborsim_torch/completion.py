@@ -1,4 +1,4 @@
-"""What becomes of a thought that is complete: its reward, how it ended, what it answers."""
+"""The completion of a thought: its reward, how it ended, what it answers."""
 
 from __future__ import annotations
 
@@ -18,31 +18,16 @@ from arborsim_torch.sources import Source
 
 @dataclass
 class Completion:
-    """Completes the thoughts of one search.
-
-    Parameters
-    ----------
-    source : Source
-    problem : Problem
-    nodes : list of LiveNode
-        All nodes of the search, which go on growing.
-    reward : Reward
-    noise : numpy.random.Generator
-        For the reward.
-    embedder : Embedder or None
-    capture : Capture or None
-    max_tokens : int
-        Generated tokens per path.
-    """
+    """Completes the thoughts of one search."""
 
     source: Source
     problem: Problem
-    nodes: list[LiveNode]
+    nodes: list[LiveNode]  #: all nodes of the search, which go on growing
     reward: Reward
-    noise: np.random.Generator
+    noise: np.random.Generator  #: for the reward
     embedder: Embedder | None
     capture: Capture | None
-    max_tokens: int
+    max_tokens: int  #: generated tokens per path
     _said: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict, init=False)
     _alive: dict[int, int] = field(default_factory=dict, init=False)
     _verdicts: dict[tuple[int, ...], bool | None] = field(default_factory=dict, init=False)
@@ -78,8 +63,7 @@ class Completion:
         node.dead = not node.finished and len(node.generated) >= self.max_tokens
         if not node.finished:
             return End.DEAD if node.dead else End.NONE
-        read_answer = getattr(self.source, "answer", None)  # not every source knows answers
-        node.answer = None if read_answer is None else read_answer(node.generated)
+        node.answer = self.source.answer(node.generated)
         node.correct = self.verdict(n)
         return End.FINISHED
 

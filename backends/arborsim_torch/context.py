@@ -1,10 +1,10 @@
-"""What a forward pass is told of the caches it reads, and what it leaves behind.
+"""The context of a forward pass: what it is told of the caches, and what it leaves behind.
 
-A decoder makes one `PassContext` per pass; the attention function (`arborsim_torch.attention`) adds
-each layer's probabilities and query vectors to it; what records or decides reads them afterwards.
-Rows are averaged over heads as they come, and over layers in the end; for the layers that are
-asked for, their own mean and variance over heads are kept too, and where groups are asked for,
-their sums and newest rows; of single heads, how many entries are large.  Nothing grows with the
+A decoder makes one `PassContext` per pass.  The attention function (`arborsim_torch.attention`)
+adds each layer's probabilities and query vectors to it.  What records or decides reads them
+afterwards.  Rows are averaged over heads as they come, and over layers in the end.  For the layers
+that are asked for, their own mean and variance over heads are kept too, where groups are asked for,
+their sums and newest rows, and of single heads, how many entries are large.  Nothing grows with the
 number of queries but what `rows` asks for, and these counts.
 """
 
@@ -19,53 +19,38 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.forward import AttentionMetadata, LayerView
-from arborsim_torch.kernels.pieces import MeanRows
-from arborsim_torch.kernels.rows import BlockRows
+from arborsim_torch.kernels.piece import BlockRows, MeanRows
+
+_ASKED = (
+    *("first_row", "groups", "first_of_groups", "recent", "part", "first_counted"),
+    *("query_layers", "row_layers"),
+)
 
 
 @dataclass
 class PassContext:
-    """What one forward pass needs to know, and what it leaves behind.
+    """The context of one forward pass, and what it leaves behind."""
 
-    Attributes
-    ----------
-    metadata : AttentionMetadata
-        What the pass reads of the cache.
-    first_row : int or None
-        First query of the pass whose row, averaged over all heads and layers, is collected; None
-        for none.
-    groups : {"layer", "head"} or None
-        Whose rows to reduce apart: those of layers, or of KV heads.
-    first_of_groups : int
-        First query of the pass that counts there.
-    recent : int
-        How many of its newest positions a query pays nothing to in sums of groups.
-    part : float or None
-        Entries of at least this part of their row's largest are counted, head by head.
-    first_counted : int
-        First query of the pass whose rows are.
-    query_layers : frozenset of int
-        Layers whose query vectors to collect.
-    row_layers : frozenset of int
-        Layers whose own attention rows to collect, apart from the mean over all layers.
-    take_output : callable or None
-        Takes the output of each block of the model, ``[seqs, queries, size]``, when it comes; None
-        if they are shown in the end, or not wanted.
-    layer_rows : dict of int to float32 Tensor ``[2, seqs, queries, positions]``
-        Per such layer the mean and the population variance over its query heads.
-    """
-
-    metadata: AttentionMetadata
+    metadata: AttentionMetadata  #: what the pass reads of the cache
+    #: first query of the pass whose row, averaged over all heads and layers, is collected; None for
+    #: none
     first_row: int | None = None
+    #: {"layer", "head"}: whose rows to reduce apart: those of layers, or of KV heads
     groups: Literal["layer", "head"] | None = None
-    first_of_groups: int = 0
-    recent: int = 0
+    first_of_groups: int = 0  #: first query of the pass that counts there
+    recent: int = 0  #: how many of its newest positions a query pays nothing to in sums of groups
+    #: entries of at least this part of their row's largest are counted, head by head
     part: float | None = None
-    first_counted: int = 0
-    query_layers: frozenset[int] = frozenset()
+    first_counted: int = 0  #: first query of the pass whose rows are
+    query_layers: frozenset[int] = frozenset()  #: layers whose query vectors to collect
+    #: layers whose own attention rows to collect, apart from the mean over all layers
     row_layers: frozenset[int] = frozenset()
+    #: takes the output of each block of the model, ``[seqs, queries, size]``, when it comes, None
+    #: if they are shown in the end, or not wanted
     take_output: Callable[[Tensor], None] | None = None
     query_vectors: dict[int, Tensor] = field(default_factory=dict)
+    #: dict of int to float32 ``[2, seqs, queries, positions]``: per such layer the mean and the
+    #: population variance over its query heads
     layer_rows: dict[int, Tensor] = field(default_factory=dict)
     _rows: list[Tensor] = field(default_factory=list)
     _sum: Tensor | None = None
@@ -82,16 +67,11 @@ class PassContext:
     @property
     def asked(self) -> tuple[object, ...]:
         """All that says what is collected."""
-        of_groups = (self.groups, self.first_of_groups, self.recent)
-        of_heads = (self.part, self.first_counted)
-        return (self.first_row, *of_groups, *of_heads, self.query_layers, self.row_layers)
+        return tuple(getattr(self, name) for name in _ASKED)
 
     def again(self, metadata: AttentionMetadata) -> PassContext:
-        """What is to collect the same, and has nothing yet."""
-        return PassContext(
-            metadata, self.first_row, self.groups, self.first_of_groups, self.recent,
-            self.part, self.first_counted, self.query_layers, self.row_layers,
-        )  # fmt: skip
+        """An empty context that is to collect the same."""
+        return PassContext(metadata, **{name: getattr(self, name) for name in _ASKED})
 
     @property
     def collect(self) -> bool:
@@ -150,7 +130,7 @@ class PassContext:
         self._counts.append(large)
 
     def block_rows(self, device: torch.device) -> BlockRows:
-        """What a layer is to keep of the rows of a block of a prompt; then goes to `add_block`."""
+        """The rows that a layer is to keep of a block of a prompt; then goes to `add_block`."""
         kept = BlockRows(groups=self.groups)
         if self.groups is not None:
             kept.of_groups, kept.recent = self.queries - self.first_of_groups, self.recent
@@ -160,7 +140,7 @@ class PassContext:
         return kept
 
     def mean_rows(self, position: Tensor, further: Tensor | None) -> MeanRows:
-        """What a layer is to add its rows to, averaged over heads; see `MeanRows`."""
+        """The rows that a layer is to add to, averaged over heads; see `MeanRows`."""
         total, numbers = self._totals(position.device)
         return MeanRows(total[:, 0], numbers[:, 0, 0], position, further)
 
@@ -238,12 +218,10 @@ class PassContext:
         )
 
     def tensors(self) -> list[Tensor]:
-        """What has been left behind."""
-        sums = [x for x in (self._sum, self._layers, self._sparsity) if x is not None]
-        vectors = (*self.query_vectors.values(), *self.layer_rows.values())
-        return [
-            *vectors, *sums, *self._rows, *self._group_sums, *self._group_newest, *self._counts
-        ]  # fmt: skip
+        """All tensors that have been left behind."""
+        found = [x for x in (self._sum, self._layers, self._sparsity) if x is not None]
+        found += [*self.query_vectors.values(), *self.layer_rows.values()]
+        return found + self._rows + self._group_sums + self._group_newest + self._counts
 
     def attention(self) -> Tensor:
         """Mean over heads and the layers without NaN, float32 ``[seqs, queries, positions]``.

@@ -39,7 +39,7 @@ def prefill_block(device: torch.device) -> int:
 
 
 class ObservedCache(Protocol):
-    """What an observer may ask of a decoder's cache (`TieredCache` says what each means)."""
+    """A decoder's cache as its observer sees it (`TieredCache` says what each means)."""
 
     @property
     def leaves(self) -> list[int]: ...
@@ -83,46 +83,28 @@ class Observer(Protocol):
         ...
 
     def context(self, metadata: AttentionMetadata) -> PassContext:
-        """What the pass is to leave behind."""
+        """The context that the pass is to fill."""
 
     def forward(
         self, decoder: Observed, state: PassContext, hidden: list[Tensor], last: Tensor
     ) -> None:
-        """Tokens were computed: one per sequence, or a block of the prompt.
+        """Take a pass: one token per sequence, or a block of the prompt.
 
-        What is shown may be overwritten by the next pass: what is needed of it is copied.
-
-        Parameters
-        ----------
-        hidden : list of Tensor ``[seqs, queries, size]``
-            Output of every block; empty if the observer does not want them, or has taken them as
-            they came (`PassContext.take_output`).
-        last : Tensor ``[seqs, queries, size]``
-            Normalised last hidden state.
+        What is shown may be overwritten by the next pass: what is needed of it is copied.  `hidden`
+        are the outputs ``[seqs, queries, size]`` of every block, and empty if the observer does not
+        want them, or has taken them as they came (`PassContext.take_output`).  `last` is the
+        normalised last hidden state.
         """
 
 
 class TreeDecoder:
     """Decodes the leaves of one tree.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model of the Llama family, in evaluation mode.  Its attention
-        implementation is set to arborsim's.
-    observer : Observer, optional
-        Sees the forward passes that are made anyway.
-    prefill_block : int
-        Prompt tokens per forward pass.
-    cache : TieredCache, optional
-        A new one for `model`; by default one that keeps everything in HBM.
-    graphs : bool
-        On CUDA, replay decode steps as graphs wherever they can be captured.
-
-    Attributes
-    ----------
-    static : StaticStep or None
-        Computes the steps that it can, on tensors that stay where they are.
+    `model` is of the Llama family, in evaluation mode; its attention becomes arborsim's.  The
+    observer sees the forward passes that are made anyway, of `prefill_block` prompt tokens each at
+    first.  Without a `cache` one is made that keeps everything in HBM.  On CUDA, `graphs` replays
+    decode steps as graphs wherever they can be captured.  `static` computes the steps that it can,
+    on tensors that stay where they are.
     """
 
     def __init__(
@@ -148,18 +130,9 @@ class TreeDecoder:
     def prefill(
         self, token_ids: Sequence[int], on_block: Callable[[Tensor], None] | None = None
     ) -> Tensor:
-        """Compute the prompt as node 0.
+        """Compute the prompt as node 0; logits ``[vocabulary]`` after the last token.
 
-        Parameters
-        ----------
-        token_ids : sequence of int
-        on_block : callable, optional
-            Gets every block's logits, ``[block, vocabulary]``.
-
-        Returns
-        -------
-        Tensor ``[vocabulary]``
-            Logits after the last token.
+        `on_block` gets every block's logits, ``[block, vocabulary]``.
         """
         self.cache.open(0, -1)
         self.cache.activate([0])
@@ -191,13 +164,7 @@ class TreeDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        """Append one token to each active leaf (in batch order).
-
-        Returns
-        -------
-        Tensor ``[leaves, vocabulary]``
-            Logits after these tokens.
-        """
+        """Append one token to each active leaf, in batch order; logits ``[leaves, vocabulary]``."""
         return self._forward(np.reshape(np.asarray(tokens), (-1, 1)), 1)[:, 0]
 
     @torch.inference_mode()
@@ -219,7 +186,7 @@ class TreeDecoder:
         self.cache.drop(node)
 
     def prepare(self, tokens: Sequence[int]) -> Pass:
-        """What `step` computes, to be computed together with others (`run_together`)."""
+        """The pass of `step`, to be computed together with others (`run_together`)."""
         return self._pass(np.reshape(np.asarray(tokens), (-1, 1)), 1)
 
     def _pass(self, ids: np.ndarray, keep: int) -> Pass:
@@ -231,25 +198,14 @@ class TreeDecoder:
 
 @dataclass(frozen=True)
 class Pass:
-    """Tokens that a decoder is to compute.
-
-    Attributes
-    ----------
-    decoder : TreeDecoder
-    ids : int64 array ``[seqs, queries]``
-    metadata : AttentionMetadata or None
-        None if the tokens are new, and announced to the cache when they are computed.
-    keep : int
-        Queries whose logits are wanted, counted from the last; 0 for all.
-    observed : bool
-        Whether the decoder's observer sees the pass.
-    """
+    """Tokens that a decoder is to compute."""
 
     decoder: TreeDecoder
-    ids: np.ndarray
+    ids: np.ndarray  #: int64 ``[seqs, queries]``
+    #: None if the tokens are new, and announced to the cache when they are computed
     metadata: AttentionMetadata | None
-    keep: int
-    observed: bool
+    keep: int  #: queries whose logits are wanted, counted from the last; 0 for all
+    observed: bool  #: whether the decoder's observer sees the pass
 
     @property
     def wants_hidden(self) -> bool:
@@ -259,7 +215,7 @@ class Pass:
 
     @property
     def static(self) -> StaticStep | None:
-        """What computes the pass on tensors that stay where they are; None if it cannot."""
+        """The step that computes the pass on tensors that stay; None if none can."""
         static = self.decoder.static
         fits = static is not None and self.metadata is None and self.ids.shape[1] == 1
         return static if fits and static is not None and static.possible else None
@@ -270,7 +226,7 @@ class Pass:
         return self.state(self.decoder.cache.begin(self.ids) if metadata is None else metadata)
 
     def state(self, metadata: AttentionMetadata) -> PassContext:
-        """What is to be collected."""
+        """The context of the pass."""
         observer = self.decoder.observer
         if not self.observed or observer is None:
             return PassContext(metadata)
@@ -288,9 +244,7 @@ class Pass:
 def run_together(passes: Sequence[Pass]) -> list[Tensor]:
     """Compute passes of decoders of one model in one forward; all have as many queries.
 
-    Returns
-    -------
-    list of Tensor ``[seqs, keep or queries, vocabulary]``
+    Returns a list of Tensor ``[seqs, keep or queries, vocabulary]``.
     """
     return _computed(passes)
 

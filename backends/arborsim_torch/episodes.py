@@ -32,7 +32,7 @@ _PROGRESS_TOKENS = 64
 
 
 def new_search(request: SearchRequest) -> Search:
-    """What drives one problem: the search that was asked for, or what grows a bank."""
+    """The search of one problem: the one that was asked for, or one that grows a bank."""
     recipe = request.bank if isinstance(request, RecordRequest) else None
     return (
         make_search(request.search, **request.search_options) if recipe is None else recipe.make()
@@ -69,10 +69,9 @@ class Tally:
 
     def progress(self) -> RecordProgress:
         seconds = time.perf_counter() - self.began
-        return RecordProgress(
-            self.done, self.episodes, self.correct, self.judged, self.tokens, self.tokens / seconds,
-            self.thoughts, self.model_usage,
-        )  # fmt: skip
+        counts = (self.done, self.episodes, self.correct, self.judged, self.tokens)
+        speed = self.tokens / seconds
+        return RecordProgress(*counts, speed, self.thoughts, self.model_usage)
 
     def timing(self) -> dict[str, float]:
         """The timing profile for the trace's metadata."""
@@ -159,7 +158,7 @@ class _Recording:
 
 
 def _results(together: list[_Recording]) -> list[EpisodeResult]:
-    """What came of the searches, in their order."""
+    """The results of the searches, in their order."""
     if len(together) == 1:
         return [together[0].recorder.run(together[0].problem)]
     found: dict[int, EpisodeResult] = {}
@@ -180,7 +179,7 @@ def capture_at_level(
     hidden_layers: tuple[int, ...] = (),
     embeddings: bool = False,
 ) -> Capture | None:
-    """What records one episode at this level; level `tree` may have embeddings."""
+    """The capture of one episode at this level; level `tree` may have embeddings."""
     if level is Level.TREE:
         return Capture(signals=frozenset()) if embeddings else None
     return Capture(top, vector_layers, row_layers, hidden_layers)
@@ -249,7 +248,7 @@ def _chosen(request: RecordRequest) -> dict[str, object]:
 
 
 def _parameters(request: RecordRequest) -> dict[str, object]:
-    """Of the search, or of the bank; a bank keeps repeated thoughts for a search to judge."""
+    """Parameters of the search, or of the bank; a bank keeps repeated thoughts."""
     search = new_search(request)
     dedupe = request.dedupe and not search.keeps_duplicates
     if request.bank is not None:
@@ -259,7 +258,7 @@ def _parameters(request: RecordRequest) -> dict[str, object]:
 
 
 def _scoring_models(request: RecordRequest, plan: RecordingPlan) -> dict[str, str | int]:
-    """What scores and embeds thoughts, where it is not what does so by default."""
+    """The models that score and embed thoughts, where it is not what does so by default."""
     found: dict[str, str | int] = {}
     if request.reward.name:
         usage = plan.reward.usage() if plan.reward is not None else None

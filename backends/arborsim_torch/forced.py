@@ -2,12 +2,11 @@
 
 The recorder is the one that decodes (`EpisodeRecorder`); only its decoder and its draws differ.
 `ForcedDecoder` computes a block of the given tokens at a time, so attention needs block x n, and
-hands out one token's logits after the other; `Given` draws the tokens that were given.
+hands out one token's logits after the other.  `Given` draws the tokens that were given.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -24,7 +23,7 @@ from arborsim_torch.decoder import PREFILL_BLOCK, Observer, TreeDecoder
 from arborsim_torch.prompts import CHAIN, read_lines
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
-from arborsim_torch.reference.tasks import Problem, Readers
+from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sampling import Choice, Sampler, scored
 from arborsim_torch.sources import Source
 
@@ -51,15 +50,8 @@ def read_chains(
 ) -> list[Chain]:
     """The chains of a JSON-lines file; each line has "prompt" and "tokens", text or ids.
 
-    Parameters
-    ----------
-    encode : callable
-        Ids of a text, which is a prompt or not.
-
-    Raises
-    ------
-    UsageError
-        Names the file and the line that is wrong.
+    `encode` gives the ids of a text, which is a prompt or not.  Raises `UsageError`, which names
+    the file and the line that is wrong.
     """
     return [
         _Line(f"{path}, line {number}", entry, encode, vocabulary).chain()
@@ -103,10 +95,8 @@ class _Line:
             return ()
         if isinstance(self.entry["tokens"], str):
             raise UsageError(f'{self.where}: "thoughts" counts tokens: give "tokens" as ids')
-        if (
-            not isinstance(ends, list) or not all(map(_is_whole, ends)) or ends[-1:] != [count]
-            or any(a >= b for a, b in pairwise([0, *ends]))
-        ):  # fmt: skip
+        whole = isinstance(ends, list) and all(map(_is_whole, ends)) and ends[-1:] == [count]
+        if not whole or any(a >= b for a, b in pairwise([0, *ends])):
             raise UsageError(
                 f'{self.where}: "thoughts" lists after how many tokens each thought ends, in '
                 f"order, the last one {count}"
@@ -118,14 +108,10 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class ForcedSource:
+class ForcedSource(Source):
     """Chains from a file, as problems whose answer is known.
 
-    Parameters
-    ----------
-    base : Source
-        Decodes text, and says where thoughts end if the file does not.
-    chains : sequence of Chain
+    `base` decodes text, and says where thoughts end if the file does not.
     """
 
     def __init__(self, base: Source, chains: Sequence[Chain]) -> None:
@@ -158,38 +144,14 @@ class ForcedSource:
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         return len(generated) == len(self.chains[problem.index].tokens)
 
-    def value_from_logits(
-        self, problem: Problem, generated: Sequence[int], logits: Any
-    ) -> float | None:
-        return None
-
-    def reward(
-        self,
-        problem: Problem,
-        generated: Sequence[int],
-        value: float | None,
-        rng: np.random.Generator,
-    ) -> float:
-        return math.nan
-
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
         return self.chains[problem.index].correct
 
     def answer(self, generated: Sequence[int]) -> str | None:
-        """What the whole text answers, if its kind of source can read that."""
-        read = getattr(self._base, "answer", None)
-        return None if read is None else read(generated)
+        return self._base.answer(generated)
 
     def text(self, ids: Sequence[int]) -> str:
         return self._base.text(ids)
-
-    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int] | None:
-        return None
-
-    def readers(
-        self, problem: Problem, generated: Sequence[int], start: int
-    ) -> list[Readers] | None:
-        return None  # whatever wrote the text, no task says who reads it
 
 
 class ForcedDecoder(TreeDecoder):

@@ -13,19 +13,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from arborsim_torch.attention import tree_attention
-from arborsim_torch.kernels.pieces import in_triton
+from arborsim_torch.kernels.piece import in_triton
 
 #: If this is set, and not 0, steps are computed with the model's own operations.
 SWITCH = "ARBORSIM_UNFUSED"
 _CODE = "transformers.models.llama.modeling_llama"
 
 
-_PARTS = {"self_attn": "LlamaAttention", "mlp": "LlamaMLP", "input_layernorm": "LlamaRMSNorm",
-          "post_attention_layernorm": "LlamaRMSNorm"}  # fmt: skip
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_PARTS = {"self_attn": "LlamaAttention", "mlp": "LlamaMLP", **dict.fromkeys(_NORMS, "LlamaRMSNorm")}
 
 
 class Stores(Protocol):
@@ -137,8 +136,7 @@ class _FusedLayers:
         x = self.normed(layer.input_layernorm, hidden_states)
         projections: list[Callable[[Tensor], Tensor]] = [attn.q_proj, attn.k_proj, attn.v_proj]
         q, k, v = (projection(x)[:, 0] for projection in projections)
-        query = torch.empty((len(q), q.shape[1] // attn.head_dim, attn.head_dim),
-                            dtype=q.dtype, device=q.device)  # fmt: skip
+        query = q.new_empty((len(q), q.shape[1] // attn.head_dim, attn.head_dim))
         cos, sin = (part[:, 0] for part in position_embeddings)
         first = 0
         for step in self._steps:

@@ -6,19 +6,65 @@ import gc
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from arborsim_torch.static import StepOutputs
+from arborsim_torch.cache.forward import AttentionMetadata
+from arborsim_torch.context import PassContext
 
 _MOST_GRAPHS = 32  #: kept per search; the one that was used longest ago goes first
 _MOST_REFUSALS = 3  #: failed captures of a model, after which none is tried any more
+_FAILED: list[Any] = []  # kept for good: allocators go on asking a graph whose capture failed
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """The results of a step, in memory that the next one may overwrite."""
+
+    logits: Tensor  #: ``[seqs, 1, vocabulary]``
+    last: Tensor  #: ``[seqs, 1, size]``: normalised last hidden state
+    hidden: list[Tensor]  #: ``[seqs, 1, size]``: output of every block, if it is wanted
+    #: what attention has left, of each search; their sequences come one after the other
+    states: list[PassContext]
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        left = [x for state in self.states for x in state.tensors()]
+        return [self.logits, self.last, *self.hidden, *left]
+
+    def of(self, search: int, first: int, metadata: AttentionMetadata) -> StepOutputs:
+        """A search's own, whose sequences begin at `first`, without what its padding left."""
+        own = slice(first, first + metadata.num_seqs)
+        hidden = [rows[own] for rows in self.hidden]
+        state = self.states[search].within(metadata)
+        return StepOutputs(self.logits[own], self.last[own], hidden, [state])
+
+
+def capture_into(graph: Any, pool: Any, stream: Any, work: Callable[[], Any]) -> Any:
+    """Capture what `work` launches; its result."""
+    collects = gc.isenabled()
+    gc.disable()  # it could destroy other graphs, which ends a capture
+    try:
+        mode = "thread_local"  # copies of other threads go on
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
+            return work()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def abandon(graph: Any, pool: Any, device: int) -> bool:
+    """Tell the allocator that a failed capture is over; False if CUDA ended it in peace."""
+    _FAILED.append(graph)
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+        return True
+    return False
 
 
 class _Captures:
@@ -26,14 +72,9 @@ class _Captures:
 
     The caching allocator forgets a pool with the last of its graphs, and then lets nothing be
     captured into it as long as any tensor of it is held (``use_count > 0`` is asserted in
-    ``create_or_incref_pool``).  So a tiny graph, the first of each pool, is kept.
-
-    Attributes
-    ----------
-    stream : torch.cuda.Stream
-        One for all searches: libraries keep a workspace for each that they have seen.
-    refused : list of str
-        Why captures failed, in a line each.
+    ``create_or_incref_pool``).  So a tiny graph, the first of each pool, is kept.  All searches
+    have one stream, as libraries keep a workspace for each that they have seen.  `refused` says why
+    captures failed, in a line each.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +82,6 @@ class _Captures:
         self.stream: Any = torch.cuda.Stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._keeper: Any = None
-        self._failed: list[Any] = []  # graphs that allocators may still point to
         self.refused: list[str] = []
 
     def capture(self, compute: Callable[[], Any]) -> tuple[Any, Any] | None:
@@ -57,31 +97,21 @@ class _Captures:
             with torch.cuda.stream(here):  # a capture that fails to end does not turn back
                 if self._keeper is None:
                     self._keeper = graph
-                    self._captured(graph, lambda: torch.zeros(1, device=self._device))
+                    tiny = lambda: torch.zeros(1, device=self._device)  # noqa: E731
+                    capture_into(graph, self._pool, self.stream, tiny)
                     graph = torch.cuda.CUDAGraph()
-                return graph, self._captured(graph, compute)
+                return graph, capture_into(graph, self._pool, self.stream, compute)
         except Exception as error:
             why = reason(error)
             self.refused.append(why)
         self._clear(graph)
-        warnings.warn(
-            f"a CUDA graph could not be captured, its steps are computed eagerly: {why}",
-            RuntimeWarning, stacklevel=4,
-        )  # fmt: skip
+        what = f"a CUDA graph could not be captured, its steps are computed eagerly: {why}"
+        warnings.warn(what, RuntimeWarning, stacklevel=4)
         return None
-
-    def _captured(self, graph: Any, compute: Callable[[], Any]) -> Any:
-        # Copies of other threads go on meanwhile.
-        with _uncollected(), torch.cuda.graph(
-            graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"
-        ):  # fmt: skip
-            return compute()
 
     def _clear(self, graph: Any) -> None:
         """Undo what a capture has begun that did not end (``CUDAGraph::capture_end``)."""
-        self._failed.append(graph)
-        with suppress(RuntimeError):  # that it has ended
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        abandon(graph, self._pool, torch.cuda.current_device())
         self._pool, self._keeper = torch.cuda.graph_pool_handle(), None
         torch.cuda.synchronize()  # an error of the device itself ends the run here
         for generator in torch.cuda.default_generators:
@@ -94,18 +124,6 @@ def reason(error: BaseException) -> str:
     """Why a capture failed, in a line.  Ending it fails then, too, which tells less."""
     both = [each for each in (error.__context__, error) if each is not None]
     return "; ".join(f"{type(x).__name__}: {x}".splitlines()[0] for x in both)[:300]
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection: it could destroy other graphs, which ends a capture."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 _SHARED: WeakKeyDictionary[Any, _Captures] = WeakKeyDictionary()  #: by model
@@ -122,14 +140,6 @@ class Graphs:
 
     All graphs of a model share one stream and one memory pool, so what one leaves behind must be
     used before another runs.  The first step of a bucket runs eagerly, the second is captured.
-
-    Parameters
-    ----------
-    model
-
-    Attributes
-    ----------
-    captures, replays : int
     """
 
     def __init__(self, model: Any) -> None:
@@ -154,12 +164,7 @@ class Graphs:
     ) -> StepOutputs:
         """The results of `compute`, which does the same for the same `bucket`.
 
-        Parameters
-        ----------
-        bucket : hashable
-        compute : callable
-        begin_again : callable, optional
-            Prepares for another `compute`, after one whose capture has failed.
+        `begin_again` prepares for another `compute`, after one whose capture has failed.
         """
         if bucket in self._eager:
             return compute()

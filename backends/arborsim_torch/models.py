@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.rope import Rope
-from arborsim.core.shape import CacheShape
+from arborsim.core.shape import CacheShape, Rope
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
 from arborsim_torch.cache.layout import Layout
@@ -23,33 +22,18 @@ from arborsim_torch.reference.tasks import Task
 
 _RANDOM_STD = 0.02
 _ROOM = 0.8  # share of the free memory that weights may take
-_DTYPES = {
-    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
-}  # fmt: skip
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, and the task or tokeniser that goes with it.
-
-    Attributes
-    ----------
-    name : str
-    model
-        In evaluation mode, on its device.
-    task : Task or None
-        Of a reference model.
-    tokenizer
-        Of transformers; None for a reference model.
-    random_weights : bool
-        True memory and time, meaningless text.
-    """
+    """A model, and the task or tokeniser that goes with it."""
 
     name: str
-    model: Any
-    task: Task | None = None
-    tokenizer: Any = None
-    random_weights: bool = False
+    model: Any  #: in evaluation mode, on its device
+    task: Task | None = None  #: of a reference model
+    tokenizer: Any = None  #: of transformers; None for a reference model
+    random_weights: bool = False  #: True memory and time, meaningless text
 
     @property
     def max_positions(self) -> int:
@@ -91,20 +75,10 @@ def load_model(
 ) -> LoadedModel:
     """Load a model by name, folder or id.
 
-    Parameters
-    ----------
-    name : str
-        "chain", "game24", "tail", "tail-deep", a folder with safetensors, a model id, or
-        "config:" and the name of a known geometry (or a config.json): random weights.
-    task : str
-        "chain", "game24" or "tail": `name` is a folder with weights of that reference task.
-    dtype : str
-        "auto" is the type the weights are stored in.
-
-    Raises
-    ------
-    UsageError
-        One line that says what does not work.
+    Its name may be that of a reference model, of a folder with safetensors (of a `task`'s own, if
+    one is named), an id, or "config:" and the name of a known geometry or a config.json: random
+    weights.  `dtype` "auto" is as stored.  Raises `UsageError` in a line that says what does not
+    work.
     """
     check_device(device)
     # transformers' own bars and warnings would run into ours.
@@ -191,9 +165,8 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
     raw.pop("quantization_config", None)  # random weights are not quantised
     check_family(f"--model {CONFIG}{name}", raw)
     kind = str(raw.pop("model_type"))
-    stored = [str(raw.pop(key)).removeprefix("torch.") for key in ("dtype", "torch_dtype")
-              if raw.get(key) is not None]  # fmt: skip
-    given = dtype if dtype != "auto" else stored[0] if stored else "bfloat16"
+    stored = [raw.pop(key) for key in ("dtype", "torch_dtype") if raw.get(key) is not None]
+    given = dtype if dtype != "auto" else str((*stored, "bfloat16")[0]).removeprefix("torch.")
     if given not in _DTYPES:
         raise UsageError(
             f"--model {CONFIG}{name}: cannot compute in {given}; give --dtype {', '.join(_DTYPES)}"
@@ -225,10 +198,7 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
 def check_room(option: str, needed_bytes: int, device: str, advice: str) -> None:
     """Refuse weights that the device has no memory for, before anything is allocated.
 
-    Raises
-    ------
-    UsageError
-        What is needed, what is free, and the advice.
+    Raises `UsageError`: what is needed, what is free, and the advice.
     """
     free = free_bytes(device)
     if free is not None and needed_bytes > _ROOM * free:
@@ -246,7 +216,7 @@ def _restore_buffers(model: Any) -> None:
 
 
 def cache_shape(model: Any) -> CacheShape:
-    """What the groups of a live model's cache stand for."""
+    """The layers and heads that the groups of a live model's cache stand for."""
     shape = Layout.of(model)
     layers = tuple(range(shape.layers))
     return CacheShape(layers, shape.kv_heads, shape.head_dim, rope_of(model))

@@ -26,24 +26,9 @@ class PrefixDecoder:
     """Does what `TreeDecoder` does for leaves, over a cache of distinct paths.
 
     The observer gets the last hidden state of every leaf's token, computed or not; it cannot have
-    attention or hidden states of layers.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-    observer : Observer, optional
-    prefill_block : int
-    cache : TieredCache, optional
-        A new one; nodes in it are single tokens, in order of their computation.
-
-    Attributes
-    ----------
-    cache : PrefixDecoder
-        Itself: an observer looks for the active leaves there.
-    leaves : list of int
-        Active leaves, in batch order.
-    computed_tokens : int
-        Tokens after the prompt that were computed.
+    attention or hidden states of layers.  It looks for the active leaves, in batch order, in
+    `cache`, which is the decoder itself.  Nodes of the cache that it is given are single tokens, in
+    order of their computation, of which there are `computed_tokens` after the prompt.
     """
 
     def __init__(
@@ -113,7 +98,7 @@ class PrefixDecoder:
 
     @property
     def kv_heads(self) -> int:
-        """Of the model."""
+        """KV heads of the model."""
         return self._inner.cache.kv_heads
 
     @torch.inference_mode()

@@ -26,16 +26,13 @@ MODULES = {
 
 
 def probe() -> dict[str, Any]:
-    """What is broken, and what torch says of GPUs.
+    """Find out what is broken, and what torch says of GPUs.
 
-    Returns
-    -------
-    dict
-        ``broken``: reasons by distribution, of those that are installed but cannot be imported;
-        ``backend``: why the backend cannot be loaded, or ""; ``cuda``: whether a GPU computed
-        something; ``cuda_failed``: why it did not, if torch saw one; ``cuda_version`` that torch
-        was built for; ``gpus``: name and memory of each; ``attention``: what computes it on the
-        first GPU and why, by use.
+    Returns dict: ``broken``: reasons by distribution, of those that are installed but cannot be
+    imported; ``backend``: why the backend cannot be loaded, or "".  ``cuda``: whether a GPU
+    computed something.  ``cuda_failed``: why it did not, if torch saw one.  ``cuda_version`` that
+    torch was built for.  ``gpus``: name and memory of each.  ``attention``: what computes it on the
+    first GPU and why, by use.
     """
     broken = {name: why for name, module in MODULES.items() if (why := _fails(name, module))}
     found: dict[str, Any] = {"broken": broken, "backend": "", "cuda": False, "gpus": []}

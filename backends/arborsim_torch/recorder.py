@@ -1,7 +1,7 @@
 """Run a search live and write down what happened.
 
 `EpisodeRecorder.run` is the whole story: the search says which states to expand; their children
-become leaves of the decoder; every iteration all leaves take one token; a leaf whose thought ends
+become leaves of the decoder.  Every iteration all leaves take one token.  A leaf whose thought ends
 gets its reward and goes back to the search.
 """
 
@@ -32,6 +32,7 @@ from arborsim_torch.recording import (
     Iterations,
     Listener,
     LiveNode,
+    verdict_number,
 )
 from arborsim_torch.reference.tasks import Problem, Readers
 from arborsim_torch.rewards.base import Embedder, Reward
@@ -44,63 +45,33 @@ _REWARD_STREAM = 1  # keeps the noise of rewards apart from the draws of tokens
 
 @dataclass
 class EpisodeRecorder:
-    """Records one search over one problem.
+    """Records one search over one problem."""
 
-    Parameters
-    ----------
-    model
-        A causal language model that `TreeDecoder` takes.
-    source : Source
-    search : Search
-        A new object.
-    capture : Capture or None
-        None records the tree alone.
-    sampler : Sampler
-    seed : int
-    max_tokens : int
-        Generated tokens per path.
-    dedupe : bool
-        Give up thoughts that repeat a sibling token by token, unless the search's
-        `keeps_duplicates` says that they count.
-    on_tokens : callable, optional
-        Told how many tokens each iteration generated.
-    listener : Listener, optional
-    cache : TieredCache, optional
-        A new one; by default one that keeps everything until the search drops it.
-    prefill_block : int
-        Prompt tokens per forward pass.
-    clock : callable
-        Seconds since some moment: what all times are measured with.
-    reward : Reward, optional
-        Scores thoughts; by default `source` does.
-    embedder : Embedder, optional
-        Embeds the text of thoughts; by default `capture` takes mean last hidden states.
-    release : bool
-        Free the keys and values of thoughts that nothing can follow as soon as they are complete.
-    share_prefixes : bool
-        Compute what several thoughts begin with only once; without a listener or token signals.
-    graphs : bool
-        See `TreeDecoder`.
-    """
-
-    model: Any
+    model: Any  #: A causal language model that `TreeDecoder` takes
     source: Source
-    search: Search
-    capture: Capture | None
+    search: Search  #: A new object
+    capture: Capture | None  #: None records the tree alone
     sampler: Sampler
     seed: int
-    max_tokens: int
+    max_tokens: int  #: generated tokens per path
+    #: give up thoughts that repeat a sibling token by token, unless the search's `keeps_duplicates`
+    #: says that they count
     dedupe: bool = True
-    on_tokens: Callable[[int], None] | None = None
+    on_tokens: Callable[[int], None] | None = None  #: told how many tokens each iteration generated
     listener: Listener | None = None
+    #: A new one; by default one that keeps everything until the search drops it
     cache: TieredCache | None = None
-    prefill_block: int = PREFILL_BLOCK
+    prefill_block: int = PREFILL_BLOCK  #: prompt tokens per forward pass
+    #: seconds since some moment: what all times are measured with
     clock: Callable[[], float] = time.perf_counter
-    reward: Reward | None = None
+    reward: Reward | None = None  #: scores thoughts, by default `source` does
+    #: embeds the text of thoughts, by default `capture` takes mean last hidden states
     embedder: Embedder | None = None
+    #: free the keys and values of thoughts that nothing can follow as soon as they are complete
     release: bool = False
+    #: compute what several thoughts begin with only once, without a listener or token signals
     share_prefixes: bool = False
-    graphs: bool = True
+    graphs: bool = True  #: see `TreeDecoder`
     nodes: list[LiveNode] = field(default_factory=list, init=False)
 
     def run(self, problem: Problem) -> EpisodeResult:
@@ -130,10 +101,9 @@ class EpisodeRecorder:
         self.rows = EventRows()
         self.decoder = self._make_decoder()
         noise = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
-        self._completion = Completion(
-            self.source, problem, self.nodes, self.reward or SourceReward(self.source), noise,
-            self.embedder, self.capture, self.max_tokens,
-        )  # fmt: skip
+        reward, models = self.reward or SourceReward(self.source), (self.embedder, self.capture)
+        judged = (self.source, problem, self.nodes, reward, noise, *models)
+        self._completion = Completion(*judged, self.max_tokens)
         if self.embedder is not None and self.capture is not None:
             self.capture.embeddings = False
         self._began = self.clock()
@@ -154,10 +124,9 @@ class EpisodeRecorder:
             columns.update(signals.columns())
             if self._readers is not None:
                 columns["readers"] = self._readers
-        return EpisodeResult(
-            columns, correct, self._generated, len(self.nodes) - 1, len(problem.prompt),
-            self.rows.iteration, prefill_s, decode_s, self._forward_s, self._steps,
-        )  # fmt: skip
+        counts = (self._generated, len(self.nodes) - 1, len(problem.prompt), self.rows.iteration)
+        seconds = (prefill_s, decode_s, self._forward_s)
+        return EpisodeResult(columns, correct, *counts, *seconds, self._steps)
 
     def _readers_of_prompt(self) -> list[Readers] | None:
         """None if it is not asked for, or the source does not know."""
@@ -198,7 +167,8 @@ class EpisodeRecorder:
         self.rows.time_s = self._clock()
         self.rows.open(-1)
         for position, token in enumerate(self.problem.prompt):
-            self.rows.token(Kind.PREFILL, ROOT, position, token, math.nan, entropy[position])
+            known = {"position": position, "token": token, "entropy": entropy[position]}
+            self.rows.add(Kind.PREFILL, ROOT, **known)
         self.nodes.append(LiveNode(parent=-1, generated=[], logits=logits))
         self._frontier.enter(ROOT)
 
@@ -229,7 +199,7 @@ class EpisodeRecorder:
     def _give_up(self, wish: Expansion) -> None:
         self.rows.time_s = self._clock()
         for n in wish.dropped:
-            self.rows.prune(n)
+            self.rows.add(Kind.PRUNE, n)
             self._frontier.leave(n)
             self._completion.give_up(n)
             if self.listener is None:
@@ -266,7 +236,7 @@ class EpisodeRecorder:
         self.rows.time_s = self._clock()
         turned = tuple(sorted(leaves))  # new nodes must appear in the order of their numbers
         for n in turned:
-            self.rows.transition(n)
+            self.rows.add(Kind.TRANSITION, n)
         if self.listener is not None:
             self.listener.turned(turned, tuple(self.nodes[n].parent for n in turned))
         return leaves
@@ -284,8 +254,8 @@ class EpisodeRecorder:
         ended = []
         for row, (n, (token, logprob)) in enumerate(zip(active, fed, strict=True)):
             node = self.nodes[n]
-            position = last + len(node.generated)
-            self.rows.token(Kind.TOKEN, n, position, token, logprob, choice.entropy[row])
+            known = {"token": token, "logprob": logprob, "entropy": choice.entropy[row]}
+            self.rows.add(Kind.TOKEN, n, position=last + len(node.generated), **known)
             full = len(node.generated) >= self.max_tokens
             if full or self.source.is_thought_end(self.problem, node.generated, node.tokens):
                 node.logits = logits[row].clone()
@@ -315,9 +285,9 @@ class EpisodeRecorder:
         end = self._completion.finish(n)
         node.text = self._completion.text(node)
         node.entropy = float(np.float32(entropy))  # a bank hands out no more digits than that
-        self.rows.boundary(
-            n, node.reward, entropy, node.text, node.embedding, end, node.answer, node.correct
-        )
+        known = {name: getattr(node, name) for name in ("reward", "text", "embedding", "answer")}
+        correct = verdict_number(node.correct)
+        self.rows.add(Kind.BOUNDARY, n, entropy=entropy, correct=correct, end=int(end), **known)
         if self.listener is not None:
             self.listener.closed(n, node.reward, entropy)
         if self.release and end is not End.NONE:
@@ -338,7 +308,8 @@ class EpisodeRecorder:
         chosen, correct = self._completion.choose(candidates)
         self._steps = self.source.steps(self.problem, self.nodes[chosen].generated)
         self.rows.time_s = self._clock()
-        self.rows.answer(chosen, correct, self.source.text(self.nodes[chosen].generated))
+        text = self.source.text(self.nodes[chosen].generated)
+        self.rows.add(Kind.ANSWER, chosen, text=text, correct=verdict_number(correct))
         if self.listener is not None:
             self.listener.answered(correct)
         return correct

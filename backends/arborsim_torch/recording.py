@@ -1,4 +1,4 @@
-"""What a recorder keeps of a search while it runs, which events it reports, and its trace rows."""
+"""A recorder's notes of a search while it runs, the events it reports, and its trace rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from arborsim.searches import Leaf
-from arborsim.trace.schema import End, Kind
+from arborsim.trace.schema import Kind
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.reference.tasks import Readers
 
@@ -52,59 +52,33 @@ class Listener(Protocol):
 
 @dataclass
 class LiveNode:
-    """A node while its search runs.
-
-    Attributes
-    ----------
-    generated : list of int
-        All tokens after the prompt, this node's included.
-    tokens : int
-        The node's own.
-    logits : Tensor or None
-        After its last token, to draw its children's first tokens from.
-    value : float or None
-        What the model itself said of the state.
-    logprob : float
-        Sum of the log-probabilities of its own tokens, nats.
-    text : str or None
-        Its own, once complete.
-    entropy : float
-        Of the next token's distribution after its last token, nats, as it is stored; NaN if it is
-        not complete.
-    reward : float
-        What it was rewarded with once complete; NaN if nothing rewards it.
-    answer : str or None
-        What it answers, if it is finished and its source can read that.
-    twin : int
-        The first complete sibling that says the same, or the node itself.
-    correct : bool or None
-        Verdict on the answer of a finished thought.
-    held : bool
-        Whether its keys and values are there.
-    """
+    """A node while its search runs."""
 
     parent: int
-    generated: list[int]
-    tokens: int = 0
-    logprob: float = 0.0
+    generated: list[int]  #: all tokens after the prompt, this node's included
+    tokens: int = 0  #: the node's own
+    logprob: float = 0.0  #: sum of the log-probabilities of its own tokens, nats
     visits: int = 0
     score: float = math.nan
     finished: bool = False
     dead: bool = False
-    value: float | None = None
+    value: float | None = None  #: what the model itself said of the state
+    #: what it was rewarded with once complete.  NaN if nothing rewards it.
     reward: float = math.nan
-    logits: Tensor | None = None
+    logits: Tensor | None = None  #: after its last token, to draw its children's first tokens from
     embedding: np.ndarray | None = None
-    text: str | None = None
+    text: str | None = None  #: its own, once complete
+    #: of the next token's distribution after its last token, nats, as it is stored; NaN if it is
+    #: not complete
     entropy: float = math.nan
-    answer: str | None = None
-    twin: int = -1
-    correct: bool | None = None
-    held: bool = True
+    answer: str | None = None  #: what it answers, if it is finished and its source can read that
+    twin: int = -1  #: the first complete sibling that says the same, or the node itself
+    correct: bool | None = None  #: verdict on the answer of a finished thought
+    held: bool = True  #: whether its keys and values are there
 
     @property
     def mean_logprob(self) -> float:
-        """Of its own tokens, nats; NaN for the prompt."""
+        """Mean over its own tokens, nats; NaN for the prompt."""
         return self.logprob / self.tokens if self.tokens else math.nan
 
 
@@ -119,7 +93,7 @@ def path_ends(nodes: Sequence[LiveNode], n: int) -> tuple[int, ...]:
 
 @dataclass
 class EpisodeResult:
-    """What `EpisodeRecorder.run` hands back; times in seconds.
+    """The result of `EpisodeRecorder.run`; times in seconds.
 
     `steps` are needed steps of the reasoning handed in: those that are right, and how many there
     are (None where the source does not count them).
@@ -140,20 +114,17 @@ class EpisodeResult:
     steps: tuple[int, int] | None = None
 
 
+_SAME = (  # of a node and the leaf that a search sees
+    *("parent", "score", "finished", "dead", "visits"),
+    *("embedding", "answer", "text", "entropy", "twin"),
+)
+
+
 class Frontier:
     """Complete thoughts that have not been given up, in order of completion.
 
-    Parameters
-    ----------
-    nodes : list of LiveNode
-        All nodes of the search, which go on growing.
-    depth : callable
-        Of a node: its depth in the tree.
-
-    Attributes
-    ----------
-    leaves : dict
-        What the search chooses from, by node.
+    `nodes` are all of the search, which go on growing, and `depth` gives that of a node.  The
+    search chooses from the `leaves`, by node.
     """
 
     def __init__(self, nodes: list[LiveNode], depth: Callable[[int], int]) -> None:
@@ -163,11 +134,9 @@ class Frontier:
     def enter(self, n: int) -> None:
         """A thought is complete, and all that is known of it will not change any more."""
         node = self._nodes[n]
-        self.leaves[n] = Leaf(
-            n, node.parent, self._depth(n), node.score, node.finished, node.dead,
-            node.visits, len(node.generated), node.embedding, node.answer, node.text, node.entropy,
-            node.mean_logprob, node.twin,
-        )  # fmt: skip
+        same: dict[str, Any] = {name: getattr(node, name) for name in _SAME}
+        tokens, logprob = len(node.generated), node.mean_logprob
+        self.leaves[n] = Leaf(n, depth=self._depth(n), tokens=tokens, logprob=logprob, **same)
 
     def leave(self, n: int) -> None:
         """A thought was given up."""
@@ -178,23 +147,18 @@ class Frontier:
         self.leaves[n] = replace(self.leaves[n], visits=self._nodes[n].visits)
 
 
-_NAMES = (
-    "time_s", "kind", "iteration", "node", "parent", "depth",
-    "position", "token", "logprob", "entropy", "reward", "text", "correct", "embedding",
-    "end", "answer",
-)  # fmt: skip
-_NAN = float("nan")
+#: Columns that only some rows have, and the others' values.
+_EMPTY: dict[str, Any] = {"position": -1, "token": -1}
+_EMPTY |= {"logprob": math.nan, "entropy": math.nan, "reward": math.nan}
+_EMPTY |= {"text": None, "correct": -1, "embedding": None, "end": 0, "answer": None}
+_NAMES = ("time_s", "kind", "iteration", "node", "parent", "depth", *_EMPTY)
+_INTEGERS = ("iteration", "node", "parent", "depth", "position", "token", "correct", "end")
 
 
 class EventRows:
     """Appends rows in time order; `columns` turns them into what `TraceWriter` takes.
 
-    Attributes
-    ----------
-    time_s : float
-        Time of the rows to come.
-    iteration : int
-        Iteration of the rows to come.
+    `time_s` and `iteration` are those of the rows to come.
     """
 
     def __init__(self) -> None:
@@ -212,60 +176,15 @@ class EventRows:
     def depth(self, node: int) -> int:
         return self._tree[node][1]
 
-    def token(
-        self, kind: Kind, node: int, position: int, token: int, logprob: float, entropy: float
-    ) -> None:
-        self._add(kind, node, position, token, logprob, entropy, _NAN, None, -1, None)
-
-    def transition(self, node: int) -> None:
-        self._add(Kind.TRANSITION, node)
-
-    def prune(self, node: int) -> None:
-        self._add(Kind.PRUNE, node)
-
-    def boundary(
-        self,
-        node: int,
-        reward: float,
-        entropy: float,
-        text: str,
-        embedding: np.ndarray | None,
-        end: End,
-        answer: str | None,
-        correct: bool | None,
-    ) -> None:
-        self._add(
-            Kind.BOUNDARY, node, -1, -1, _NAN, entropy, reward, text, _verdict(correct), embedding,
-            int(end), answer,
-        )  # fmt: skip
-
-    def answer(self, node: int, correct: bool | None, text: str) -> None:
-        self._add(Kind.ANSWER, node, -1, -1, _NAN, _NAN, _NAN, text, _verdict(correct), None)
-
-    def _add(
-        self,
-        kind: Kind,
-        node: int,
-        position: int = -1,
-        token: int = -1,
-        logprob: float = _NAN,
-        entropy: float = _NAN,
-        reward: float = _NAN,
-        text: str | None = None,
-        correct: int = -1,
-        embedding: np.ndarray | None = None,
-        end: int = 0,
-        answer: str | None = None,
-    ) -> None:
-        self._rows.append(
-            (self.time_s, int(kind), self.iteration, node, *self._tree[node],
-             position, token, logprob, entropy, reward, text, correct, embedding, end, answer)
-        )  # fmt: skip
+    def add(self, kind: Kind, node: int, **known: Any) -> None:
+        """Append a row; `known` are those of its columns that only some rows have."""
+        own = (self.time_s, int(kind), self.iteration, node, *self._tree[node])
+        self._rows.append((*own, *(_EMPTY | known).values()))
 
     def columns(self, with_embeddings: bool) -> dict[str, Any]:
         """Columns by name, one entry per row."""
         by_name: dict[str, Any] = dict(zip(_NAMES, zip(*self._rows, strict=True), strict=True))
-        for name in ("iteration", "node", "parent", "depth", "position", "token", "correct", "end"):
+        for name in _INTEGERS:
             by_name[name] = np.asarray(by_name[name], dtype=np.int32)
         for name in ("logprob", "entropy", "reward"):
             by_name[name] = np.asarray(by_name[name], dtype=np.float32)
@@ -275,5 +194,6 @@ class EventRows:
         return by_name
 
 
-def _verdict(correct: bool | None) -> int:
+def verdict_number(correct: bool | None) -> int:
+    """How a trace notes a verdict: -1 if there is none."""
     return -1 if correct is None else int(correct)

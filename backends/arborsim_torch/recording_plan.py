@@ -1,4 +1,4 @@
-"""What a recording will hold, checked against the model and the problems before it starts."""
+"""The plan of a recording, checked against the model and the problems before it starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attention_top(path_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class RecordingPlan:
-    """What follows from a request once the model is there.
+    """The consequences of a request once the model is there.
 
     `reward` and `embedder` are None where the source scores thoughts and the model embeds them.
     """
@@ -47,7 +47,7 @@ class RecordingPlan:
     embedder: Embedder | None = None
 
     def model_usage(self) -> tuple[ModelUsage, ...]:
-        """What the reward and embedding models took so far."""
+        """The usage of the reward and embedding models so far."""
         used = [model.usage() for model in (self.reward, self.embedder) if model is not None]
         return tuple(usage for usage in used if usage is not None)
 
@@ -57,10 +57,7 @@ def make_plan(
 ) -> RecordingPlan:
     """The plan of `request` for a loaded model.
 
-    Raises
-    ------
-    UsageError
-        There are fewer problems, layers or positions than asked for.
+    Raises `UsageError`: there are fewer problems, layers or positions than asked for.
     """
     source = _source(request, loaded, prompts)
     available = source.count(request.first)
@@ -84,10 +81,9 @@ def make_plan(
         layers = _existing("--qkv-layers", chosen, loaded)
     row_layers = _row_layers(request, loaded, path_tokens)
     embedder = load_embedder(request.embed, request.device) if request.embed else None
-    return RecordingPlan(
-        source, episodes, max_tokens, sparse, layers, row_layers, _hidden_layers(request, loaded),
-        _reward(request, loaded, source), embedder,
-    )  # fmt: skip
+    of_layers = (layers, row_layers, _hidden_layers(request, loaded))
+    reward = _reward(request, loaded, source)
+    return RecordingPlan(source, episodes, max_tokens, sparse, *of_layers, reward, embedder)
 
 
 def _lengths(
@@ -111,7 +107,7 @@ def _lengths(
 
 
 def _reward(request: RecordRequest, loaded: LoadedModel, source: Source) -> Reward | None:
-    """What scores thoughts; None for the source itself."""
+    """The reward of thoughts; None for the source itself."""
     name = request.reward.name
     if not name:
         return None
@@ -178,10 +174,9 @@ def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | No
     if loaded.random_weights:
         if prompts is not None:
             raise UsageError("random weights understand no prompts: use --prompt-tokens")
-        return RandomSource(
-            loaded.model.config.vocab_size, request.prompt_tokens or _DEFAULT_PROMPT_TOKENS,
-            request.max_tokens or _DEFAULT_MAX_TOKENS, request.thought_tokens,
-        )  # fmt: skip
+        prompt_tokens = request.prompt_tokens or _DEFAULT_PROMPT_TOKENS
+        lengths = (prompt_tokens, request.max_tokens or _DEFAULT_MAX_TOKENS, request.thought_tokens)
+        return RandomSource(loaded.model.config.vocab_size, *lengths)
     if prompts is None:
         raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
     return _of_prompts(request, loaded, prompts, request.max_tokens or _DEFAULT_MAX_TOKENS)
@@ -197,10 +192,8 @@ def _of_task(request: RecordRequest, loaded: LoadedModel) -> TaskSource:
 def _of_prompts(
     request: RecordRequest, loaded: LoadedModel, prompts: list[str], max_tokens: int
 ) -> PromptSource:
-    return PromptSource(
-        prompts, loaded.tokenizer, eos_ids(loaded), max_tokens, request.thought_tokens,
-        request.stop, request.chat,
-    )  # fmt: skip
+    lengths, ends = (max_tokens, request.thought_tokens), (request.stop, request.chat)
+    return PromptSource(prompts, loaded.tokenizer, eos_ids(loaded), *lengths, *ends)
 
 
 def _forced(request: RecordRequest, loaded: LoadedModel) -> ForcedSource:

@@ -11,43 +11,28 @@ stays, and 4 for the newest rows of groups and the last uses (2 for newest rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim.core.row_uses import RowUse
-from arborsim.machine.live_memory import TILE_BYTES
+from arborsim.core.row_uses import ALL_QUERIES, RowUse
 from arborsim_torch.cache.forward import AttentionMetadata
 from arborsim_torch.context import PassContext
 from arborsim_torch.tiers.copies import to_device
-from arborsim_torch.token_signals import float16
 
 _POSITIONS = 1024  # buffers grow by this
 
 
 class RowReducer:
-    """What some uses need of the rows of one search.
+    """Reduces the rows of one search to what some uses need of them, as they come.
 
-    Parameters
-    ----------
-    uses : iterable of RowUse
-        Those that are reduced as rows come.
-
-    Attributes
-    ----------
-    groups : {"layer", "head"} or None
-        Whose rows are reduced apart from the model's.
-    part : float or None
-        Of "sparsity" (`RowUse.part`).
-
-    Raises
-    ------
-    ValueError
-        If rows of layers and of KV heads are wanted at once, or of different queries or keys, or
-        the sparsity of different queries or parts.
+    Rows of `groups` are reduced apart from the model's; `part` is that of "sparsity"
+    (`RowUse.part`). Raises `ValueError` if rows of layers and of KV heads are wanted at once, or of
+    different queries or keys, or the sparsity of different queries or parts.
     """
 
     def __init__(self, uses: Iterable[RowUse]) -> None:
@@ -67,20 +52,13 @@ class RowReducer:
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    def first_row(self, metadata: AttentionMetadata, prompt: int) -> int:
-        """First query of a pass whose row, averaged over the model, counts; else their number."""
-        shared = (use for use in self._held if use.grouping == "shared" and use.keeps != "sparsity")
-        return min((first_of(use, metadata, prompt) for use in shared), default=metadata.queries)
+    def first(self, what: str, metadata: AttentionMetadata, prompt: int) -> int:
+        """First query of a pass that counts, else their number.
 
-    def first_of_groups(self, metadata: AttentionMetadata, prompt: int) -> int:
-        """The same of rows of groups."""
-        apart = (use for use in self._held if use.grouping != "shared")
-        return min((first_of(use, metadata, prompt) for use in apart), default=metadata.queries)
-
-    def first_counted(self, metadata: AttentionMetadata, prompt: int) -> int:
-        """The same of rows of single query heads."""
-        counted = (use for use in self._held if use.keeps == "sparsity")
-        return min((first_of(use, metadata, prompt) for use in counted), default=metadata.queries)
+        Of what is averaged over the model ("rows"), of groups ("groups"), or counted ("counts").
+        """
+        found = (first_of(use, metadata, prompt) for use in self._held if _part_of(use) == what)
+        return min(found, default=metadata.queries)
 
     def recent(self, prompt: int) -> int:
         """How many of its newest positions a query pays nothing to in sums of groups."""
@@ -92,9 +70,12 @@ class RowReducer:
         return any(use.keeps == "last" for use in self._held)
 
     def take(
-        self, state: PassContext, rows: Tensor | None, prompt: int,
+        self,
+        state: PassContext,
+        rows: Tensor | None,
+        prompt: int,
         readable: Sequence[np.ndarray | None] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take in a pass; `rows` are those of the model, float16, from `state.first_row` on.
 
         `readable` are by sequence the positions that can be read, int64, None where all can.
@@ -129,12 +110,13 @@ class RowReducer:
 
         To be copied before the next pass.
         """
-        found = {use: held.finish() for use, held in self._held.items()}
-        # Sums of groups are of float32 weights: once added up, float32 says enough of them.
-        return {
-            use: rows.float() if use.grouping != "shared" and use.keeps == "sum" else rows
-            for use, rows in found.items() if rows is not None
-        }  # fmt: skip
+        found: dict[RowUse, Tensor] = {}
+        for use, held in self._held.items():
+            if (rows := held.finish()) is not None:
+                # Sums of groups are of float32 weights: once added up, float32 says enough of them.
+                summed = use.grouping != "shared" and use.keeps == "sum"
+                found[use] = rows.float() if summed else rows
+        return found
 
 
 def first_of(use: RowUse, metadata: AttentionMetadata, prompt: int) -> int:
@@ -143,6 +125,39 @@ def first_of(use: RowUse, metadata: AttentionMetadata, prompt: int) -> int:
     if at >= prompt:
         return 0 if use.generated else queries
     return min(queries, max(0, use.first(prompt) - at))
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """How many of the prompt's last rows or queries are taken, and whether generated ones are.
+
+    Of those of a run, the queries of the `newest` iterations are enough.
+    """
+
+    prompt: int = ALL_QUERIES
+    generated: bool = True
+    newest: int = ALL_QUERIES
+
+    @classmethod
+    def of(cls, uses: frozenset[RowUse], grouping: str) -> RowSpan:
+        """Those that some use needs; without any, all are."""
+        if not uses:
+            return cls()
+        kept = [u for u in uses if u.grouping == grouping and u.keeps in ("rows", "queries")]
+        prompt = max((use.prompt for use in kept), default=0)
+        newest = max((use.newest for use in kept), default=ALL_QUERIES)
+        return cls(prompt, any(use.generated for use in kept), newest)
+
+    def first(self, metadata: AttentionMetadata, prompt_tokens: int) -> int:
+        """First query of a pass that is taken, or their number."""
+        use = RowUse("shared", "rows", self.prompt, self.generated)
+        return first_of(use, metadata, prompt_tokens)
+
+
+def _part_of(use: RowUse) -> str:
+    if use.keeps == "sparsity":
+        return "counts"
+    return "rows" if use.grouping == "shared" else "groups"
 
 
 def _kept(use: RowUse) -> _Sum | _Newest | _Last | _Reach | _Joined:
@@ -295,142 +310,5 @@ class _Last:
         count, self._count = self._count, 0
         if found is None:
             return None
-        kind = next(
-            kind for kind in (torch.uint8, torch.int16, torch.int32)
-            if count <= torch.iinfo(kind).max
-        )  # fmt: skip
-        return found[:, None].to(kind)
-
-
-class WindowRows:
-    """What some uses need of rows of single query heads: those of the prompt's last queries.
-
-    Attention has no such rows to give.  Queries wait until the prompt is over; then rows are made
-    of them, a KV head at a time, as the host makes those of a trace: from queries and keys in
-    float16, in float32, with statistics in float64.
-
-    Device memory: the queries that wait; of a KV head, keys in float32, its query heads x queries
-    x positions, twice 4 bytes, and of statistics a few times `TILE_BYTES` at most.
-
-    Parameters
-    ----------
-    uses : iterable of RowUse
-    """
-
-    def __init__(self, uses: Iterable[RowUse]) -> None:
-        self._uses = tuple(uses)
-        self._window = max((use.prompt for use in self._uses), default=0)
-        self._queries: list[Tensor] = []  # float16 [layers, heads, queries, head_dim]
-
-    def __bool__(self) -> bool:
-        return bool(self._uses)
-
-    def first(self, metadata: AttentionMetadata, prompt: int) -> int:
-        """First query of a pass that counts, or their number."""
-        return first_of(RowUse("head", "rows", self._window, False), metadata, prompt)
-
-    @property
-    def waits(self) -> bool:
-        """Whether there are queries to be reduced."""
-        return bool(self._queries)
-
-    def add(self, vectors: Sequence[Tensor], first: int) -> None:
-        """Take a pass's queries from `first` on; by layer ``[1, heads, queries, head_dim]``."""
-        self._queries.append(float16(torch.stack([each[0, :, first:] for each in vectors])))
-
-    def finish(self, kv_heads: int, keys: Callable[[int, int], Tensor]) -> dict[RowUse, Tensor]:
-        """End the prompt; `keys` gives those of a layer and a KV head, ``[positions, head_dim]``.
-
-        Returns
-        -------
-        dict of RowUse to Tensor ``[1, groups, positions]``, of moments ``[1, groups, 3]``
-            Float32, and float64.
-        """
-        queries = torch.cat(self._queries, dim=2).float()
-        queries *= queries.shape[-1] ** -0.5
-        self._queries.clear()
-        found: dict[RowUse, list[Tensor]] = {use: [] for use in self._uses}
-        for layer, own in enumerate(queries):
-            by_head = [
-                self._of_head(some, keys(layer, head))
-                for head, some in enumerate(own.view(kv_heads, -1, *own.shape[1:]))
-            ]
-            for use, parts in zip(self._uses, zip(*by_head, strict=True), strict=True):
-                found[use].append(_of_groups(use, torch.stack(parts)))
-        return {use: torch.cat(parts)[None] for use, parts in found.items()}
-
-    def _of_head(self, queries: Tensor, keys: Tensor) -> list[Tensor]:
-        """What each use keeps of the rows of a KV head."""
-        rows = _rows_of(queries, float16(keys).float())
-        newest = [(use, rows[:, -use.prompt :]) for use in self._uses]
-        return [
-            _moments(own) if use.keeps == "moments" else _spread(own, use.weight)
-            for use, own in newest
-        ]
-
-
-def _rows_of(queries: Tensor, keys: Tensor) -> Tensor:
-    """Rows of the last queries of a prompt, float32 ``[heads, queries, positions]``.
-
-    Of scaled queries ``[heads, queries, head_dim]`` and keys ``[positions, head_dim]``, float32.
-    """
-    count, positions = queries.shape[1], len(keys)
-    later = torch.ones((count, positions), dtype=torch.bool, device=keys.device)
-    logits = queries @ keys.T
-    logits.masked_fill_(later.triu_(positions - count + 1), float("-inf"))
-    return torch.softmax(logits, dim=-1)
-
-
-def _tiles(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The rows in float64, some positions at a time, and the first of these."""
-    heads, queries, positions = rows.shape
-    size = max(1, TILE_BYTES // (8 * heads * queries))
-    for first in range(0, positions, size):
-        yield first, rows[..., first : first + size].double()
-
-
-def _spread(rows: Tensor, weight: float) -> Tensor:
-    """Mean plus `weight` times variance of what positions are paid, then whether any query counts.
-
-    Over the queries that see a position and whose row is a number, summed over heads;
-    ``[2, positions]``, the second of them how many heads have such a query.
-    """
-    _, queries, positions = rows.shape
-    good, found = ~rows[..., :1].isnan(), list[Tensor]()
-    for first, paid in _tiles(rows):
-        at = torch.arange(first, first + paid.shape[2], device=rows.device) - (positions - queries)
-        counts = good & (at <= torch.arange(queries, device=rows.device)[:, None])
-        number = counts.sum(1)
-        paid.masked_fill_(~counts, 0.0)
-        mean = paid.sum(1) / number.clamp(min=1)
-        squares = paid.sub_(mean[:, None]).square_().masked_fill_(~counts, 0.0).sum(1)
-        heavy = mean + weight * squares / (number - 1).clamp(min=1)
-        found.append(torch.stack((heavy.sum(0), (number > 0).sum(0))))
-    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
-
-
-def _moments(rows: Tensor) -> Tensor:
-    """``[3]``: `arborsim.signals.spread.layer_statistics` of heads, for keys before the queries."""
-    queries = rows.shape[1]
-    good = ~rows[..., 0].isnan().any(1)
-    total = rows.new_zeros(3, dtype=torch.float64)
-    for _, a in _tiles(rows[..., : max(0, rows.shape[2] - queries)]):
-        a.masked_fill_(~good[:, None, None], 0.0)
-        entropy = -(a + 1e-10).log_().mul_(a).sum()
-        deviation = a.sub_(a.mean(1, keepdim=True)).square_()
-        second = deviation.mean(1)
-        fourth = deviation.square_().mean(1)
-        total += torch.stack((
-            entropy,
-            second.sum() * queries / max(1, queries - 1),
-            (fourth / second.clamp(min=1e-8) ** 2).sum(),
-        ))  # fmt: skip
-    return total
-
-
-def _of_groups(use: RowUse, parts: Tensor) -> Tensor:
-    """What the groups of a layer have, from ``[kv_heads, ...]``: a row for each of them."""
-    if use.keeps == "moments":
-        return parts.sum(0).expand(len(parts) if use.grouping == "head" else 1, -1)
-    total = parts if use.grouping == "head" else parts.sum(0, keepdim=True)
-    return (total[:, 0] / total[:, 1].clamp(min=1)).float()
+        kinds = (torch.uint8, torch.int16, torch.int32)
+        return found[:, None].to(next(kind for kind in kinds if count <= torch.iinfo(kind).max))

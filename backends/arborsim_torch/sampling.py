@@ -16,20 +16,11 @@ from arborsim_torch.sources import Source
 
 @dataclass(frozen=True)
 class Choice:
-    """One entry per row of logits.
-
-    Attributes
-    ----------
-    token : list of int
-    logprob : list of float
-        Of the token under the model itself (temperature 1), nats.
-    entropy : list of float
-        Of the model's distribution (temperature 1), nats.
-    """
+    """One entry per row of logits."""
 
     token: list[int]
-    logprob: list[float]
-    entropy: list[float]
+    logprob: list[float]  #: of the token under the model itself (temperature 1), nats
+    entropy: list[float]  #: of the model's distribution (temperature 1), nats
 
 
 def entropies(logits: Tensor) -> Tensor:
@@ -71,13 +62,8 @@ def nucleus(mass: Tensor, top_p: float) -> Tensor:
 class Sampler:
     """Seeded sampling; draws come from a generator on the host, so devices agree on them.
 
-    Parameters
-    ----------
-    temperature : float
-        0 takes the most probable token.
-    seed : sequence of int
-    top_p : float
-        Draw from the most probable tokens that make this much together (`nucleus`).
+    Temperature 0 takes the most probable token.  With `top_p`, tokens are drawn from the most
+    probable ones that make this much together (`nucleus`).
     """
 
     def __init__(self, temperature: float, seed: tuple[int, ...], top_p: float = 1.0) -> None:
@@ -110,16 +96,7 @@ class Sampler:
 
 
 class Draws:
-    """Draws the tokens of one search.
-
-    Parameters
-    ----------
-    sampler : Sampler
-    source : Source
-    problem : Problem
-    nodes : list of LiveNode
-        All nodes of the search, which go on growing.
-    """
+    """Draws the tokens of one search, whose `nodes` go on growing."""
 
     def __init__(
         self, sampler: Sampler, source: Source, problem: Problem, nodes: list[LiveNode]
@@ -137,13 +114,7 @@ class Draws:
         self.draw(leaves, torch.stack(logits))
 
     def draw(self, leaves: Sequence[int], logits: Tensor) -> Choice:
-        """Draw each leaf's next token, and note the value that the model states instead of it.
-
-        Parameters
-        ----------
-        leaves : sequence of int
-        logits : Tensor ``[leaves, vocabulary]``
-        """
+        """Draw each leaf's next token, and note the value that the model states instead of it."""
         choice = self._sampler.choose(logits)
         for row, n in enumerate(leaves):
             node = self._nodes[n]

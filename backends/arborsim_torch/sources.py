@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -12,61 +14,67 @@ from arborsim_torch.reference.tasks import Problem, Readers, Task
 from arborsim_torch.rewards.base import Reward, Thought
 from arborsim_torch.rewards.exact import OwnValue, Verifier
 
+Value = float | None
+Reading = list[Readers] | None
 
-class Source(Protocol):
-    """What a recorder asks about the text it generates; `generated` is all after the prompt."""
+
+class Source(ABC):
+    """Answers a recorder's questions about the text it generates.
+
+    `generated` is all after the prompt.  A source that knows no better has no values, rewards,
+    verdicts or readers.
+    """
 
     name: str
     max_tokens: int
 
+    @abstractmethod
     def count(self, first: int) -> int | None:
         """Problems from number `first` on; None for no end."""
 
+    @abstractmethod
     def problem(self, index: int) -> Problem: ...
 
+    @abstractmethod
     def is_thought_end(
         self, problem: Problem, generated: Sequence[int], block_tokens: int
     ) -> bool: ...
 
+    @abstractmethod
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool: ...
 
-    def value_from_logits(
-        self, problem: Problem, generated: Sequence[int], logits: Any
-    ) -> float | None:
-        """The model's own value, if its next token would state it."""
+    @abstractmethod
+    def text(self, ids: Sequence[int]) -> str: ...
 
-    def reward(
-        self,
-        problem: Problem,
-        generated: Sequence[int],
-        value: float | None,
-        rng: np.random.Generator,
-    ) -> float:
+    def value_from_logits(self, problem: Problem, generated: Sequence[int], logits: Any) -> Value:
+        """The model's own value, if its next token would state it."""
+        return None
+
+    def reward(self, thought: Thought, rng: np.random.Generator) -> float:
         """Search value in [0, 1] at a boundary; NaN if there is none."""
+        return math.nan
 
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
         """Verdict on an answer; None if it cannot be judged."""
+        return None
 
-    def text(self, ids: Sequence[int]) -> str: ...
+    def answer(self, generated: Sequence[int]) -> str | None:
+        """The answer of a finished reasoning; None if it cannot be read."""
+        return None
 
     def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int] | None:
         """How many needed steps are right, and how many there are; None if unknown."""
+        return None
 
-    def readers(
-        self, problem: Problem, generated: Sequence[int], start: int
-    ) -> list[Readers] | None:
+    def readers(self, problem: Problem, generated: Sequence[int], start: int) -> Reading:
         """Who reads each token of prompt and generated from number `start` on; None if unknown."""
+        return None
 
 
-class TaskSource:
+class TaskSource(Source):
     """Problems of a reference task, rewarded by its verifier (with noise) or by the model itself.
 
-    Parameters
-    ----------
-    task : Task
-    split : str
-    noise, dead_penalty, floor : float
-        See `arborsim_torch.rewards.exact.Verifier`.
+    See `arborsim_torch.rewards.exact.Verifier`.
     """
 
     def __init__(
@@ -105,28 +113,18 @@ class TaskSource:
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         return self.task.is_finished(problem, generated)
 
-    def value_from_logits(
-        self, problem: Problem, generated: Sequence[int], logits: Any
-    ) -> float | None:
+    def value_from_logits(self, problem: Problem, generated: Sequence[int], logits: Any) -> Value:
         if not self.task.is_value_next(problem, generated):
             return None
         return float(self.task.value_from_model(logits))
 
-    def reward(
-        self,
-        problem: Problem,
-        generated: Sequence[int],
-        value: float | None,
-        rng: np.random.Generator,
-    ) -> float:
-        thought = Thought(problem, generated, (len(generated),), value)
+    def reward(self, thought: Thought, rng: np.random.Generator) -> float:
         return self._reward.score([thought], rng)[0]
 
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
         return self.task.judge(problem, generated).correct
 
     def answer(self, generated: Sequence[int]) -> str | None:
-        """What a finished reasoning answers."""
         return self.task.answer_text(generated)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -135,39 +133,14 @@ class TaskSource:
     def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int] | None:
         return self.task.steps(problem, generated)
 
-    def readers(
-        self, problem: Problem, generated: Sequence[int], start: int
-    ) -> list[Readers] | None:
+    def readers(self, problem: Problem, generated: Sequence[int], start: int) -> Reading:
         return self.task.readers(problem, generated, start)
-
-
-class _Unjudged:
-    """Text without values or verdicts."""
-
-    def value_from_logits(
-        self, problem: Problem, generated: Sequence[int], logits: Any
-    ) -> float | None:
-        return None
-
-    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
-        return None
-
-    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int] | None:
-        return None
-
-    def readers(
-        self, problem: Problem, generated: Sequence[int], start: int
-    ) -> list[Readers] | None:
-        return None
 
 
 def prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
     """A prompt's token ids, in the tokeniser's chat template if `chat`: what a user says.
 
-    Raises
-    ------
-    UsageError
-        The tokeniser has no chat template.
+    Raises `UsageError`: the tokeniser has no chat template.
     """
     if not chat:
         return list(tokenizer(prompt)["input_ids"])
@@ -179,21 +152,10 @@ def prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
     return list(ids)
 
 
-class PromptSource(_Unjudged):
-    """Plain prompts, whose thoughts have no reward.
+class PromptSource(Source):
+    """Plain prompts, in the tokeniser's chat template if `chat`, whose thoughts have no reward.
 
     A thought ends with the token that completes a stop string, or after `thought_tokens`.
-
-    Parameters
-    ----------
-    prompts : sequence of str
-    tokenizer
-        Of transformers.
-    eos_ids : sequence of int
-    max_tokens, thought_tokens : int
-    stop : sequence of str
-    chat : bool
-        Put prompts into the tokeniser's chat template.
     """
 
     name = "prompts"
@@ -244,15 +206,6 @@ class PromptSource(_Unjudged):
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         return generated[-1] in self._eos or len(generated) >= self.max_tokens
 
-    def reward(
-        self,
-        problem: Problem,
-        generated: Sequence[int],
-        value: float | None,
-        rng: np.random.Generator,
-    ) -> float:
-        return float("nan")
-
     def answer(self, generated: Sequence[int]) -> str | None:
         """The last line that is not empty."""
         lines = self._tokenizer.decode(list(generated), skip_special_tokens=True).split("\n")
@@ -262,16 +215,8 @@ class PromptSource(_Unjudged):
         return str(self._tokenizer.decode(list(ids)))
 
 
-class RandomSource(_Unjudged):
-    """Random prompts for a model with random weights: only memory and time mean anything.
-
-    Parameters
-    ----------
-    vocabulary : int
-    prompt_tokens, max_tokens : int
-    thought_tokens : int
-        Length of a thought.
-    """
+class RandomSource(Source):
+    """Random prompts for a model with random weights: only memory and time mean anything."""
 
     name = "random"
 
@@ -296,13 +241,7 @@ class RandomSource(_Unjudged):
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         return len(generated) >= self.max_tokens
 
-    def reward(
-        self,
-        problem: Problem,
-        generated: Sequence[int],
-        value: float | None,
-        rng: np.random.Generator,
-    ) -> float:
+    def reward(self, thought: Thought, rng: np.random.Generator) -> float:
         return float(rng.random())
 
     def text(self, ids: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -31,61 +31,16 @@ from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import ForwardContext, PassContext
 from arborsim_torch.fused_layers import fused
 from arborsim_torch.fused_layers import refusal as unfused
-from arborsim_torch.graphs import Graphs, refused
-
-
-@dataclass(frozen=True)
-class StepOutputs:
-    """What a step leaves behind, in memory that the next one may overwrite.
-
-    Attributes
-    ----------
-    logits : Tensor ``[seqs, 1, vocabulary]``
-    last : Tensor ``[seqs, 1, size]``
-        Normalised last hidden state.
-    hidden : list of Tensor ``[seqs, 1, size]``
-        Output of every block, if it is wanted.
-    states : list of PassContext
-        What attention has left, of each search; their sequences come one after the other.
-    """
-
-    logits: Tensor
-    last: Tensor
-    hidden: list[Tensor]
-    states: list[PassContext]
-
-    def tensors(self) -> list[Tensor]:
-        """All of them."""
-        left = [x for state in self.states for x in state.tensors()]
-        return [self.logits, self.last, *self.hidden, *left]
-
-    def of(self, search: int, first: int, metadata: AttentionMetadata) -> StepOutputs:
-        """A search's own, whose sequences begin at `first`, without what its padding left."""
-        own = slice(first, first + metadata.num_seqs)
-        hidden = [rows[own] for rows in self.hidden]
-        state = self.states[search].within(metadata)
-        return StepOutputs(self.logits[own], self.last[own], hidden, [state])
-
+from arborsim_torch.graphs import Graphs, StepOutputs, refused
 
 _NUMBERS = count()
 
 
 class StaticStep:
-    """Computes the steps of one search, or of several together.
+    """Computes the steps of one search, or of several together, as CUDA graphs if `graphs`.
 
-    Parameters
-    ----------
-    model
-    cache : TieredCache
-    graphs : bool
-        Capture steps as CUDA graphs.
-
-    Attributes
-    ----------
-    bucket : hashable
-        What the last step has in common with others that the same graph computes.
-    fused : bool
-        Whether layers run in fused kernels (`arborsim_torch.fused_layers`).
+    `bucket` is what the last step has in common with others that the same graph computes.  `fused`
+    says whether layers run in fused kernels (`arborsim_torch.fused_layers`).
     """
 
     def __init__(self, model: Any, cache: TieredCache, graphs: bool) -> None:
@@ -160,11 +115,9 @@ class StaticStep:
         table = np.zeros(self._input.shape, dtype=np.int64)
         table[0, :seqs], table[1, :seqs], table[2:] = ids[:, 0], position[:, 0], slots
         self._input.copy_(torch.from_numpy(table), non_blocking=True)
-        first = position[:, 0].tolist()
-        return AttentionMetadata(
-            self._input[1, :seqs, None], first, self._longest, _not_gathered, _not_gathered,
-            self.store,
-        )  # fmt: skip
+        at, first = self._input[1, :seqs, None], position[:, 0].tolist()
+        unused = (_not_gathered, _not_gathered)
+        return AttentionMetadata(at, first, self._longest, *unused, self.store)
 
     @property
     def rows(self) -> int:
@@ -192,7 +145,7 @@ class StaticStep:
         self.bucket = self.rows, rounded(self._longest), self._plan.key
 
     def _fresh(self, state: PassContext) -> PassContext:
-        """What is to collect the same of all sequences and positions of the bucket."""
+        """An empty context of all sequences and positions of the bucket."""
         layers = range(self._cache.layout.layers)
         listed = [self._plan.pieces(layer) for layer in layers]
 
@@ -209,21 +162,12 @@ class StaticStep:
         return state.again(metadata)
 
     def run(
-        self,
-        states: Sequence[PassContext],
-        wants_hidden: bool,
-        others: Sequence[StaticStep] = (),
+        self, states: Sequence[PassContext], wants_hidden: bool, others: Sequence[StaticStep] = ()
     ) -> list[StepOutputs]:
-        """Compute what this step and others have begun.
+        """Compute what this step and others, of other searches, have begun.
 
-        Parameters
-        ----------
-        states : sequence of PassContext
-            What is collected, of each.
-        wants_hidden : bool
-            Whether outputs of blocks are wanted of any.
-        others : sequence of StaticStep
-            Of other searches.  What has been captured of all together is kept by this one.
+        `states` say what is collected of each, `wants_hidden` whether outputs of blocks are wanted
+        of any. What has been captured of all together is kept by this step.
         """
         together = (self, *others)
         for step, state in zip(together, states, strict=True):
@@ -271,7 +215,7 @@ class StaticStep:
         return found
 
     def compute(self, states: list[PassContext], hidden: list[Tensor]) -> StepOutputs:
-        """What the device does: all that it reads and writes is where it was at the last step.
+        """The device's part: all that it reads and writes is where it was at the last step.
 
         Hooks may put outputs of blocks into `hidden`.
         """

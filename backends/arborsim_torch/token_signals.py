@@ -68,16 +68,8 @@ class ChunkExtremes:
     def deviations(self, kv: Tensor, start: int) -> Tensor:
         """Standard deviation over channels after normalising, mean over KV heads.
 
-        Parameters
-        ----------
-        kv : Tensor ``[layers, 2, kv_heads, tokens, head_dim]``
-            The path's next tokens.
-        start : int
-            Position of the first.
-
-        Returns
-        -------
-        Tensor ``[layers, 2, tokens]``
+        Takes the path's next tokens, ``[layers, 2, kv_heads, tokens, head_dim]``, from position
+        `start` on.  Returns ``[layers, 2, tokens]``.
         """
         x = kv.float()
         parts = []
@@ -137,7 +129,7 @@ class TokenBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Of what waits."""
+        """Bytes that wait."""
         buffered = 0 if self._data is None else self._data[: self._count].nbytes
         return buffered + sum(block.nbytes for block in self._blocks)
 
@@ -156,7 +148,7 @@ class TokenBuffer:
         self._count = end
 
     def take(self) -> list[Tensor]:
-        """What waits, one after the other; to be copied before anything is appended."""
+        """All rows that wait, one after the other; to be copied before anything is appended."""
         found, self._blocks = self._blocks, []
         if self._data is not None and self._count:
             found.append(self._data[: self._count])
@@ -169,7 +161,7 @@ class TokenBuffer:
 def to_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     """Copies on the host, in one piece of memory; from CUDA, where it waits once for all of them.
 
-    Small tensors are put together first, and copied as one; large ones would need their memory on
+    Small tensors are put together first, and copied as one.  Large ones would need their memory on
     the device twice.
     """
     if not tensors:
@@ -199,19 +191,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
 
 
 def top_entries(row: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """The `top` largest entries of an attention row, and the mass of the others.
-
-    Parameters
-    ----------
-    row : float32 ``[positions]``
-    top : int
-
-    Returns
-    -------
-    index : int32, ascending
-    value : float16
-    rest : float
-    """
+    """The `top` largest entries of a row, ascending, their values, and the mass of the others."""
     if len(row) <= top:
         return np.arange(len(row), dtype=np.int32), row.astype(np.float16), 0.0
     index = np.sort(np.argpartition(row, -top)[-top:]).astype(np.int32)

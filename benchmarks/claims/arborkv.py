@@ -28,6 +28,7 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import TokenRun
 from arborsim.core.tiers import Budget, Tier
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves
@@ -176,7 +177,7 @@ def replayed(
         row: dict[str, Any] = {"episode": episode.index, "full_tokens": episode.num_tokens}
         try:
             played = play_episode(
-                episode, cell, machine.executor(cell.policy, episode.info),
+                episode, cell, SimulatedExecutor.of(machine, cell.policy, episode.info),
                 quality=quality if quality.attention else UNMEASURED, meters=[seen],
             )  # fmt: skip
         except BudgetInfeasible:
@@ -319,8 +320,9 @@ def variants() -> dict[str, tuple[str, dict[str, str]]]:
     found["arborkv, no rehydration, only under pressure"] = ("arborkv", alone)
     found["arborkv, Algorithm 2 as printed"] = ("arborkv", {"boundary_trims_path": "true"})
     for name in ("h2o", "streaming-llm", "thinkv"):
-        found[name] = (name, {})
-        found[f"{name}, tree as one sequence"] = (name, {"adaptation": "flat"})
+        own = {"per": "shared"} if name == "h2o" else {}  # the traces have no vectors
+        found[name] = (name, own)
+        found[f"{name}, tree as one sequence"] = (name, own | {"adaptation": "flat"})
     return found
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from arborsim.core.events import TokenRun
 from arborsim.core.tiers import Budget, Tier, hbm_mask
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves
@@ -144,7 +145,7 @@ def long_prompts() -> TraceReader:
 def played(
     episode: Episode, policy: Policy, budget: str, machine: Machine, *meters: Meter
 ) -> Played:
-    executor = machine.executor(policy, episode.info)
+    executor = SimulatedExecutor.of(machine, policy, episode.info)
     return play_episode(episode, Cell(policy, Budget.parse(budget)), executor, meters=meters)
 
 

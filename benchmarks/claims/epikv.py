@@ -322,7 +322,8 @@ def replay_rows(gpu: str, budget: str) -> Iterator[Row]:
     signals = ("hidden_change", "key_variance", "value_variance", "lag_key", "lag_value")
     repeats = 2 * geometry.heads // geometry.kv_heads
     rate = profile.hbm_bytes_per_s * profile.kv_read_efficiency
-    policies = [build(name) for name in POLICIES]
+    own = {"h2o": {"per": "shared"}, "raas": {"variant": "median"}}  # as EpiKV's authors run them
+    policies = [build(name, own.get(name)) for name in POLICIES]
     with tempfile.TemporaryDirectory() as folder:
         path = generate_trace(Path(folder) / "long.parquet", 1, LONG_TOKENS, "sparse", signals)
         machine = Machine(profile, geometry)

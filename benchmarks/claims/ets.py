@@ -31,9 +31,9 @@ from arborsim.core.events import Event, Transition
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import ClosedLoop
+from arborsim.machine.serving import ServingEngine
 from arborsim.memory.moves import Plan
 from arborsim.play.episode import record_demand
 from arborsim.policies.base import CacheView, Method, Policy

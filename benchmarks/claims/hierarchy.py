@@ -23,9 +23,9 @@ from arborsim.core.tiers import Budget
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, ServingOptions
-from arborsim.machine.places import ClosedLoop
 from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import ClosedLoop
+from arborsim.machine.serving import ServingEngine
 from arborsim.policies.registry import build
 from arborsim.products.replay.run import Replay
 from benchmarks.claims import Row, Store, run
@@ -182,7 +182,8 @@ def system(store: Store) -> None:
     """Tables 6 and 10, Figures 7, 10 and 11: the prototype's machine, one search at a time."""
     arms = {
         "full": ("full", "1", {}),
-        "eviction 50%": ("h2o", "0.7", {"pin_prompt": "true", "recent_share": "0.1"}),
+        "eviction 50%":
+            ("h2o", "0.7", {"per": "shared", "pin_prompt": "true", "recent_share": "0.1"}),
         "hierarchy 50% HBM, 10% evicted": ("hierarchy", "1", {"evict_ratio": "0.1"}),
         "hierarchy 30% HBM, 10% evicted":
             ("hierarchy", "1", {"hbm_ratio": "0.3", "evict_ratio": "0.1"}),

@@ -27,6 +27,7 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Decode, Prefill, TokenRun, Transition
 from arborsim.core.tiers import Budget, Tier
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves
@@ -142,7 +143,7 @@ def replayed(name: str, length: str, policy: str, budget: str) -> Iterator[Row]:
     machine = Machine(load_profile(GPU), load_geometry(MODEL))
     for episode in searches(name, length):
         paths = Paths()
-        executor = machine.executor(made, episode.info)
+        executor = SimulatedExecutor.of(machine, made, episode.info)
         cell = Cell(made, Budget.parse("1" if policy == "full" else budget))
         try:
             measured = play_episode(episode, cell, executor, meters=[paths]).measured

@@ -26,7 +26,7 @@ from arborsim.searches import make_search
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
-from arborsim_torch.live.policy_search import SearchSetup, capture_of_signals, make_controller
+from arborsim_torch.live.setup import SearchSetup, capture_of_signals, make_controller
 from arborsim_torch.live.shadow import ShadowController
 from arborsim_torch.models import LoadedModel, cache_shape, geometry, load_model
 from arborsim_torch.recording import EpisodeResult

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arborsim_torch.live.policy_search import SearchSetup
+from arborsim_torch.live.setup import SearchSetup
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Choice, Sampler
 

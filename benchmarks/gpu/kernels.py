@@ -24,7 +24,8 @@ from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.flash import attend_prefill, choose
 from arborsim_torch.kernels.fused import choose_decode, choose_sdpa, sdpa
 from arborsim_torch.kernels.packages import DECODERS
-from arborsim_torch.kernels.pieces import Piece, attend_pieces, in_triton
+from arborsim_torch.kernels.piece import Piece, in_triton
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.models import load_model
 from arborsim_torch.tiers.codec import Plain
 from arborsim_torch.tiers.link import HostLink

@@ -22,6 +22,7 @@ from arborsim.machine.lookup import served_live
 from arborsim.machine.machine import Machine, parts_read
 from arborsim.machine.profile import HardwareProfile
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import hints_of
 from arborsim.policies.registry import build
 from arborsim.products.validate.compare import PARTS, DualExecutor
 from arborsim.products.validate.results import COUNTERS, PEAKS, TERMS
@@ -31,7 +32,8 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.graphs import refused
 from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import LiveOutcome, PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.recording import EpisodeResult
@@ -288,7 +290,7 @@ def _simulated(
         policy=policy.name,
         fused=policy.fused,
         parts=parts_read(policy),
-        bounds_page=policy.bounds_page,
+        bounds_page=hints_of(policy).bounds_page,
     )
 
 

@@ -112,7 +112,7 @@ def arms(new_tokens: int) -> tuple[Arm, ...]:
     return (
         Arm("full", "full"),
         Arm("streaming-llm", "streaming-llm", *quarter),
-        Arm("h2o", "h2o", *quarter),
+        Arm("h2o per=shared", "h2o", *quarter, {"per": "shared"}),
         Arm("epikv", "epikv", *quarter, {"recent": few, "pin_prompt": "false"}),
         Arm("arkv", "arkv", *quarter, {"window": few}),
         Arm("arborkv (tree)", "arborkv", 1.0, 2.0, tree=True),

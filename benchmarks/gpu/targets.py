@@ -13,7 +13,7 @@ from benchmarks.gpu.plan import YARDSTICKS
 Facts = dict[str, Any]
 FULL, IN_DDR = "full", "half in DDR, stage"
 IN_DDR_ALL = (IN_DDR, "half in DDR, stream", "half in DDR, near")
-QUARTER = ("streaming-llm", "epikv", "h2o", "arkv")  # arms with a quarter of the tokens
+QUARTER = ("streaming-llm", "epikv", "h2o per=shared", "arkv")  # arms with a quarter of the tokens
 FLOOR_AT = 32768
 
 

@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,21 +147,21 @@ def columns() -> Iterator[str]:
     """Columns of a trace and the file's metadata, from the schema."""
     from arborsim.trace import schema
 
-    tables: tuple[tuple[str, Iterable[Any]], ...] = (
-        ("Every trace", schema.STRUCTURE),
-        ("Capture level signals", schema.SIGNALS),
-        ("Attention, whole rows", schema.ATTENTION_DENSE),
-        ("Attention, sparse rows", schema.ATTENTION_SPARSE),
-        ("Attention of single layers (`--attention-layers`)", schema.ATTENTION_LAYERS),
-        ("Outputs of layers (`--hidden-layers`)", schema.HIDDEN),
-        ("Capture level qkv", schema.QKV),
-        ("Imported requests", schema.REQUESTS),
-        ("Packed traces (version 2)", (schema.RUN,)),
+    tables = (
+        ("Every trace", "structure"),
+        ("Capture level signals", "signals"),
+        ("Attention, whole rows", "attention_dense"),
+        ("Attention, sparse rows", "attention_sparse"),
+        ("Attention of single layers (`--attention-layers`)", "attention_layers"),
+        ("Outputs of layers (`--hidden-layers`)", "hidden"),
+        ("Capture level qkv", "qkv"),
+        ("Imported requests", "requests"),
+        ("Packed traces (version 2)", "run"),
     )
     yield from ("## Columns", "", "Units and meanings are in the metadata of each column, too.", "")
-    for title, fields in tables:
+    for title, name in tables:
         yield from (f"### {title}", "", "| column | type | unit | meaning |", "|---|---|---|---|")
-        for field in fields:
+        for field in schema.COLUMNS[name]:
             unit, about = (field.metadata[key].decode() for key in (b"unit", b"about"))
             kind = str(field.type).replace("halffloat", "float16").replace("element: ", "")
             kind = re.sub(r"dictionary<values=string.*", "string (dictionary)", kind)

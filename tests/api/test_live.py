@@ -96,7 +96,7 @@ def test_recording_gives_a_trace(tmp_path: Path) -> None:
     again = arborsim.open_trace(other)
     tokens = [[episode.token.tolist() for episode in each] for each in (trace, again)]
     assert tokens[0] == tokens[1]
-    assert len(arborsim.replay(trace, policies="h2o", budgets=0.7).to_pandas()) == 3
+    assert len(arborsim.replay(trace, policies="raas", budgets=0.7).to_pandas()) == 3
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_opening_a_trace_or_replaying_needs_no_torch() -> None:
     code = (
         "import sys, arborsim\n"
         "trace = arborsim.open_trace('traces/game24-tot.parquet')\n"
-        "arborsim.replay(trace, policies='h2o', episodes=1)\n"
+        "arborsim.replay(trace, policies='raas', episodes=1)\n"
         "print('torch' in sys.modules)"
     )
     assert _run(code) == "False"

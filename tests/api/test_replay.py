@@ -26,7 +26,12 @@ TREE, CHAIN = Path("traces/game24-tot.parquet"), Path("traces/chain-vectors.parq
 @pytest.fixture(scope="module")
 def results() -> ReplayResults:
     return arborsim.replay(
-        TREE, policies=["h2o", "hierarchy"], budgets=[0.5, 0.8], episodes=2, model="llama-3.1-8b"
+        TREE,
+        policies=["h2o", "hierarchy"],
+        budgets=[0.5, 0.8],
+        settings={"h2o.per": "shared"},
+        episodes=2,
+        model="llama-3.1-8b",
     )
 
 
@@ -35,7 +40,16 @@ def test_the_call_and_the_command_write_the_same_bytes(
 ) -> None:
     mine, theirs = tmp_path / "mine.parquet", tmp_path / "theirs.parquet"
     results.save(mine)
-    command = ["replay", str(TREE), "--policy", "h2o,hierarchy", "--budget", "0.5,0.8"]
+    command = [
+        "replay",
+        str(TREE),
+        "--policy",
+        "h2o,hierarchy",
+        "--budget",
+        "0.5,0.8",
+        "--set",
+        "h2o.per=shared",
+    ]
     command += ["--episodes", "2", "--model", "llama-3.1-8b"]
     assert main([*command, "--workers", "2", "--out", str(theirs)]) == 0
     assert mine.read_bytes() == theirs.read_bytes()
@@ -47,12 +61,12 @@ def test_the_call_and_the_command_write_the_same_bytes(
 
 def test_the_command_in_the_metadata_gives_the_same_results(tmp_path: Path) -> None:
     results = arborsim.replay(
-        CHAIN, policies="h2o,snapkv", budgets=512, settings={"h2o.per": "head", "sinks": 2},
+        CHAIN, policies="h2o,snapkv", budgets=512, settings={"h2o.per": "layer", "sinks": 2},
         episodes=1, gpu="l40s", oracle=False, page_size=16, recall="near", tree_attention=False,
         first=1,
     )  # fmt: skip
     said = results.metadata["command"]
-    assert "--set h2o.per=head --set sinks=2" in said
+    assert "--set h2o.per=layer --set sinks=2" in said
     assert "--no-oracle" in said
     assert "--no-tree-attention" in said
     assert main([*said.split()[1:], "--out", str(tmp_path / "r.parquet")]) == 0
@@ -80,7 +94,16 @@ def test_results_from_a_file_offer_what_the_file_holds(
 def test_the_report_is_the_command_s(results: ReplayResults, tmp_path: Path) -> None:
     """Also where its pictures are taken afterwards, and other episodes follow the pictured one."""
     page = results.report(tmp_path / "mine.html")
-    command = ["replay", str(TREE), "--policy", "h2o,hierarchy", "--budget", "0.5,0.8"]
+    command = [
+        "replay",
+        str(TREE),
+        "--policy",
+        "h2o,hierarchy",
+        "--budget",
+        "0.5,0.8",
+        "--set",
+        "h2o.per=shared",
+    ]
     command += ["--episodes", "2", "--model", "llama-3.1-8b", "--report"]
     assert main([*command, str(tmp_path / "theirs.html")]) == 0
     assert page.read_bytes() == (tmp_path / "theirs.html").read_bytes()
@@ -116,8 +139,8 @@ def test_policies_may_be_objects_classes_and_names() -> None:
     )  # fmt: skip
     assert set(results.to_pandas()["policy"]) == {"full", "h2o", "epikv", "streaming-llm"}
     by_name = arborsim.replay(
-        TREE, policies="h2o,epikv,streaming-llm", budgets=0.7, settings=["h2o.sinks=2"],
-        episodes=1, oracle=False,
+        TREE, policies="h2o,epikv,streaming-llm", budgets=0.7, episodes=1, oracle=False,
+        settings=["h2o.sinks=2", "h2o.per=shared"],
     )  # fmt: skip
     order = ["policy", "episode"]
     pd.testing.assert_frame_equal(

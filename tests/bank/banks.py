@@ -10,7 +10,8 @@ import numpy as np
 from arborsim.core.observations import Signal
 from arborsim.searches.bank import Bank
 from arborsim.trace.columns import encode
-from arborsim.trace.episode import Episode, decode_episode
+from arborsim.trace.decode import decode_episode
+from arborsim.trace.episode import Episode
 from arborsim.trace.schema import Capture, Kind, TraceInfo
 from arborsim.trace.validate import Where, validate
 from tests.helpers.traces import EMBEDDING_SIZE, Rows, make_info, random_trace_columns

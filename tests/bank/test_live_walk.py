@@ -152,7 +152,7 @@ def test_what_was_still_running_is_no_thought(tmp_path: Path) -> None:
 class Unrewarded(FakeSource):
     """Nobody rewards its thoughts: the model's own probabilities rank them."""
 
-    def reward(self, problem: Any, generated: Any, value: Any, rng: Any) -> float:
+    def reward(self, thought: Any, rng: Any) -> float:
         return math.nan
 
 

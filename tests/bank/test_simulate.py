@@ -26,7 +26,7 @@ MACHINE = Machine(load_profile("h200"), load_geometry("llama-3.1-8b"))
 FULL = Cell(build("full"), Budget("any", share=1.0))
 
 
-@pytest.mark.parametrize("policy", ["full", "arborkv", "epikv", "h2o"])
+@pytest.mark.parametrize("policy", ["full", "arborkv", "epikv", "thinkv"])
 def test_a_walk_repeated_on_what_it_visited_measures_the_same(policy: str) -> None:
     bank = random_bank(11, nodes=30, block=(4, 12))
     first = visited(walk(make_search("rebase"), bank), bank.episode)

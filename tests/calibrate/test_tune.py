@@ -149,6 +149,7 @@ def test_workers_share_a_study(trace: Path, tmp_path: Path) -> None:
 def test_a_killed_run_goes_on(trace: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "arborsim", "tune", str(trace), "--policy", "h2o", "--trials", "400",
+        "--set", "per=shared",
     ]  # fmt: skip
     running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     study = tmp_path / "tune.sqlite"
@@ -161,8 +162,10 @@ def test_a_killed_run_goes_on(trace: Path, tmp_path: Path) -> None:
         running.wait()
     had = count(study)
     assert 2 <= had < 400
-    found = arborsim.tune(trace, policy="h2o", trials=had + 1, storage=f"sqlite:///{study}")
-    again = arborsim.tune(trace, policy="h2o", trials=had + 1)
+    found = arborsim.tune(
+        trace, policy="h2o", settings="per=shared", trials=had + 1, storage=f"sqlite:///{study}"
+    )
+    again = arborsim.tune(trace, policy="h2o", settings="per=shared", trials=had + 1)
     assert found.to_pandas().equals(again.to_pandas())
 
 
@@ -264,11 +267,13 @@ def test_a_composition_of_the_front_replays_as_its_trial(trace: Path, tmp_path: 
 
 
 def test_settings_of_a_method_become_a_calibration(trace: Path, tmp_path: Path) -> None:
-    found = arborsim.tune(trace, policy="h2o", settings={"sinks": 2}, trials=3)
+    found = arborsim.tune(trace, policy="h2o", settings={"sinks": 2, "per": "shared"}, trials=3)
     files = found.front(tmp_path)
     read = read_calibration(files[0])
     row = found.summary().iloc[0]
-    assert read.policies["h2o"] == {"sinks": 2, "recent_share": row["recent_share"]}
+    assert read.policies["h2o"] == {
+        "sinks": 2, "per": "shared", "recent_share": row["recent_share"]
+    }  # fmt: skip
     arborsim.replay(trace, policies="h2o", calibration=str(files[0]), budgets=0.5)
 
 
@@ -325,16 +330,21 @@ def test_bad_input_is_one_line(trace: Path, tmp_path: Path) -> None:
     cases: list[tuple[Path, dict[str, object], str]] = [
         (trace, {"policy": "staircse"}, "staircase"),
         (trace, {"policy": "h2o,tova"}, "one policy"),
-        (trace, {"policy": "h2o", "memory": "peek"}, "peak"),
-        (trace, {"policy": "h2o", "quality": "right"}, "measure of quality"),
-        (trace, {"policy": "h2o", "quality": "error"}, "vectors"),
-        (trace, {"policy": "h2o", "trials": 0}, "trials must be"),
-        (trace, {"policy": "h2o", "storage": "what"}, "--storage what"),
-        (trace, {"policy": "h2o", "storage": f"sqlite:///{tmp_path}/no/s.db"}, "--storage"),
-        (trace, {"policy": "h2o", "storage": f"sqlite:///{tmp_path}/text.sqlite"}, "--storage"),
-        (trace, {"policy": "h2o", "settings": "sinks=2", "vary": "sinks=0:4"}, "set and varied"),
+        (trace, {"policy": "raas", "memory": "peek"}, "peak"),
+        (trace, {"policy": "raas", "quality": "right"}, "measure of quality"),
+        (trace, {"policy": "raas", "quality": "error"}, "vectors"),
+        (trace, {"policy": "raas", "trials": 0}, "trials must be"),
+        (trace, {"policy": "raas", "storage": "what"}, "--storage what"),
+        (trace, {"policy": "raas", "storage": f"sqlite:///{tmp_path}/no/s.db"}, "--storage"),
+        (trace, {"policy": "raas", "storage": f"sqlite:///{tmp_path}/text.sqlite"}, "--storage"),
+        (trace, {"policy": "h2o", "settings": ["sinks=2"], "vary": "sinks=0:4"}, "set and varied"),
         (bare, {"policy": "streaming-llm"}, "--quality kept"),
-        (bare, {"policy": "h2o"}, "--capture signals"),
+        (
+            trace,
+            {"policy": "h2o"},
+            "--set h2o.per=shared: one ranking for all heads",
+        ),
+        (bare, {"policy": "raas"}, "--capture signals"),
     ]
     for path, asked, said in cases:
         with pytest.raises(ArborsimError, match=said) as caught:
@@ -344,12 +354,12 @@ def test_bad_input_is_one_line(trace: Path, tmp_path: Path) -> None:
 
 def test_without_a_second_episode_nothing_is_held_out(trace: Path, tmp_path: Path) -> None:
     one = make_trace(tmp_path / "one.parquet", episodes=1, layers=2, nodes=3)
-    found = arborsim.tune(one, policy="h2o", trials=2)
+    found = arborsim.tune(one, policy="h2o", settings="per=shared", trials=2)
     assert found.to_pandas()["held_out_memory"].isna().all()
     assert "nothing was held out" in str(found)
     with pytest.raises(UsageError, match="no trace has a second episode"):
         found.report(tmp_path / "p.html")
-    both = arborsim.tune([trace, one], policy="h2o", trials=2)
+    both = arborsim.tune([trace, one], policy="h2o", settings="per=shared", trials=2)
     assert both.summary()["held_out_memory"].notna().all()
 
 

@@ -106,7 +106,10 @@ CASES = {
     "future version": ("replay future.parquet", "99"),
     "broken metadata": ("replay muddled.parquet", "metadata"),
     "a folder": ("replay folder.parquet", "folder.parquet"),
-    "no attention": ("replay bare.parquet --policy h2o", "--capture signals"),
+    "no attention": ("replay bare.parquet --policy raas", "--capture signals"),
+    "no vectors": (
+        "replay good.parquet --policy h2o", "record it with --capture qkv --qkv-layers all, or "
+        "--set h2o.per=shared: one ranking for all heads, not its authors' form"),
     "unknown policy": ("replay good.parquet --policy epikw", "did you mean epikv"),
     "no policy": ("replay good.parquet --policy ,", "names no policy"),
     "unknown GPU": ("replay good.parquet --gpu h1000", "did you mean h100"),

@@ -75,7 +75,7 @@ def test_a_profile_that_a_replay_takes(
     assert "1 thread, torch " in profile.source("mfu")
     assert [each.name for each in here.iterdir()] == ["m.toml"]
     make_trace(here / "t.parquet", kind="tree", prompt=20, nodes=14)
-    command = "replay t.parquet --gpu m.toml --policy h2o --budget 0.8 --episodes 1"
+    command = "replay t.parquet --gpu m.toml --policy streaming-llm --budget 0.8 --episodes 1"
     assert main(command.split()) == 0
     assert "1 number of the hardware profile is assumed" in capsys.readouterr().out
     assert main(COMMAND.split()) == 2

@@ -29,7 +29,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(trace, folder / "renamed.parquet")
 
     def run(name: str, *more: str, trace: str = "trace.parquet") -> None:
-        asked = ["replay", str(folder / trace), "--set", "pin_prompt=false", *more]
+        asked = [
+            "replay",
+            str(folder / trace),
+            "--set",
+            "pin_prompt=false",
+            "--set",
+            "h2o.per=shared",
+            *more,
+        ]
         assert main([*asked, "--out", str(folder / f"{name}.parquet")]) == 0
 
     run("a", "--policy", "h2o,streaming-llm", "--budget", "0.6,0.8")

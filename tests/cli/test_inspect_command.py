@@ -102,7 +102,7 @@ def test_an_import_does_not_ask_for_a_recording(
     assert main(["import", "deft", str(log), str(out)]) == 0
     capsys.readouterr()
     text = inspected(out, capsys)
-    assert "h2o no attention: the source of this import lacks it" in text
+    assert "raas no attention: the source of this import lacks it" in text
     assert "record with" not in text
     assert "unknown token ids, times, which thoughts ended" in text
     assert "duration, s unknown" in text
@@ -111,7 +111,7 @@ def test_an_import_does_not_ask_for_a_recording(
     found = json.loads(capsys.readouterr().out)
     assert [episode["duration_s"] for episode in found["episodes"]] == [None, None]
     with pytest.raises(MissingSignal, match=r"import lacks it; take a trace recorded with --capt"):
-        TraceReader(out).require({Signal.ATTENTION}, "policy h2o")
+        TraceReader(out).require({Signal.ATTENTION}, "policy raas")
 
 
 def test_drawn_searches_have_neither_times_nor_signals(
@@ -121,7 +121,7 @@ def test_drawn_searches_have_neither_times_nor_signals(
     assert main(["generate", "--out", str(out), "--searches", "2"]) == 0
     capsys.readouterr()
     text = inspected(out, capsys)
-    assert "h2o no attention: drawn searches have none" in text
+    assert "raas no attention: drawn searches have none" in text
     assert "duration, s unknown" in text
 
 
@@ -129,5 +129,5 @@ def test_a_recording_says_how_to_record_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = inspected(make_trace(tmp_path / "t.parquet", capture="tree"), capsys)
-    assert "h2o no attention: record with --capture signals" in text
+    assert "raas no attention: record with --capture signals" in text
     assert "duration, s unknown" not in text

@@ -13,7 +13,8 @@ from tests.helpers.traces import make_trace
 
 def asked(trace: Path) -> list[str]:
     policies = ["--policy", "h2o,streaming-llm"]
-    return ["replay", str(trace), *policies, "--budget", "0.6,0.8", "--set", "pin_prompt=false"]
+    forms = ["--set", "pin_prompt=false", "--set", "per=shared"]
+    return ["replay", str(trace), *policies, "--budget", "0.6,0.8", *forms]
 
 
 @pytest.fixture(scope="module")

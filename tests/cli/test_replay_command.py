@@ -16,6 +16,8 @@ from arborsim.cli.app import main
 from arborsim.products.calibrate.documents import read_calibration
 from tests.helpers.traces import make_trace
 
+SHARED = ("--set", "h2o.per=shared")  # the form that needs no vectors
+
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -29,7 +31,10 @@ def test_tables_fit_the_terminal(
     columns: int, trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["replay", str(trace), "--policy", "h2o,epikv,lag-kv", "--budget", "0.8,0.6"]) == 0
+    assert (
+        main(["replay", str(trace), "--policy", "h2o,epikv,lag-kv", "--budget", "0.8,0.6", *SHARED])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= columns
     text = "\n".join(lines)
@@ -62,14 +67,25 @@ def test_the_matrix_on_request_and_what_cannot_be_replayed(
     shown = capsys.readouterr().out
     assert "─ budget 0.3 ─" in shown
     assert "record with --capture qkv --qkv-layers all" in " ".join(shown.split())
-    assert "--set per=shared runs key-norm, keydiff" in " ".join(shown.split())
+    without = "--set per=shared runs h2o, key-norm, keydiff, snapkv, tova and vatp: one ranking for"
+    assert f"{without} all heads, not its authors' form." in " ".join(shown.split())
     assert re.search(r"^arborkv +needs 0\.\d+ or more$", shown, re.MULTILINE)
-    assert main([*command[:3], "h2o", *command[4:], "--view", "matrix"]) == 0
+    assert main([*command[:3], "h2o", *command[4:], *SHARED, "--view", "matrix"]) == 0
     assert "─ budget 0.9 ─" in capsys.readouterr().out
 
 
 def test_the_oracle_can_be_left_out(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["replay", str(trace), "--policy", "h2o", "--budget", "0.8", "--episodes", "1"]
+    command = [
+        "replay",
+        str(trace),
+        "--policy",
+        "h2o",
+        "--budget",
+        "0.8",
+        "--episodes",
+        "1",
+        *SHARED,
+    ]
     for options, there in (([], True), (["--no-oracle"], False), (["--no-quality"], False)):
         assert main([*command, *options]) == 0
         assert ("oracle" in capsys.readouterr().out) is there
@@ -78,7 +94,16 @@ def test_the_oracle_can_be_left_out(trace: Path, capsys: pytest.CaptureFixture[s
 def test_workers_give_the_same_json(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = []
     for workers in ("1", "2"):
-        command = ["replay", str(trace), "--policy", "h2o,arbor-epi", "--budget", "0.9", "--json"]
+        command = [
+            "replay",
+            str(trace),
+            "--policy",
+            "h2o,arbor-epi",
+            "--budget",
+            "0.9",
+            "--json",
+            *SHARED,
+        ]
         assert main([*command, "--workers", workers]) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
@@ -92,7 +117,7 @@ def test_composed_policies_and_their_parameters(
     file.write_text('name = "mine"\n[score]\nuse = "position"\n[protect]\nrecent = 4\n')
     command = ["replay", str(trace), "--policy", f"{file},arborsim.policies.methods.h2o:H2O",
                "--budget", "0.9", "--episodes", "1", "--set", "protect.recent=7",
-               "--set", "h2o.sinks=2", "--set", "mine.protect.sinks=3",
+               "--set", "h2o.sinks=2", *SHARED, "--set", "mine.protect.sinks=3",
                "--report", str(tmp_path / "r.html")]  # fmt: skip
     assert main(command) == 0
     shown = capsys.readouterr().out
@@ -110,7 +135,7 @@ def test_one_setting_lets_the_prompts_of_all_policies_compete(
     trace = make_trace(tmp_path / "x.parquet", kind="linear", prompt=60, nodes=6, episodes=1)
     chosen = ("epikv", "h2o", "raas", "staircase")
     command = ["replay", str(trace), "--policy", ",".join(chosen), "--budget", "0.25", "--json",
-               "--no-oracle"]  # fmt: skip
+               "--no-oracle", *SHARED]  # fmt: skip
     assert main(command) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["policy"] for row in rows if row["left_out"]} >= {"epikv"}
@@ -126,7 +151,7 @@ def test_what_cannot_run_is_a_row_with_its_reason_everywhere(
     monkeypatch.setenv("COLUMNS", "80")
     out, page = tmp_path / "r.parquet", tmp_path / "r.html"
     command = ["replay", str(trace), "--policy", "epikv,h2o,arkv", "--budget", "0.02,0.9",
-               "--episodes", "1"]  # fmt: skip
+               "--episodes", "1", *SHARED]  # fmt: skip
     assert main([*command, "--out", str(out), "--report", str(page)]) == 0
     shown = capsys.readouterr().out
     (line,) = (line for line in shown.splitlines() if re.match(r" epikv +0\.02 ", line))
@@ -145,7 +170,8 @@ def test_what_cannot_run_is_a_row_with_its_reason_everywhere(
     html = page.read_text()
     assert re.search(r'<td class="text wrap" colspan="\d+"[^>]*>needs 0\.', html)
     assert arborsim.load_results(out).raw.left_out == arborsim.replay(
-        trace, policies="epikv,h2o,arkv", budgets=[0.02, 0.9], episodes=1).raw.left_out  # fmt: skip
+        trace, policies="epikv,h2o,arkv", budgets=[0.02, 0.9], episodes=1,
+        settings=SHARED[1]).raw.left_out  # fmt: skip
 
     assert main([*command, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
@@ -178,14 +204,24 @@ def test_a_class_in_the_working_directory(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    command = ["replay", str(trace), "--policy", "found_here:Mine", "--budget", "0.9"]
+    command = [
+        "replay",
+        str(trace),
+        "--policy",
+        "found_here:Mine",
+        "--budget",
+        "0.9",
+        "--set",
+        "per=shared",
+    ]
     assert main([*command, "--workers", "2"]) == 0
     assert "of-my-own" in capsys.readouterr().out
 
 
 def test_options_of_lists_add_up(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["replay", str(trace), "--policy", "h2o", "--policy", "random,epikv", "--episodes",
-               "1", "--budget", "0.8", "--budget", "0.9", "--json", "--no-oracle"]  # fmt: skip
+               "1", "--budget", "0.8", "--budget", "0.9", "--json", "--no-oracle",
+               *SHARED]  # fmt: skip
     assert main(command) == 0
     cells = {(r["policy"], r["budget"]) for r in json.loads(capsys.readouterr().out)["rows"]}
     both = {(name, budget) for name in ("h2o", "random", "epikv") for budget in ("0.8", "0.9")}
@@ -201,6 +237,7 @@ def test_json_parquet_and_report(
         str(trace),
         "--policy",
         "h2o",
+        *SHARED,
         "--budget",
         "0.8",
         "--json",
@@ -266,7 +303,7 @@ def test_reading_and_replaying_a_trace_does_not_load_pandas(trace: Path) -> None
         "import sys\n"
         "from arborsim.cli.app import main\n"
         f"assert main(['inspect', {str(trace)!r}]) == 0\n"
-        f"assert main(['replay', {str(trace)!r}, '--policy', 'full,h2o', '--budget', '0.7']) == 0\n"
+        f"assert main(['replay', {str(trace)!r}, '--policy', 'raas', '--budget', '0.7']) == 0\n"
         "sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -69,7 +69,18 @@ def test_interruption_keeps_the_study(
         return real(self, values)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tune._Measuring, "figures", impatient)
-    command = ["tune", "t.parquet", "--policy", "h2o", "--trials", "4", "--out", "o.parquet"]
+    command = [
+        "tune",
+        "t.parquet",
+        "--policy",
+        "h2o",
+        "--trials",
+        "4",
+        "--out",
+        "o.parquet",
+        "--set",
+        "per=shared",
+    ]
     assert main(command) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert not (here / "o.parquet").exists()
@@ -78,7 +89,18 @@ def test_interruption_keeps_the_study(
 
 
 def test_json_follows_its_schema(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["tune", "t.parquet", "--policy", "h2o", "--budget", "0.001,0.5", "--trials", "4"]
+    command = [
+        "tune",
+        "t.parquet",
+        "--policy",
+        "h2o",
+        "--budget",
+        "0.001,0.5",
+        "--trials",
+        "4",
+        "--set",
+        "per=shared",
+    ]
     assert main([*command, "--json", "--out", "o.json"]) == 0
     document = json.loads(capsys.readouterr().out)  # nothing else is printed
     schema = schema_of("tune")
@@ -102,14 +124,14 @@ ERRORS = {
     "tune t.parquet": "--policy",
     "tune no.parquet --policy h2o": "no.parquet",
     "tune t.parquet --policy h3o": "h2o",
-    "tune t.parquet --policy h2o --trials 0": "--trials",
+    "tune t.parquet --policy raas --trials 0": "--trials",
     "tune t.parquet --policy h2o --vary sinks": "give a range",
-    "tune t.parquet --policy h2o --budget 512": "give shares",
-    "tune t.parquet --policy h2o --storage nonsense": "--storage nonsense",
-    "tune t.parquet --policy h2o --out o.txt": ".txt",
-    "tune t.parquet --policy h2o --report t.parquet": "t.parquet",
-    "tune t.parquet --policy h2o --gpu h900": "h900",
-    "tune t.parquet --policy h2o --front t.parquet": "--front t.parquet is a file",
+    "tune t.parquet --policy raas --budget 512": "give shares",
+    "tune t.parquet --policy raas --storage nonsense": "--storage nonsense",
+    "tune t.parquet --policy raas --out o.txt": ".txt",
+    "tune t.parquet --policy raas --report t.parquet": "t.parquet",
+    "tune t.parquet --policy raas --gpu h900": "h900",
+    "tune t.parquet --policy raas --front t.parquet": "--front t.parquet is a file",
     "tune t.parquet --policy full": "full has nothing to tune: it knows no budget, and it has no",
     "tune t.parquet --policy kivi": "--vary names no settings, of bits",
     "tune t.parquet --policy kivi --vary residual=32": "kivi has nothing to tune",

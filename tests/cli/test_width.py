@@ -16,7 +16,7 @@ from tests.bank.banks import bank_columns, bank_info
 ROOT = Path(__file__).parents[2]
 CHAIN = ROOT / "traces" / "chain-linear.parquet"
 PLAN = ROOT / "tests" / "golden" / "workload.toml"
-GRID = f'traces = ["{CHAIN}"]\npolicies = ["h2o"]\nbudgets = [0.5]\nepisodes = 1\n'
+GRID = f'traces = ["{CHAIN}"]\npolicies = ["raas"]\nbudgets = [0.5]\nepisodes = 1\n'
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer.write_episode(bank_columns(0))
     (folder / "grid.toml").write_text(GRID)
     for command in (
-        f"replay {CHAIN} --episodes 2 --policy h2o,epikv --no-oracle --out replay.parquet",
+        f"replay {CHAIN} --episodes 2 --policy thinkv,epikv --no-oracle --out replay.parquet",
         "search bank.parquet --algorithm rebase --width 4 --out search.parquet",
         f"plan {PLAN} --out plan.parquet",
         "sweep grid.toml --out cells",
@@ -41,9 +41,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        f"replay {CHAIN} --episodes 1 --policy h2o,epikv",
-        f"replay {CHAIN} --episodes 1 --policy h2o --view table --explain",
-        f"replay {CHAIN} --episodes 1 --policy h2o,epikv --view matrix",
+        f"replay {CHAIN} --episodes 1 --policy thinkv,epikv",
+        f"replay {CHAIN} --episodes 1 --policy raas --view table --explain",
+        f"replay {CHAIN} --episodes 1 --policy thinkv,epikv --view matrix",
         "search bank.parquet --algorithm rebase --width 4",
         f"plan {PLAN}",
         f"plan {PLAN} --explain",
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(f"compare {each}.parquet {each}.parquet" for each in ("replay", "search", "plan")),
         f"inspect {CHAIN}",
         f"inspect {CHAIN} --all --nodes 3",
-        f"tune {CHAIN} --policy h2o --trials 2",
+        f"tune {CHAIN} --policy h2o --set per=shared --trials 2",
         "policies",
         "policies h2o",
         "hardware",

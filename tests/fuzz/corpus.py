@@ -56,7 +56,7 @@ def make(folder: Path, models: bool) -> list[Target]:
             writer.write_episode(bank_columns(seed, width=3, depth=2))
     replay = ("--budget", "0.7", "--no-oracle", "--json", "--policy")
     targets = [
-        Target("trace", trace, "parquet", ("replay", str(trace), *replay, "epikv,h2o")),
+        Target("trace", trace, "parquet", ("replay", str(trace), *replay, "epikv,thinkv")),
         Target("sparse", sparse, "parquet", ("replay", str(sparse), *replay, "redundancy,lag-kv")),
         Target("vectors", vectors, "parquet", ("replay", str(vectors), *replay, "snapkv,rkv")),
         Target("inspect", trace, "parquet", ("inspect", str(trace), "--all")),
@@ -83,7 +83,8 @@ def _texts(folder: Path, trace: Path) -> list[Target]:
     (folder / "workload.toml").write_text(
         (GOLDEN / "workload.toml").read_text()
         .replace("../../traces/chain-vectors.parquet", trace.name)
-        .replace('"h2o", "hierarchy"', '"streaming-llm"').replace('"rtx4090", "h100"', '"h100"')
+        .replace('{ use = "h2o", set = { per = "shared" } }, "hierarchy"', '"streaming-llm"')
+        .replace('"rtx4090", "h100"', '"h100"')
         .replace("searches = 30", "searches = 4").replace("warm_up = 5", "warm_up = 0")
         .replace("runs = 2", "runs = 1\nresolution = 0.5")
     )  # fmt: skip

@@ -57,7 +57,7 @@ OLD = b"what was there before"
 PROCESSES = get_context("forkserver")
 GRID = """
 traces = ["a.parquet", "b.parquet"]
-policies = ["h2o", { use = "streaming-llm", set = { sinks = [1, 2] } }]
+policies = ["raas", { use = "streaming-llm", set = { sinks = [1, 2] } }]
 budgets = [0.3, 0.7, 0.01]
 """
 
@@ -147,7 +147,7 @@ def _tuned(path: Path) -> Any:
 SHORT = ("--task", "chain", "--lines", "6", "--lines-per-thought", "2", "--max-tokens", "12")
 COMMANDS = {
     "replay": Command(
-        ("replay", "../inputs/trace.parquet", "--policy", "h2o,epikv", "--budget", "0.6,0.9",
+        ("replay", "../inputs/trace.parquet", "--policy", "thinkv,epikv", "--budget", "0.6,0.9",
          "--out", "out.parquet", "--report", "page.html"), "out.parquet", workers=True,
     ),
     "search": Command(

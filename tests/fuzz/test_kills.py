@@ -18,6 +18,7 @@ KILLS = 3
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="commands are forked, so that they begin soon")
 def test_killed_commands_run_again_end_as_undisturbed_ones(tmp_path: Path) -> None:
+    """Invariant 20: `kill -9` at any moment, every command that writes."""
     made = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.kills", "--kills", str(KILLS), "--folder",
          str(tmp_path)],

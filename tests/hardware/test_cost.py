@@ -40,6 +40,15 @@ def test_terms_add_up() -> None:
     assert float(cost.decode_s(4, 5000, 1e9, 1e8)) == pytest.approx(expected)
 
 
+def test_attention_and_reading_keys_and_values_by_hand() -> None:
+    known = {"flops_per_s": 1e15, "mfu": 0.5, "hbm_bytes_per_s": 3e12, "kv_read_efficiency": 0.8}
+    cost = CostModel(replace(load_profile("h100"), **known), load_geometry("llama-3.1-8b"))
+    pair = 4 * 32 * 32 * 128  # scores and weighted values: layers, heads, and numbers of each
+    attention_s = 5000 * pair / 0.5e15
+    assert cost.flops_s(4, 5000) - cost.flops_s(4, 0) == pytest.approx(attention_s)
+    assert cost.kv_read_s(1e9) == pytest.approx(1e9 / (0.8 * 3e12))
+
+
 def test_what_does_not_overlap_adds_up() -> None:
     roofline = model()
     memory_s = roofline.weights_read_s(16) + roofline.kv_read_s(5e9)

@@ -9,7 +9,8 @@ import pytest
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile, profile_names
 from arborsim.machine.machine import kv_room
-from arborsim.machine.profile import HardwareProfile, numbers_of
+from arborsim.machine.numbers import numbers_of
+from arborsim.machine.profile import HardwareProfile
 from tests.simulator.bench import Bench
 
 GIB = 2**30

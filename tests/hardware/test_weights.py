@@ -14,8 +14,7 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.geometry import Geometry
-from arborsim.core.products import HEAD, KV_B, ROUTER, WEIGHT_BITS
+from arborsim.core.geometry import HEAD, KV_B, ROUTER, WEIGHT_BITS, Geometry
 from arborsim.machine.config import with_kv_dtype, with_types
 from arborsim.machine.lookup import config_of, geometry_names, load_geometry
 from arborsim.machine.weights import WEIGHTS, weights_type, with_weights

@@ -12,7 +12,7 @@ from arborsim.core.tree import ThoughtTree
 from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.play.controller import Controller
-from arborsim.play.episode import foresee
+from arborsim.play.episode import with_offline_optimum
 from arborsim.play.move_log import MoveLog
 from arborsim.policies.base import Policy
 from arborsim.trace.episode import Episode, play
@@ -96,7 +96,7 @@ def decide_all(
         meters=[log],
     )
     tiers = []
-    events: Iterable[Event] = play(foresee(policy, episode, budget_tokens))
+    events: Iterable[Event] = play(with_offline_optimum(policy, episode, budget_tokens))
     for event in events if max_steps is None else in_steps(events, max_steps):
         controller.handle(event)
         seen = executor.tier.copy()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.observations import Signal
-from arborsim.core.rope import Rope
+from arborsim.core.shape import Rope
 from arborsim.policies.base import Policy
 from arborsim.trace.schema import PER_LAYER, VECTORS, Capture, Geometry, Kind, TraceInfo
 from arborsim.trace.writer import TraceWriter

@@ -20,7 +20,7 @@ from arborsim_torch.kernels import (
     ondemand_triton,
     pieces_kernels,
     pieces_triton,
-    rows_kernels,
+    rows_triton,
 )
 
 from .pieces_cases import PACKED, codec_named
@@ -93,7 +93,7 @@ def compile_rows(name: str, capability: int = 90):
         "HEADS": 32 if name == "add_mean_rows" else 4, "MEMBERS": 4, "DIM": 128, "BLOCK_DIM": 128,
         "BLOCK_QUERIES": 64, "BLOCK_KEYS": 64, "FACTOR": tl.bfloat16, "q_dim": 1, "k_dim": 1,
     }  # fmt: skip
-    return _compile(getattr(rows_kernels, name), types, constants, capability, num_warps=4)
+    return _compile(getattr(rows_triton, name), types, constants, capability, num_warps=4)
 
 
 def compile_pages(name: str, capability: int = 90):

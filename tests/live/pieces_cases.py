@@ -13,7 +13,7 @@ import torch
 
 from arborsim.core.formats import Format
 from arborsim_torch.kernels.near import HostPiece, attend_packed
-from arborsim_torch.kernels.pieces import Elsewhere, MeanRows, Piece
+from arborsim_torch.kernels.piece import Elsewhere, MeanRows, Piece
 from arborsim_torch.tiers.codec import Fp8, Int8, Packed, Plain
 
 from .oracle_attention import numbers

@@ -34,6 +34,7 @@ from benchmarks.answers import quality, validations
 ROOT = Path(__file__).parents[2]
 GAME = Searched.of_trace(TraceReader(ROOT / "traces/game24-tot.parquet").info)
 CHAIN = Searched.of_trace(TraceReader(ROOT / "traces/chain-linear.parquet").info)
+SHARED = {"per": "shared"}
 PROBLEMS = Searched("chain", "linear", "arborsim-chain", {"lines": 32}, {}, 0.0)
 
 
@@ -44,7 +45,7 @@ def test_the_shipped_file_is_what_the_command_makes():
 
 
 def test_shipped_counts_are_those_of_the_quality_page():
-    found = shipped().for_(GAME, "h2o", {}, "0.5")
+    found = shipped().for_(GAME, "h2o", SHARED, "0.5")
     page = (ROOT / "reports/quality/README.md").read_text()
     counted = found.counted
     assert f"| h2o, shared | 0.5 | {counted.right} / {counted.n} |" in page
@@ -56,9 +57,10 @@ def test_shipped_counts_are_those_of_the_quality_page():
 
 
 def test_settings_that_were_not_given_have_their_defaults():
-    for settings in ({}, {"pin_prompt": False}, resolved(build("h2o"))):
+    whole = resolved(build("h2o", SHARED))
+    for settings in (SHARED, SHARED | {"pin_prompt": False}, whole):
         assert shipped().for_(GAME, "h2o", settings, "0.25").counted.right == 81
-    assert shipped().for_(GAME, "h2o", {"pin_prompt": True}, "0.25") is None
+    assert shipped().for_(GAME, "h2o", SHARED | {"pin_prompt": True}, "0.25") is None
     assert shipped().for_(GAME, "epikv", {}, "0.5") is None, "counted with recent=8 only"
     assert shipped().for_(GAME, "epikv", {"recent": 8}, "0.50").exact
     others = shipped().others(GAME, "epikv", resolved(build("epikv")))
@@ -66,12 +68,12 @@ def test_settings_that_were_not_given_have_their_defaults():
 
 
 def test_a_near_budget_is_said_and_a_far_one_is_none():
-    near = shipped().for_(GAME, "h2o", {}, "0.55")
+    near = shipped().for_(GAME, "h2o", SHARED, "0.55")
     assert near.counted.budget == "0.5", "of two as near, the smaller"
     assert near.differs == ("budget 0.5",)
     assert not near.own_budget
-    assert shipped().for_(GAME, "h2o", {}, "0.9") is None
-    assert shipped().for_(GAME, "h2o", {}, "200") is None, "tokens are no share"
+    assert shipped().for_(GAME, "h2o", SHARED, "0.9") is None
+    assert shipped().for_(GAME, "h2o", SHARED, "200") is None, "tokens are no share"
 
 
 def test_other_problems_of_the_task_are_said():
@@ -83,7 +85,7 @@ def test_other_problems_of_the_task_are_said():
 
 
 def test_of_two_counts_that_on_the_traces_own_problems_is_taken():
-    found = shipped().for_(CHAIN, "h2o", {}, "0.85")
+    found = shipped().for_(CHAIN, "h2o", SHARED, "0.85")
     assert found.exact
     assert (found.counted.right, found.counted.n) == (0, 100)
 
@@ -91,7 +93,7 @@ def test_of_two_counts_that_on_the_traces_own_problems_is_taken():
 def test_answers_are_not_carried_across_task_search_or_model():
     for other in ("task", "search", "model"):
         changed = replace(GAME, **{other: "another"})
-        assert shipped().for_(changed, "h2o", {}, "0.5") is None
+        assert shipped().for_(changed, "h2o", SHARED, "0.5") is None
     assert not shipped().of(replace(GAME, model="llama-3.1-8b"))
 
 
@@ -112,7 +114,7 @@ def _log(path: Path, shadow: bool = False) -> Path:
     log = RecordLog(path, LiveResult, "arborsim-live", 1)
     cells = [
         {"policy": "full", "budget": "any", "settings": {}},
-        {"policy": "h2o", "budget": "0.9", "settings": resolved(build("h2o"))},
+        {"policy": "h2o", "budget": "0.9", "settings": resolved(build("h2o", SHARED))},
     ]
     request = {"shadow": shadow, "cells": cells, "search": "tot-bfs", "temperature": 0.7,
                "search_options": {"keep": "5"}, "task_options": {}}  # fmt: skip
@@ -126,10 +128,10 @@ def _log(path: Path, shadow: bool = False) -> Path:
 
 def test_a_users_log_comes_first(tmp_path: Path):
     known = Answers.known([_log(tmp_path / "run.jsonl")])
-    counted = known.for_(GAME, "h2o", {}, "0.9").counted
+    counted = known.for_(GAME, "h2o", SHARED, "0.9").counted
     assert (counted.right, counted.n, counted.infeasible, counted.full_right) == (1, 2, 1, 2)
     assert counted.source == str(tmp_path / "run.jsonl")
-    assert known.for_(GAME, "h2o", {}, "0.5") == shipped().for_(GAME, "h2o", {}, "0.5")
+    assert known.for_(GAME, "h2o", SHARED, "0.5") == shipped().for_(GAME, "h2o", SHARED, "0.5")
 
 
 def test_files_that_say_nothing_of_answers_are_refused(tmp_path: Path):

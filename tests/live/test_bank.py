@@ -262,7 +262,7 @@ def test_a_bank_of_all_signals_has_them_for_every_token(tmp_path: Path) -> None:
     out = tmp_path / "bank.parquet"
     # Enough that the pool holds several times a path.
     assert record("--children", "6,5,2", "--episodes", 1, "--capture", "signals", "--out", out) == 0
-    command = f"replay {out} --policy full,h2o --budget 0.6 --json"
+    command = f"replay {out} --policy full,raas --budget 0.6 --json"
     assert main(command.split()) == 0
 
 

@@ -28,12 +28,8 @@ from arborsim_torch.batches import run_batched
 from arborsim_torch.checkpoint import FAMILIES as SUPPORTED
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.hardware.model import load_for_timing
-from arborsim_torch.live.policy_search import (
-    CacheOptions,
-    PolicySearch,
-    SearchSetup,
-    make_controller,
-)
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup, make_controller
 from arborsim_torch.models import LoadedModel, cache_shape, geometry, load_model, rope_of
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler

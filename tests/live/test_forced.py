@@ -202,7 +202,7 @@ def test_a_file_of_tokens_becomes_a_trace(folder: Path, tmp_path: Path) -> None:
     assert second.token[second.token >= 0].tolist() == [3, 4, 5, 6, 7]
     assert second.node[second.kind == Kind.TOKEN].tolist() == [1, 1, 2]
     assert second.correct[-1] == -1
-    assert main(["replay", str(out), "--policy", "h2o", "--budget", "0.5"]) == 0
+    assert main(["replay", str(out), "--policy", "thinkv", "--budget", "0.5"]) == 0
 
 
 def test_a_short_prompt_may_have_more_tokens_than_a_long_one_leaves_room_for(

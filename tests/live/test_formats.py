@@ -31,7 +31,8 @@ from arborsim_torch.cache.spans import make_pool
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import geometry, load_model
 from arborsim_torch.sources import TaskSource
@@ -146,13 +147,12 @@ def test_scales_stay_as_long_as_a_token_of_their_group() -> None:
     gone = np.arange(1, 8)
     pool.give_back(np.zeros(7, dtype=np.int64), gone)
     assert pool.used_bytes == whole * 9 // 16
-    assert pool._spans is not None
-    assert pool._spans._pool.slots.total == 2  # token 0 needs the scales of its group
+    assert pool.spans.slots.total == 2  # token 0 needs the scales of its group
     left = pool.read(0, pool.slots.of[0, [0, 9]])
     back = pool.codec.decode(left.data, left.scale, torch.float32).numpy()
     assert np.array_equal(back, rounded(each, data.numpy())[..., [0, 9], :])
     pool.give_back(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
-    assert pool._spans._pool.slots.total == 1
+    assert pool.spans.slots.total == 1
 
 
 def test_there_is_no_other_format() -> None:

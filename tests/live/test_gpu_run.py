@@ -99,8 +99,8 @@ def test_what_tells_most_comes_first() -> None:
     assert list(dict.fromkeys(step.part for step in steps if not step.spare)) == list(PARTS[:-1])
     labels = [step.facts["arm"] for step in searches(steps)[: 2 + len(arms(64))]]
     assert [name.split(",")[0] for name in dict.fromkeys(labels)][:9] == [
-        DYNAMIC, STATIC, "full", "streaming-llm", "h2o", "epikv", "arkv", "arborkv (tree)",
-        "half in DDR",
+        DYNAMIC, STATIC, "full", "streaming-llm", "h2o per=shared", "epikv", "arkv",
+        "arborkv (tree)", "half in DDR",
     ]  # fmt: skip
     kinds = [
         (step.part, step.facts.get("repeat"), step.facts["prompt_tokens"], step.facts.get("graphs"))
@@ -280,7 +280,7 @@ def calibrated(text: str) -> dict[str, Any]:
 
 def test_another_machine_with_the_same_gpu_goes_on(tmp_path: Path) -> None:
     """Of the file all counts that goes with its last start; profile and traces come along."""
-    old, kept = search("h2o", 8192, 10), search("full", 8192, 20)
+    old, kept = search("h2o per=shared", 8192, 10), search("full", 8192, 20)
     path = earlier(tmp_path / "one", started(torch="2.10.0"), old, started(), kept, calibrated("x"))
     packing.add(path.with_name("traces.zip"), "full.json.gz", b"...")
     lines = Lines(tmp_path / "two" / "gpu" / "results.jsonl")
@@ -380,20 +380,24 @@ def test_smoke_is_judged_by_running_and_by_bytes() -> None:
 
     good = [start(), smoke("full"), smoke(STATIC), smoke("half in DDR, near", 3)]
     assert of(good, "short search").line.endswith("simulated: 3 of 3")
-    assert of([*good, smoke("h2o", outcome="left out")], "short search").met
-    for bad in (smoke("h2o", 8), smoke("h2o", outcome="died"), smoke("h2o", differ=1)):
+    assert of([*good, smoke("h2o per=shared", outcome="left out")], "short search").met
+    for bad in (
+        smoke("h2o per=shared", 8),
+        smoke("h2o per=shared", outcome="died"),
+        smoke("h2o per=shared", differ=1),
+    ):
         verdict = of([*good, bad], "short search")
-        assert (verdict.met, verdict.said) == (False, "3 of 4; not: h2o, graphs auto")
+        assert (verdict.met, verdict.said) == (False, "3 of 4; not: h2o per=shared, graphs auto")
     assert of(good, "seconds within 8%").met is None, "nothing else is judged by them"
 
 
 @pytest.mark.parametrize(
     ("word", "name", "arm", "good", "bad"),
     [
-        ("policy's share", "policy_share", "h2o", 0.009, 0.011),
+        ("policy's share", "policy_share", "h2o per=shared", 0.009, 0.011),
         ("exposed", "exposed_share", "half in DDR, stage", 0.04, 0.06),
-        ("peak within 3%", "allocator_peak_bytes", "h2o", 98, 96),
-        ("seconds within 8%", "live_s", "h2o", {"total_s": 1.05}, {"total_s": 0.9}),
+        ("peak within 3%", "allocator_peak_bytes", "h2o per=shared", 98, 96),
+        ("seconds within 8%", "live_s", "h2o per=shared", {"total_s": 1.05}, {"total_s": 0.9}),
     ],
 )
 def test_single_figures_are_judged(word: str, name: str, arm: str, good: Any, bad: Any) -> None:
@@ -409,7 +413,12 @@ def test_streamed_tokens_may_be_waited_for() -> None:
 
 
 def test_a_smaller_cache_must_be_faster_everywhere() -> None:
-    records = [start(), search("full", 8192, 10), search("h2o", 8192, 11), search("arkv", 8192, 12)]
+    records = [
+        start(),
+        search("full", 8192, 10),
+        search("h2o per=shared", 8192, 11),
+        search("arkv", 8192, 12),
+    ]
     assert of(records, "decodes faster").met
     slower = of([*records, search("epikv", 8192, 9)], "decodes faster")
     assert slower.line == (
@@ -447,7 +456,7 @@ def test_checks_that_ran_decide() -> None:
 def test_only_what_goes_with_the_last_start_counts_and_of_that_the_newest() -> None:
     failed = {**search("full", 8192, 1), "outcome": "failed"}
     records = [
-        start("1"), search("h2o", 8192, 10), start("2"), failed, start("2"),
+        start("1"), search("h2o per=shared", 8192, 10), start("2"), failed, start("2"),
         search("full", 8192, 30),
     ]  # fmt: skip
     results = Results(records)

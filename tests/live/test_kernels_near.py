@@ -78,7 +78,7 @@ def test_host_attention_in_tiles_is_the_definition(case, tile, threads, backgrou
 def test_sixteen_bit_pools_are_attended_in_float32(dtype):
     q = numbers(0, 2, 8, 1, 64, dtype=dtype)
     k, v = numbers(1, 2, 2, 50, 64, dtype=dtype)
-    out, lse = attend_host(q, k, v, None, 0.125)
+    out, lse = attend_host(q, HostPiece(k, v), 0.125)
     expected = literal(q, k, v, 0.125)
     assert out.dtype == dtype
     assert_near(lse, expected[1], atol=5e-6)
@@ -101,7 +101,7 @@ def test_rows_of_all_heads_are_read_as_they_lie(dtype, parts, monkeypatch):
     wide = wide if scales is None else wide * scales[..., None].double()
     scattered = torch.randperm(90, generator=torch.Generator().manual_seed(3))[:61]
     for index, of in ((None, wide), (scattered, wide[:, :, scattered])):
-        out, lse = attend_host(q, k, v, index, 0.125, k_scale=k_scale, v_scale=v_scale)
+        out, lse = attend_host(q, HostPiece(k, v, index, None, k_scale, v_scale), 0.125)
         expected = literal(q, of[0], of[1], 0.125)
         assert_near(out, expected[0])
         assert_near(lse, expected[1])
@@ -115,7 +115,7 @@ def test_eight_bit_pools_are_decoded_with_their_scales(stored):
     decoded = data.double() * by.double()[..., None]
     some = torch.tensor([3, 19, -1, 0], dtype=torch.int32)
     for index, rows in ((some, decoded[:, :, [3, 19, 0]]), (None, decoded)):
-        out, lse = attend_host(q, data[0], data[1], index, 0.25, k_scale=by[0], v_scale=by[1])
+        out, lse = attend_host(q, HostPiece(*data, index, None, *by), 0.25)
         expected = literal(q, rows[0], rows[1], 0.25)
         assert_near(out, expected[0])
         assert_near(lse, expected[1])
@@ -153,7 +153,7 @@ def test_the_caller_goes_on_while_the_background_works(monkeypatch):
         second = attention.start(2 * q, [HostPiece(k, k)], SCALE)
         go.set()
         for pending, queries in ((second, 2 * q), (first, q)):
-            expected = real(queries, k, k, None, SCALE)
+            expected = real(queries, HostPiece(k, k), SCALE)
             for _ in range(2):
                 assert all(map(torch.equal, pending.result(), expected))
 
@@ -170,7 +170,7 @@ def test_an_error_of_the_work_is_raised_with_its_result(background):
 def test_an_empty_pool_gives_nothing():
     q, k = numbers(0, 1, 2, 1, 8), torch.zeros(2, 0, 8)
     for index in (None, torch.tensor([-1, -1])):
-        out, lse = attend_host(q, k, k, index, SCALE)
+        out, lse = attend_host(q, HostPiece(k, k, index), SCALE)
         assert torch.all(out == 0)
         assert torch.all(lse == -math.inf)
 

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 
 from arborsim_torch.kernels.ondemand import PageBounds, choose_pages
-from arborsim_torch.kernels.pieces import Piece, attend_pieces
+from arborsim_torch.kernels.piece import Piece
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.tiers.codec import Plain
 
 from .oracle_attention import assert_near, literal, numbers
@@ -183,7 +184,8 @@ def solve(path):
     found = []
     for case in SETS:
         bounds, q, readable = sets_of(case, case[-1])
-        found.append(choose(bounds, q, min(case[5], sum(case[3])), readable))
+        sets = [(each.low, each.high, each.filled) for each in bounds]
+        found.append(choose(sets, q, min(case[5], sum(case[3])), readable))
     torch.save(found, path)
 
 

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from packaging.version import Version
 
 from arborsim.core.formats import Format
-from arborsim_torch.kernels import pieces as chosen
-from arborsim_torch.kernels.pieces import Piece, attend_pieces, in_triton
+from arborsim_torch.kernels import piece as chosen
+from arborsim_torch.kernels.piece import Piece, in_triton
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.tiers.codec import Packed
 
 from .oracle_attention import assert_near, by_group, literal

@@ -17,7 +17,8 @@ from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.kernels import fused, packages
 from arborsim_torch.kernels.fused import Choice, choose_decode
-from arborsim_torch.kernels.pieces import Piece, attend_pieces
+from arborsim_torch.kernels.piece import Piece
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.tiers.codec import Int8, Plain
 
 from . import flash_attention

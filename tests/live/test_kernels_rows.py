@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 
 from arborsim_torch.kernels import rows as kernel
-from arborsim_torch.kernels.rows import BlockRows, attend_rows, count_paid
+from arborsim_torch.kernels.piece import BlockRows
+from arborsim_torch.kernels.rows import attend_rows, count_paid
 
 from .oracle_attention import assert_near, by_group, literal, numbers
 from .test_kernels_pieces import ROOT, interpreter_works, needs_triton

@@ -22,7 +22,8 @@ from arborsim.searches import make_search
 from arborsim_torch.batches import run_batched
 from arborsim_torch.capture import Capture
 from arborsim_torch.live import policy_search
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sources import TaskSource
@@ -183,7 +184,7 @@ class SegmentHS(Segments):
 
 SEGMENTS = {"segment": "8", "keep_r": "6", "keep_e": "3", "keep_t": "1"}
 LITERAL: dict[str, tuple[type[Literal], dict[str, str], str]] = {
-    "raas": (RaaS, {}, ""),
+    "raas": (RaaS, {"variant": "median"}, ""),
     "attn-hs": (AttnHS, {}, "turns"),
     "thinkv": (Segments, SEGMENTS, ""),
     "segment-hs": (SegmentHS, SEGMENTS, "score"),

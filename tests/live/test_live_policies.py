@@ -22,8 +22,9 @@ from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import LiveOutcome, PolicySearch
 from arborsim_torch.live.run import tokens_that_fit
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import RandomSource, TaskSource
 
@@ -43,7 +44,7 @@ def chain() -> SearchSetup:
 def tree() -> SearchSetup:
     loaded = load_model("chain", task_options={"lines": 12, "lines_per_thought": 3})
     source = TaskSource(loaded.task, noise=0.1, floor=0.3)
-    make = lambda: make_search("tot-dfs")  # noqa: E731
+    make = lambda: make_search("tot-dfs", steps=20)  # noqa: E731
     return SearchSetup(loaded.model, source, make, 0.7, 0, 130)
 
 
@@ -97,12 +98,18 @@ def test_a_rope_that_changes_with_length_is_refused(chain: SearchSetup) -> None:
 ON_TREES = ["arborkv", "h2o", "epikv", "hierarchy", "staircase", "random", "pyramidkv", "adakv"]
 
 
-@pytest.mark.parametrize("name", [*ON_TREES, "duoattention"])
-def test_policies_on_a_tree(tree: SearchSetup, name: str) -> None:
-    small = {"recent": "8"} if hasattr(build(name), "recent") else {}
+@pytest.fixture(scope="module")
+def needed_on_a_tree(tree: SearchSetup) -> int:
+    """Tokens that the tree takes under full retention."""
     full = search(tree, "full", 10_000)
     assert isinstance(full, LiveOutcome)
-    budget = int(0.6 * full.measured.peak_hbm_kv_tokens)
+    return full.measured.peak_hbm_kv_tokens
+
+
+@pytest.mark.parametrize("name", [*ON_TREES, "duoattention"])
+def test_policies_on_a_tree(tree: SearchSetup, needed_on_a_tree: int, name: str) -> None:
+    small = {"recent": "8"} if hasattr(build(name), "recent") else {}
+    budget = int(0.6 * needed_on_a_tree)
     outcome = search(tree, name, budget, **small)
     assert isinstance(outcome, LiveOutcome)
     seqs = tree.make_search().slots
@@ -148,6 +155,7 @@ class WithLedger:
 def test_uneven_heads_use_the_bytes_of_the_ledger(
     kind: str, name: str, request: pytest.FixtureRequest
 ) -> None:
+    """Invariant 19: after every decision."""
     setup = request.getfixturevalue(kind)
     small = {"recent": "20", "sinks": "2"} if name == "duoattention" else {"window": "8"}
     beside: list[WithLedger] = []

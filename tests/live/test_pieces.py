@@ -24,7 +24,8 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 from arborsim_torch.tiers.codec import Fp8
@@ -98,6 +99,10 @@ class Twins:
         )
 
 
+#: Thoughts of a search that goes back: enough to do so a few times.
+STEPS = {"tot-dfs": {"steps": 12}}
+
+
 @pytest.mark.parametrize(
     ("kind", "budget", "most"), [("linear", 48, 40), ("tot-dfs", 130, 30), ("beam-4", 110, 16)]
 )
@@ -109,7 +114,8 @@ def test_every_policy_reads_in_place_what_it_would_read_in_order(
     options = {"lines": 4} | ({"lines_per_thought": 1} if trees else {})
     loaded = load_model("chain", task_options=options)
     source = TaskSource(loaded.task)
-    setup = SearchSetup(loaded.model, source, lambda: make_search(kind), 0.0, 0, most)
+    make = partial(make_search, kind, **STEPS.get(kind, {}))
+    setup = SearchSetup(loaded.model, source, make, 0.0, 0, most)
     twins, searches = {name: Twins(name) for name in NAMES}, {}
     for name, ordered in product(NAMES, (False, True)):
         recent = {"recent": "8"} if hasattr(build(name), "recent") else {}

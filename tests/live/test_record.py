@@ -23,7 +23,8 @@ from arborsim.trace.schema import Kind
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.models import rope_of
 from arborsim_torch.recorder import EpisodeRecorder
-from arborsim_torch.reference.tasks import get_task
+from arborsim_torch.reference import get_task
+from arborsim_torch.rewards.base import Thought
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import TaskSource
 from tests.live.tiny import FakeSource, save_tiny, tiny_model, torch
@@ -223,15 +224,19 @@ def test_rewards_tell_a_dead_state_from_one_without_progress() -> None:
     problem = source.problem(0)
     rng = np.random.default_rng(0)
     solution = task.solution(problem)
-    assert source.reward(problem, [], None, rng) == pytest.approx(0.3)
-    assert source.reward(problem, solution, None, rng) == 1.0
+
+    def rewarded(source: TaskSource, generated: list[int]) -> float:
+        return source.reward(Thought(problem, generated, (len(generated),)), rng)
+
+    assert rewarded(source, []) == pytest.approx(0.3)
+    assert rewarded(source, solution) == 1.0
     assert source.correct(problem, solution) is True
     wrong = [*solution[:8], task.pad_id]
-    assert source.reward(problem, wrong, None, rng) == 0.0
+    assert rewarded(source, wrong) == 0.0
     blind = TaskSource(task, dead_penalty=0.0, floor=0.3)
-    assert blind.reward(problem, wrong, None, rng) >= 0.3
+    assert rewarded(blind, wrong) >= 0.3
     noisy = TaskSource(task, noise=0.1, floor=0.3)
-    rewards = [noisy.reward(problem, [], None, rng) for _ in range(200)]
+    rewards = [rewarded(noisy, []) for _ in range(200)]
     assert np.std(rewards) == pytest.approx(0.1, rel=0.2)
 
 

@@ -15,32 +15,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import Observations, Signal, VectorRows
+from arborsim.core.head_rows import VectorRows
+from arborsim.core.observations import Observations, Signal
 from arborsim.core.row_uses import ALL_QUERIES, ReducedRows, RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.play.controller import Controller
 from arborsim.play.move_log import MoveLog
 from arborsim.policies.base import Policy
+from arborsim.policies.live_hints import read_as_norms, row_uses
 from arborsim.policies.methods.thinkv_paper import EXECUTION, REASON, TRANSITION, ThinKVPaper
 from arborsim.policies.registry import available, build
 from arborsim.searches import make_search
 from arborsim.signals.last_attended import fresh_pages, median
 from arborsim.signals.spread import HeavyHitters, LayerSensitivity
-from arborsim_torch import row_reducer
+from arborsim_torch import window_rows
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.forward import LayerView
 from arborsim_torch.context import PassContext
 from arborsim_torch.live import policy_search
 from arborsim_torch.live.feed import LiveHeadRows
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.recording import EpisodeResult
-from arborsim_torch.row_reducer import RowReducer, WindowRows
+from arborsim_torch.row_reducer import RowReducer
 from arborsim_torch.sources import TaskSource
+from arborsim_torch.window_rows import WindowRows
 
 POLICIES = {name: build(name) for name in sorted(set(available()) - {"oracle"})}
 REDUCED = {
-    name: {use.grouping for use in policy.row_uses() if use.reduced}
+    name: {use.grouping for use in row_uses(policy) if use.reduced}
     for name, policy in POLICIES.items()
 }
 SUM, NEWEST = RowUse("shared", "sum"), RowUse("shared", "newest", prompt=1)
@@ -216,7 +220,7 @@ def test_sums_decide_as_rows(
     log, expected = runs
     np.testing.assert_array_equal(log.rows, expected.rows)
     assert len(log.rows)
-    whole = any(use.prompt == ALL_QUERIES for use in small(name).row_uses())
+    whole = any(use.prompt == ALL_QUERIES for use in row_uses(small(name)))
     step = 0 if whole else 4e-3 if name == "thinkv-paper" else 1e-4  # it counts entries of a row
     compare(controllers, partial(np.testing.assert_allclose, rtol=0, atol=step))
 
@@ -229,7 +233,7 @@ def test_sizes_of_values_are_those_of_whole_vectors(
     """To the bit, with the same moves."""
     setup: SearchSetup = request.getfixturevalue(kind)
     policy, controllers = build("vatp", {"per": per}), list[Controller]()
-    assert policy.sizes() == {Signal.VALUES}
+    assert read_as_norms(policy) == {Signal.VALUES}
     reduced = search(setup, policy, 60, controllers)
     monkeypatch.setattr(type(policy), "sizes", lambda self: frozenset())
     expected = search(setup, policy, 60, controllers)
@@ -238,7 +242,7 @@ def test_sizes_of_values_are_those_of_whole_vectors(
     compare(controllers, np.testing.assert_array_equal)
 
 
-@pytest.mark.parametrize("settings", [{"pin_prompt": "false"}, {"variant": "pages", "page": "4"}])
+@pytest.mark.parametrize("settings", [{"variant": "median", "pin_prompt": "false"}, {"page": "4"}])
 def test_last_uses_decide_as_rows(
     settings: dict[str, str], tree: SearchSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +359,7 @@ def test_windows_spread_as_rows_of_single_heads(data: st.DataObject) -> None:
     assert found.first(decoding, prompt) == 1
     by_layer = torch.from_numpy(keys).permute(1, 2, 0, 3).float()
     with mock.patch.object(
-        row_reducer, "TILE_BYTES", data.draw(st.sampled_from([1, 512, 1 << 23]))
+        window_rows, "TILE_BYTES", data.draw(st.sampled_from([1, 512, 1 << 23]))
     ):
         reduced = found.finish(kv_heads, lambda layer, head: by_layer[layer][head])
     assert not found.waits

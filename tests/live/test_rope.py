@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.core.rope import Rope
+from arborsim.core.shape import Rope
 from arborsim_torch.models import rope_of
 from tests.live.tiny import DIM, tiny_model, torch
 

@@ -14,7 +14,7 @@ from arborsim.searches import make_search
 from arborsim.trace.reader import Episode, TraceReader
 from arborsim.trace.schema import Kind
 from arborsim_torch.recorder import EpisodeRecorder
-from arborsim_torch.reference.tasks import get_task
+from arborsim_torch.reference import get_task
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import PromptSource
 from tests.live.tiny import FakeSource, tiny_model

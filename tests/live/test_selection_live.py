@@ -15,7 +15,8 @@ from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import LiveOutcome, PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 from tests.live.test_tiered_cache import MaskedModel

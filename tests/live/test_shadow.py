@@ -61,7 +61,7 @@ def test_plans_equal_those_of_the_replay(
     tmp_path: Path, model: str, search: str, options: dict[str, Any], lines: int, budget: str,
     pinned: bool,
 ) -> None:  # fmt: skip
-    """With the prompt pinned where that is the default, and with none pinned."""
+    """Invariant 5: with the prompt pinned where that is the default, and with none pinned."""
     logs: dict[tuple[int, str], MoveLog] = defaultdict(MoveLog)
     loose = {} if pinned else {name: {"pin_prompt": "false"} for name in NAMES if name != "full"}
     policies = [build(name, {**SMALL.get(name, {}), **loose.get(name, {})}) for name in NAMES]

@@ -21,7 +21,8 @@ from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.static import StaticStep, refusal, rounded
 from arborsim_torch.tiers.codec import Fp8, Int8
 from arborsim_torch.tiers.link import HostLink
@@ -136,7 +137,7 @@ def test_buckets_waste_an_eighth_at_most() -> None:
 SEARCHES = [
     ("full", {}, "linear"),
     ("streaming-llm", {}, "linear"),
-    ("h2o", {}, "linear"),
+    ("h2o", {"per": "shared"}, "linear"),
     ("epikv", {"recent": "8"}, "linear"),
     ("arkv", {}, "linear"),
     ("full", {}, "best-of-n"),

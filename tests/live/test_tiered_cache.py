@@ -79,7 +79,7 @@ def groups_of(grouping: str, group: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("recall", RECALLS)
 def test_evicting_equals_masking(grouping: str, ordered: bool, recall: str) -> None:
-    """Random evictions and moves to DDR and back; every logit of every step is compared."""
+    """Invariant 18: random evictions and moves to DDR and back; every logit is compared."""
     rng = np.random.default_rng(3)
     model = tiny_model("qwen2")
     masked = MaskedModel(model)

@@ -195,7 +195,6 @@ def test_any_sizes_in_any_order(orders: list[tuple[bool, int, bool, bool]]) -> N
     """Every copy arrives, and the accounts hold, whichever tickets are waited for."""
     with HostLink("cpu") as link:
         results = []
-        held_up_s = 0.0
         moved = {True: 0, False: 0}
         for seed, (down, size, wait, asks) in enumerate(orders):
             x, out = numbers(size, seed=seed), torch.zeros(size)
@@ -203,22 +202,19 @@ def test_any_sizes_in_any_order(orders: list[tuple[bool, int, bool, bool]]) -> N
             moved[down] += 4 * size
             results.append((x, out))
             if wait:
-                held_up_s += ticket.wait()
+                assert ticket.wait() >= 0.0
                 assert ticket.done()
                 assert ticket.wait() == 0.0
                 assert same(out, x)
             if asks:
                 assert link.downward.carried_bytes <= moved[True]
-        held_up_s += link.wait_all()
+        assert link.wait_all() >= 0.0
         assert link.wait_all() == 0.0
         assert all(same(out, x) for x, out in results)
         assert (link.downward.carried_bytes, link.upward.carried_bytes) == (
             moved[True], moved[False],
         )  # fmt: skip
         assert link.downward.copies + link.upward.copies == len(orders)
-        assert link.exposed_s == pytest.approx(held_up_s)
-        busy_s = link.downward.busy_s + link.upward.busy_s
-        assert link.hidden_s == pytest.approx(max(0.0, busy_s - held_up_s))
 
 
 def test_waiting_for_what_has_arrived_exposes_nothing(link: HostLink) -> None:
@@ -227,8 +223,7 @@ def test_waiting_for_what_has_arrived_exposes_nothing(link: HostLink) -> None:
     while not ticket.done():
         pass
     assert ticket.wait() == 0.0
-    assert link.exposed_s == 0.0
-    assert link.hidden_s == link.downward.busy_s > 0.0
+    assert link.downward.busy_s > 0.0
 
 
 def test_a_wait_is_exposed_time() -> None:
@@ -250,7 +245,7 @@ def test_a_wait_is_exposed_time() -> None:
         assert waiter.is_alive()
         x.gate.set()
         waiter.join(PATIENCE_S)
-        assert held_up_s[0] == link.exposed_s > 0.0
+        assert held_up_s[0] > 0.0
         assert link.downward.busy_s > 0.0
 
 

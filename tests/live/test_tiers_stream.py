@@ -58,7 +58,6 @@ def test_every_layer_of_every_iteration(device: str, layers: int) -> None:
             part.numel() * part.element_size() for i in iterations for parts in i for part in parts
         ) + sum(part.numel() * part.element_size() for part in iterations[0][0])
         assert link.upward.carried_bytes == expected
-        assert stream.held_up.seconds == pytest.approx(link.exposed_s)
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from arborsim.core.tiers import RECALLS, Tier
 from arborsim_torch.cache import host_pool, ondemand
-from arborsim_torch.cache.host_pool import PAGE_TOKENS, HostPool, RowTable
+from arborsim_torch.cache.host_pool import PAGE_TOKENS, HostPool
+from arborsim_torch.cache.host_rows import RowTable
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.pairs import GroupTokenPairs

@@ -187,7 +187,7 @@ def test_a_second_call_does_what_is_missing(
 ) -> None:
     path = folder / "results.jsonl"
     lines = path.read_text().splitlines()
-    lost = [line for line in lines if json.loads(line).get("of", {}).get("arm") == "h2o"]
+    lost = [line for line in lines if json.loads(line).get("of", {}).get("arm") == "h2o per=shared"]
     kept = [line for line in lines if line not in lost]
     path.write_text("\n".join(kept) + '\n{"part": "search", "outc')  # interrupted while writing
     command = ["validate_gpu.py", *OPTIONS, "--out", str(folder.parent)]
@@ -196,9 +196,9 @@ def test_a_second_call_does_what_is_missing(
     added = [json.loads(line) for line in path.read_text().splitlines()[len(kept) + 1 :]]
     again = [(record["part"], record["of"]["arm"]) for record in added if "of" in record]
     assert again == [
-        ("smoke", "h2o"), ("search", "h2o"), ("search", "h2o"), ("trace", "h2o"), ("search", "h2o")
+        *((part, "h2o per=shared") for part in ("smoke", "search", "search", "trace", "search"))
     ]  # fmt: skip
-    assert "h2o, 64, auto, 2: done" in capsys.readouterr().out
+    assert "h2o per=shared, 64, auto, 2: done" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", command)
     assert main() == 2
     said = capsys.readouterr().err

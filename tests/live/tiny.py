@@ -16,6 +16,7 @@ from arborsim.core.observations import Signal  # noqa: E402
 from arborsim.trace.schema import Capture as Level  # noqa: E402
 from arborsim.trace.schema import Geometry, TraceInfo  # noqa: E402
 from arborsim_torch.reference.tasks import Problem  # noqa: E402
+from arborsim_torch.sources import Source  # noqa: E402
 
 VOCAB, LAYERS, HEADS, KV_HEADS, DIM, HIDDEN = 61, 4, 4, 2, 16, 48
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "mistral-window", "qwen2-window", "gemma3",
@@ -84,7 +85,7 @@ def plain_copy(model: Any) -> Any:
     return twin
 
 
-class FakeSource:
+class FakeSource(Source):
     """Thoughts of `block` tokens (or `block(path)`), finished after `thoughts` of them."""
 
     name = "fake"
@@ -108,10 +109,7 @@ class FakeSource:
     def is_finished(self, problem: Any, generated: Any) -> bool:
         return len(generated) >= 7 * self.thoughts
 
-    def value_from_logits(self, problem: Any, generated: Any, logits: Any) -> float | None:
-        return None
-
-    def reward(self, problem: Any, generated: Any, value: Any, rng: Any) -> float:
+    def reward(self, thought: Any, rng: Any) -> float:
         return float(rng.random())
 
     def correct(self, problem: Any, generated: Any) -> bool | None:
@@ -119,12 +117,6 @@ class FakeSource:
 
     def text(self, ids: Any) -> str:
         return " ".join(map(str, ids))
-
-    def steps(self, problem: Any, generated: Any) -> tuple[int, int] | None:
-        return None
-
-    def readers(self, problem: Any, generated: Any, start: int) -> Any:
-        return None
 
 
 def tiny_info(**others: Any) -> TraceInfo:

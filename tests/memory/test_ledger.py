@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.errors import PlanError, UsageError
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import DDR, MOST_TIERS, Tier
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import ALL_GROUPS, Moves
 
@@ -60,20 +60,20 @@ class SlowLedger:
         return sum(self.size(tier) * self.page_tokens for _, tier, _ in pages)
 
     def ddr_bytes(self) -> int:
-        return sum(self.size(t) for row in self.tier for t in row if t.in_ddr)
+        return sum(self.size(t) for row in self.tier for t in row if t.memory == DDR)
 
     def state(self) -> list[int]:
         return [
             self.count(*(tier for tier in Tier if tier.in_hbm)),
             self.count(*(tier for tier in Tier if tier.quantised)),
-            self.count(*(tier for tier in Tier if tier.in_ddr)),
+            self.count(*(tier for tier in Tier if tier.offloaded)),
             self.page_bytes(),
             self.ddr_bytes(),
         ]
 
 
 def make(groups: int, page_tokens: int) -> Ledger:
-    return Ledger(groups, FULL, (SMALL, COARSE), page_tokens=page_tokens)
+    return Ledger(groups, FULL, (SMALL, COARSE), page_tokens=page_tokens, tiers=MOST_TIERS)
 
 
 def random_moves(rng: np.random.Generator, groups: int, born: np.ndarray) -> Moves:
@@ -82,7 +82,7 @@ def random_moves(rng: np.random.Generator, groups: int, born: np.ndarray) -> Mov
     chosen = np.flatnonzero(rng.random(len(born)) < rng.random())
     step = np.array([rng.integers(born[token], steps) for token in chosen], dtype=np.int64)
     group = rng.integers(ALL_GROUPS, groups, len(chosen)).astype(np.int32)
-    target = rng.integers(0, len(Tier), len(chosen)).astype(np.int8)
+    target = rng.choice(np.array(list(Tier)), len(chosen)).astype(np.int8)
     order = np.argsort(step, kind="stable")
     return Moves(step[order], group[order], chosen[order], target[order])
 
@@ -96,6 +96,7 @@ def random_moves(rng: np.random.Generator, groups: int, born: np.ndarray) -> Mov
 def test_every_iteration_agrees_with_the_slow_ledger(
     seed: int, groups: int, page_tokens: int
 ) -> None:
+    """Invariant 1: every byte and every count of every iteration."""
     rng = np.random.default_rng(seed)
     fast, slow = make(groups, page_tokens), SlowLedger(groups, page_tokens)
     for _ in range(4):

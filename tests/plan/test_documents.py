@@ -41,10 +41,10 @@ import pytest
 
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import ClosedLoop
+from arborsim.machine.serving import ServingEngine
 from arborsim.products.plan.plan import Planner
 from tests.plan.make import small_workload
 

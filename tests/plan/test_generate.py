@@ -247,9 +247,9 @@ def test_command_makes_what_other_commands_take(
     assert main(shlex.split("replay a.parquet --policy all --budget 32 --json")) == 0
     shown = capsys.readouterr().out
     assert {"full", "streaming-llm", "random"} <= set(shown.replace('"', " ").split())
-    assert main(shlex.split("replay a.parquet --policy h2o")) == 2
+    assert main(shlex.split("replay a.parquet --policy raas")) == 2
     error = capsys.readouterr().err
-    assert "policy h2o reads attention" in error
+    assert "policy raas reads attention" in error
     assert "--capture signals" in error
 
 

@@ -49,7 +49,7 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize("load", [2.0, 8.0])
 def test_littles_law_holds(load: float) -> None:
-    """Searches in the machine, and waiting, are as many as arrive while one stays."""
+    """Invariant 15: searches in the machine, and waiting, are as many as arrive while one stays."""
     run = bench().run(load, 0)
     arrivals = np.array([each.arrival_s for each in run.measured])
     rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
@@ -123,6 +123,7 @@ def test_the_stated_load_changes_machines_and_not_what_one_carries(load: float) 
 
 
 def test_a_looser_target_never_serves_less() -> None:
+    """Invariant 16: the largest load under two targets."""
     strict, loose = plan_of(*LONG), plan_of(*LONG, ('search = "2.5 s"', 'search = "3 s"'))
     for a, b in zip(strict.candidates, loose.candidates, strict=True):
         assert a.largest is not None

@@ -85,6 +85,7 @@ def test_terms_of_a_search_alone_add_up() -> None:
 
 @pytest.mark.parametrize("jobs", [2])
 def test_the_number_of_processes_changes_nothing(jobs: int) -> None:
+    """Invariant 6: a plan."""
     assert Planner(small_workload(), jobs=jobs).run() == small_plan()
 
 
@@ -110,6 +111,7 @@ def _with_hbm(workload: Workload, gigabytes: float) -> Workload:
 
 
 def test_more_memory_never_serves_less() -> None:
+    """Invariant 16: the largest load on five sizes of HBM."""
     workload = small_workload(
         ('thought_tokens = "uniform:low=20,high=80"', 'thought_tokens = "uniform:low=80,high=160"'),
         ('search = "20 s"\ntoken = "60 ms"', 'search = "40 s"'),

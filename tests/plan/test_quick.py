@@ -170,7 +170,7 @@ def test_a_trace_is_found_from_the_folder_of_the_file(
         "--p99",
         "2 min",
         "--policy",
-        "full,h2o",
+        "full,raas",
     ]
     assert main([*flags, "--trace", str(trace), "--write", str(tmp_path / "asked.toml")]) == 0
     (entry,) = read_workload(tmp_path / "asked.toml").mix

@@ -14,7 +14,7 @@ from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, SearchDemand
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.serving import ServingEngine
 from arborsim.policies.registry import build
 from arborsim.products.generate.lengths import Fixed, TreeSpec, write_generated
 from arborsim.products.plan.demands import stretched

@@ -325,8 +325,8 @@ WRONG = {
                   "generated pruned must be a number or a list of numbers, not 'half'"),
     "rewards": ({"mix": MIX + "rewards = 'uniformly'"},
                 "[[mix]] 1 generated rewards: unknown rewards 'uniformly': did you mean uniform?"),
-    "signals": ({"candidates": '[candidates]\ngpus = ["h100"]\npolicies = ["h2o"]'},
-                "[[mix]] 1 (generated 1): policy h2o reads attention, which generated searches do "
+    "signals": ({"candidates": '[candidates]\ngpus = ["h100"]\npolicies = ["raas"]'},
+                "[[mix]] 1 (generated 1): policy raas reads attention, which generated searches do "
                 "not have: record a trace with --capture signals and name it"),
     "signals of a trace": (
         {"mix": '[[mix]]\ntrace = "chain-tree.parquet"',

@@ -259,9 +259,9 @@ class SlowARKV(SlowGroups):
 
 
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
-    "h2o-head": (H2O(per="head"), SlowHeadH2O),
+    "h2o": (H2O(), SlowHeadH2O),
     "h2o-layer": (H2O(per="layer"), SlowHeadH2O),
-    "h2o-head-flat": (H2O(per="head", adaptation="flat"), lambda: SlowHeadH2O("flat")),
+    "h2o-head-flat": (H2O(adaptation="flat"), lambda: SlowHeadH2O("flat")),
     "arkv": (ARKV(window=4), lambda: SlowARKV("mix", 4)),
     "arkv-layer-flat": (
         ARKV(window=3, per="layer", adaptation="flat"), lambda: SlowARKV("mix", 3, "flat")),

@@ -168,10 +168,10 @@ class SlowNeeded(SlowStream):
 
 
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
-    "raas": (Raas(), SlowRaas),
-    "raas-flat": (Raas(adaptation="flat"), lambda: SlowRaas(adaptation="flat")),
-    "raas-pages": (
-        Raas(variant="pages", page=4, threshold=0.06), lambda: SlowRaas(4, 0.06)),
+    "raas": (Raas(page=4, threshold=0.06), lambda: SlowRaas(4, 0.06)),
+    "raas-median": (Raas(variant="median"), SlowRaas),
+    "raas-flat": (
+        Raas(variant="median", adaptation="flat"), lambda: SlowRaas(adaptation="flat")),
     "needed": (Needed(), SlowNeeded),
     "needed-path": (Needed(adaptation="path"), lambda: SlowNeeded("path")),
     "needed-alone": (Needed(fill=False), lambda: SlowNeeded(fill=False)),

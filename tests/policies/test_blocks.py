@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from arborsim.policies.placement import highest, lowest
 from arborsim.policies.relief import trim_by_weight
-from arborsim.policies.stream import ChangingPool, HeapPool
+from arborsim.policies.stream import ChangingPool, HeapPool, Stream
 
 few_values = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0]), min_size=1, max_size=40)
 
@@ -34,10 +34,8 @@ def test_pools_hand_out_the_lowest_alive_candidate(
     start = data.draw(st.integers(0, n))
     stops = sorted(data.draw(st.lists(st.integers(0, n), min_size=1, max_size=6)))
     array = np.array(scores)
-    pools = (
-        HeapPool(array, np.arange(n), alive, start, stops[0]),
-        ChangingPool(array, np.arange(n), alive, start, stops[0]),
-    )
+    stream = Stream(np.arange(n), alive, start, stops[0])
+    pools = HeapPool(array, stream), ChangingPool(array, stream)
     candidates = {i for i in range(start, n) if alive[i]}
     for stop in stops:
         inside = [i for i in candidates if i < stop]

@@ -32,7 +32,8 @@ from arborsim.policies.registry import available, build, find, parameters, value
 from arborsim.policies.tree import Tree
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.rolling import HiddenChangeContrast
-from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform
+from arborsim.signals.scores import Position, Score, SeededUniform
+from arborsim.signals.vectors import LagVariance
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
@@ -44,11 +45,11 @@ ANY = 1 << 40
 
 TWINS: dict[str, tuple[Policy, Composition]] = {
     "h2o": (
-        H2O(),
+        H2O(per="shared"),
         Composition(protect=Protect(pin_prompt=False, recent=ANY, recent_share=0.5)),
     ),
     "h2o, whole tree": (
-        H2O(adaptation="flat", sinks=2),
+        H2O(per="shared", adaptation="flat", sinks=2),
         Composition(
             allocate=Pool("flat"),
             protect=Protect(pin_prompt=False, sinks=2, recent=ANY, recent_share=0.5),

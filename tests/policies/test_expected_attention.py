@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from arborsim.core.observations import Signal
-from arborsim.core.rope import Rope
+from arborsim.core.shape import Rope
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.methods import expected_attention
 from arborsim.policies.methods.expected_attention import ExpectedAttention, QueryMoments

@@ -25,7 +25,7 @@ from arborsim.core.tiers import Tier
 from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import Plan
 from arborsim.play.controller import Controller
-from arborsim.play.episode import foresee
+from arborsim.play.episode import with_offline_optimum
 from arborsim.play.meters import AttentionKept
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.methods.adakv import AdaKV
@@ -101,7 +101,7 @@ def kept_share(policy: Policy, episode: Episode, budget: int) -> float:
         policy, PlainExecutor(), budget_tokens=budget, layers=geometry.layers,
         vocabulary=geometry.vocab, meters=[meter],
     )  # fmt: skip
-    controller.run(play(foresee(policy, episode, budget)))
+    controller.run(play(with_offline_optimum(policy, episode, budget)))
     return meter.share
 
 
@@ -147,7 +147,10 @@ def test_no_policy_beats_the_best(
     budget = max(4, int(share * episode.num_tokens))
     best = best_share(episode, budget)
     assert kept_share(Oracle(), episode, budget) == pytest.approx(best, abs=1e-9)
-    rivals = (H2O(adaptation="flat"), H2O(), Tova(per="shared"), StreamingLLM(), Oracle(recent=3))
+    rivals = (
+        H2O(per="shared", adaptation="flat"), H2O(per="shared"), Tova(per="shared"),
+        StreamingLLM(), Oracle(recent=3),
+    )  # fmt: skip
     for policy in rivals:
         assert kept_or_nothing(policy, episode, budget) <= best + 1e-9
     assert kept_share(Oracle(), episode, episode.num_tokens) == 1.0
@@ -193,7 +196,7 @@ def kept_by_groups(policy: Policy, episode: Episode, budget: int) -> float:
         meters=[meter],
     )  # fmt: skip
     try:
-        controller.run(play(foresee(policy, episode, budget)))
+        controller.run(play(with_offline_optimum(policy, episode, budget)))
     except BudgetInfeasible:
         return 0.0
     return meter.share

@@ -38,6 +38,18 @@ def test_the_table_names_every_policy_in_every_file() -> None:
         assert kind.name == name
 
 
+def test_a_name_alone_is_the_form_of_its_authors() -> None:
+    assert registry.values_of(registry.build("h2o")).items() >= {
+        "per": "head", "recent_share": 0.5, "pin_prompt": False, "count_prompt": True
+    }.items()  # fmt: skip
+    assert registry.values_of(registry.build("raas"))["variant"] == "pages"
+    per = {
+        name: registry.parameters(kind).get("per") for name, kind in registry.available().items()
+    }
+    shared = {name for name, each in per.items() if each and each.default == "shared"}
+    assert shared == {"oracle"}, "a bound, which is run for every kind of groups"
+
+
 @pytest.mark.parametrize("name", ["h2o", "epikv", "arborkv", "rkv"])
 def test_finding_one_imports_no_other(name: str) -> None:
     program = (

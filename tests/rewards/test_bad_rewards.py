@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from arborsim.cli.app import main
-from arborsim_torch.reference.tasks import get_task
+from arborsim_torch.reference import get_task
 from tests.rewards.tiny_rewards import WORDS, save_model, word_tokenizer
 
 SEARCH = ("--model", "game24", "--search", "rebase", "--set", "width=6", "--episodes", "1")

@@ -12,8 +12,8 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.trace.reader import Episode, TraceReader
 from arborsim.trace.schema import Kind
+from arborsim_torch.reference import Problem, get_task
 from arborsim_torch.reference.game24 import LINE_ENDS, solvable
-from arborsim_torch.reference.tasks import Problem, get_task
 from arborsim_torch.rewards.base import Thought
 from arborsim_torch.rewards.exact import OwnValue, Verifier
 

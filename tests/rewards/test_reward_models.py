@@ -15,7 +15,7 @@ import transformers
 from arborsim.cli.app import main
 from arborsim.trace.reader import Episode, TraceReader
 from arborsim.trace.schema import Kind
-from arborsim_torch.reference.tasks import get_task
+from arborsim_torch.reference import get_task
 from tests.rewards.tiny_rewards import BYTES, WORDS, save_model, word_tokenizer
 
 SEARCH = ("--model", "game24", "--search", "rebase", "--set", "width=6", "--episodes", "2")

@@ -89,7 +89,7 @@ def test_unknown_names_are_explained() -> None:
         make_search("dpts", widht=3)
     with pytest.raises(UsageError, match="children must be an integer, not 'many'"):
         make_search("tot-bfs", children="many")
-    with pytest.raises(UsageError, match="1 or more"):
+    with pytest.raises(UsageError, match="width must be at least 1"):
         make_search("dpts", width=0)
     assert make_search("dpts", width="2").slots == 2
     assert search_options("tot-bfs") == {

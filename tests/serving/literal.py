@@ -14,14 +14,14 @@ import simpy
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import TOGETHER, Callback, Clock, Iterate, Link, Spend, Steps
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.places import Arrivals
 from arborsim.machine.price import Price
 from arborsim.machine.program import NOTHING, Extra, Piece, PricedProgram
+from arborsim.machine.scheduler import Arrivals
 from arborsim.machine.server import Server
 
 
 class EventLink(Link):
-    """One direction of PCIe as a SimPy resource: whoever asks first is served first."""
+    """One direction of a link as a SimPy resource: whoever asks first is served first."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -43,10 +43,10 @@ class EventLink(Link):
 class EventClock(Clock):
     """A clock whose links are SimPy resources."""
 
+    up: EventLink
+
     def __init__(self) -> None:
-        super().__init__()
-        self.down: EventLink = EventLink(self)
-        self.up: EventLink = EventLink(self)
+        super().__init__(EventLink)
 
 
 class LiteralBatch(Batch):

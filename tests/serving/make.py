@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from arborsim.core.tiers import BELOW_DDR, MEMORIES
 from arborsim.machine.program import (
     ATTENDED_UNITS,
     FIXED,
@@ -15,11 +16,13 @@ from arborsim.machine.program import (
     LINEAR,
     PIECE_COLUMNS,
     DemandInfo,
+    Leg,
     Op,
     SearchDemand,
 )
 from tests.simulator.bench import GEOMETRY, KV
 
+NUMBERS = tuple(map(MEMORIES.index, BELOW_DDR))
 UNITS = ATTENDED_UNITS * GEOMETRY.layers  # of a token in one group
 Rows = list[tuple[int, ...]]
 
@@ -88,8 +91,9 @@ def random_demand(rng: np.random.Generator, key: str = "") -> SearchDemand:
     legs: Rows = []
     chains = 0
     recall = str(rng.choice(["stage", "stream", "near", "ondemand"]))
+    below = dict.fromkeys(NUMBERS, 0)  # tokens in memories below DDR
     for _ in range(int(rng.integers(1, 9))):
-        what = int(rng.integers(0, 7))
+        what = int(rng.choice([0, 1, 2, 3, 4, 5, 6, 7, 7, 7, 8]))
         if what == 1:
             examined = int(rng.integers(1, 50))
             ops += [(Op.DECIDE, examined), (Op.TURN, examined % 4 + 1)]
@@ -114,6 +118,27 @@ def random_demand(rng: np.random.Generator, key: str = "") -> SearchDemand:
             ops.append((Op.SEND, chains))
             legs.append((chains, 1, moved * KV, 0, 0))
             ops.append((Op.WAIT, int(rng.choice([chains, -1]))))
+            chains += 1
+        elif what == 7 and tokens > shared + 2:
+            memory, moved = int(rng.choice(NUMBERS)), int(rng.integers(1, tokens - shared))
+            tokens, below[memory] = tokens - moved, below[memory] + moved
+            ops += [
+                (Op.LEVEL, tokens * KV, prefix, ddr * KV),
+                (Op.STORE, memory, below[memory] * KV),
+            ]
+            ops += [(Op.HOLD, moved * KV), (Op.SEND, chains)]
+            legs.append((chains, *Leg(False, moved * KV, 0, -moved * KV, memory).row))
+            chains += 1
+        elif what == 8 and any(below.values()):
+            memory = int(rng.choice([number for number in NUMBERS if below[number]]))
+            moved = int(rng.integers(1, below[memory] + 1))
+            tokens, below[memory] = tokens + moved, below[memory] - moved
+            ops += [
+                (Op.LEVEL, tokens * KV, prefix, ddr * KV),
+                (Op.STORE, memory, below[memory] * KV),
+            ]
+            ops += [(Op.SEND, chains), (Op.WAIT, int(rng.choice([chains, -1])))]
+            legs.append((chains, *Leg(True, moved * KV, 0, 0, memory).row))
             chains += 1
         elif what == 6 and extra:
             ops += [(Op.BEGUN, chains - 1), (Op.HOLD, -extra * KV)]

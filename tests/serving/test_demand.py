@@ -25,7 +25,7 @@ from arborsim.machine.program import (
     iterations,
     joined,
 )
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.writing import OpenProgram
 from arborsim.play.episode import record_demand
 from arborsim.policies.registry import build
@@ -45,7 +45,7 @@ CASES = [
     for policy, budget, recall in (
         ("full", "1", "stage"),
         ("streaming-llm", "0.5", "stage"),
-        ("h2o", "0.5", "stage"),
+        ("thinkv", "0.5", "stage"),
         ("hierarchy", "0.5", "stage"),
         ("hierarchy", "0.5", "stream"),
         ("hierarchy", "0.5", "near"),
@@ -61,6 +61,7 @@ CASES = [
 
 @pytest.mark.parametrize(("trace", "policy", "budget", "recall"), CASES)
 def test_demand_alone_is_the_replay(trace: str, policy: str, budget: str, recall: str) -> None:
+    """Invariant 13: bytes to the byte, seconds to rounding."""
     built = build(policy)
     reader = TraceReader(TRACES / f"{trace}.parquet")
     (episode,) = reader.episodes(tuple(sorted(built.reads())), start=0, stop=1)
@@ -85,7 +86,7 @@ def test_demand_alone_is_the_replay(trace: str, policy: str, budget: str, recall
 
 @pytest.mark.parametrize("model", ["deepseek-v2-lite", "gemma-3-1b"])
 @pytest.mark.parametrize(
-    ("policy", "recall"), [("full", "stage"), ("h2o", "stage"), ("hierarchy", "stream")]
+    ("policy", "recall"), [("full", "stage"), ("thinkv", "stage"), ("hierarchy", "stream")]
 )
 def test_other_caches_alone_are_their_replay(model: str, policy: str, recall: str) -> None:
     """A mixture of experts with latent attention, and windows short enough to matter."""
@@ -225,7 +226,7 @@ def test_pieces_of_two_halves_join_to_those_of_the_whole(
     assert np.array_equal(joined(np.concatenate(halves)), cut(fixed, linear))
 
 
-@pytest.mark.parametrize("policy", ["full", "h2o", "arborkv", "hierarchy", "epikv"])
+@pytest.mark.parametrize("policy", ["full", "thinkv", "arborkv", "hierarchy", "epikv"])
 @pytest.mark.parametrize("trace", ["chain-tree", "chain-linear"])
 def test_turns_that_cost_nothing_leave_no_mark(
     trace: str, policy: str, monkeypatch: pytest.MonkeyPatch

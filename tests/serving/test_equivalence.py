@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,11 +16,13 @@ from arborsim.machine.clock import Iterate
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.lookup import load_engine
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.places import Arrivals, ClosedLoop, Timed
+from arborsim.machine.memories import Memory
 from arborsim.machine.profile import PolicySeconds
 from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
-from arborsim.machine.server import Server, ServingEngine
+from arborsim.machine.scheduler import Arrivals, ClosedLoop, Timed
+from arborsim.machine.server import Server
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.state import State
 from tests.serving.literal import play_event_by_event
 from tests.serving.make import random_demand
@@ -89,6 +92,10 @@ def random_engine(rng: np.random.Generator) -> tuple[ServingEngine, Arrivals]:
         **kernels,
         overlap=float(rng.choice([1.0, 0.6])),
         ddr_bytes=int(rng.choice([30 * KV, 100 * KV, LARGE])),
+        memories=(
+            Memory("NVMe", int(rng.choice([40 * KV, LARGE])), 0.217e6, 0.113e6, 71.3e-6),
+            Memory("remote", LARGE, 0.091e6, 0.083e6, 31.9e-6, (64.0, 4096.0), (0.2, 1.0)),
+        ),
         policies={"p": POLICY} if rng.random() < 0.5 else {},
     )
     count = int(rng.integers(1, 12))
@@ -106,7 +113,9 @@ def random_engine(rng: np.random.Generator) -> tuple[ServingEngine, Arrivals]:
     return ServingEngine(demands, machine, GEOMETRY, options, kv_bytes=kv_bytes), arrivals
 
 
-def assert_same(fast: ServingReport, slow: ServingReport) -> None:
+def assert_same(
+    fast: ServingReport, slow: ServingReport, memories: Collection[str] = ("NVMe", "remote")
+) -> None:
     for ours, theirs in zip(fast.searches, slow.searches, strict=True):
         for field in fields(ours):
             expected = getattr(theirs, field.name)
@@ -122,6 +131,8 @@ def assert_same(fast: ServingReport, slow: ServingReport) -> None:
         for field in fields(getattr(fast, part)):
             value = getattr(getattr(fast, part), field.name)
             expected = getattr(getattr(slow, part), field.name)
+            if isinstance(value, dict):  # by memory
+                assert value.keys() == expected.keys() == set(memories)
             assert value == pytest.approx(expected, rel=1e-7, abs=1e-9), field.name
     assert fast.prefixes == slow.prefixes
     assert fast.first_s == pytest.approx(slow.first_s, rel=1e-9)
@@ -130,13 +141,16 @@ def assert_same(fast: ServingReport, slow: ServingReport) -> None:
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_closed_form_equals_event_by_event(seed: int) -> None:
+    """Invariant 12: many searches."""
     engine, arrivals = random_engine(np.random.default_rng(seed))
     assert_same(engine.run(arrivals), engine.run(arrivals, play_event_by_event))
 
 
 def test_the_random_cases_reach_every_rule() -> None:
     """Else agreement would say nothing."""
-    seen: dict[str, int] = dict.fromkeys(("hbm", "host", "searches", "preempted", "refused"), 0)
+    seen: dict[str, int] = dict.fromkeys(
+        ("hbm", "host", "below", "searches", "preempted", "refused"), 0
+    )
     spent: dict[str, float] = {}
     for seed in range(60):
         engine, arrivals = random_engine(np.random.default_rng(seed))
@@ -149,6 +163,8 @@ def test_the_random_cases_reach_every_rule() -> None:
             spent[field.name] = spent.get(field.name, 0.0) + getattr(report.busy, field.name)
         for field in fields(report.prefixes):
             spent[field.name] = spent.get(field.name, 0) + getattr(report.prefixes, field.name)
+        for name, share in {**report.used.below, **report.used.links}.items():
+            spent[name] = spent.get(name, 0.0) + share
     assert all(seen.values()), seen
     assert all(spent.values()), spent
 
@@ -201,11 +217,16 @@ class CheckedServer:
             unused = [prefix.held_bytes for prefix in shelf.values() if not prefix.references]
             assert shelf.unused_bytes() == sum(unused)
         assert 0 <= server.host.level.value <= server.host.ddr_bytes + server.host.nvme_bytes
+        for memory, level in server.stored.items():
+            there = [each for each in server.searches if each.admitted_s >= 0 and not each.ended]
+            assert level.value == sum(each.stored_bytes.get(memory, 0) for each in there)
+            assert level.value <= server.reserved_bytes[memory] <= server.stored_capacity[memory]
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_nothing_is_lost(seed: int) -> None:
+    """Invariants 1 and 2: of many searches on one machine."""
     engine, arrivals = random_engine(np.random.default_rng(seed))
     with pytest.MonkeyPatch.context() as monkeypatch:
         checked = CheckedServer(monkeypatch)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.machine.places import Timed
 from arborsim.machine.report import PrefixTokens
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import Timed
+from arborsim.machine.serving import ServingEngine
 from arborsim.trace.importers.requests import Request, shared_prefix_tokens
 from tests.serving.make import chain, with_blocks
 from tests.serving.test_prefixes import SLOW

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.places import Timed
 from arborsim.machine.prefixes import Shelf
 from arborsim.machine.program import Op
 from arborsim.machine.report import PrefixTokens, ServingReport
+from arborsim.machine.scheduler import Timed
 from tests.serving.make import chain, demand, piece, with_prefix
 from tests.serving.test_textbook import WEIGHTS, play
 from tests.simulator.bench import GEOMETRY, KV, PROFILE

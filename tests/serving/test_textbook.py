@@ -14,11 +14,11 @@ import pytest
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.machine.machine import KvPool, ServingOptions
-from arborsim.machine.places import ClosedLoop, Timed
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import Op, SearchDemand
 from arborsim.machine.report import ServingReport
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import ClosedLoop, Timed
+from arborsim.machine.serving import ServingEngine
 from tests.serving.make import chain, demand, piece, with_prefix
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, executor, profile
 

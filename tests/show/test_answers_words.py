@@ -12,6 +12,7 @@ from arborsim.cli.app import main
 from arborsim.play.results import ReplayResult, Row
 from arborsim.products.replay.answers import Answers, Searched, answered
 from arborsim.products.replay.answers_words import deciding, footnotes, short, would_decide
+from arborsim.products.replay.words import notes
 from arborsim.trace.reader import TraceReader
 from tests.show.synthetic import result
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 def replayed(trace: str, budget: str = "0.4", **settings) -> tuple[ReplayResult, list[Row]]:
     replay = result(traces=("t",), policies=("full", "h2o", "epikv"), budgets=(budget,))
     recording = TraceReader(ROOT / f"traces/{trace}.parquet").info.recording
-    policies = {"full": {}, "h2o": {}, "epikv": {"recent": 128}} | settings
+    policies = {"full": {}, "h2o": {"per": "shared"}, "epikv": {"recent": 128}} | settings
     found = answered(
         ReplayResult(replay.episodes, (), {}, (), recordings={"t": recording}, policies=policies)
     )
@@ -82,3 +83,25 @@ def test_what_is_not_the_same_is_marked_and_said():
     said = " ".join(footnotes(rows))
     assert "right @: no answers were counted at that row's budget" in said
     assert "other problems of the task than this trace's: lines 12" in said
+    assert "tokens really removed, on chain (lines 12), " in said
+
+
+def test_notes_tell_masked_tokens_from_removed_ones():
+    """The authors' form of H2O was counted under a mask, EpiKV's with tokens removed."""
+    _, both = replayed("chain-linear", "0.85", h2o={"per": "head"}, epikv={})
+    assert [row.answers.masked for row in both] == [False, True, False]
+    assert footnotes(both)[0].startswith(
+        "right: answers counted live, tokens really removed, or masked (h2o), on "
+    )
+    masked = [row for row in both if row.policy != "epikv"]
+    assert "live, tokens masked, not removed, on chain" in footnotes(masked)[0]
+    kept = [row for row in both if row.policy != "h2o"]
+    assert "live, tokens really removed, on chain" in footnotes(kept)[0]
+
+
+def test_settings_that_are_not_the_defaults_stand_below_the_table():
+    replay, rows = replayed("chain-tree", epikv={"recent": 128}, h2o={"per": "shared", "sinks": 3})
+    said = notes(replay, rows)[0]
+    assert said == "Settings that are not the defaults: h2o per=shared sinks=3."
+    replay, rows = replayed("chain-tree", h2o={"per": "head"})
+    assert not notes(replay, rows)[0].startswith("Settings")

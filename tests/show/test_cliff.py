@@ -21,7 +21,7 @@ from arborsim.products.replay.answers import (
     Counted,
     Searched,
     answered,
-    authors_form,
+    defaults_of,
     shipped,
 )
 from arborsim.products.replay.cliff import MOST, MOST_INFEASIBLE, cliffs, of_replay
@@ -85,10 +85,10 @@ def test_a_colour_stands_for_one_setting_and_its_legend_says_which():
     counted = {row.label: row for row in shipped().rows}
     for colour, (label,) in by_colour.items():
         row = counted[label]
-        theirs = authors_form(row.policy)
+        theirs = defaults_of(row.policy)
         differ = {name for name, value in row.settings.items() if theirs[name] != value}
         assert legend[colour].count(",") == len(differ) - ("inverted" in label)
-    assert authors_form("h2o")["per"] == "head"
+    assert defaults_of("h2o")["per"] == "head"
     assert legend[drawing.colours()["h2o"]] == "h2o"
     assert legend[drawing.colours()["h2o per=shared"]] == "h2o, one ranking"
 
@@ -124,7 +124,7 @@ def test_a_line_has_each_budget_once_in_order(found):
 
 def game(**settings) -> ReplayResult:
     replay = result(traces=("g",), policies=("full", "h2o", "epikv"), budgets=("0.5",))
-    policies = {"full": {}, "h2o": {}, "epikv": {"recent": 8}} | settings
+    policies = {"full": {}, "h2o": {"per": "shared"}, "epikv": {"recent": 8}} | settings
     return ReplayResult(replay.episodes, (), {}, (), recordings={"g": GAME}, policies=policies)
 
 

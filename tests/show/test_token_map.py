@@ -28,7 +28,11 @@ from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, in_steps
 from tests.helpers.traces import make_trace
 
-SETTINGS = {"h2o": {}, "hierarchy": {"interval": "4", "recent": "6"}, "arborkv": {"margin": "2"}}
+SETTINGS = {
+    "h2o": {"per": "shared"},
+    "hierarchy": {"interval": "4", "recent": "6"},
+    "arborkv": {"margin": "2"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def episode(tmp_path_factory: pytest.TempPathFactory) -> Episode:
         tmp_path_factory.mktemp("t") / "x.parquet", kind="tree", prompt=12, nodes=20, block=(4, 9),
         episodes=1,
     )  # fmt: skip
-    needs = set().union(*(build(name).reads() for name in SETTINGS))
+    needs = set().union(*(build(name, own).reads() for name, own in SETTINGS.items()))
     return next(iter(TraceReader(path).episodes(sorted(needs))))
 
 
@@ -78,7 +82,7 @@ def test_every_row_is_the_state_after_its_iteration(name: str, episode: Episode)
 @pytest.mark.parametrize("nodes", [3, 40, 80])
 def test_a_film_is_every_nth_of_all_its_moments(tmp_path: Path, nodes: int) -> None:
     path = make_trace(tmp_path / "x.parquet", kind="tree", prompt=8, nodes=nodes, episodes=1)
-    searched = next(iter(TraceReader(path).episodes(sorted(build("h2o").reads()))))
+    searched = next(iter(TraceReader(path).episodes(sorted(build("h2o", SETTINGS["h2o"]).reads()))))
     controller, taken = controlled("h2o", searched, []), []
     for event in play(searched):
         controller.handle(event)

@@ -18,7 +18,7 @@ import simpy
 from arborsim.core.events import TokenRun
 from arborsim.core.formats import FP8
 from arborsim.core.measurements import Measurements
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import DDR, NUM_TIERS, RUNGS, Tier, by_tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
@@ -28,12 +28,15 @@ from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Changes, Moves, kinds
 from arborsim.trace.schema import Geometry
 
-_IN_DDR = np.array([tier.in_ddr for tier in Tier])
-_LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)
-_RETURNING = kinds(lambda source, target: source.in_ddr and target.in_hbm)
-_FREEING = kinds(lambda source, target: target > source) * (1 - _LEAVING)
+_OFFLOADED = by_tier(lambda tier: tier.offloaded)
+_LEAVING = kinds(lambda source, target: target.offloaded and not source.offloaded)
+_PASSED_ON = kinds(
+    lambda source, target: source.offloaded and target.offloaded and source.memory != target.memory
+)
+_RETURNING = kinds(lambda source, target: source.offloaded and target.in_hbm)
+_FREEING = kinds(lambda source, target: target.is_below(source)) * (1 - _LEAVING)
 _RECOMPUTED = kinds(lambda source, target: source == Tier.EVICTED)
-_ROUNDED = kinds(lambda source, target: target.rung > source.rung and not source.in_ddr)
+_ROUNDED = kinds(lambda source, target: target.rung > source.rung and not source.offloaded)
 Steps = Generator[simpy.Event, Any, None]
 Cells = tuple[np.ndarray, np.ndarray]
 
@@ -55,18 +58,25 @@ class LiteralExecutor:
         overlap: bool = True,
         compact: bool = False,
         bounds_page: int = 0,
+        tiers: int = NUM_TIERS,
     ) -> None:
         self.cost = CostModel(profile, geometry)
         self.ledger = Ledger(
             groups, geometry.full_bytes_per_token, (FP8.token_bytes(geometry),),
-            page_tokens=page_tokens,
+            page_tokens=page_tokens, tiers=tiers,
         )  # fmt: skip
         size = self.ledger.bytes_by_tier
-        self.recall = Recall(self.cost, size, groups, recall, fused, tree_attention)
+        self.recall = Recall(self.cost, self.ledger, recall, fused, tree_attention)
         self.policy = profile.policy_seconds(policy, fused, not fused)
         self.overlap, self.compact, self.bounds_page = overlap, compact, bounds_page
         self.env = simpy.Environment()
-        self.links = {up: simpy.Resource(self.env) for up in (False, True)}
+        self.links = {
+            (memory, up): simpy.Resource(self.env)
+            for memory in profile.beside_hbm
+            for up in (False, True)
+        }
+        self.carried = dict.fromkeys(self.links, 0)
+        self.stored_peaks = dict.fromkeys(profile.beside_hbm, 0)
         self.measured = Measurements()
         self.staging_bytes = self.buffer_bytes = self.in_flight_bytes = 0
         self.staged: set[tuple[int, int]] = set()
@@ -112,12 +122,12 @@ class LiteralExecutor:
         if self.recall.mode == "stage":
             missing = self._missing()
             if missing:
-                self._wait([self._start(self._stage(missing))])
+                self._wait([self._start(each) for each in self._stages(missing)])
 
     def _missing(self) -> set[tuple[int, int]]:
         """What needs a buffer and has none; the buffers that nothing needs are given up."""
         selected = self.paths.selected
-        where = np.nonzero(_IN_DDR[self.tier])
+        where = np.nonzero(_OFFLOADED[self.tier])
         active = self.paths.active(where[1]).tolist()
         cells = list(zip(*(column.tolist() for column in where), strict=True))
         wanted = {
@@ -253,7 +263,7 @@ class LiteralExecutor:
         """An iteration that keeps the link up, once it is free."""
 
         def hold() -> Steps:
-            with self.links[True].request() as turn:
+            with self.links[DDR, True].request() as turn:
                 before = self.env.now
                 yield turn
                 self.measured.time.exposed_transfer_s += self.env.now - before
@@ -269,47 +279,62 @@ class LiteralExecutor:
         leaving = changes.of(_LEAVING)
         back = changes.of(_RETURNING)
         held = self.staged | self.flying
-        if len(leaving) or not held.issuperset(_cells(back)):
+        passed = changes.of(_PASSED_ON)
+        if len(leaving) or len(passed) or not held.issuperset(_cells(back)):
             self._wait(self.background)
         self._spend("policy_s", float(self.cost.copy_s(changes.count(self.touched))))
         held = self.staged | self.flying
         away = np.array([cell not in held for cell in _cells(back)], dtype=bool)
         self._release_staging(changes)
         self._look()  # buffers of tokens that are no longer quantised grow before anything is freed
-        freed_bytes = self._record(changes, leaving)
-        if len(leaving):
-            self.flying |= set(_cells(leaving))
+        parts = [leaving.where(own) for own in _memories(leaving.target).values()]
+        for part, freed_bytes in zip(parts, self._record(changes, parts), strict=True):
+            self.flying |= set(_cells(part))
             self.in_flight_bytes += freed_bytes
-            self._start(self._leave(leaving, freed_bytes))
-        if away.any():
-            size = int(self.ledger.bytes_by_tier[back.source[away]].sum())
-            self.promotions.append((self._start(self._send(size, up=True)), back.token[away]))
+            self._start(self._leave(part, freed_bytes))
+        back = back.where(away)
+        for memory, own in _memories(back.source).items():
+            size = int(self.ledger.bytes_by_tier[back.source[own]].sum())
+            started = self._start(self._send(size, True, memory))
+            self.promotions.append((started, back.token[own]))
+        self._pass_on(passed)
         self._look()
         self._recompute(np.unique(changes.of(_RECOMPUTED).token))
         self._wait_for_returning()
         if not self.overlap:
             self._wait(self.background)
 
-    def _record(self, changes: Changes, leaving: Changes) -> int:
-        """Change tiers, what frees memory first; bytes that `leaving` keeps until it is copied."""
-        ledger = self.ledger
+    def _pass_on(self, passed: Changes) -> None:
+        """From one memory beside HBM to another, over the link of the farther one."""
+        size = self.ledger.bytes_by_tier
+        for memory, own in _memories(np.maximum(passed.source, passed.target)).items():
+            for up in (False, True):
+                there = passed.where(own & ((passed.source > passed.target) == up))
+                stored = there.source if up else there.target
+                if len(there):
+                    self._start(self._send(int(size[stored].sum()), up, memory))
+
+    def _record(self, changes: Changes, parts: list[Changes]) -> list[int]:
+        """Change tiers, what frees memory first; bytes that each part keeps until it is copied."""
+        ledger, size = self.ledger, self.ledger.bytes_by_tier
         others = changes.of(1 - _FREEING - _LEAVING)
-        freed_bytes = int(
-            ledger.bytes_by_tier[leaving.source[leaving.source != Tier.EVICTED]].sum()
-        )
-        for part in (changes.of(_FREEING), leaving, others):
+        freed = []
+        for part in (changes.of(_FREEING), *parts, others):
             before = ledger.hbm_page_bytes
+            lost = int(size[part.source[part.source != Tier.EVICTED]].sum())
             ledger.record(part)
             self.paths.change(part)
-            if part is leaving and ledger.has_pages:
-                freed_bytes = before - ledger.hbm_page_bytes
-        recomputed = int(np.count_nonzero(leaving.source == Tier.EVICTED))
-        return freed_bytes + recomputed * int(ledger.bytes_by_tier[Tier.HBM])
+            if ledger.has_pages:
+                lost = before - ledger.hbm_page_bytes
+            recomputed = int(np.count_nonzero(part.source == Tier.EVICTED))
+            freed.append(lost + recomputed * int(size[Tier.HBM]))
+        return freed[1:-1]
 
     def _leave(self, leaving: Changes, freed_bytes: int) -> Steps:
         cells = _cells(leaving)
         size = self.ledger.bytes_by_tier
-        yield from self._send(int(size[leaving.target].sum()), up=False)
+        memory = Tier(leaving.target[0]).memory
+        yield from self._send(int(size[leaving.target].sum()), False, memory)
         self.flying -= set(cells)
         if self.recall.mode == "stage":
             read = self.paths.read_now(leaving.token)
@@ -319,23 +344,31 @@ class LiteralExecutor:
             needed = [
                 number
                 for number, (cell, is_read) in enumerate(zip(cells, read.tolist(), strict=True))
-                if is_read and _IN_DDR[self.tier[cell]] and cell not in self.staged
+                if is_read and _OFFLOADED[self.tier[cell]] and cell not in self.staged
             ]
             kept_bytes = freed_bytes
             if not self.ledger.has_pages:
                 kept_bytes = int(size[came_from[needed]].sum())
             self.in_flight_bytes -= freed_bytes - kept_bytes
             freed_bytes = kept_bytes
-            yield from self._stage({cells[number] for number in needed})
+            yield from self._stage({cells[number] for number in needed}, memory)
         self.in_flight_bytes -= freed_bytes
         self._look()
 
-    def _stage(self, cells: set[tuple[int, int]]) -> Steps:
+    def _stages(self, cells: set[tuple[int, int]]) -> list[Steps]:
+        """One transfer for each memory that tokens lie in, nearest first."""
+        memories = {cell: Tier(self.tier[cell]).memory for cell in cells}
+        return [
+            self._stage({cell for cell in cells if memories[cell] == memory}, memory)
+            for memory in sorted(set(memories.values()))
+        ]
+
+    def _stage(self, cells: set[tuple[int, int]], memory: int) -> Steps:
         self.staged |= cells
         size = self._bytes(cells)
         self.staging_bytes += size
         self._look()
-        yield from self._send(size, up=True)
+        yield from self._send(size, True, memory)
 
     def _unstage(self, cells: set[tuple[int, int]]) -> None:
         self.staging_bytes -= self._bytes(cells)
@@ -347,7 +380,7 @@ class LiteralExecutor:
         for cell, target in zip(_cells(changes), changes.target.tolist(), strict=True):
             if cell in self.staged:
                 self.staging_bytes -= int(size[self.tier[cell]])
-                if _IN_DDR[target]:
+                if _OFFLOADED[target]:
                     self.staging_bytes += int(size[target])
                 else:
                     self.staged.remove(cell)
@@ -380,16 +413,23 @@ class LiteralExecutor:
                 self.env.run(until=process)
         self.measured.time.exposed_transfer_s += self.env.now - before
 
-    def _send(self, size: int, up: bool) -> Steps:
+    def _send(self, size: int, up: bool, memory: int) -> Steps:
         if not size:
             return
         block_bytes = self.cost.packed_block_bytes(size)
-        seconds = float(self.cost.transfer_s(size, block_bytes, "h2d" if up else "d2h"))
-        with self.links[up].request() as turn:
+        direction = "h2d" if up else "d2h"
+        seconds = float(self.cost.transfer_s(size, block_bytes, direction))
+        if memory != DDR:  # PCIe or its own link, whichever is slower
+            below = self.cost.profile.beside_hbm[memory]
+            own_s = below.latency_s + size / float(below.bytes_per_s(block_bytes, direction))
+            seconds = max(seconds, own_s)
+        with self.links[memory, up].request() as turn:
             yield turn
             yield self.env.timeout(seconds)
-        self.measured.from_ddr_bytes += size if up else 0
-        self.measured.to_ddr_bytes += 0 if up else size
+        self.carried[memory, up] += size
+        if memory == DDR:
+            self.measured.from_ddr_bytes += size if up else 0
+            self.measured.to_ddr_bytes += 0 if up else size
 
     def _bytes(self, cells: Iterable[tuple[int, int]]) -> int:
         return sum(int(self.ledger.bytes_by_tier[self.tier[cell]]) for cell in cells)
@@ -403,8 +443,16 @@ class LiteralExecutor:
         m.peak_hbm_kv_bytes = max(m.peak_hbm_kv_bytes, held)
         m.peak_hbm_kv_tokens = max(m.peak_hbm_kv_tokens, ledger.hbm_tokens)
         m.peak_ddr_bytes = max(m.peak_ddr_bytes, ledger.ddr_bytes)
+        for memory, peak in self.stored_peaks.items():
+            self.stored_peaks[memory] = max(peak, ledger.bytes_in(memory))
         m.peak_quantised_bytes = max(m.peak_quantised_bytes, ledger.quantised_bytes)
         m.peak_staging_bytes = max(m.peak_staging_bytes, staging_bytes)
+
+
+def _memories(tiers: np.ndarray) -> dict[int, np.ndarray]:
+    """Which of tiers ``[m]`` lie in each memory that any lies in, bool ``[m]``; nearest first."""
+    memory = tiers // RUNGS
+    return {int(each): memory == each for each in np.unique(memory)}
 
 
 def _cells(changes: Changes) -> list[tuple[int, int]]:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.measurements import Measurements
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import MOST_TIERS, Tier
+from arborsim.machine.memories import Memory
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.transfers import stretches
 from arborsim.memory.moves import ALL_GROUPS, Moves
@@ -24,6 +25,10 @@ MACHINE = profile(
     h2d_bytes_per_s=0.717e6, d2h_bytes_per_s=0.523e6, ddr_bytes_per_s=0.391e6,
     pcie_latency_s=13.7e-6, decision_base_s=3.1e-6, decision_per_token_s=0.17e-6,
     per_layer_s=1.3e-6, block_bytes=(64.0, 1024.0), block_efficiency=(0.3, 1.0),
+    memories=(
+        Memory("NVMe", 1 << 40, 0.217e6, 0.113e6, 71.3e-6),
+        Memory("remote", 1 << 40, 0.091e6, 0.083e6, 31.9e-6, (64.0, 4096.0), (0.2, 1.0)),
+    ),
 )  # fmt: skip
 
 OPTIONS = st.fixed_dictionaries(
@@ -38,6 +43,17 @@ OPTIONS = st.fixed_dictionaries(
         "bounds_page": st.sampled_from([0, 4]),
     }
 )
+#: Tokens go to memories below DDR, too, which only ``stage`` recalls.
+BELOW = {"recall": "stage", "tiers": MOST_TIERS}
+
+
+def options_of(options: dict[str, Any], below: bool) -> dict[str, Any]:
+    return {**options, **BELOW} if below else options
+
+
+def known(bench: Bench) -> list[Tier]:
+    """Tiers that its ledger counts."""
+    return [tier for tier in Tier if tier < bench.executor.ledger.tiers]
 
 
 def random_moves(rng: np.random.Generator, bench: Bench, steps: int, tiers: list[Tier]) -> Moves:
@@ -72,12 +88,12 @@ def random_search(
         check(bench)
         steps = int(rng.integers(1, 25))
         # Moves that start transfers are rarer, or no closed form would ever be taken.
-        tiers = list(Tier) if rng.random() < 0.5 else [Tier.HBM_QUANTISED, Tier.EVICTED]
+        tiers = known(bench) if rng.random() < 0.5 else [Tier.HBM_QUANTISED, Tier.EVICTED]
         bench.decode(steps, random_moves(rng, bench, steps, tiers))
         check(bench)
-        outside = random_moves(rng, bench, 1, list(Tier))
-        known = outside.token < bench.tree.num_tokens
-        made = Moves(*(getattr(outside, n)[known] for n in ("step", "group", "token", "target")))
+        outside = random_moves(rng, bench, 1, known(bench))
+        born = outside.token < bench.tree.num_tokens
+        made = Moves(*(getattr(outside, n)[born] for n in ("step", "group", "token", "target")))
         reads = None
         if selects and rng.random() < 0.8:
             tier = bench.executor.tier.copy()
@@ -111,10 +127,12 @@ def conserves(bench: Bench) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS, selects=st.booleans())
+@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS, selects=st.booleans(), below=st.booleans())
 def test_closed_form_equals_event_by_event(
-    seed: int, options: dict[str, Any], selects: bool
+    seed: int, options: dict[str, Any], selects: bool, below: bool
 ) -> None:
+    """Invariant 12: one search."""
+    options = options_of(options, below)
     one, other = Bench(MACHINE, **options), Bench(MACHINE, **options, event_by_event=True)
     fast, slow = (random_search(each, seed, lambda _: None, selects) for each in (one, other))
     for name, value in asdict(fast).items():
@@ -124,6 +142,10 @@ def test_closed_form_equals_event_by_event(
         elif name == "hbm_byte_seconds":
             # What rounds tokens of a run is played after it, when memory has changed already.
             assert value == pytest.approx(slow.hbm_byte_seconds, rel=1e-2)
+        elif name == "stored":
+            for memory, each in value.items():
+                for field, expected in asdict(slow.stored[memory]).items():
+                    assert each[field] == pytest.approx(expected, rel=1e-9), (memory, field)
         elif name != "series":
             assert value == pytest.approx(getattr(slow, name), rel=1e-12), name
 
@@ -138,10 +160,11 @@ class LiteralBench(Bench):
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS, selects=st.booleans())
+@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS, selects=st.booleans(), below=st.booleans())
 def test_a_program_played_is_the_literal_replay(
-    seed: int, options: dict[str, Any], selects: bool
+    seed: int, options: dict[str, Any], selects: bool, below: bool
 ) -> None:
+    options = options_of(options, below)
     one, other = Bench(MACHINE, **options), LiteralBench(MACHINE, **options)
     fast, slow = (random_search(each, seed, lambda _: None, selects) for each in (one, other))
     for part in ("prefill_s", "decode_s", "policy_s", "exposed_transfer_s", "rehydration_s"):
@@ -153,11 +176,19 @@ def test_a_program_played_is_the_literal_replay(
         "kv_read_bytes", "bounds_read_bytes",
     ):  # fmt: skip
         assert getattr(fast, name) == getattr(slow, name), name
+    for memory in MACHINE.memories:
+        at, found = memory.number, fast.stored[memory.name]
+        literal = other.executor
+        assert found.peak_bytes == literal.stored_peaks[at]
+        assert (found.to_bytes, found.from_bytes) == tuple(
+            literal.carried[at, up] for up in (False, True)
+        )
 
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), options=OPTIONS, selects=st.booleans())
 def test_conservation_at_every_event(seed: int, options: dict[str, Any], selects: bool) -> None:
+    """Invariants 1 and 2: bytes and the order of time, after every event."""
     bench = Bench(MACHINE, **options)
     random_search(bench, seed, conserves, selects)
     series = bench.executor.measurements().series
@@ -181,7 +212,9 @@ def test_staging_is_what_the_active_paths_hold_in_ddr() -> None:
         on_path = bench.tree.on_path(bench.leaves)[bench.tree.node_of_token.values]
         tier = bench.executor.tier[0]
         small = bench.executor.ledger.bytes_by_tier
-        staged = sum(int(small[t]) * int(((tier == t) & on_path).sum()) for t in Tier if t.in_ddr)
+        staged = sum(
+            int(small[t]) * int(((tier == t) & on_path).sum()) for t in Tier if t.offloaded
+        )
         assert bench.executor.staging_bytes == staged
 
     for _ in range(10):

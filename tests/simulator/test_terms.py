@@ -19,7 +19,7 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.price import Price
 from arborsim.machine.program import DemandInfo, Op
 from arborsim.machine.reading import PAGE_TOKENS, PAGES_TOP
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.terms import Term, check_explained, names, total
 from arborsim.policies.registry import build
 from arborsim.products.explain import explained
@@ -29,7 +29,11 @@ from tests.helpers.demands import record_demands
 from tests.helpers.traces import make_trace
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
 
-SETTINGS = {"hierarchy": {"interval": "8", "recent": "16"}, "arborkv": {"margin": "4"}}
+SETTINGS = {
+    "h2o": {"per": "shared"},
+    "hierarchy": {"interval": "8", "recent": "16"},
+    "arborkv": {"margin": "4"},
+}
 POLICIES = ("full", "random", "h2o", "hierarchy", "arborkv")
 
 
@@ -47,6 +51,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     + [("stage", 0.4, "gemma-3-1b"), ("ondemand", 0.4, "gemma-3-1b")],
 )
 def test_terms_add_up(tree: Path, recall: str, overlap: float, model: str) -> None:
+    """Invariant 14: for every recall mode."""
     machine = Machine(
         replace(load_profile("h100"), overlap=overlap), load_geometry(model), recall, explain=True
     )

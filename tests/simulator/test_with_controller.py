@@ -24,7 +24,7 @@ from tests.simulator.bench import GEOMETRY, executor
 POLICIES: tuple[Policy, ...] = (
     Full(),
     StreamingLLM(),
-    H2O(),
+    H2O(per="shared"),
     Hierarchy(interval=4, recent=2),
 )
 

@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from tests.helpers.traces import make_trace
 
-GRID = """
+#: Its traces have no vectors, which the authors' form reads.
+H2O = '{ use = "h2o", set = { per = "shared" } }'
+GRID = f"""
 traces = ["a.parquet", "b.parquet"]
-policies = ["h2o", "oracle", { use = "streaming-llm", set = { sinks = [2, 4] } }]
+policies = [{H2O}, "oracle", {{ use = "streaming-llm", set = {{ sinks = [2, 4] }} }}]
 budgets = [0.5, 0.01]
 gpus = ["h100", "l40s"]
 

@@ -33,9 +33,9 @@ from arborsim.products.sweep.grid import example_grid, grid_of
 from arborsim.products.sweep.jobs import Job, jobs_of
 from arborsim.products.sweep.run import fill, local
 from tests.helpers.traces import make_trace
-from tests.sweep.grids import GRID, files, small
+from tests.sweep.grids import GRID, H2O, files, small
 
-ONE = 'traces = ["a.parquet"]\npolicies = ["h2o"]\nbudgets = [0.5, 0.8]\n'
+ONE = f'traces = ["a.parquet"]\npolicies = [{H2O}]\nbudgets = [0.5, 0.8]\n'
 
 
 def names(folder: Path) -> set[str]:
@@ -52,10 +52,11 @@ def test_cells_have_the_figures_of_a_replay(tmp_path: Path) -> None:
         for sinks in (2, 4):
             replayed = arborsim.replay(
                 tmp_path / str(trace), policies=["h2o", "random", "streaming-llm"],
-                budgets=[0.5, 0.01], settings={"streaming-llm.sinks": sinks}, gpu=str(gpu),
+                budgets=[0.5, 0.01], gpu=str(gpu),
+                settings={"streaming-llm.sinks": sinks, "h2o.per": "shared"},
             )  # fmt: skip
             expected = replayed.summary()
-            cells = own[own["settings"].isin(["", f"sinks={sinks}"])]
+            cells = own[own["settings"].isin(["", "per=shared", f"sinks={sinks}"])]
             same = [name for name in expected.columns if name in cells.columns]
             assert len(same) > 40
             key = ["policy", "budget"]
@@ -116,7 +117,7 @@ def test_a_folder_shows_what_was_swept_last(
     """Contents A, then B under the same name, then A again; of cells, failures, and other grids."""
     grid, out = small(tmp_path, ONE), tmp_path / "out"
     others = tmp_path / "others.toml"
-    others.write_text('traces = ["b.parquet"]\npolicies = ["h2o"]\n')
+    others.write_text('traces = ["b.parquet"]\npolicies = ["raas"]\n')
     theirs = names_of(arborsim.sweep(others, out))
     trace = tmp_path / "a.parquet"
     contents = {"A": trace.read_bytes()}
@@ -316,11 +317,13 @@ BAD = {
     ONE + "page_sizes = 0": "page_sizes item 1 must be at least 1, not 0",
     ONE + "gpus = []": "gpus is empty",
     ONE + "first = 5": "no episode 5; it has 1",
-    ONE.replace('"h2o"', '{ use = "h2o", set = { sink = 4 } }'): "unknown parameter of h2o 'sink'",
-    ONE.replace('"h2o"', '{ use = "h2o", set = { sinks = [] } }'): "set.sinks is empty",
+    ONE.replace(H2O, '{ use = "h2o", set = { sink = 4 } }'): "unknown parameter of h2o 'sink'",
+    ONE.replace(H2O, '{ use = "h2o", set = { sinks = [] } }'): "set.sinks is empty",
     ONE + "[[cells]]\npolicy = 3": "unknown key of [[cells]] 1 'policy': did you mean policies",
     ONE + "[cells]": "cells must be blocks: [[cells]]",
-    ONE.replace("h2o", "snapkv"): "policy snapkv reads queries",
+    ONE.replace(H2O, '"h2o"'): "policy h2o reads queries, which a.parquet does not hold: record it "
+    'with --capture qkv --qkv-layers all, or set = { per = "shared" }: one ranking for all heads, '
+    "not its authors' form",
     "[[live]]\n": "[[live]] 1: policies names nothing",
     '[[live]]\npolicies = "h2o"\ntsk = "chain"': "unknown key 'tsk': did you mean task",
     '[[live]]\npolicies = "h2o"\nout = "x"': "unknown key 'out'",
@@ -344,7 +347,7 @@ def test_a_bad_grid_is_one_line_before_anything_runs(
 def test_a_failing_cell_is_a_record_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = ONE.replace('"h2o"', '"tests.sweep.grids:Fails"')
+    text = ONE.replace(H2O, '"tests.sweep.grids:Fails"')
     grid, out = small(tmp_path, text), tmp_path / "out"
     monkeypatch.setenv("FAILS", "1")
     assert main(["sweep", str(grid), "--out", str(out)]) == 1
@@ -368,7 +371,7 @@ def test_a_failing_cell_is_a_record_and_is_tried_again(
 def test_a_process_that_dies_costs_its_cell_alone(
     jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grid = small(tmp_path, ONE.replace('["h2o"]', '["tests.sweep.grids:Dies", "h2o"]'))
+    grid = small(tmp_path, ONE.replace(H2O, f'"tests.sweep.grids:Dies", {H2O}'))
     out = tmp_path / "out"
     assert main(["sweep", str(grid), "--out", str(out), "--jobs", jobs]) == 1
     said = capsys.readouterr()
@@ -393,12 +396,13 @@ def test_the_example_is_a_grid_of_the_shipped_traces() -> None:
     traces = len(list(Path("traces").glob("*.parquet")))
     # Two GPUs and budgets; the block of the hierarchy has two more ways to recall.
     assert replays == {
-        "full": traces * 2 * 3, "h2o": traces * 4, "arborkv": traces * 4,
+        "full": traces * 2 * 3, "epikv": traces * 4, "arborkv": traces * 4,
         "streaming-llm": traces * 4 * 2, "hierarchy": traces * 4 * 3,
     }  # fmt: skip
 
 
 def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    """Invariant 6: the files of a sweep."""
     grid = small(tmp_path)
     arborsim.sweep(grid, tmp_path / "one")
     arborsim.sweep(grid, tmp_path / "two", workers=2)
@@ -537,7 +541,7 @@ def test_a_call_of_another_version_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "grid",
     [
-        ONE.replace('"h2o"', '"named_in_a_grid:Mine"'),
+        ONE.replace(H2O, '"named_in_a_grid:Mine"'),
         ONE + '[[cells]]\npolicies = ["tova", {use = "named_in_a_grid:Mine"}]\n',
         ONE + '[[live]]\npolicies = "h2o"\nbudgets = 0.5\nsearch = "named_in_a_grid:Mine"\n',
     ],
@@ -612,7 +616,7 @@ def test_json_follows_the_schema_and_is_that_of_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FAILS", "1")
-    grid = small(tmp_path, ONE.replace('"h2o"', '"h2o", "tests.sweep.grids:Fails"'))
+    grid = small(tmp_path, ONE.replace(H2O, f'{H2O}, "tests.sweep.grids:Fails"'))
     out = tmp_path / "out"
     assert main(["sweep", str(grid), "--out", str(out), "--allow-code", "--json"]) == 1
     said = capsys.readouterr()

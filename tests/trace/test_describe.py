@@ -27,7 +27,8 @@ from arborsim.products.traces.describe import (
 )
 from arborsim.products.traces.inspect_command import inspect
 from arborsim.trace.columns import encode
-from arborsim.trace.episode import decode_episode, play
+from arborsim.trace.decode import decode_episode
+from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from arborsim.trace.writer import TraceWriter

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from arborsim.machine.lookup import load_geometry
 from arborsim.trace.columns import encode
-from arborsim.trace.episode import decode_episode
+from arborsim.trace.decode import decode_episode
 from arborsim.trace.importers.fields import Damage
 from arborsim.trace.importers.requests import FORMATS, Request, packed_columns
 from arborsim.trace.importers.searches import Imported, WrittenSearch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
-from arborsim.core.rope import Rope
+from arborsim.core.shape import Rope
 from arborsim.policies.methods.expected_attention import ExpectedAttention
 from arborsim.trace.columns import lists, lists_of
 from arborsim.trace.reader import TraceReader

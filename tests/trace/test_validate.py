@@ -13,7 +13,7 @@ from arborsim.core import observations
 from arborsim.core.errors import TraceError
 from arborsim.core.observations import DenseRows, Signal, SparseRows
 from arborsim.trace.columns import encode
-from arborsim.trace.episode import decode_episode
+from arborsim.trace.decode import decode_episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, Kind
 from arborsim.trace.validate import Where, check_sums

@@ -9,6 +9,7 @@ import pytest
 
 from arborsim.core.events import Decode
 from arborsim.core.tiers import Budget, Tier, hbm_mask
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.play.controller import Controller
@@ -29,9 +30,11 @@ def test_the_share_in_fp8_is_that_of_every_iteration(settings: dict[str, str]) -
     for episode in reader.episodes(policy.reads()):
         meter = arkv.Precision()
         cell = Cell(policy, Budget.parse("0.5"))
-        play_episode(episode, cell, machine.executor(policy, episode.info), meters=[meter])
+        play_episode(
+            episode, cell, SimulatedExecutor.of(machine, policy, episode.info), meters=[meter]
+        )
 
-        executor = machine.executor(policy, episode.info)
+        executor = SimulatedExecutor.of(machine, policy, episode.info)
         controller = Controller(
             policy, executor, budget_tokens=cell.budget.in_tokens(episode.num_tokens),
             layers=episode.info.geometry.layers, vocabulary=episode.info.geometry.vocab,

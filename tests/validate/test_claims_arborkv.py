@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.tiers import Budget, Tier
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.play.episode import Cell, play_episode
@@ -86,7 +87,9 @@ def test_what_is_gone_from_paths_is_counted_token_by_token(
 
     meter = Slow()
     machine = Machine(load_profile("rtx4090"), load_geometry("llama-3.1-8b"))
-    play_episode(episode, cell, machine.executor(cell.policy, episode.info), meters=[meter])
+    play_episode(
+        episode, cell, SimulatedExecutor.of(machine, cell.policy, episode.info), meters=[meter]
+    )
     assert meter.tokens == len(shares)
     assert meter.missing == pytest.approx(sum(shares))
     assert (meter.switches, meter.broken) == (len(turns), sum(share > 0 for share in turns))

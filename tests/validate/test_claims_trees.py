@@ -14,6 +14,7 @@ import pytest
 
 from arborsim.core import events
 from arborsim.core.tiers import Budget, Tier
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.play.controller import Controller
@@ -129,7 +130,7 @@ def test_what_returns_find_is_counted_token_by_token(
                 last = leaf
 
         paths = trees.Paths()
-        executor = machine.executor(cell.policy, episode.info)
+        executor = SimulatedExecutor.of(machine, cell.policy, episode.info)
         play_episode(episode, cell, executor, meters=[paths], watch=watch)
         assert counted == {
             "returns": paths.returns, "whole": paths.served_whole, "path": paths.path_tokens,

@@ -12,6 +12,7 @@ import pytest
 
 from arborsim.core.events import Event, Transition
 from arborsim.core.tiers import Budget, Tier
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.play.controller import Controller
@@ -93,6 +94,6 @@ def test_freed_keeps_what_the_search_has_not_given_up(tmp_path: Path) -> None:
 
     for arm in arms:
         episode = visited(walk(arm.make(), bank, False), bank.bare)
-        executor = machine.executor(Freed(), episode.info)
+        executor = SimulatedExecutor.of(machine, Freed(), episode.info)
         play_episode(episode, Cell(Freed(), Budget.parse("1")), executor, watch=watch)
     assert levels >= 3

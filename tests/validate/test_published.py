@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,13 +42,24 @@ HEAD = (
 ROW = "00000001,llama-3.1-8b,h100_sxm,vllm,bfloat16,1,1000,100,4,60.0,8.0"
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every 31st of the shipped runs."""
-    path = tmp_path_factory.mktemp("runs") / "sample.csv"
-    every = pd.DataFrame(read_runs()).iloc[::31]
+def some_runs(path: Path, step: int) -> Path:
+    """Every so many of the shipped runs, as a file."""
+    every = pd.DataFrame(read_runs()).iloc[::step]
     every.replace({0: None, "": None}).to_csv(path, index=False)
     return path
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return some_runs(tmp_path_factory.mktemp("runs") / "sample.csv", 31)
+
+
+@pytest.fixture(scope="module")
+def played_once() -> Iterator[None]:
+    """Each run is played once for all tests that ask for this; it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(published, "compare", cache(published.compare))
+        yield
 
 
 # --- the file ---
@@ -240,8 +253,9 @@ def test_runs_on_unknown_hardware_are_not_odd() -> None:
 # --- results ---
 
 
-def test_results_do_not_depend_on_the_number_of_jobs(sample: Path, tmp_path: Path) -> None:
-    texts = []
+def test_results_do_not_depend_on_the_number_of_jobs(tmp_path: Path) -> None:
+    """Invariant 6: published runs, played by one process and by two."""
+    texts, sample = [], some_runs(tmp_path / "sample.csv", 97)
     for jobs, name in (("1", "one"), ("1", "again"), ("2", "two")):
         out = tmp_path / f"{name}.csv"
         arguments = ["published", str(sample), "--jobs", jobs, "--out", str(out)]
@@ -303,6 +317,7 @@ def test_a_log_of_other_runs_is_not_gone_on_with(
     assert "--resume needs --out" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("played_once")
 def test_figures_are_those_of_the_rows_that_are_written(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -319,7 +334,7 @@ def test_figures_are_those_of_the_rows_that_are_written(
     assert (frame.not_played != "").equals(frame.simulated_tpot_ms.isna())
     judged = frame[(frame.side == "judged") & (frame.not_played == "")]
     assert set(judged.id.map(lambda text: int(text[:8], 16) % 2)) == {1}
-    lines = error_lines([compare(run) for run in read_runs(sample)])
+    lines = error_lines([published.compare(run) for run in read_runs(sample)])
     for line in lines:
         own = {
             "": {"all judged": judged, "without odd runs": judged[judged.odd == ""]},
@@ -407,6 +422,7 @@ def test_aiconfigurator_is_asked_where_it_is_installed(tmp_path: Path) -> None:
 # --- the summary that plans quote ---
 
 
+@pytest.mark.usefixtures("played_once")
 def test_the_summary_is_read_as_it_was_written(sample: Path, tmp_path: Path) -> None:
     path = tmp_path / "fidelity.toml"
     arguments = ["published", str(sample), "--no-aiconfigurator", "--fidelity", str(path)]
@@ -414,7 +430,8 @@ def test_the_summary_is_read_as_it_was_written(sample: Path, tmp_path: Path) -> 
     from arborsim.core.records import read_toml
 
     found = read_toml(FidelityFile, path)
-    assert found.group == published_errors.by_kind([compare(run) for run in read_runs(sample)])
+    found_by = [published.compare(run) for run in read_runs(sample)]
+    assert found.group == published_errors.by_kind(found_by)
     assert found.to_text() == path.read_text()
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,18 +28,18 @@ class HeadsShare(Pool):
 
     alpha: float = 0.2
 
-    about: ClassVar[str] = "one pool for all heads of a layer, with a floor for each"
-    together: ClassVar[str] = "layer"
+    about = "one pool for all heads of a layer, with a floor for each"
+    budget_scope = "layer"
 
-    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+    def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         heads, count = len(free), np.count_nonzero(free, axis=1)
         rank = at.rank[first : first + heads]
         even = (int(count.sum()) - over) / heads
         if isinstance(at.event, Prefill):
             kept = count - self.lowest_by_head(rank, free, np.full(heads, over), over)
             return np.asarray(count - whole((1 - self.alpha) * kept + self.alpha * even))
-        spare = np.maximum(count - int(self.alpha * even), 0)
-        return self.lowest_by_head(rank, free, np.minimum(spare, over), over)
+        headroom = np.maximum(count - int(self.alpha * even), 0)
+        return self.lowest_by_head(rank, free, np.minimum(headroom, over), over)
 
     @staticmethod
     def lowest_by_head(
@@ -94,23 +92,23 @@ class AdaKV(Voting):
 
     alpha: float = setting(0.2, "share of an even budget that every head keeps", low=0, high=1)
 
-    name: ClassVar[str] = "adakv"
-    paper: ClassVar[str] = "Feng et al. 2024, arXiv:2407.11550"
-    summary: ClassVar[str] = "heads of a layer share its budget by the scores of their tokens"
-    formula: ClassVar[str] = (
+    name = "adakv"
+    paper = "Feng et al. 2024, arXiv:2407.11550"
+    summary = "heads of a layer share its budget by the scores of their tokens"
+    formula = (
         "B_h = (1 - alpha) |{i of head h among the top H (C - W) of the layer}| + alpha (C - W) "
         "(Algorithms 1, 2); s(i) as SnapKV"
     )
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         "score": "attention from the end of the prompt on, pooled over the prompt",
     }
-    official: ClassVar[str] = (
+    official = (
         "FFY0/AdaKV@efe4e2e: literally, AdaptiveSnapKVCluster, mean-pooled, on 60 random prompts "
         "(80 to 399 tokens, four KV heads, normal vectors): with budgets drawn evenly up to the "
         "prompt 142 of 240 heads keep the same tokens, with C - W a multiple of 5 220; all others "
         "one token more or one less, because the code truncates the floor and rounds each share"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "published for the prompt; while tokens are generated, the lowest of a layer over its "
         "budget go, of heads above the floor alpha (C - W); the code lets all heads grow",
         "shares are rounded so that they add up to the budget of the layer; the code rounds each",

@@ -1,17 +1,15 @@
 """ArborKV: how much of each thought block to keep, by value and tree geometry (arXiv:2605.22106).
 
 MSVE scores each block from search value, certainty and accumulated attention (Eq. 1); TAE turns the
-score and the block's place in the tree into a number of tokens to keep (Eqs. 2-3, `TreeRule`);
-inside a block the tail and the most attended tokens stay.  Decisions fall at three events:
+score and the block's place in the tree into a number of tokens to keep (Eqs. 2-3, `TreeRule`).
+Inside a block the tail and the most attended tokens stay.  Decisions fall at three events:
 `Boundary`, `Transition` and `Pressure` (Algorithm 2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import (
@@ -34,7 +32,7 @@ from arborsim.signals.scores import Position, Score
 class _Printed(Tree):
     """As Algorithm 2 is printed."""
 
-    trims_path: ClassVar[bool] = True
+    trims_path = True
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,19 @@ class ArborKV(TreeRule, Composed):
         False, "as Algorithm 2 is printed, Boundary trims the closed block on the active path too"
     )
 
-    name: ClassVar[str] = "arborkv"
-    paper: ClassVar[str] = "ArborKV, arXiv:2605.22106"
-    summary: ClassVar[str] = "keep thought blocks by value and tree distance; rehydrate on return"
-    formula: ClassVar[str] = (
+    name = "arborkv"
+    paper = "ArborKV, arXiv:2605.22106"
+    summary = "keep thought blocks by value and tree distance; rehydrate on return"
+    formula = (
         "s_i = sigmoid(theta . [v_i, u_i, a_i]) (Eq. 1); r_i = clip(alpha eta^[off path] s_i^gamma "
         "exp(-lambda_d d_i) exp(-lambda_Delta Delta_i), r_min, 1) (Eq. 2); "
         "k_i = min(n_i, max(K_min, L_tail, floor(r_i n_i))) (Eq. 3)"
     )
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         "score": "block: MSVE; token: attention from later blocks",
         "recover": "recompute root to leaf on return (lazy rehydration)",
     }
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "the paper publishes no parameter values",
         "a_i is the share of the attention to closed blocks, so that theta fits searches of any "
         "length; attention=mass takes the running mass of section 4 (both as the mean over layers "

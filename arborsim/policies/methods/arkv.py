@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,7 +44,7 @@ class Cut(Pool):
     slack: float = 0.75
     pin_prompt: bool = False
 
-    about: ClassVar[str] = "cut to a share of the budget"
+    about = "cut to a share of the budget"
 
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Evict the lowest; of those kept outside the window, all but the best turn to FP8."""
@@ -108,7 +107,7 @@ class CodedCut(Cut):
 
 @dataclass(frozen=True)
 class _Tailor(StreamPolicy):
-    """What the three share: the score, and the cut when the cache exceeds the budget."""
+    """Base of the three: the score, and the cut when the cache exceeds the budget."""
 
     window: int = setting(32, "protected newest tokens; queries that rate the prompt", low=2)
     slack: float = setting(0.75, "share of budget - window that a cut keeps", low=0, high=1)
@@ -117,8 +116,8 @@ class _Tailor(StreamPolicy):
     per: str = setting("head", "what decides on its own", choices=("layer", "head"))
     as_published: bool = setting(False, "decide as the public code does, defects included")
 
-    paper: ClassVar[str] = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"
-    official: ClassVar[str] = (
+    paper = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"
+    official = (
         "Large-scale-Sustainable-Computing-LSC/ARKV@92b0800: literally, with as_published 120 of "
         "120 random chains (prompts of 14 to 39 tokens and five thoughts of 8 to 14; caches of 9 "
         "tokens to 20 more than the prompt, 40 smaller than it) hold the same tokens at every step"
@@ -153,7 +152,7 @@ class _Tailor(StreamPolicy):
 class _Quantiser(_Tailor):
     """A tailor that keeps some tokens in FP8, and loses them as published."""
 
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         "place": "quantise, then evict",
         "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
     }
@@ -183,18 +182,18 @@ class ARKV(_Quantiser):
     tau2: float = setting(5.4070, "temperature of the variance", low=1e-3)
     tau3: float = setting(5.5277, "temperature of the kurtosis", low=1e-3)
 
-    name: ClassVar[str] = "arkv"
-    summary: ClassVar[str] = "per layer, the best tokens in full precision, the next in FP8"
-    formula: ClassVar[str] = (
+    name = "arkv"
+    summary = "per layer, the best tokens in full precision, the next in FP8"
+    formula = (
         "OQ_l = Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3); O_l = clip(round(OQ_l / max OQ (C - W)), "
         "0, C - W); hh = avgpool5(mean_q A + gamma Var_q A); keep the top slack (C - W) by hh: the "
         "first O_l in full precision, the rest in FP8 (Eqs. 3-10)"
     )
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         **_Quantiser.words,
         "allocate": "full precision by the sensitivity of the layer",
     }
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "by default as the equations say; as_published decides as the public code does: W is "
         "subtracted from O_l twice, O_l is at most the prompt before its window, every FP8 token "
         "is lost one step later, and the prompt has neither slack nor FP8",
@@ -231,10 +230,10 @@ class ARKV(_Quantiser):
 class ARKVOrigin(_Tailor):
     """The paper's baseline that evicts only."""
 
-    name: ClassVar[str] = "arkv-origin"
-    summary: ClassVar[str] = "ARKV's baseline: the same cuts, all kept tokens in full precision"
-    formula: ClassVar[str] = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A)"
-    deviations: ClassVar[tuple[str, ...]] = (
+    name = "arkv-origin"
+    summary = "ARKV's baseline: the same cuts, all kept tokens in full precision"
+    formula = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A)"
+    deviations = (
         "by default the prompt is cut with slack too, as the equations say",
         *_CODED,
     )
@@ -244,12 +243,10 @@ class ARKVOrigin(_Tailor):
 class ARKVQuant(_Quantiser):
     """The paper's baseline that rounds all it keeps outside the window."""
 
-    name: ClassVar[str] = "arkv-quant"
-    summary: ClassVar[str] = "ARKV's baseline: the same cuts, all kept tokens in FP8"
-    formula: ClassVar[str] = (
-        "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A), all in FP8"
-    )
-    deviations: ClassVar[tuple[str, ...]] = (
+    name = "arkv-quant"
+    summary = "ARKV's baseline: the same cuts, all kept tokens in FP8"
+    formula = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A), all in FP8"
+    deviations = (
         "as_published loses every FP8 token one step later, as the public code does",
         *_CODED,
         *_LOSS,

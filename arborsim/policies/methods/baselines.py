@@ -1,4 +1,4 @@
-"""What every method is compared with: all is kept, chance decides, or the future is known.
+"""The baselines of every comparison: all is kept, chance decides, or the future is known.
 
 Two bounds know the future.  `Oracle` loses the least attention, whatever attention is good for;
 `Needed` keeps what the task will read, so that answers survive.
@@ -6,17 +6,15 @@ Two bounds know the future.  `Oracle` loses the least attention, whatever attent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
-from arborsim.core.events import Decode, Event
+from arborsim.core.events import Decode
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, hbm_mask
-from arborsim.policies.base import CacheView, Method, Policy
+from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, Protect
 from arborsim.policies.placement import ADAPTATIONS, Pool
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
@@ -28,11 +26,11 @@ from arborsim.signals.scores import GROUPINGS, EvictionTime, Score, SeededUnifor
 class Full(Policy):
     """Full retention: nothing is evicted, offloaded or quantised, whatever the budget."""
 
-    name: ClassVar[str] = "full"
-    summary: ClassVar[str] = "keep every token in HBM"
-    method: ClassVar[Method] = Method("-", place="-", schedule="never", tiers=(Tier.HBM,))
-    bounded: ClassVar[bool] = False
-    uses_budget: ClassVar[bool] = False
+    name = "full"
+    summary = "keep every token in HBM"
+    words = {"place": "-", "schedule": "never", "tiers": (Tier.HBM,)}
+    bounded = False
+    uses_budget = False
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class Random(RecentPolicy):
     seed: int = setting(0, "of the random numbers", low=0)
     sinks: int = setting(0, "protected first tokens", unit="tokens", low=0)
 
-    name: ClassVar[str] = "random"
-    summary: ClassVar[str] = "evict uniformly at random, prompt and recent tokens stay"
-    formula: ClassVar[str] = "s(i) ~ U[0, 1)"
+    name = "random"
+    summary = "evict uniformly at random, prompt and recent tokens stay"
+    formula = "s(i) ~ U[0, 1)"
 
     @cached_property
     def score(self) -> Score:
@@ -59,10 +57,10 @@ class Random(RecentPolicy):
 class Scheduled(Pool):
     """One pool for all groups, from which every token goes at its time."""
 
-    about: ClassVar[str] = "one pool for all groups"
-    together: ClassVar[str] = "model"
+    about = "one pool for all groups"
+    budget_scope = "model"
 
-    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+    def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         return np.asarray(np.count_nonzero(free & (at.rank <= at.view.iterations), axis=1))
 
 
@@ -71,7 +69,7 @@ class Oracle(StreamPolicy):
     """Evict by the schedule that loses the least attention of all schedules without return.
 
     The schedule is an assignment of tokens to forced evictions, solved exactly from the recorded
-    attention (`arborsim.signals.offline`); Belady's rule, one eviction at a time, is not optimal
+    attention (`arborsim.signals.offline`).  Belady's rule, one eviction at a time, is not optimal
     here because attention is spread over time.  By default nothing is protected and the whole tree
     is one pool, which constrains it least; protect what another policy protects to compare the two.
 
@@ -85,17 +83,15 @@ class Oracle(StreamPolicy):
     sinks: int = setting(0, "protected tokens at the beginning", unit="tokens", low=0)
     recent: int = setting(0, "protected newest tokens", unit="tokens", low=0)
 
-    name: ClassVar[str] = "oracle"
-    paper: ClassVar[str] = "offline optimum, after Belady 1966, doi:10.1147/sj.52.0078"
-    summary: ClassVar[str] = "offline bound: the eviction schedule that loses least attention"
-    formula: ClassVar[str] = (
+    name = "oracle"
+    paper = "offline optimum, after Belady 1966, doi:10.1147/sj.52.0078"
+    summary = "offline bound: the eviction schedule that loses least attention"
+    formula = (
         "min over schedules e of sum over tokens i, queries u > e(i) of a_u(i), one token per "
         "forced eviction; per=layer, per=head: the same of each group's own rows"
     )
-    words: ClassVar[Mapping[str, Any]] = {
-        "recover": "never: a bound for eviction only; tiers and recomputing can do better"
-    }
-    deviations: ClassVar[tuple[str, ...]] = (
+    words = {"recover": "never: a bound for eviction only; tiers and recomputing can do better"}
+    deviations = (
         "above 2^24 tokens x evictions (some 5,000 tokens) Belady's greedy rule stands in, "
         "which is no strict bound: at 30 % of the tokens it keeps up to 1.5 percentage points "
         "less than the optimum on the shipped traces",
@@ -104,7 +100,7 @@ class Oracle(StreamPolicy):
         "shares may keep more",
         "sparse recordings spread the attention they do not list evenly, also in the future",
     )
-    fused: ClassVar[bool] = True  # the attention it reads was recorded before
+    fused = True  # the attention it reads was recorded before
 
     @property
     def label(self) -> str:
@@ -128,9 +124,9 @@ _COMES_BACK = 1e6  # further off than any step
 
 @dataclass(frozen=True)
 class OnlyRead(Pool):
-    """What no active path will read goes, whether or not there is room for it."""
+    """Tokens that no active path will read go, whether or not there is room for them."""
 
-    about: ClassVar[str] = "one pool, of tokens that will be read"
+    about = "one pool, of tokens that will be read"
 
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
         super().allot(at, tiers)  # counts what is held before this decision
@@ -144,13 +140,11 @@ class EveryIteration(EveryStep):
 
     wait: bool = False
 
-    about: ClassVar[str] = "every iteration"
+    about = "every iteration"
+    occasions = (Decode,)
 
-    def next_decision(self, view: CacheView, spare: int) -> int:
+    def next_decision(self, view: CacheView, headroom: int) -> int:
         return 1
-
-    def due(self, view: CacheView, event: Event) -> bool:
-        return isinstance(event, Decode)
 
 
 @dataclass(frozen=True)
@@ -175,23 +169,19 @@ class Needed(StreamPolicy):
     )
     fill: bool = setting(True, "keep what no active path reads while there is room")
 
-    name: ClassVar[str] = "needed"
-    paper: ClassVar[str] = "bound by the task, after Belady 1966, doi:10.1147/sj.52.0078"
-    summary: ClassVar[str] = "bound for answers: keep what the task will read (reference models)"
-    formula: ClassVar[str] = (
+    name = "needed"
+    paper = "bound by the task, after Belady 1966, doi:10.1147/sj.52.0078"
+    summary = "bound for answers: keep what the task will read (reference models)"
+    formula = (
         "s(i) = -min {r - t : step r reads i, r >= t}, t the step the path is at; the lowest goes"
     )
-    words: ClassVar[Mapping[str, Any]] = {
-        "recover": "never: a bound for eviction only; tiers and recomputing can do better"
-    }
-    deviations: ClassVar[tuple[str, ...]] = (
+    words = {"recover": "never: a bound for eviction only; tiers and recomputing can do better"}
+    deviations = (
         "a bound by what the answer needs, not by what the model does: a model may also read other "
         "tokens, and then answers less often than with all of them",
     )
 
-    @cached_property
-    def score(self) -> Score:
-        return Readers()
+    score = Readers()
 
     @cached_property
     def protect(self) -> Protect:

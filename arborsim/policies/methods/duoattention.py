@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,23 +29,18 @@ class PromptReach(Score):
     """Attention that a head's prompt queries pay outside sinks and newest tokens, on average.
 
     In [0, 1], the same number for every token of a group; the mean over the query heads of a KV
-    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter; 0 where
-    no query sees more than these.
+    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter.  It is
+    0 where no query sees more than these.
     """
 
     sinks: int = 64
     recent: int = 256
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    grouping: ClassVar[str] = "head"
-    about: ClassVar[str] = "reach of the head in the prompt"
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
+    needs = frozenset({Signal.HEAD_ATTENTION})
+    grouping = "head"
+    about = "reach of the head in the prompt"
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         return RowUse("head", "reach", generated=False, sinks=self.sinks, recent=self.recent)
 
     def start(self, layers: int) -> ScoreState:
@@ -77,10 +71,10 @@ class HeadKinds(Pool):
     retrieval heads become streaming ones, the lowest gates first.
     """
 
-    about: ClassVar[str] = "retrieval heads keep all, streaming heads sinks and newest tokens"
-    together: ClassVar[str] = "model"
+    about = "retrieval heads keep all, streaming heads sinks and newest tokens"
+    budget_scope = "model"
 
-    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+    def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         assert isinstance(at.policy, DuoAttention)
         count = np.count_nonzero(free, axis=1)
         leaves = np.where(count < count.max(), count, 0)  # a head that lacks tokens streams
@@ -99,35 +93,39 @@ class DuoAttention(StreamPolicy):
     """
 
     sinks: int = setting(
-        64, "first tokens that every head keeps, at most an eighth of the budget", unit="tokens",
+        64,
+        "first tokens that every head keeps, at most an eighth of the budget",
+        unit="tokens",
         low=0,
-    )  # fmt: skip
+    )
     recent: int = setting(
-        256, "newest tokens that every head keeps, at most half of the budget", unit="tokens",
+        256,
+        "newest tokens that every head keeps, at most half of the budget",
+        unit="tokens",
         low=1,
-    )  # fmt: skip
+    )
     gates: str = setting(
         "",
         "file with the gates: a row per layer, a number per KV head, as the authors' "
         "full_attention_heads.tsv; empty: measured on the prompt",
     )
 
-    name: ClassVar[str] = "duoattention"
-    paper: ClassVar[str] = "Xiao et al. 2024, arXiv:2410.10819"
-    summary: ClassVar[str] = "retrieval heads keep everything, the others sinks and newest tokens"
-    formula: ClassVar[str] = (
+    name = "duoattention"
+    paper = "Xiao et al. 2024, arXiv:2410.10819"
+    summary = "retrieval heads keep everything, the others sinks and newest tokens"
+    formula = (
         "heads by gate alpha: the R highest keep all n tokens, the others sinks + recent; the "
         "largest R that the budget of all heads allows (section 2)"
     )
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         "score": "gate of the head, then position",
         "allocate": "all tokens, or sinks and newest ones, by head",
         "schedule": "when all heads together exceed the budget",
     }
-    official: ClassVar[str] = (
+    official = (
         "mit-han-lab/duo-attention@fe93c31: read, not run; takes the gates of its attn_patterns"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "without a file of gates, which the paper trains, a head's gate is the share of attention "
         "that its prompt queries pay outside sinks and newest tokens",
         "the budget says how many heads keep everything, anew at every decision; the paper fixes "
@@ -136,16 +134,13 @@ class DuoAttention(StreamPolicy):
         "sinks take at most an eighth of the budget, newest tokens half",
         "equal gates: the first heads become streaming ones first (the code adds random numbers)",
     )
-    score: ClassVar[Score] = Position()
+    score = Position()
+    grouping = "head"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gates:
             _ = self._given  # a file that is no table is found now
-
-    @property
-    def grouping(self) -> str:
-        return "head"
 
     @cached_property
     def allocate(self) -> Allocation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,11 +19,10 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
-from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.attention import CumulativeAttention
-from arborsim.signals.rolling import Band, HiddenChangeContrast, RollingBands
+from arborsim.signals.rolling import TURNS, Band, HiddenChangeContrast, HiddenCosine, RollingBands
 from arborsim.signals.scores import Score
-from arborsim.signals.turns import TURNS, HiddenTurn
 
 PAPER = "EpiKV, arXiv:2606.26472"
 SCALED = (
@@ -48,7 +47,7 @@ def mean_window() -> int:
 
 @dataclass(frozen=True)
 class RollingPolicy(RecentPolicy):
-    """What the policies of the EpiKV paper share: the prompt and the newest tokens stay.
+    """Base of the policies of the EpiKV paper: the prompt and the newest tokens stay.
 
     The score (`score`) is computed once, when a token is generated, and frozen (section 3.3); the
     newest ``min(recent, budget / 4)`` tokens are protected (appendix D).
@@ -58,7 +57,7 @@ class RollingPolicy(RecentPolicy):
         64, "trailing window of the rolling statistic", unit="tokens", low=2, high=65536
     )
 
-    paper: ClassVar[str] = PAPER
+    paper = PAPER
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,13 @@ class EpiKV(RollingPolicy):
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
     layer_b: float = setting(21 / 32, "layer B", unit="share of the depth", low=0, high=1)
 
-    name: ClassVar[str] = "epikv"
-    summary: ClassVar[str] = "keep tokens at which the hidden state turns; no attention needed"
-    formula: ClassVar[str] = (
+    name = "epikv"
+    summary = "keep tokens at which the hidden state turns; no attention needed"
+    formula = (
         "s(t) = z_A(t) - z_B(t); z_l = (g_l - mean_w g_l) / (std_w g_l + 1e-6); "
         "g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-3)"
     )
-    deviations: ClassVar[tuple[str, ...]] = (SCALED, POSITIONS, WINDOW)
+    deviations = (SCALED, POSITIONS, WINDOW)
 
     @cached_property
     def score(self) -> Score:
@@ -91,11 +90,9 @@ class HSVariance(EpiKV):
 
     window: int = mean_window()
 
-    name: ClassVar[str] = "hs-variance"
-    summary: ClassVar[str] = "epikv without the z-score: contrast of rolling means"
-    formula: ClassVar[str] = (
-        "s(t) = mean_w g_A(t) - mean_w g_B(t); g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-2)"
-    )
+    name = "hs-variance"
+    summary = "epikv without the z-score: contrast of rolling means"
+    formula = "s(t) = mean_w g_A(t) - mean_w g_B(t); g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-2)"
 
     @cached_property
     def score(self) -> Score:
@@ -113,14 +110,14 @@ class HSCosine(RollingPolicy):
     turn: str = setting("state", "what turns: the hidden state, or its change", choices=TURNS)
     layer: float = setting(10 / 32, "whose output turns", unit="share of the depth", low=0, high=1)
 
-    name: ClassVar[str] = "hs-cosine"
-    paper: ClassVar[str] = f"{PAPER}, with a cosine in place of its norm"
-    summary: ClassVar[str] = "keep tokens at which the hidden vector, or its change, turns"
-    formula: ClassVar[str] = (
+    name = "hs-cosine"
+    paper = f"{PAPER}, with a cosine in place of its norm"
+    summary = "keep tokens at which the hidden vector, or its change, turns"
+    formula = (
         "s(t) = z(1 - cos(x(t), x(t-1))), z as in Eq. 3; x(t) = h_l(t), or with turn=change "
         "h_l(t) - h_l(t-1)"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "the paper measures the length of the change alone; cosines are arborsim's, as is one "
         "layer in place of the contrast of two",
         "the recorded layer nearest to `layer` is taken: record it with --hidden-layers",
@@ -130,7 +127,7 @@ class HSCosine(RollingPolicy):
 
     @cached_property
     def score(self) -> Score:
-        return HiddenTurn(self.turn, self.layer, self.window)
+        return HiddenCosine(self.turn, self.layer, self.window)
 
 
 @dataclass(frozen=True)
@@ -143,13 +140,13 @@ class BandAdaptive(RollingPolicy):
     b_last: float = setting(25 / 32, "band B ends", unit="share of the depth", low=0, high=1)
     weight_a: float = setting(1.29, "weight of band A; band B has 1", low=0)
 
-    name: ClassVar[str] = "band-adaptive"
-    summary: ClassVar[str] = "epikv on two bands of layers instead of two layers"
-    formula: ClassVar[str] = (
+    name = "band-adaptive"
+    summary = "epikv on two bands of layers instead of two layers"
+    formula = (
         "s(t) = weight_a z(mean of g_l over band A) - z(mean of g_l over band B); z over the "
         "trailing window as in Eq. 3"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         SCALED,
         "the paper names the bands (7-13 and 18-25 of 32) but prints no formula: layers are "
         "averaged first, then z-scored, and the default of weight_a is not in its text",
@@ -182,9 +179,9 @@ class KVKey(RollingPolicy):
 
     window: int = mean_window()
 
-    name: ClassVar[str] = "kv-key"
-    summary: ClassVar[str] = "keep tokens around keys that vary most over their channels"
-    formula: ClassVar[str] = (
+    name = "kv-key"
+    summary = "keep tokens around keys that vary most over their channels"
+    formula = (
         "s(t) = mean_w of mean over layers and heads of var(k_t), the variance over the head "
         "dimension"
     )
@@ -193,7 +190,7 @@ class KVKey(RollingPolicy):
         POSITIONS,
         WINDOW,
     )
-    signal: ClassVar[Signal] = Signal.KEY_VARIANCE
+    signal = Signal.KEY_VARIANCE
 
     @cached_property
     def score(self) -> Score:
@@ -204,14 +201,14 @@ class KVKey(RollingPolicy):
 class KVValue(KVKey):
     """Rank by the rolling mean of the value's variance over the head dimension."""
 
-    name: ClassVar[str] = "kv-value"
-    summary: ClassVar[str] = "keep tokens around values that vary most over their channels"
-    formula: ClassVar[str] = (
+    name = "kv-value"
+    summary = "keep tokens around values that vary most over their channels"
+    formula = (
         "s(t) = mean_w of mean over layers and heads of var(v_t), the variance over the head "
         "dimension"
     )
-    deviations: ClassVar[tuple[str, ...]] = (POSITIONS, WINDOW)
-    signal: ClassVar[Signal] = Signal.VALUE_VARIANCE
+    deviations = (POSITIONS, WINDOW)
+    signal = Signal.VALUE_VARIANCE
 
 
 @dataclass(frozen=True)
@@ -224,21 +221,21 @@ class AttnHS(RollingPolicy):
 
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
 
-    name: ClassVar[str] = "attn-hs"
-    official: ClassVar[str] = (
+    name = "attn-hs"
+    official = (
         "stevenkolawole/epiphany-kv-cache@d424208: literally, AttentionHSProductEviction on the "
         "rows and z-scores of 22 live searches (chains of 12 lines, budgets of 91 and 110 tokens "
         "of about 160): 1,504 of 1,504 decisions are the same"
     )
-    summary: ClassVar[str] = "most attended tokens, or where the hidden state turns"
-    formula: ClassVar[str] = (
+    summary = "most attended tokens, or where the hidden state turns"
+    formula = (
         "s(i) = 0.5 unit(sum over queries t of a_t(i)) + 0.5 unit(z_A(i)); unit(x) = (x - min x) / "
         "(max x - min x) over the generated tokens held (Table 1; z as in Eq. 3)"
     )
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         "score": "cumulative attention and hidden-state change, z-scored, each scaled to [0, 1]"
     }
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "the paper prints no more than 'cumul. attn + z_10', and calls the method a product; that "
         "both parts are scaled to [0, 1] and weigh the same is from the authors' code",
         "attention is averaged over layers and heads, and counts the prompt's queries",
@@ -248,7 +245,7 @@ class AttnHS(RollingPolicy):
         POSITIONS,
         WINDOW,
     )
-    score: ClassVar[Score] = CumulativeAttention(up_to_constant=True)  # scaling does not notice
+    score = CumulativeAttention(up_to_constant=True)  # scaling does not notice
 
     def scores(self) -> Mapping[str, Score]:
         band = Band(self.layer_a, self.layer_a)
@@ -278,12 +275,10 @@ class HybridPool(ChangingPool):
     What is held before position `start` has no part in it.
     """
 
-    def __init__(
-        self, scores: np.ndarray, others: np.ndarray, recent: int, ids: np.ndarray,
-        alive: np.ndarray, start: int, stop: int,
-    ) -> None:  # fmt: skip
-        super().__init__(scores, ids, alive, start, stop)
-        self._others, self._recent, self._start, self._old = others, recent, start, stop
+    def __init__(self, scores: np.ndarray, others: np.ndarray, recent: int, stream: Stream) -> None:
+        super().__init__(scores, stream)
+        self._others, self._recent = others, recent
+        self._start, self._old = stream.start, stream.stop
 
     def admit(self, stop: int) -> None:
         self._old = stop

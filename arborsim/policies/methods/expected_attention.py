@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -19,15 +19,8 @@ from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import (
-    AtBegin,
-    FixedScore,
-    Score,
-    ScoreState,
-    Vectors,
-    norms,
-    sum_in_order,
-)
+from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState, sum_in_order
+from arborsim.signals.vectors import Vectors, norms
 
 # Logits are rounded, so that plans do not depend on how a machine's BLAS adds.
 _DECIMALS = 9
@@ -44,13 +37,10 @@ class QueryMoments(Score):
     """
 
     skip: int = setting(4, "first positions whose queries do not count", low=0)
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION, Signal.ROPE})
-    about: ClassVar[str] = "attention expected of future queries"
-    grouping: ClassVar[str] = "head"
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({RowUse("head", "queries")})
+    needs = frozenset({Signal.HEAD_ATTENTION, Signal.ROPE})
+    use = RowUse("head", "queries")
+    about = "attention expected of future queries"
+    grouping = "head"
 
     def start(self, layers: int) -> ScoreState:
         return _MomentsState(self.skip)
@@ -91,9 +81,9 @@ class _MomentsState(AtBegin):
 class ValueLength(FixedScore):
     """L2 norm of a token's value, of every KV head."""
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.VALUES})
-    about: ClassVar[str] = "norm of the value"
-    grouping: ClassVar[str] = "head"
+    needs = frozenset({Signal.VALUES})
+    about = "norm of the value"
+    grouping = "head"
 
     def compute(self, run: TokenRun) -> np.ndarray:
         assert run.observed.values is not None, "the reader was not asked for values"
@@ -117,22 +107,20 @@ class ExpectedAttention(StreamPolicy):
     value_norm: bool = setting(True, "weight attention by the L2 norm of the value")
     epsilon: float = setting(0.0, "added to the attention before it is weighted", low=0)
 
-    name: ClassVar[str] = "expected-attention"
-    paper: ClassVar[str] = "Expected Attention, Devoto et al. 2025, arXiv:2510.00636"
-    official: ClassVar[str] = (
+    name = "expected-attention"
+    paper = "Expected Attention, Devoto et al. 2025, arXiv:2510.00636"
+    official = (
         "NVIDIA/kvpress@8bb29b9: ExpectedAttentionPress on random hidden states in "
         "the shipped chain model (72 of 40 to 700 tokens): scores differ by at most 7e-7 of their "
         "value, and by 1.2e-3 with vectors rounded to float16 as traces hold them"
     )
-    summary: ClassVar[str] = (
-        "keep what queries to come are expected to attend to; no attention rows"
-    )
-    formula: ClassVar[str] = (
+    summary = "keep what queries to come are expected to attend to; no attention rows"
+    formula = (
         "s(i) = (mean over the group of softmax_i(mu.k_i / sqrt(d) + k_i' Sigma k_i / (2 d)) + "
         "epsilon) ||v_i||_2; mu, Sigma: mean and covariance of the queries before RoPE, turned by "
         "the mean rotation of the next `future` positions"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "the statistics are of all queries of the search so far, on every branch; the paper's are "
         "of the prompt's, those of the authors' decoding variant of the last 256",
         "a decision leaves room for `interval` iterations (at most half of what is not protected) "
@@ -140,6 +128,7 @@ class ExpectedAttention(StreamPolicy):
         "tokens beyond its target between decisions",
         "with several leaves, positions to come are those after the longest path",
     )
+    fused = True  # queries are read, but no row of attention
 
     @cached_property
     def score(self) -> Score:
@@ -158,10 +147,6 @@ class ExpectedAttention(StreamPolicy):
         if self.value_norm:
             found["length"] = ValueLength()
         return found
-
-    @property
-    def fused(self) -> bool:
-        return True  # queries are read, but no row of attention
 
     def rank(self, view: CacheView) -> np.ndarray:
         """Expected attention, times the norm of the value, of the tokens that are held."""
@@ -190,11 +175,11 @@ class ExpectedAttention(StreamPolicy):
         count = np.maximum(moments[:, :1, :1], 1)  # a prompt may be shorter than the sinks
         mean = moments[:, 0, 1:] / count[:, 0]
         length = max(len(view.tree.path(leaf)) for leaf in view.leaves)
-        turn = rope.mean_rotation(length, self.future, mean.shape[1])
+        rotation = rope.mean_rotation(length, self.future, mean.shape[1])
         if not self.covariance:
-            return mean @ turn.T, np.zeros((*mean.shape, mean.shape[1]))
+            return mean @ rotation.T, np.zeros((*mean.shape, mean.shape[1]))
         covariance = moments[:, 1:, 1:] / count - mean[:, :, None] * mean[:, None, :]
-        return mean @ turn.T, turn @ covariance @ turn.T
+        return mean @ rotation.T, rotation @ covariance @ rotation.T
 
 
 def _expected(keys: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:

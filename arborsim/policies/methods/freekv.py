@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.reading import PageReader, Pages
 
 
@@ -20,7 +19,7 @@ class FreeKV(PageReader):
 
     DDR keeps its copy of what is fetched, so that giving a page up costs nothing, and a page that
     is chosen again crosses PCIe no second time.  With ``--recall stream`` pages are fetched a layer
-    ahead of their use, as published; with ``stage`` decoding waits for them.
+    ahead of their use, as published.  With ``stage`` decoding waits for them.
     """
 
     sinks: int = setting(
@@ -30,19 +29,28 @@ class FreeKV(PageReader):
         128, "newest tokens that stay in HBM, at most a quarter of the budget", unit="tokens", low=1
     )
 
-    name: ClassVar[str] = "freekv"
-    paper: ClassVar[str] = "FreeKV, Liu et al. 2025, arXiv:2505.13109"
-    official: ClassVar[str] = (
+    name = "freekv"
+    paper = "FreeKV, Liu et al. 2025, arXiv:2505.13109"
+    official = (
         "rooikeee/FreeKV@074f14d, a copy of sjtu-zhao-lab/FreeKV: quest_sel with avgSM gives these "
         "scores of pages on 60 of 60 random caches of one layer (80 to 480 tokens, three query "
         "heads per KV head); its recall was read, not run"
     )
-    summary: ClassVar[str] = "sinks and a window in HBM, the rest in DDR, chosen pages fetched"
-    formula: ClassVar[str] = (
+    summary = "sinks and a window in HBM, the rest in DDR, chosen pages fetched"
+    formula = (
         "score of a page = mean over the group's query heads of the softmax over pages of sum over "
         "channels of max(q_c min_c, q_c max_c), min and max over the keys of the page"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    words = {
+        "score": "bounds of pages of keys, softmax",
+        "allocate": "sinks, window, and pages until the budget is used up, per KV head",
+        "place": "DDR outside sinks and window; chosen pages are fetched, DDR keeps its copy",
+        "schedule": "every iteration, once the search holds more than the budget",
+        "recover": "fetch from DDR (stage or stream)",
+        "granularity": "page",
+        "tiers": (Tier.HBM, Tier.DDR),
+    }
+    deviations = (
         "pages are always chosen with the query one step before, which the paper calls speculative "
         "retrieval; heads whose query has turned are not corrected within the step",
         "no layer is left whole (the code leaves the first), since no budget would hold it",
@@ -50,20 +58,6 @@ class FreeKV(PageReader):
         "InfiniGen (Lee et al. 2024, arXiv:2406.19707) chooses tokens by an approximate query of "
         "the next layer; here as in FreeKV pages are chosen by bounds",
     )
-
-    @property
-    def method(self) -> Method:
-        return Method(
-            self.formula,
-            score="bounds of pages of keys, softmax",
-            allocate="sinks, window, and pages until the budget is used up, per KV head",
-            place="DDR outside sinks and window; chosen pages are fetched, DDR keeps its copy",
-            schedule="every iteration, once the search holds more than the budget",
-            recover="fetch from DDR (stage or stream)",
-            granularity="page",
-            tiers=(Tier.HBM, Tier.DDR),
-            deviations=self.deviations,
-        )
 
     def protection(self, budget_tokens: int) -> Protection:
         quarter = budget_tokens // 4

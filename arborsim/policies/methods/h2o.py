@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect, ProtectSome
@@ -18,14 +17,19 @@ from arborsim.signals.scores import GROUPINGS, Score
 class H2O(StreamPolicy):
     """Half of the budget for the newest tokens, the rest for the most attended of the others.
 
-    `per="head"` is the published method: every layer and KV head keeps tokens of its own.  The
-    default is one ranking for the whole model, attention averaged over layers and heads, as the
-    EpiKV and memory-hierarchy papers run it.  As published, prompt tokens are evictable too.
+    Every layer and KV head keeps tokens of its own, and prompt tokens are evictable too, as
+    published.  With `per="shared"` one ranking serves the whole model, attention averaged over
+    layers and heads: the EpiKV and memory-hierarchy papers run it so.
     """
 
     recent_share: float = setting(0.5, "share of the budget for the newest", low=0, high=1)
     sinks: int = setting(0, "protected tokens at the beginning", unit="tokens", low=0)
-    per: str = setting("shared", "what ranks on its own", choices=GROUPINGS)
+    per: str = setting(
+        "head",
+        "what ranks on its own: every captured layer and KV head (as published), every layer, or "
+        "the whole model; only the shared ranking runs on traces without vectors",
+        choices=GROUPINGS,
+    )
     count_prompt: bool = setting(
         True,
         "attention of the prompt's own queries counts, as published; false: sums begin with the "
@@ -38,12 +42,9 @@ class H2O(StreamPolicy):
         "Zefan-Cai/KVCache-Factory@c97f9d7: update_kv of H2OKVCluster read, not run: it adds up "
         "the attention of all queries of the prompt, cuts the prompt alone, and its window is fixed"
     )
-    published: ClassVar[Mapping[str, Any]] = {"per": "head"}
     summary: ClassVar[str] = "keep the most attended tokens and a recent window"
     formula: ClassVar[str] = "s(i) = sum over queries t of a_t(i)"
     deviations: ClassVar[tuple[str, ...]] = (
-        "by default one ranking serves the whole model, so that traces without vectors can be "
-        "replayed; per=head is the published form",
         "grouped-query attention: a group's probabilities are averaged over its query heads "
         "(the paper's models have none)",
     )

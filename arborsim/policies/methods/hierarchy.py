@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect, pin_prom
 from arborsim.policies.placement import lowest_of_each, off_path_blocks
 from arborsim.policies.stream import Composed
 from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
-from arborsim.signals.scores import KeyDirections, Score
+from arborsim.signals.scores import Score
+from arborsim.signals.vectors import KeyDirections
 
 _HBM, _EVICTED = np.int8(Tier.HBM), np.int8(Tier.EVICTED)
 
@@ -61,13 +62,11 @@ class Hierarchy(Composed):
     )
     recent: int = setting(128, "protected newest tokens", unit="tokens", low=1)
 
-    name: ClassVar[str] = "hierarchy"
-    paper: ClassVar[str] = "semantics-aware memory hierarchy, Algorithm 1"
-    summary: ClassVar[str] = "top tokens in HBM, the rest in DDR, the lowest few destroyed"
-    formula: ClassVar[str] = (
-        "s(i) = sum over queries t of mean over layers and heads of a_t(i) (Algorithm 1)"
-    )
-    words: ClassVar[Mapping[str, Any]] = {
+    name = "hierarchy"
+    paper = "semantics-aware memory hierarchy, Algorithm 1"
+    summary = "top tokens in HBM, the rest in DDR, the lowest few destroyed"
+    formula = "s(i) = sum over queries t of mean over layers and heads of a_t(i) (Algorithm 1)"
+    words = {
         "allocate": "share beta of the surviving candidates",
         "place": "HBM, then DDR, then 8-bit DDR; lowest share r evicted",
         "schedule": "every `interval` iterations, or when over budget",
@@ -137,14 +136,14 @@ class Hierarchy(Composed):
 
     def _make_room(self, view: CacheView, tiers: np.ndarray, candidates: int, pinned: int) -> int:
         """How many candidates may stay in HBM; moves off-path blocks to DDR if need be."""
-        spare = view.budget_tokens - pinned
-        if spare < 0:
+        headroom = view.budget_tokens - pinned
+        if headroom < 0:
             raise BudgetInfeasible(
                 self.name, pinned, view.budget_tokens, f"protected {pinned} on the active path(s)"
             )
         # Room for what arrives before the next decision, but no more than half of what there is:
         # a budget too small for all of it only makes decisions more frequent.
-        room = spare - min(self.interval * len(view.leaves), spare // 2)
+        room = headroom - min(self.interval * len(view.leaves), headroom // 2)
         wanted = int(self.hbm_ratio * candidates)
         off_path = off_path_blocks(view)
         elsewhere = sum(len(block) for block in off_path)
@@ -166,17 +165,15 @@ class Redundancy(Hierarchy):
         True, "take cosines of the keys' sketch of 16 numbers; false: of the keys, if recorded"
     )
 
-    name: ClassVar[str] = "redundancy"
-    paper: ClassVar[str] = "semantics-aware memory hierarchy, Table 12"
-    summary: ClassVar[str] = "the hierarchy with a score of attention minus redundancy"
-    formula: ClassVar[str] = (
+    name = "redundancy"
+    paper = "semantics-aware memory hierarchy, Table 12"
+    summary = "the hierarchy with a score of attention minus redundancy"
+    formula = (
         "s(i) = A(i) / max A - w R(i); A(i) = sum over queries t of a_t(i), R(i) = mean "
         "cosine of key i to the `reach` nearest candidates on either side (Table 12)"
     )
-    words: ClassVar[Mapping[str, Any]] = {
-        **Hierarchy.words, "score": "cumulative attention - redundancy of the key",
-    }  # fmt: skip
-    deviations: ClassVar[tuple[str, ...]] = (
+    words = {**Hierarchy.words, "score": "cumulative attention - redundancy of the key"}
+    deviations = (
         "the paper prints no formula: attention is divided by its largest value among the "
         "candidates, and redundancy is the mean cosine to the nearest candidates on either side",
         "unless `sketched` is false, cosines come from a random projection of the keys of all "
@@ -199,17 +196,15 @@ class Redundancy(Hierarchy):
 class AttnValRedundancy(Redundancy):
     """The hierarchy that ranks by attention times value norm, minus redundancy."""
 
-    name: ClassVar[str] = "attn-val-redundancy"
-    summary: ClassVar[str] = "the hierarchy with attention x value norm - redundancy"
-    formula: ClassVar[str] = (
+    name = "attn-val-redundancy"
+    summary = "the hierarchy with attention x value norm - redundancy"
+    formula = (
         "s(i) = A(i) |v_i| / max A |v| - w R(i); A(i) = sum over queries t of a_t(i), "
         "|v_i| the L1 norm of the value, R(i) = mean cosine of key i to the `reach` nearest "
         "candidates on either side (Table 12)"
     )
-    words: ClassVar[Mapping[str, Any]] = {
-        **Hierarchy.words, "score": "cumulative attention x value norm - redundancy of the key",
-    }  # fmt: skip
-    score: ClassVar[Score] = ValueWeightedAttention()
+    words = Hierarchy.words | {"score": "cumulative attention x value norm - redundancy of the key"}
+    score = ValueWeightedAttention()
 
 
 # Columns that are compared together: few enough for the CPU cache.
@@ -217,7 +212,7 @@ _COLUMNS = 8192
 
 
 def neighbour_cosine(direction: np.ndarray, reach: int) -> np.ndarray:
-    """Mean product of each column with up to `reach` columns on either side; float64 ``[n]``.
+    """Mean product of each column with up to `reach` columns on either side.  Float64 ``[n]``.
 
     Columns of `direction`, float64 ``[size, n]``, have length 1; one without neighbours gets 0.
     """

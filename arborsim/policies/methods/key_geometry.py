@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,13 +12,15 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome, pin_prompt_setting
-from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
-from arborsim.signals.scores import GROUPINGS, KeyDirections, KeyLength, Score
+from arborsim.policies.methods import same_as_kvpress
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
+from arborsim.signals.scores import GROUPINGS, Score
+from arborsim.signals.vectors import KeyDirections, KeyLength
 
 
 @dataclass(frozen=True)
 class KeyPolicy(RecentPolicy):
-    """What both policies share: groups by choice, and the newest tokens stay."""
+    """Base of both policies: groups by choice, and the newest tokens stay."""
 
     pin_prompt: bool = pin_prompt_setting(False)
     per: str = setting(
@@ -39,15 +39,12 @@ class KeyPolicy(RecentPolicy):
 class KeyNorm(KeyPolicy):
     """Keep the tokens whose keys are shortest: they are the ones that get attention."""
 
-    name: ClassVar[str] = "key-norm"
-    paper: ClassVar[str] = "Devoto et al. 2024, arXiv:2406.11430"
-    official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after KnormPress"
-    )
-    summary: ClassVar[str] = "keep the tokens with the shortest keys"
-    formula: ClassVar[str] = "s(t) = -||k_t||_2"
-    deviations: ClassVar[tuple[str, ...]] = (
+    name = "key-norm"
+    paper = "Devoto et al. 2024, arXiv:2406.11430"
+    official = same_as_kvpress("KnormPress", authors=False)
+    summary = "keep the tokens with the shortest keys"
+    formula = "s(t) = -||k_t||_2"
+    deviations = (
         "the newest tokens are protected",
         "all captured layers are compressed (the paper leaves out the first two, where the "
         "correlation of norm and attention is weak)",
@@ -70,19 +67,13 @@ class KeyDiff(KeyPolicy):
     over what the cache holds then.
     """
 
-    name: ClassVar[str] = "keydiff"
-    paper: ClassVar[str] = "Park et al. 2025, arXiv:2504.15364"
-    official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after "
-        "KeyDiffPress"
-    )
-    summary: ClassVar[str] = "keep the keys least like the mean key"
-    formula: ClassVar[str] = (
-        "s(t) = -cos(k_t, m), m = mean over the tokens i in the cache of k_i / ||k_i||"
-    )
-    words: ClassVar[Mapping[str, Any]] = {"score": "cosine to the mean key"}
-    deviations: ClassVar[tuple[str, ...]] = (
+    name = "keydiff"
+    paper = "Park et al. 2025, arXiv:2504.15364"
+    official = same_as_kvpress("KeyDiffPress", authors=False)
+    summary = "keep the keys least like the mean key"
+    formula = "s(t) = -cos(k_t, m), m = mean over the tokens i in the cache of k_i / ||k_i||"
+    words = {"score": "cosine to the mean key"}
+    deviations = (
         "the newest tokens are protected",
         "per=shared takes cosines of a 16-dimensional random projection of all keys, an "
         "approximation; per=layer joins the keys of a layer's heads into one vector",
@@ -121,14 +112,11 @@ class LikenessPool(ChangingPool):
     nothing is lost by it.  The `recent` positions behind `stop` are held, too, but no candidates.
     """
 
-    def __init__(
-        self, directions: np.ndarray, recent: int, ids: np.ndarray, alive: np.ndarray, start: int,
-        stop: int,
-    ) -> None:  # fmt: skip
-        directions = directions[ids]
-        super().__init__(directions, directions, alive, start, stop)
+    def __init__(self, directions: np.ndarray, recent: int, stream: Stream) -> None:
+        directions, alive = directions[stream.ids], stream.alive
+        super().__init__(directions, stream._replace(ids=directions))
         self._recent = recent
-        self._arrived = stop + recent
+        self._arrived = stream.stop + recent
         self._total = directions[: self._arrived][alive[: self._arrived]].sum(axis=0)
         self._likeness = np.empty(len(alive))
 

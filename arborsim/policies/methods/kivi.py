@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from arborsim.core.formats import Format
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method, Policy, Protection
+from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.blocks import ANY, Protect, pin_prompt_setting
 
 
@@ -36,19 +35,24 @@ class KIVI(Policy):
     )
     pin_prompt: bool = pin_prompt_setting(False)
 
-    name: ClassVar[str] = "kivi"
-    paper: ClassVar[str] = "KIVI, Liu et al. 2024, arXiv:2402.02750"
-    official: ClassVar[str] = (
+    name = "kivi"
+    paper = "KIVI, Liu et al. 2024, arXiv:2402.02750"
+    official = (
         "jy-yuan/KIVI@876b4d2: read, not run; which tokens are quantised, and with what scales"
     )
-    summary: ClassVar[str] = (
-        "keys per channel and values per token in 2 or 4 bits; nothing is evicted"
-    )
-    formula: ClassVar[str] = (
+    summary = "keys per channel and values per token in 2 or 4 bits; nothing is evicted"
+    formula = (
         "q = round((x - min) / s), s = (max - min) / (2^bits - 1), over `group` tokens of a "
         "channel (keys) or `group` channels of a token (values); x' = q s + min"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    words = {
+        "score": "age",
+        "place": "quantise in HBM",
+        "schedule": "when a group of tokens has left the residual window",
+        "granularity": "group of `group` tokens",
+        "tiers": (Tier.HBM, Tier.HBM_QUANTISED),
+    }
+    deviations = (
         "keys and values of a token are quantised together, a group at a time: residual to "
         "residual + group - 1 tokens are at full precision; the authors' code quantises keys "
         "`residual` at a time (0 to residual - 1 at full precision) and values one by one "
@@ -59,25 +63,13 @@ class KIVI(Policy):
         "outliers are KVQuant's idea, chosen in each group instead of by thresholds from "
         "calibration: the authors' code has none",
     )
-    bounded: ClassVar[bool] = False
-    uses_budget: ClassVar[bool] = False
+    bounded = False
+    uses_budget = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bits not in (2, 4, 8):
             raise UsageError(f"{self.name}: no numbers have {self.bits} bits here: use 2, 4 or 8")
-
-    @property
-    def method(self) -> Method:
-        return Method(
-            self.formula,
-            score="age",
-            place="quantise in HBM",
-            schedule="when a group of tokens has left the residual window",
-            granularity="group of `group` tokens",
-            tiers=(Tier.HBM, Tier.HBM_QUANTISED),
-            deviations=self.deviations,
-        )
 
     @cached_property
     def formats(self) -> tuple[Format, ...]:

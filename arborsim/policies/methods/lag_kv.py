@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,9 +16,11 @@ from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect
+from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.placement import lowest
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
-from arborsim.signals.scores import LagVariance, Score, Vectors, sum_in_order
+from arborsim.signals.scores import Score, sum_in_order
+from arborsim.signals.vectors import LagVariance, Vectors
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class LagKV(RecentPolicy):
     (EpiKV, section 3.3).
     """
 
-    name: ClassVar[str] = "lag-kv"
-    paper: ClassVar[str] = "Liang et al. 2025, arXiv:2504.04704; streamed by arXiv:2606.26472"
-    summary: ClassVar[str] = "keep keys and values that differ from the previous chunk"
-    formula: ClassVar[str] = (
+    name = "lag-kv"
+    paper = "Liang et al. 2025, arXiv:2504.04704; streamed by arXiv:2606.26472"
+    summary = "keep keys and values that differ from the previous chunk"
+    formula = (
         "s(t) = mean over layers and heads of std(k~_t) + std(v~_t); x~ = (x - min) / (max - min + "
         "1e-6) per channel of the previous chunk of 128"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "the EpiKV paper prints no formula, and speaks of the variance after normalising (section "
         "3.3): the spread is the standard deviation over channels, as in Lag-KV; population or "
         "unbiased ranks alike, because all layers have as many channels",
@@ -46,7 +47,7 @@ class LagKV(RecentPolicy):
         "1e-6 is added to max - min, of which the paper says nothing",
         "scores are compared across the whole stream, without Lag-KV's softmax inside a chunk",
     )
-    score: ClassVar[Score] = LagVariance()
+    score = LagVariance()
 
 
 @dataclass(frozen=True)
@@ -63,24 +64,20 @@ class LagKVOfficial(StreamPolicy):
     lag: int = setting(1024, "length of a partition", unit="tokens", low=1)
     ratio: float = setting(0.5, "share of a partition that stays", low=0, high=1)
 
-    name: ClassVar[str] = "lag-kv-official"
-    paper: ClassVar[str] = "Liang et al. 2025, arXiv:2504.04704"
-    official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, half of "
-        "each partition kept, two KV heads, normal vectors) hold the same tokens as after "
-        "LagKVPress; the authors' repository in the same way, its commit was not noted"
-    )
-    summary: ClassVar[str] = "keep half of each partition: what differs most from the next one"
-    formula: ClassVar[str] = (
+    name = "lag-kv-official"
+    paper = "Liang et al. 2025, arXiv:2504.04704"
+    official = same_as_kvpress("LagKVPress", "half of each partition kept")
+    summary = "keep half of each partition: what differs most from the next one"
+    formula = (
         "s(i) = softmax_i(std(k~_i)) + softmax_i(std(v~_i)) over the tokens i of a partition; "
         "x~ = (x - min) / (max - min) per channel of the next partition"
     )
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         "score": "lag-normalised spread of key and value",
         "allocate": "a fixed share of each partition",
         "schedule": "when a partition completes",
     }
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "keeps no budget: the share of each partition is given",
         "a channel that is constant in the next partition counts as having range 1 (the "
         "public code divides by zero)",
@@ -88,9 +85,9 @@ class LagKVOfficial(StreamPolicy):
         "compressed prefix, what is left is ranked and only what exceeds the share goes; with "
         "several leaves, what is recent on one path stays although another path is further",
     )
-    bounded: ClassVar[bool] = False
-    uses_budget: ClassVar[bool] = False
-    score: ClassVar[Score] = Vectors(Signal.KEYS)
+    bounded = False
+    uses_budget = False
+    score = Vectors(Signal.KEYS)
 
     def scores(self) -> Mapping[str, Score]:
         return {"keys": self.score, "values": Vectors(Signal.VALUES)}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from arborsim.policies.placement import Pool
 
 @dataclass(frozen=True)
 class Pyramid(Pool):
-    """What layers keep falls linearly with their depth; on average it is the budget.
+    """The shares of layers fall linearly with their depth; on average it is the budget.
 
     Of a budget ``C`` and a window ``W`` (with a prompt that is pinned, and no smaller than the
     number of leaves), the last layer keeps ``W + (C - W) / beta``, the first as much more than
@@ -31,9 +29,9 @@ class Pyramid(Pool):
     beta: int = 20
     pin_prompt: bool = False
 
-    about: ClassVar[str] = "shares that fall with depth"
+    about = "shares that fall with depth"
 
-    def spare(self, view: CacheView) -> int:
+    def headroom(self, view: CacheView) -> int:
         return view.budget_tokens - view.in_hbm  # a layer may exceed its share where others do not
 
     def shares(self, view: CacheView) -> np.ndarray:
@@ -57,23 +55,23 @@ class PyramidKV(Voting):
 
     beta: int = setting(20, "the last layer keeps 1/beta of the budget beyond the window", low=1)
 
-    name: ClassVar[str] = "pyramidkv"
-    paper: ClassVar[str] = "Cai et al. 2024, arXiv:2406.02069"
-    summary: ClassVar[str] = "lower layers keep more tokens than higher ones"
-    formula: ClassVar[str] = (
+    name = "pyramidkv"
+    paper = "Cai et al. 2024, arXiv:2406.02069"
+    summary = "lower layers keep more tokens than higher ones"
+    formula = (
         "k_l = W + k_max - l (k_max - k_min) / (L - 1), k_min = (C - W) / beta, "
         "k_max = 2 (C - W) - k_min; s(i) as SnapKV"
     )
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         "score": "attention from the end of the prompt on, pooled over the prompt",
         "allocate": "one pool for every KV head; shares fall linearly with the layer's depth",
     }
-    official: ClassVar[str] = (
+    official = (
         "Zefan-Cai/KVCache-Factory@c97f9d7: literally, on 60 random prompts (40 to 354 tokens, "
         "budgets of 20 to 59, two to eight layers of three heads): the 892 heads keep the tokens "
         "of PyramidKVCluster but for those by which it exceeds its budget (0 to 7.5 %)"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "published for the prompt; here shares and votes go on while tokens are generated: every "
         "query since the prompt's window votes, and the lowest of a head over its share goes",
         "shares follow the largest number of tokens that a layer holds; the code keeps uniform "

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect, pin_prompt_setting
@@ -18,38 +16,36 @@ from arborsim.signals.scores import Score
 class Raas(StreamPolicy):
     """Least recently used, where attention is use; the whole prompt stays.
 
-    ``variant=median`` is how the EpiKV paper runs it: a token is used when the newest query pays
-    it at least the median.  ``variant=pages`` is the original: a page of 16 tokens is used when
-    any of them gets more than `threshold`.
+    A page of 16 tokens is used when any of them gets more than `threshold`, as published.
+    ``variant=median`` is how the EpiKV paper runs it: a token is used when the newest query pays it
+    at least the median.
     """
 
     pin_prompt: bool = pin_prompt_setting(True)
-    variant: str = setting("median", "when a token counts as used", choices=("median", "pages"))
+    variant: str = setting("pages", "when a token counts as used", choices=("pages", "median"))
     page: int = setting(16, "page size, for variant=pages", unit="tokens", low=1)
     threshold: float = setting(
         0.01, "alpha: attention that counts as use, for variant=pages", low=0, high=1
     )
 
-    name: ClassVar[str] = "raas"
-    paper: ClassVar[str] = "Hu et al. 2025, ACL Findings; as run by EpiKV, arXiv:2606.26472"
-    official: ClassVar[str] = (
+    name = "raas"
+    paper = "Hu et al. 2025, ACL Findings; as run by EpiKV, arXiv:2606.26472"
+    official = (
         "stevenkolawole/epiphany-kv-cache@d424208: literally, RaaSEviction on the rows of 22 live "
         "searches (chains of 12 lines, budgets of 91 and 110 tokens of about 160): 1,441 of 1,441 "
         "decisions are the same, with ties broken as here"
     )
-    published: ClassVar[Mapping[str, Any]] = {"variant": "pages"}
-    summary: ClassVar[str] = "evict what attention has not refreshed for longest"
-    formula: ClassVar[str] = (
-        "s(i) = last iteration t with a_t(i) >= the lower median of a_t over generated tokens "
-        "(median), or "
-        "with max of a_t over the page of i > alpha (pages)"
+    summary = "evict what attention has not refreshed for longest"
+    formula = (
+        "s(i) = last iteration t with max of a_t over the page of i > alpha (pages), or with "
+        "a_t(i) >= the lower median of a_t over generated tokens (median)"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "attention is averaged over layers and heads: one ranking for the whole model",
         "replayed, readable tokens are compared by the attention of a recording, which attends to "
         "evicted ones too",
-        "on sparse recordings the positions that a row does not list share one value, which "
-        "often is the median: then nearly every token counts as used",
+        "median: on sparse recordings the positions that a row does not list share one value, "
+        "which often is the median: then nearly every token counts as used",
         "pages: the highest attention of a page stands for the attention to its representative "
         "key; the oldest page gives up its tokens one at a time, so that the budget is used up",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +19,8 @@ from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, OnlyE
 from arborsim.policies.placement import Pool
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.pages import Queries
-from arborsim.signals.scores import Score, Vectors, norms
+from arborsim.signals.scores import Score
+from arborsim.signals.vectors import Vectors, norms
 
 # Products of vectors and their means are rounded, so that plans do not depend on how a machine's
 # BLAS adds.
@@ -37,7 +37,7 @@ class CodedTimes(OnlyEvery):
     of the prompt included.
     """
 
-    def next_decision(self, view: CacheView, spare: int) -> int:
+    def next_decision(self, view: CacheView, headroom: int) -> int:
         return (1 - view.prompt_tokens - view.iterations) % self.iterations or self.iterations
 
     def due(self, view: CacheView, event: Event) -> bool:
@@ -70,22 +70,22 @@ class RKV(StreamPolicy):
     kernel: int = setting(7, "neighbours in the max-pool of importance, odd", unit="tokens", low=1)
     as_published: bool = setting(False, "decide as the public code does on its first problem")
 
-    name: ClassVar[str] = "rkv"
-    paper: ClassVar[str] = "R-KV, Cai et al. 2025, arXiv:2505.24133"
-    official: ClassVar[str] = (
+    name = "rkv"
+    paper = "R-KV, Cai et al. 2025, arXiv:2505.24133"
+    official = (
         "Zefan-Cai/R-KV@d15c976: literally, with as_published 120 of 120 random chains (prompts of "
         "14 to 39 tokens and five thoughts of 8 to 14; caches of 9 tokens to 20 more than the "
         "prompt, 40 smaller than it) hold the same tokens at every step"
     )
-    summary: ClassVar[str] = "keep what is attended to and not repeated, per layer and KV head"
-    formula: ClassVar[str] = (
+    summary = "keep what is attended to and not repeated, per layer and KV head"
+    formula = (
         "Z = lambda I - (1 - lambda) R; I: softmax over the keys before the window of max over the "
         "group of q.k, mean over the last W queries, max-pool over `kernel` keys; R: softmax "
         "of the column means of the cosines of keys, the diagonal and each row's most recent "
         "cosine > `threshold` set to 0"
     )
-    words: ClassVar[Mapping[str, Any]] = {"score": "windowed attention minus key redundancy"}
-    deviations: ClassVar[tuple[str, ...]] = (
+    words = {"score": "windowed attention minus key redundancy"}
+    deviations = (
         "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
         "neighbours and the most recent key are told by age, and a row without a cosine > "
         "`threshold` loses nothing; as_published goes by slots, which the code leaves in the order "

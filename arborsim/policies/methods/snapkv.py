@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
-from arborsim.policies.blocks import AfterPrefill, EveryStep, Protect, pin_prompt_setting
+from arborsim.policies.blocks import AfterPrefill, Protect, pin_prompt_setting
+from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.placement import neighbour_mean
 from arborsim.policies.stream import Composed, StreamPolicy
 from arborsim.signals.attention import PromptAttention
@@ -32,24 +31,20 @@ class SnapKV(Composed):
     window: int = setting(64, "last prompt tokens: they vote, and stay", unit="tokens", low=1)
     kernel: int = setting(5, "width of the pooling; odd", unit="tokens", low=1)
 
-    name: ClassVar[str] = "snapkv"
-    paper: ClassVar[str] = "Li et al. 2024, arXiv:2404.14469"
-    official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after "
-        "SnapKVPress; the authors' repository in the same way, its commit was not noted"
-    )
-    summary: ClassVar[str] = "compress the prompt by the attention of its last queries, once"
-    formula: ClassVar[str] = (
+    name = "snapkv"
+    paper = "Li et al. 2024, arXiv:2404.14469"
+    official = same_as_kvpress("SnapKVPress")
+    summary = "compress the prompt by the attention of its last queries, once"
+    formula = (
         "s(i) = avgpool over `kernel` tokens i of the sum over the last W prompt queries of a(i) "
         "(Eqs. 1-3)"
     )
-    words: ClassVar[Mapping[str, Any]] = {"score": "attention from the end of the prompt, pooled"}
-    deviations: ClassVar[tuple[str, ...]] = (
+    words = {"score": "attention from the end of the prompt, pooled"}
+    deviations = (
         "probabilities are averaged over the query heads that share a KV head",
         "a budget below the window keeps the newest tokens of the window",
     )
-    schedule: ClassVar[EveryStep] = AfterPrefill()
+    schedule = AfterPrefill()
 
     def __post_init__(self) -> None:
         super().__post_init__()

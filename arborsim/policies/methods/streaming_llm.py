@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect
+from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.scores import Position, Score
+from arborsim.signals.scores import Position
 
 
 @dataclass(frozen=True)
@@ -18,20 +18,16 @@ class StreamingLLM(StreamPolicy):
 
     sinks: int = setting(4, "attention sinks at the beginning", unit="tokens", low=0)
 
-    name: ClassVar[str] = "streaming-llm"
-    paper: ClassVar[str] = "Xiao et al. 2024, arXiv:2309.17453"
-    official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after "
-        "StreamingLLMPress; the authors' repository in the same way, its commit was not noted"
-    )
-    summary: ClassVar[str] = "keep attention sinks and a sliding window"
-    formula: ClassVar[str] = "keep i < sinks and the newest K - sinks"
-    deviations: ClassVar[tuple[str, ...]] = (
+    name = "streaming-llm"
+    paper = "Xiao et al. 2024, arXiv:2309.17453"
+    official = same_as_kvpress("StreamingLLMPress")
+    summary = "keep attention sinks and a sliding window"
+    formula = "keep i < sinks and the newest K - sinks"
+    deviations = (
         "kept tokens keep their true positions; the published method numbers them anew, by "
         "their place in the cache",
     )
-    score: ClassVar[Score] = Position()
+    score = Position()
 
     @cached_property
     def protect(self) -> Protect:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import (
-    Allocation,
     Decision,
     Protect,
     ProtectSome,
@@ -28,7 +26,7 @@ from arborsim.policies.blocks import (
 )
 from arborsim.policies.methods.epikv import PAPER, POSITIONS, SCALED, WINDOW
 from arborsim.policies.placement import Pool, keep_highest
-from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.attention import NewestAttention
 from arborsim.signals.rolling import HiddenChangeContrast
 from arborsim.signals.scores import Score, sum_in_order
@@ -38,7 +36,7 @@ from arborsim.signals.scores import Score, sum_in_order
 class Segments(Pool):
     """A fixed number of tokens per segment of the stream, by its class; oldest segment first.
 
-    `keeps` are for classes R, E and T; the entropy is that of the mean over the rows of
+    `keeps` are for classes R, E and T.  The entropy is that of the mean over the rows of
     `attention`, the newest query's.
     """
 
@@ -46,7 +44,7 @@ class Segments(Pool):
     keeps: tuple[int, int, int] = (64, 32, 8)
     attention: Score = NewestAttention()  # noqa: RUF009 - frozen
 
-    about: ClassVar[str] = "a fixed number per segment by its class, oldest segment first"
+    about = "a fixed number per segment by its class, oldest segment first"
 
     @property
     def granularity(self) -> str:
@@ -94,12 +92,11 @@ class SegmentPool(ChangingPool):
     """
 
     def __init__(
-        self, segments: Segments, attention: np.ndarray, rank: np.ndarray, ids: np.ndarray,
-        alive: np.ndarray, start: int, stop: int,
-    ) -> None:  # fmt: skip
-        super().__init__(rank, ids, alive, start, stop)
+        self, segments: Segments, attention: np.ndarray, rank: np.ndarray, stream: Stream
+    ) -> None:
+        super().__init__(rank, stream)
         self._segments, self._attention = segments, attention
-        self._pinned, self._old = np.flatnonzero(alive[:start]), stop
+        self._pinned, self._old = np.flatnonzero(stream.alive[: stream.start]), stream.stop
 
     def admit(self, stop: int) -> None:
         self._old = stop
@@ -137,10 +134,10 @@ class SegmentPolicy(RecentPolicy):
     )
     layers: int = setting(4, "last captured layers, if rows=layers", low=1)
 
-    run_allocation: ClassVar[type[Allocation]] = Segments
+    run_allocation = Segments
 
     def attention(self) -> NewestAttention:
-        """Of which entropies are taken."""
+        """The attention whose entropies are taken."""
         return NewestAttention(self.layers if self.rows == "layers" else 0)
 
     @cached_property
@@ -165,20 +162,20 @@ class ThinKV(SegmentPolicy):
     evictable; only the newest ``min(recent, budget / 4)`` are protected.
     """
 
-    name: ClassVar[str] = "thinkv"
-    paper: ClassVar[str] = "Ramachandran et al. 2026, as re-implemented by EpiKV, arXiv:2606.26472"
-    official: ClassVar[str] = (
+    name = "thinkv"
+    paper = "Ramachandran et al. 2026, as re-implemented by EpiKV, arXiv:2606.26472"
+    official = (
         "stevenkolawole/epiphany-kv-cache@d424208: literally, ThinKVEviction on the rows of 11 "
         "live searches (chains of 32 lines, a budget of 374 tokens of about 430): the first "
         "decision is the same in 11 of 11; later ones cut other segments"
     )
-    summary: ClassVar[str] = "keep more of the segments to which attention is narrow"
-    formula: ClassVar[str] = (
+    summary = "keep more of the segments to which attention is narrow"
+    formula = (
         "H_j = -sum p_i ln p_i over the tokens i of segment j, p_i = a_t(i) / sum_j a_t, t the "
         "newest query; of n segments R keeps 64 if H <= the n // 3-th of all H in order (from 0), "
         "E 32 if H <= the 2n // 3-th, T 8; by a_t(i)"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "EpiKV's variant, without the quantisation and the calibrated thresholds of ThinKV "
         "itself, which `thinkv-paper` reconstructs",
         "the paper's text names the classes, the entropy and the numbers kept; the rest is that of "
@@ -212,19 +209,19 @@ class SegmentHS(SegmentPolicy):
         64, "trailing window of the rolling statistic", unit="tokens", low=2, high=65536
     )
 
-    name: ClassVar[str] = "segment-hs"
-    paper: ClassVar[str] = PAPER
-    official: ClassVar[str] = (
+    name = "segment-hs"
+    paper = PAPER
+    official = (
         "stevenkolawole/epiphany-kv-cache@d424208: literally, HybridSegmentHSEviction on the rows "
         "and scores of 11 live searches (chains of 32 lines, a budget of 374 tokens of about 430): "
         "the first decision is the same in 11 of 11; later ones cut other segments"
     )
-    summary: ClassVar[str] = "thinkv's segments, tokens inside ranked by the hidden state"
-    formula: ClassVar[str] = (
+    summary = "thinkv's segments, tokens inside ranked by the hidden state"
+    formula = (
         "segments by the entropy of the newest query's attention, as `thinkv`; inside, "
         "s(t) = z_A(t) - z_B(t) (Table 1; Eqs. 2-3)"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "the paper does not say which hidden-state score ranks inside: EpiKV's",
         "the prompt, for which that score is not defined, is protected (section 3.3), unlike "
         "by `thinkv`; it counts in entropies and tertiles, as in the authors' code",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +22,8 @@ from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBegin, Score, ScoreState, Vectors, sum_in_order
+from arborsim.signals.scores import AtBegin, Score, ScoreState, sum_in_order
+from arborsim.signals.vectors import Vectors
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
 # Distances and means are rounded, so that ties do not depend on the order of summation.
@@ -41,24 +41,19 @@ class AttentionSparsity(Score):
 
     part: float = 0.01
     prompt: bool = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = "sparsity of the attention"
+    needs = frozenset({Signal.HEAD_ATTENTION})
+    about = "sparsity of the attention"
 
     @property
     def use(self) -> RowUse:
-        """What it needs of the rows."""
         return RowUse("shared", "sparsity", ALL_QUERIES if self.prompt else 0, part=self.part)
-
-    @property
-    def row_uses(self) -> frozenset[RowUse]:
-        return frozenset({self.use})
 
     def start(self, layers: int) -> ScoreState:
         return _SparsityState(self)
 
 
 class _SparsityState(AtBegin):
-    knows_held: ClassVar[bool] = True
+    knows_held = True
 
     def __init__(self, spec: AttentionSparsity) -> None:
         super().__init__()
@@ -96,7 +91,7 @@ class _SparsityState(AtBegin):
 def row_sparsity(row: np.ndarray, part: float, held: np.ndarray | None = None) -> float:
     """Sparsity of one token's rows ``[layers, heads, positions]``; 0 if all are NaN.
 
-    Of the entries that are `held`, bool ``[cache groups, positions]``; None: of all.
+    Of the entries that are `held`, bool ``[cache groups, positions]``.  None: of all.
     """
     heads = row.reshape(-1, row.shape[-1])
     here = np.ones(heads.shape, dtype=bool)
@@ -125,18 +120,18 @@ class ThinKVPaper(RecentPolicy):
     most: int = setting(64, "kept of a segment on the first rung; each next one halves it", low=1)
     least: int = setting(4, "kept of a segment on the last rung", unit="tokens", low=1)
 
-    name: ClassVar[str] = "thinkv-paper"
-    paper: ClassVar[str] = "ThinKV, Ramachandran et al. 2025, arXiv:2510.01290"
-    summary: ClassVar[str] = (
+    name = "thinkv-paper"
+    paper = "ThinKV, Ramachandran et al. 2025, arXiv:2510.01290"
+    summary = (
         "quantise thoughts and thin them at transitions; reconstructed from the paper's description"
     )
-    formula: ClassVar[str] = (
+    formula = (
         "sparsity = share of a row's entries under 1% of its maximum; a segment is T from `high` "
         "on, E below `low`, else R; with every T segment the earlier ones go one rung down "
         "{most, most / 2, ... least}; kept are the members nearest to the k-means of post-RoPE "
         "keys"
     )
-    words: ClassVar[Mapping[str, Any]] = {
+    words = {
         "score": "members nearest to the k-means of the segment's keys, per layer and KV head",
         "allocate": "a rung per segment",
         "place": "quantise, then evict",
@@ -144,7 +139,7 @@ class ThinKVPaper(RecentPolicy):
         "granularity": "segment of `segment` tokens",
         "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.HBM_COARSE, Tier.EVICTED),
     }
-    deviations: ClassVar[tuple[str, ...]] = (
+    deviations = (
         "reconstructed from the paper's description; no code was public",
         "R and E tokens are stored in 4 bits, T tokens in 2, as whole numbers in groups of 16 "
         "channels with scales in e4m3 and no zero point; the paper's 4-bit numbers are floating, "
@@ -160,10 +155,8 @@ class ThinKVPaper(RecentPolicy):
         "budget, segments go a rung further, transitions first, then execution, then "
         "reasoning, the oldest first among each; below the last rung the oldest tokens go",
     )
-    score: ClassVar[Score] = Vectors(Signal.KEYS)
-    formats: ClassVar[tuple[Format, ...]] = tuple(
-        Format(bits, group=16, scale_bytes=1) for bits in (4, 2)
-    )
+    score = Vectors(Signal.KEYS)
+    formats = tuple(Format(bits, group=16, scale_bytes=1) for bits in (4, 2))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -237,7 +230,7 @@ class ThinKVPaper(RecentPolicy):
 
 
 def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:
-    """Number of the rung that each segment has reached, -1 for none; int64 ``[segments]``.
+    """Number of the rung that each segment has reached, -1 for none.  Int64 ``[segments]``.
 
     Every `transition`, bool ``[segments]``, oldest first, takes all before it a rung down; the last
     of the `rungs` is not left.
@@ -249,7 +242,7 @@ def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:
 def thin(tier: np.ndarray, segment: np.ndarray, keys: np.ndarray, count: int) -> int:
     """Evict all but `count` representatives of a segment's tokens; how many left HBM.
 
-    `tier`, int8 ``[tokens]`` of one group, is changed in place; keys are ``[tokens, head_dim]``.
+    `tier`, int8 ``[tokens]`` of one group, is changed in place.  Keys are ``[tokens, head_dim]``.
     """
     held = segment[hbm_mask(tier[segment])]
     if len(held) <= count:
@@ -284,7 +277,7 @@ def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np
     """Indices of `count` of the members, float64 ``[members, size]``, oldest first; rising.
 
     Lloyd's algorithm from evenly spaced members, with a fixed number of iterations at most.  Each
-    mean in turn takes the nearest member that none before it took; the newer among equals.
+    mean in turn takes the nearest member that none before it took.  The newer among equals.
     """
     members = len(vectors)
     if count >= members:

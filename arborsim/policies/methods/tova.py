@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import Protect
+from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.attention import NewestAttention
 from arborsim.signals.scores import GROUPINGS, Score
@@ -23,16 +23,12 @@ class Tova(StreamPolicy):
 
     per: str = setting("layer", "what keeps tokens of its own", choices=GROUPINGS)
 
-    name: ClassVar[str] = "tova"
-    paper: ClassVar[str] = "Oren et al. 2024, arXiv:2401.06104"
-    official: ClassVar[str] = (
-        "NVIDIA/kvpress 0.5.5: literally, 500 of 500 random prompts (16 to 199 tokens, 30 to 95 "
-        "% of them kept, two KV heads, normal vectors) hold the same tokens as after TOVAPress; "
-        "the authors' repository in the same way, its commit was not noted"
-    )
-    summary: ClassVar[str] = "evict what the newest query attends to least"
-    formula: ClassVar[str] = "s(i) = a_t(i), t the newest query, mean over heads"
-    deviations: ClassVar[tuple[str, ...]] = (
+    name = "tova"
+    paper = "Oren et al. 2024, arXiv:2401.06104"
+    official = same_as_kvpress("TOVAPress")
+    summary = "evict what the newest query attends to least"
+    formula = "s(i) = a_t(i), t the newest query, mean over heads"
+    deviations = (
         "on a tree, leaves that decode together all are newest: a token that several of them "
         "see gets the mean",
         "per=head and per=shared are not in the paper, which ranks per layer",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,9 +12,10 @@ from arborsim.core.events import TokenRun
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect, ProtectSome
-from arborsim.policies.stream import ChangingPool, MakeCandidates, StreamPolicy
+from arborsim.policies.stream import ChangingPool, MakeCandidates, Stream, StreamPolicy
 from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
-from arborsim.signals.scores import GROUPINGS, Score, ValueSize
+from arborsim.signals.scores import GROUPINGS, Score
+from arborsim.signals.vectors import ValueSize
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,12 @@ class Vatp(StreamPolicy):
         20, "protected first tokens, at most a quarter of the budget", unit="tokens", low=0
     )
 
-    name: ClassVar[str] = "vatp"
-    paper: ClassVar[str] = "Guo et al. 2024, arXiv:2406.12335"
-    official: ClassVar[str] = (
-        "the authors' repository: literally, on random inputs; its commit was not noted"
-    )
-    summary: ClassVar[str] = "keep what is attended and has large values"
-    formula: ClassVar[str] = "s(i) = ||v_i||_1 x sum over queries t of a_t(i)"
-    deviations: ClassVar[tuple[str, ...]] = (
+    name = "vatp"
+    paper = "Guo et al. 2024, arXiv:2406.12335"
+    official = "the authors' repository: literally, on random inputs; its commit was not noted"
+    summary = "keep what is attended and has large values"
+    formula = "s(i) = ||v_i||_1 x sum over queries t of a_t(i)"
+    deviations = (
         "sinks take at most a quarter of the budget, so that small budgets can be replayed",
         "grouped-query attention: the mean over the query heads that share a KV head (the "
         "paper's formula is for heads with values of their own)",
@@ -68,8 +66,8 @@ class Vatp(StreamPolicy):
 class ProductPool(ChangingPool):
     """Candidates that rank by the product of two scores."""
 
-    def __init__(self, scores: np.ndarray, others: np.ndarray, *candidates: Any) -> None:
-        super().__init__(scores, *candidates)
+    def __init__(self, scores: np.ndarray, others: np.ndarray, stream: Stream) -> None:
+        super().__init__(scores, stream)
         self._others = others
 
     def values_of(self, known: np.ndarray) -> np.ndarray:

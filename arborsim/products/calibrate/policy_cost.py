@@ -23,16 +23,9 @@ import numpy as np
 
 from arborsim.core.errors import ArborsimError
 from arborsim.core.events import Decode, Event, Prefill, TokenRun
-from arborsim.core.observations import (
-    DenseRows,
-    HiddenRows,
-    LayerRows,
-    Observations,
-    Signal,
-    VectorRows,
-)
-from arborsim.core.rope import Rope
-from arborsim.core.shape import CacheShape
+from arborsim.core.head_rows import VectorRows
+from arborsim.core.observations import DenseRows, HiddenRows, LayerRows, Observations, Signal
+from arborsim.core.shape import CacheShape, Rope
 from arborsim.core.statistics import nonnegative_least_squares
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.profile import PolicySeconds

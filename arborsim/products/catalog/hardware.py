@@ -102,7 +102,7 @@ SUBCOMMANDS = {"import": import_}
 def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from arborsim.machine.profile import numbers_of
+    from arborsim.machine.numbers import numbers_of
 
     price = prices.of(profile.name)
     said = {name: getattr(prices, name) for name in ("currency", "date", "source")}
@@ -128,6 +128,7 @@ def _kernels(profile: HardwareProfile) -> dict[str, str]:
 def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, host: str) -> None:
     """A line per GPU, and a line per host; what is assumed has a question mark."""
     from arborsim.machine.lookup import host_names, load_host
+    from arborsim.machine.numbers import numbers_of
     from arborsim.report.table import print_list
     from arborsim.report.words import plain
 
@@ -147,7 +148,7 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
             f"{getattr(profile, key) / size:.{digits}f}" + "?" * profile.is_assumed(key)
             for key, (_, size, digits) in columns.items()
         ]
-        assumed = f"{len(profile.assumed())} of {len(profile.numbers())}"
+        assumed = f"{len(profile.assumed())} of {len(numbers_of(profile))}"
         rows.append([name, *figures, assumed, _price(profile.name, prices)])
     heads = [head for head, _, _ in columns.values()]
     print_list(console, ["GPU", *heads, "assumed", f"{plain(prices.currency)}/h"], rows)
@@ -176,7 +177,7 @@ def _price(gpu: str, prices: Prices) -> str:
 def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None:
     from rich.text import Text
 
-    from arborsim.machine.profile import numbers_of
+    from arborsim.machine.numbers import numbers_of
     from arborsim.report.table import grid
     from arborsim.report.words import plain
 
@@ -195,7 +196,7 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
         note = f"; {plain(prices.notes[gpu])}" if gpu in prices.notes else ""
         console.print(Text(f"\n{shown}: {plain(prices.source)}, {plain(prices.date)}{note}"))
     text = (
-        f"\n{len(profile.assumed())} of {len(profile.numbers())} numbers are assumed. `arborsim "
+        f"\n{len(profile.assumed())} of {len(numbers_of(profile))} numbers are assumed. `arborsim "
         f'calibrate hardware` measures them; a TOML file with base = "{gpu}" changes single ones.'
     )
     console.print(Text(text, style="dim"))

@@ -160,7 +160,7 @@ def _weights(geometry: Geometry) -> list[str]:
 
 
 def _bits(kind: str) -> str:
-    from arborsim.core.products import WEIGHT_BITS
+    from arborsim.core.geometry import WEIGHT_BITS
 
     return f"{WEIGHT_BITS[kind]:.4g} bits ({kind}, scales included)"
 

@@ -208,7 +208,7 @@ def tier_code(facts: Mapping[str, Any]) -> str:
         ("H", Tier.HBM in tiers),
         ("q" if narrow else "h", any(tier.in_hbm and tier.quantised for tier in tiers)),
         ("D", Tier.DDR in tiers),
-        ("c" if narrow else "d", any(tier.in_ddr and tier.quantised for tier in tiers)),
+        ("c" if narrow else "d", any(tier.offloaded and tier.quantised for tier in tiers)),
         ("x", Tier.EVICTED in tiers),
     )
     return "".join(letter if there else "-" for letter, there in kinds)

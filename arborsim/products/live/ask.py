@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by
+from arborsim.policies.live_hints import hints_of
 from arborsim.products import choices
 from arborsim.products.equivalent import equivalent
 from arborsim.products.record.problems import DEFAULTS, Problems, live_fields
@@ -463,7 +464,7 @@ def _not_bounded(cells: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], tu
             continue
         if not policy.bounded:
             unbounded.add(policy.name)
-            if policy.bounds_page:
+            if hints_of(policy).bounds_page:
                 reading.append(policy.name)
     return frozenset(unbounded), tuple(reading)
 

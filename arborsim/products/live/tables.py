@@ -14,6 +14,7 @@ from arborsim.core.units import quantity
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.play.live_log import describe
 from arborsim.play.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
+from arborsim.policies.live_hints import hints_of
 from arborsim.products.replay.tables import COLUMNS, NAMES, flat_measurements
 from arborsim.products.replay.words import budget_of_reading
 from arborsim.report.lines import print_tables
@@ -62,7 +63,7 @@ class LiveReport:
             return result.episode, order.get((result.policy, result.budget), len(order))
 
         unbounded = frozenset(c.policy.name for c in request.cells if not c.policy.bounded)
-        paged = (c.policy for c in request.cells if c.policy.bounds_page)
+        paged = (c.policy for c in request.cells if hints_of(c.policy).bounds_page)
         reading = tuple(policy.name for policy in paged if not policy.bounded)
         found = tuple(sorted(results, key=place))
         asked = describe(request), request.command, request.shadow

@@ -28,7 +28,8 @@ from arborsim.play.meters import Quality as Figures
 from arborsim.products.plan.results import Quality
 from arborsim.products.plan.statistics import Estimate, Solved, solved_share
 from arborsim.products.plan.workload import Candidate, MixEntry, Workload
-from arborsim.trace.episode import Episode, checked_lists
+from arborsim.trace.decode import checked_lists
+from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import Kind
 from arborsim.trace.validate import Where
@@ -167,7 +168,7 @@ def record_unit(unit: Unit) -> list[RecordedSearch] | str:
     """Record the unit's searches, or say why the policy cannot keep one of them."""
     policy = unit.candidate.policy.policy
     assert unit.machine.geometry is not None
-    if why := unsuited(policy, unit.machine.geometry):
+    if why := unsuited(policy, unit.machine.geometry, unit.machine):
         return why
     reader = open_trace(unit.trace)
     figures = Figures.of(reader, output_error=False)
@@ -299,7 +300,7 @@ _ITERATIONS = PIECE_COLUMNS.index("iterations")
 #: How many numbers of each phase grow with the length of a search.
 _SCALED = {
     Op.PREFILL: (1,), Op.DECIDE: (1,), Op.COPY: (1,), Op.RECOMPUTE: (1, 2), Op.HOLD: (1,),
-    Op.LEVEL: (1, 2, 3), Op.MOVE: (3,),
+    Op.LEVEL: (1, 2, 3), Op.MOVE: (3,), Op.STORE: (2,),
 }  # fmt: skip
 
 

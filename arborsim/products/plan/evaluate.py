@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.machine.places import ClosedLoop
-from arborsim.machine.server import ServingEngine
+from arborsim.core.tiers import DDR, MEMORIES
+from arborsim.machine.scheduler import ClosedLoop
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.terms import check_explained, plan_name
 from arborsim.products.generate.arrivals import ClientLoop
 from arborsim.products.plan.demands import MixDemands, solved
@@ -52,8 +53,10 @@ def cost_terms(engine: ServingEngine, number: int) -> Mapping[str, float]:
     behind_s = -alone.waited_s  # transfers hide as far as nothing waits for them
     for chain in priced.chains:
         for leg in chain:
-            name = "transfers to HBM" if leg.up else "transfers to DDR"
-            terms[name] += (seconds := price.transfer_s(leg.bytes, leg.up))
+            away = MEMORIES[leg.memory]
+            name = f"transfers from {away}" if leg.up else f"transfers to {away}"
+            name = "transfers to HBM" if leg.up and leg.memory == DDR else name
+            terms[name] += (seconds := price.transfer_s(leg.bytes, leg.up, leg.memory))
             behind_s += seconds
     terms[HIDDEN] = -(hidden_s + behind_s)
     whose = f"{priced.info.policy}, episode {priced.info.episode} of {priced.info.trace}"
@@ -68,13 +71,17 @@ def too_many_refused(bench: Bench) -> str:
     hbm = np.array([each.peak_hbm_bytes for each in engine.alone])
     ddr = np.array([priced.demand.peak_ddr_bytes for priced in engine.demands])
     refused = (hbm > engine.kv_bytes) | (ddr > ddr_bytes)
+    rooms = [("HBM", hbm, engine.kv_bytes), ("DDR", ddr, ddr_bytes)]
+    for memory in engine.price.cost.profile.memories:
+        own = [each.demand.peak_stored_bytes.get(memory.number, 0) for each in engine.demands]
+        rooms.append((memory.name, np.array(own), memory.bytes))
+        refused |= rooms[-1][1] > memory.bytes
     worst = max(int(refused[drawn[workload.warm_up :]].sum()) for drawn in bench.drawn.values())
     if worst <= bench.allowed:
         return ""
     share = worst / (workload.searches - workload.warm_up)
-    what, most, room = ("HBM", hbm.max(), engine.kv_bytes)
-    if most <= room:
-        what, most, room = "DDR", ddr.max(), ddr_bytes
+    what, peaks, room = next(each for each in rooms if each[1].max() > each[2])
+    most = peaks.max()
     return (
         f"{share:.1%} of the searches never fit: the largest needs {most / 1e9:.2f} GB of {what} "
         f"for its keys and values, and there are {room / 1e9:.2f} GB; a smaller budget or more "
@@ -122,6 +129,10 @@ def served_alone(bench: Bench) -> tuple[Alone, dict[int, int]]:
         at_percentile(latency),
         at_percentile(token),
         dict(terms),
+        {
+            memory.name: mean([each.peak_stored_bytes.get(memory.number, 0) for each in sources])
+            for memory in engine.price.cost.profile.memories
+        },
     )
     return alone, {seed: int(misses[mine].sum()) for seed, mine in by_seed.items()}
 

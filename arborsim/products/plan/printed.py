@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 
 _MOST_SLOW = 6  # candidates that are named where all are too slow
 _RUNS_OUT = {
-    "hbm": "HBM space", "host": "DDR space", "compute": "compute", "memory": "HBM speed",
-    "pcie_down": "PCIe down", "pcie_up": "PCIe up",
-}  # fmt: skip
+    "hbm": "HBM space",
+    "host": "DDR space",
+    "below": "space below DDR",
+    "compute": "compute",
+    "memory": "HBM speed",
+    "pcie_down": "PCIe down",
+    "pcie_up": "PCIe up",
+}
 #: Why there is no larger load, where it is not the target: a mark and what it means.
 _BEYOND = {
     "throughput": ("=", "beyond it searches arrive faster than they end"),

@@ -15,8 +15,8 @@ from arborsim.machine.basis import bases
 from arborsim.machine.cost import CostModel
 from arborsim.machine.fidelity import bases_text
 from arborsim.machine.machine import ServingOptions
+from arborsim.machine.numbers import assumed_numbers as profile_numbers
 from arborsim.machine.price import Price
-from arborsim.machine.profile import assumed_numbers as profile_numbers
 from arborsim.machine.weights import weights_type
 from arborsim.policies.registry import values_of
 from arborsim.products.generate.lengths import TreeSpec

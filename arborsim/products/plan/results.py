@@ -98,6 +98,8 @@ class Alone:
     at_percentile_s: float
     token_at_percentile_s: float
     terms_s: Mapping[str, float] = field(default_factory=dict)  #: seconds of each cost term
+    #: The most in each memory below DDR, in bytes: means like the others
+    peak_stored_bytes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class LoadPoint:
     busy: BusySeconds  #: where the engine's time went; sums over runs, of `total_s`
     prefixes: PrefixTokens  #: where searches found the tokens of shared prefixes; sums over runs
     total_s: float  #: simulated seconds of all runs
-    #: What ran out first, over all runs (`plan.runs.runs_out`): hbm, host, searches,
+    #: What ran out first, over all runs (`plan.runs.runs_out`): hbm, host, below, searches,
     #: compute, memory, pcie_down or pcie_up.
     saturated: str
     #: Per 1,000 searches.

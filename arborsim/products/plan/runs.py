@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from arborsim.machine.clock import Command
-from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.report import SearchOutcome, ServingReport, Utilisation
-from arborsim.machine.server import Server, ServingEngine, Watch, play_closed_form
+from arborsim.machine.scheduler import Arrivals, ClosedLoop, Timed
+from arborsim.machine.server import Server
+from arborsim.machine.serving import ServingEngine, Watch, play_closed_form
 from arborsim.machine.state import ServedSearch
 from arborsim.products.generate.arrivals import ClientLoop
 from arborsim.products.plan.demands import MixDemands
@@ -302,8 +303,14 @@ def runs_out(runs: Sequence[Run]) -> str:
 def mean_shares(runs: Sequence[Run]) -> Utilisation:
     """`used_shares`: the mean over runs."""
     each = [used_shares(run.report) for run in runs]
-    names = [field.name for field in fields(Utilisation)]
-    return Utilisation(*(float(np.mean([getattr(one, name) for one in each])) for name in names))
+    found: dict[str, Any] = {}
+    for name in (field.name for field in fields(Utilisation)):
+        values = [getattr(one, name) for one in each]
+        if isinstance(values[0], Mapping):  # by memory
+            found[name] = {key: float(np.mean([v[key] for v in values])) for key in values[0]}
+        else:
+            found[name] = float(np.mean(values))
+    return Utilisation(**found)
 
 
 def used_shares(report: ServingReport) -> Utilisation:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.tables import csv_text
+from arborsim.core.tiers import BELOW_DDR
 from arborsim.core.units import Scale, scale_for
 from arborsim.products.plan import sentences as plan_words
 from arborsim.products.plan.results import (
@@ -133,6 +134,15 @@ def _main(result: PlanResult) -> tuple[Column[CandidateResult], ...]:
     )  # fmt: skip
 
 
+def _of_memory(what: str, memory: str) -> Callable[[LoadPoint], float]:
+    """Reads a share of a memory below DDR; 0 on machines without it."""
+    return lambda point: float(getattr(point.used, what).get(memory, 0.0))
+
+
+def _alone_in(memory: str) -> Callable[[CandidateResult], float]:
+    return lambda row: row.alone.peak_stored_bytes.get(memory, 0.0) if row.alone else 0.0
+
+
 _USE: tuple[Column[CandidateResult], ...] = (
     _largest("served", "Served there", "count", lambda p: p.served_per_s.value,
              "Searches that ended per second while the measured ones arrived, mean over runs. In "
@@ -161,6 +171,15 @@ _USE: tuple[Column[CandidateResult], ...] = (
            "Share of the time that the busier direction carries something.", NOTHING),
     _share("use_host", "Host memory", lambda p: p.used.host,
            "Bytes held in DDR (and NVMe), of those there are, over time.", NOTHING),
+    *(column for name in BELOW_DDR for column in (
+        Column(f"alone_{name.lower()}", f"{name} peak, alone", "bytes", _alone_in(name),
+               f"Bytes in {name} of one search by itself, at most: mean over the mix.",
+               hide=NOTHING),
+        _share(f"use_{name.lower()}", name, _of_memory("below", name),
+               f"Bytes held in {name}, of those there are, over time.", NOTHING),
+        _share(f"use_{name.lower()}_link", f"{name} link", _of_memory("links", name),
+               "Share of the time that the busier direction of its link carries something.",
+               NOTHING))),
     _largest("preempted", "Preempted per 1,000", "count", lambda p: p.preemptions_per_1000,
              "How often a search had to give up its place to others, per 1,000 searches.", NOTHING,
              scale=_plainly("")),
@@ -273,6 +292,10 @@ def _known(row: CandidateResult) -> dict[str, Any]:
         "alone_s": alone and alone.seconds,
         "alone_at_percentile_s": alone and alone.at_percentile_s,
         "alone_peak_hbm_bytes": alone and alone.peak_hbm_bytes,
+        **{
+            f"alone_peak_{name.lower()}_bytes": size
+            for name, size in (alone.peak_stored_bytes if alone else {}).items()
+        },
         "fleet_machines": fleet and fleet.machines,
         "fleet_gpus": fleet and fleet.gpus,
         "fleet_price_per_hour": (fleet and fleet.price_per_hour) or (None, None),
@@ -315,7 +338,12 @@ def _flat(figures: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, tuple):
             ends = {f"{name}_low": value[0], f"{name}_high": value[1]}
         elif is_dataclass(value):
-            ends = {f"{name}_{each.name}": getattr(value, each.name) for each in fields(value)}
+            ends = {}
+            for each in fields(value):
+                own = getattr(value, each.name)
+                parts = own if isinstance(own, Mapping) else {"": own}
+                ends |= {f"{name}_{each.name}_{key.lower()}".rstrip("_"): v
+                         for key, v in parts.items()}  # fmt: skip
         else:
             ends = {name: value}
         found |= ends

@@ -7,10 +7,15 @@ from arborsim.products.plan.runs import TIME
 
 #: Names of `LoadPoint.saturated`.
 RESOURCES = {
-    "hbm": "HBM space", "host": "host memory", "searches": "allowed searches",
-    "compute": "compute", "memory": "HBM bandwidth", "pcie_down": "PCIe to the host",
+    "hbm": "HBM space",
+    "host": "host memory",
+    "below": "memory below DDR",
+    "searches": "allowed searches",
+    "compute": "compute",
+    "memory": "HBM bandwidth",
+    "pcie_down": "PCIe to the host",
     "pcie_up": "PCIe from the host",
-}  # fmt: skip
+}
 
 
 def money(cost: tuple[float, float] | None, currency: str) -> str:

@@ -96,7 +96,7 @@ class Candidate:
     @property
     def offloads(self) -> bool:
         """Whether the policy may put tokens into DDR."""
-        return any(tier.in_ddr for tier in self.policy.policy.method.tiers)
+        return any(tier.offloaded for tier in self.policy.policy.method.tiers)
 
     @property
     def shown_recall(self) -> str:

@@ -27,6 +27,7 @@ from arborsim.machine.lookup import (
 )
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
+from arborsim.play import served
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
 from arborsim.products.calibrate.documents import Calibration, apply, read_calibration
@@ -239,7 +240,7 @@ def _check_signals(workload: Workload) -> None:
         for choice in workload.policies:
             with located(f"[[mix]] {number} ({entry.name})"):
                 if isinstance(source, TraceReader):
-                    source.require(choice.policy.reads(), f"policy {choice.name}")
+                    served.require(choice.policy, source, f"policy {choice.name}", in_file=True)
                 else:
                     _require(source, choice, workload.geometry)
 

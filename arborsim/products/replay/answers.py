@@ -117,8 +117,8 @@ class Counted(Score):
 
     @cached_property
     def changed(self) -> dict[str, Any]:
-        """The settings in which it is not what the policy's authors run."""
-        theirs = authors_form(self.policy)
+        """The settings that are not the defaults: in these it is not what its authors run."""
+        theirs = defaults_of(self.policy)
         return {name: value for name, value in self.settings.items()
                 if theirs.get(name, _NOTHING) != value}  # fmt: skip
 
@@ -128,7 +128,7 @@ class Counted(Score):
 
         ``"epikv inverted"`` is EpiKV with its two layers swapped.
         """
-        changed, theirs = dict(self.changed), authors_form(self.policy)
+        changed, theirs = dict(self.changed), defaults_of(self.policy)
         layers = [(changed.get(f"layer_{one}"), theirs.get(f"layer_{other}"))
                   for one, other in ("ab", "ba")]  # fmt: skip
         inverted = all(value is not None and value == other for value, other in layers)
@@ -423,18 +423,6 @@ def defaults_of(policy: str) -> dict[str, Any]:
         return resolved(build(policy, code=False))
     except ArborsimError:
         return {}
-
-
-@cache
-def authors_form(policy: str) -> dict[str, Any]:
-    """The settings with which a policy is what its authors run (`Policy.published`)."""
-    from arborsim.policies.registry import find
-
-    try:
-        published = find(policy, code=False).published
-    except ArborsimError:
-        published = {}
-    return {**defaults_of(policy), **published}
 
 
 def resolved(policy: Any) -> dict[str, Any]:

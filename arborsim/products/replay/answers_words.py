@@ -67,8 +67,8 @@ def footnotes(rows: Sequence[Row]) -> list[str]:
         return []
     problems = list(dict.fromkeys(row.answers.problems for row in known if row.answers))
     found = [
-        f"right: answers counted live, tokens really removed, on {listed(problems)}, with the "
-        "recorded model and these settings."
+        f"right: answers counted live, {_taken(known)}, on {listed(problems)}, with the recorded "
+        "model and these settings."
     ]
     if any(row.answers and not row.answers.own_budget for row in known):
         found.append("right @: no answers were counted at that row's budget, but at this one.")
@@ -82,6 +82,16 @@ def footnotes(rows: Sequence[Row]) -> list[str]:
         those = "; ".join(f"{', '.join(d)} for {listed(whose)}" for d, whose in other.items())
         found.append(f"right {OTHER}: other problems of the task than this trace's: {those}.")
     return found
+
+
+def _taken(rows: Sequence[Row]) -> str:
+    """How the live runs took away what policies evict; full retention evicts nothing."""
+    masked = dict.fromkeys(row.policy for row in rows if row.answers and row.answers.masked)
+    if not masked:
+        return "tokens really removed"
+    if all(row.is_baseline or row.policy in masked for row in rows):
+        return "tokens masked, not removed"
+    return f"tokens really removed, or masked ({', '.join(masked)})"
 
 
 def not_ranking() -> str:
@@ -119,10 +129,8 @@ def deciding(rows: Sequence[Row], result: ReplayResult) -> str:
     parts = ["arborsim", "live", *_problems(recording), "--policy", ",".join([*known, *files])]
     parts += ["--budget", ",".join(budgets)] if budgets else []
     for policy in known:
-        defaults = defaults_of(policy)
-        for name, value in result.policies.get(policy, {}).items():
-            if defaults.get(name) != value:
-                parts += ["--set", f"{policy}.{name}={_text(value)}"]
+        for setting in changed(policy, result):
+            parts += ["--set", f"{policy}.{setting}"]
     return shlex.join([*parts, "--episodes", f"{_EPISODES}", "--out", "answers.jsonl"])
 
 
@@ -130,6 +138,12 @@ def _lacking(rows: Sequence[Row]) -> list[Row]:
     """Rows of which no answers of their own were counted."""
     others = (row for row in rows if not (row.is_baseline or row.is_oracle))
     return [row for row in others if not (row.answers and row.answers.exact)]
+
+
+def changed(policy: str, result: ReplayResult) -> list[str]:
+    """Settings of a policy of a replay that are not its defaults: ``["per=shared"]``."""
+    defaults, own = defaults_of(policy), result.policies.get(policy, {})
+    return [f"{name}={_text(value)}" for name, value in own.items() if defaults.get(name) != value]
 
 
 def _problems(recording: Mapping[str, Any]) -> list[str]:

@@ -77,7 +77,7 @@ def replay(
         tokens.
     settings : mapping or sequence of str
         Parameters of policies given by name: ``{"sinks": 4}`` for all that have it,
-        ``{"h2o.per": "head"}`` for one.
+        ``{"h2o.per": "shared"}`` for one.
     calibration : str or sequence of str
         Calibrations, shipped ones by name, whose settings hold where `settings` gives none.
     full : bool
@@ -141,7 +141,7 @@ def replay(
     --------
     >>> import arborsim
     >>> results = arborsim.replay(
-    ...     "traces/chain-tree.parquet", policies=["h2o", "arborkv"], budgets=[0.5, 0.7],
+    ...     "traces/chain-tree.parquet", policies=["epikv", "arborkv"], budgets=[0.5, 0.7],
     ...     model="llama-3.1-8b", episodes=2,
     ... )
     >>> results.summary()[["policy", "budget", "attention_kept"]]  # doctest: +SKIP
@@ -302,13 +302,16 @@ class ReplayResults(Results):
         """
         import pandas as pd
 
+        from arborsim.core.measurements import stored_columns
+
         rows = []
         for row in self.raw.rows(self.raw.left_out):
             found = asdict(row)
             time, relative = found.pop("time"), found.pop("relative")
+            del found["stored"]
             answered = _answer_columns(found.pop("answers"))
             rows.append({
-                **found, **time, **answered, "total_s": row.total_s,
+                **found, **stored_columns(row.stored), **time, **answered, "total_s": row.total_s,
                 "tokens_per_s": row.tokens_per_s,
                 "hbm_vs_full": relative["peak_hbm"], "time_vs_full": relative["time"],
                 "speed_vs_full": relative["tokens_per_s"],
@@ -427,12 +430,12 @@ def _episode(row: Mapping[str, Any], kv_bytes: Mapping[str, int]) -> EpisodeResu
 
 def measured(row: Mapping[str, Any]) -> Any:
     """The counters and seconds of a row of a table."""
-    from arborsim.core.measurements import Measurements, TimeSplit
+    from arborsim.core.measurements import Measurements, TimeSplit, stored_of
 
     time = TimeSplit(**{part.name: row[part.name] for part in fields(TimeSplit)})
-    apart = ("time", "series")
+    apart = ("time", "series", "stored")
     own = {f.name: row[f.name] for f in fields(Measurements) if f.name not in apart}
-    return Measurements(**own, time=time)
+    return Measurements(**own, time=time, stored=stored_of(row))
 
 
 def _with_pictures(result: ReplayResult, job: Replay) -> ReplayResult:

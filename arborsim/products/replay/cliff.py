@@ -52,6 +52,8 @@ class Cliff:
         ns = [point.n for line in self.lines for point in line.points]
         most = counted(max(ns), "problem")
         few = f", or as many as the budget could hold ({min(ns)} at least)"
+        some = any(point.masked for line in self.lines for point in line.points)
+        masked = ", with tokens removed or masked," if some else ""
         missing = [
             f"{each.label} at {each.budget} ({each.infeasible} of {each.n + each.infeasible})"
             for each in self.left_out[:_MOST_NAMED]
@@ -59,7 +61,7 @@ class Cliff:
         named = ", ".join(missing) + (", ..." if len(self.left_out) > _MOST_NAMED else "")
         unfit = f" Not drawn, for the budget could not hold many: {named}." if missing else ""
         return (
-            f"Live runs of {self.searched.model} on {self.title}, temperature "
+            f"Live runs of {self.searched.model}{masked} on {self.title}, temperature "
             f"{self.searched.temperature:g}: {most} a point{few if min(ns) < max(ns) else ''}, "
             "whiskers are 95% Clopper-Pearson intervals. Grey: other policies and settings."
             f"{unfit}"

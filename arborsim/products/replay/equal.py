@@ -18,6 +18,8 @@ from arborsim.core.errors import ArborsimError, BudgetInfeasible, UnknownName, U
 from arborsim.core.tiers import Budget
 from arborsim.core.units import quantity
 from arborsim.core.workers import in_order
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.play import served
 from arborsim.play.episode import Cell, play_episode
 from arborsim.play.results import BASELINE, EqualBudget, LeftOut
 from arborsim.policies.base import Policy
@@ -77,7 +79,7 @@ def at_equal_memory(
     cells: dict[str, list[Cell]] = {}
     for reader in readers:
         if reference is not None:
-            reader.require(reference.reads(), f"reference {reference.name}")
+            served.require(reference, reader, f"reference {reference.name}")
         own = job.cells(reader)
         units += [(reader.path, cell) for cell in own if cell.policy.uses_budget]
         cells[job.name_of(reader)] = [cell for cell in own if not cell.policy.uses_budget]
@@ -164,7 +166,7 @@ def memory(job: Replay, reader: TraceReader, measure: str, cell: Cell) -> float 
     found = []
     for number in job.chosen(reader):
         (episode,) = reader.episodes(needs, start=number, stop=number + 1)
-        executor = job.machine.executor(cell.policy, episode.info)
+        executor = SimulatedExecutor.of(job.machine, cell.policy, episode.info)
         try:
             played = play_episode(episode, cell, executor)
         except BudgetInfeasible:

@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from arborsim.core.errors import ArborsimError, BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine, unsuited
-from arborsim.machine.profile import assumed_numbers
+from arborsim.machine.numbers import assumed_numbers
+from arborsim.play import served
 from arborsim.play.episode import Cell, cells_of, play_episode
 from arborsim.play.meters import UNMEASURED, Quality
 from arborsim.play.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture
@@ -35,7 +36,7 @@ from arborsim.play.results import (
     does_not_fit,
 )
 from arborsim.policies.base import Policy
-from arborsim.policies.registry import parameters, values_of
+from arborsim.policies.registry import values_of
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import recording_options
@@ -96,7 +97,7 @@ class Replay:
                  if self.asks_for(policy)]  # fmt: skip
         if self.strict or not any(self._serves(*each) for each in asked):
             for policy, reader in asked:
-                reader.require(policy.reads(), f"policy {policy.name}")
+                served.require(policy, reader)
                 if why := self._unsuited(policy, reader):
                     raise UsageError(why)
         return readers
@@ -122,21 +123,22 @@ class Replay:
         return cells_of([p for p in self.policies if self._serves(p, reader)], self.budgets)
 
     def _serves(self, policy: Policy, reader: TraceReader) -> bool:
-        return not _missing(policy, reader) and not self._unsuited(policy, reader)
+        return not served.missing(policy, reader) and not self._unsuited(policy, reader)
 
     def _unsuited(self, policy: Policy, reader: TraceReader) -> str:
-        return unsuited(policy, self.machine.geometry or reader.info.geometry)
+        geometry = self.machine.geometry or reader.info.geometry
+        return unsuited(policy, geometry, self.machine)
 
     def _left_out(self, reader: TraceReader) -> Iterator[LeftOut]:
         """A note for every policy that the trace cannot serve, then for those unsuited here."""
         name = self.name_of(reader)
-        served = []
+        able = []
         for policy in self.policies:
-            if missing := _missing(policy, reader):
+            if missing := served.missing(policy, reader):
                 yield _lacking(policy, missing, reader, name)
             else:
-                served.append(policy)
-        for policy in served:
+                able.append(policy)
+        for policy in able:
             if why := self._unsuited(policy, reader):
                 yield LeftOut(name, policy.label, detail=why, reason=why, unsuited=True)
 
@@ -312,7 +314,7 @@ def _play(
 ) -> Outcome:
     """Fill in the outcome of its cell."""
     cell = outcome.cell
-    executor = machine.executor(cell.policy, episode.info)
+    executor = SimulatedExecutor.of(machine, cell.policy, episode.info)
     film = TreeFilm.of(episode) if pictures else None
     mapper = TokenMapper.of(episode) if pictures else None
     played = play_episode(
@@ -350,17 +352,13 @@ def _key(trace: str, cell: Cell) -> tuple[str, str, str]:
     return trace, cell.policy.label, cell.budget.text
 
 
-def _missing(policy: Policy, reader: TraceReader) -> list[Signal]:
-    return [signal for signal in sorted(policy.reads()) if not reader.has(signal)]
-
-
 def _lacking(policy: Policy, missing: Sequence[Signal], reader: TraceReader, trace: str) -> LeftOut:
     """A note on a policy that reads what the trace has not."""
     options = " ".join(recording_options(missing, reader.info))
-    unrecorded, instead = reader.info.unrecorded, _instead(policy, reader)
-    detail = f"reads {' and '.join(missing)}: {_remedy(missing, reader)}"
+    unrecorded, instead = reader.info.unrecorded, served.instead(policy, reader)
+    detail = f"reads {' and '.join(missing)}: {served.remedy(missing, reader)}"
     if instead:
-        detail += f", or --set {instead}"
+        detail += f", or --set {instead}: {served.MEANING}"
     return LeftOut(
         trace, policy.label, remedy=options, detail=detail, instead=instead, reason=detail,
         unrecorded=unrecorded,
@@ -376,21 +374,9 @@ def _unknown_attention(
         if result.kept_note:
             policies.setdefault(result.kept_note, {})[result.policy] = None
     for note, named in policies.items():
-        remedies = dict.fromkeys(_remedy([Signal.HEAD_ATTENTION], reader) for reader in readers
-                                 if not reader.has(Signal.HEAD_ATTENTION))  # fmt: skip
+        remedies = dict.fromkeys(
+            served.remedy([Signal.HEAD_ATTENTION], reader)
+            for reader in readers
+            if not reader.has(Signal.HEAD_ATTENTION)
+        )
         yield f"Attention kept of {', '.join(named)} is {note}: {'; '.join(remedies)}."
-
-
-def _remedy(missing: Sequence[Signal], reader: TraceReader) -> str:
-    """How to come by what a trace lacks, or why there is no way."""
-    options = " ".join(recording_options(missing, reader.info))
-    return reader.info.unrecorded or f"record the trace with {options}"
-
-
-def _instead(policy: Policy, reader: TraceReader) -> str:
-    """The setting that makes one ranking for the whole model, if the trace serves that."""
-    per = parameters(type(policy)).get("per")
-    if per is None or "shared" not in per.setting.choices:
-        return ""
-    changed: dict[str, Any] = {"per": "shared"}
-    return "" if _missing(replace(policy, **changed), reader) else "per=shared"

@@ -14,14 +14,16 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
-from arborsim.core.measurements import Measurements
+from arborsim.core.measurements import Measurements, Stored, stored_columns
 from arborsim.core.tables import with_left_out
+from arborsim.core.tiers import BELOW_DDR
 from arborsim.core.units import Scale
 from arborsim.play.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, oracles
 from arborsim.products.replay import answers_words
 from arborsim.products.replay.words import left_out, notes, too_small
 from arborsim.report.lines import print_tables
 from arborsim.report.table import (
+    NOTHING,
     Column,
     Table,
     print_heading,
@@ -36,24 +38,43 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-_FUNCTIONS: dict[str, Callable[[Row], str]] = {
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "right": answers_words.short,
     "difference": answers_words.difference,
     "interval": lambda row: interval(row.answers.low, row.answers.high) if row.answers else "",
     "found": lambda row: row.equal.found if row.equal else "",
     "off": lambda row: f"{100 * row.equal.off + 0.0:+.1f}" if row.equal else "",
+    "moved_bytes of stored": lambda each: each.to_bytes + each.from_bytes,
 }
 #: Columns by group: ``columns.toml`` declares them.
 GROUPS = read_columns("arborsim.products.replay", _FUNCTIONS)
 NAMES, ANSWERS, MEMORY, TIME = (GROUPS[name] for name in ("names", "answers", "memory", "time"))
 _OWN = ("names", "answers", "equal", "memory", "time", "page", "other")
+
+
+def _stored(memory: str, column: Column[Stored]) -> Column[Row]:
+    """A column of a memory below DDR; gone where nothing is put there."""
+    return Column(
+        f"{memory.lower()}_{column.key}",
+        f"{memory} {column.title}",
+        column.kind,
+        lambda row: column.value(row.stored.get(memory, Stored())),
+        column.about.format(memory=memory),
+        (memory, column.title.split()[-1]),
+        column.family,
+        hide=NOTHING,
+    )
+
+
+STORED = tuple(_stored(memory, each) for memory in BELOW_DDR for each in GROUPS["stored"])
 COLUMNS: dict[str, Column[Row]] = {each.key: each for name in _OWN for each in GROUPS[name]}
+COLUMNS |= {each.key: each for each in STORED}
 
 
 def memory(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """`MEMORY`; what is read only where a policy chooses that."""
     chosen = any(row.bounds_read_bytes for row in rows)
-    return tuple(column for column in MEMORY if chosen or column.key != "read")
+    return tuple(c for c in (*MEMORY, *STORED) if chosen or c.key != "read")
 
 
 _MORE = "More figures (moves, parts of the time): --view table, --out or --report."
@@ -138,7 +159,9 @@ def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, T
     ran = [row for row in rows if not row.left_out]
     groups = {first: (*ANSWERS, *memory(ran)), "Time and quality": TIME}
     if view == "short":
-        groups = {"": GROUPS["short"]}
+        deciding = GROUPS["short"]
+        place = 1 + [column.key for column in deciding].index("moved")
+        groups = {"": (*deciding[:place], *STORED, *deciding[place:])}
     if any(row.equal and row.equal.measure == "byte-seconds" for row in rows):
         first, *_ = groups
         groups[first] = (*GROUPS["page"][1:], *groups[first])
@@ -292,7 +315,8 @@ def to_frame(result: ReplayResult) -> pd.DataFrame:
         for each in result.left_out
     ]
     texts = ("per", "attention_kept_note", "budget_found")
-    return with_left_out(pd.DataFrame(found, columns=list(flat_sample())), missing, texts)
+    columns = list(dict.fromkeys([*flat_sample(), *(found[0] if found else ())]))
+    return with_left_out(pd.DataFrame(found, columns=columns), missing, texts)
 
 
 #: What a row of what could not run knows.
@@ -331,8 +355,8 @@ def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float])
 def flat_measurements(measured: Measurements) -> dict[str, Any]:
     """All counters, and the parts of the time."""
     found = {**vars(measured), **vars(measured.time)}
-    del found["time"], found["series"]
-    return found
+    del found["time"], found["series"], found["stored"]
+    return {**found, **stored_columns(measured.stored)}
 
 
 #: Figures of a row's JSON that follow from its others.

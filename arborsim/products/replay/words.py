@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from arborsim.core.statistics import least_visible
 from arborsim.core.units import quantity
 from arborsim.play.results import ANY, MARK, Answered, LeftOut, ReplayResult, Row
+from arborsim.play.served import MEANING
 from arborsim.products.replay import answers_words
 from arborsim.report.words import counted, listed
 
@@ -205,7 +206,7 @@ def _parts(row: Row) -> dict[str, float]:
 
 def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
     """The notes below the tables of a terminal."""
-    found = [*answers_words.footnotes(rows)]
+    found = [*_settings(result, rows), *answers_words.footnotes(rows)]
     if all(math.isnan(row.attention_kept) for row in rows):
         found.append("attn. kept is n/a: not measured, or the trace holds no attention.")
     else:
@@ -223,6 +224,14 @@ def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
         "exceed the budget. Times and moves are sums."
     )
     return [*found, *cautions(result, rows, "see --report")]
+
+
+def _settings(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
+    """Say which policies are not what their names alone stand for."""
+    policies = dict.fromkeys(row.policy for row in rows if not row.is_oracle)
+    own = {each: answers_words.changed(each, result) for each in policies}
+    given = [" ".join([each, *settings]) for each, settings in own.items() if settings]
+    return [f"Settings that are not the defaults: {', '.join(given)}."] if given else []
 
 
 def _by_group(rows: Sequence[Row]) -> list[str]:
@@ -330,4 +339,6 @@ def _instead(policies: Sequence[str], items: Iterable[LeftOut]) -> str:
     for each in items:
         if each.instead and each.policy in policies:
             ways.setdefault(each.instead, {})[each.policy] = None
-    return "".join(f" Without that, --set {way} runs {listed(own)}." for way, own in ways.items())
+    return "".join(
+        f" Without that, --set {way} runs {listed(own)}: {MEANING}." for way, own in ways.items()
+    )

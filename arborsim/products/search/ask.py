@@ -178,7 +178,7 @@ class Searching:
 
     def results(self) -> SearchResults:
         """Of the problems that are done."""
-        from arborsim.machine.profile import assumed_numbers
+        from arborsim.machine.numbers import assumed_numbers
         from arborsim.products.provenance import (
             machine_facts,
             search_heading,
@@ -481,21 +481,22 @@ def _kept(
     reader: TraceReader, policies: Sequence[Policy], *, optional: bool
 ) -> tuple[list[Policy], list[str]]:
     """The policies that the bank can serve, and why the others are left out if optional."""
+    from arborsim.play import served
     from arborsim.play.results import LeftOut
     from arborsim.products.replay.words import left_out
     from arborsim.trace.schema import recording_options
 
     kept, unserved = [], []
     for policy in policies:
-        missing = [signal for signal in sorted(policy.reads()) if not reader.has(signal)]
+        missing = served.missing(policy, reader)
         if not missing:
             kept.append(policy)
             continue
         if not optional:
-            reader.require(policy.reads(), f"policy {policy.name}")
+            served.require(policy, reader)
         remedy, why = " ".join(recording_options(missing, reader.info)), reader.info.unrecorded
         unserved.append(LeftOut(reader.path.name, policy.name, remedy=remedy, unrecorded=why))
     if not kept:
         for policy in policies:
-            reader.require(policy.reads(), f"policy {policy.name}")
+            served.require(policy, reader)
     return kept, left_out(unserved)

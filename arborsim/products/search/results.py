@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from arborsim.core.measurements import Measurements, TimeSplit, check_figures
+from arborsim.core.measurements import Measurements, TimeSplit, check_figures, stored_columns
 from arborsim.core.statistics import clopper_pearson
 from arborsim.searches.arms import REFERENCE
 
@@ -85,7 +85,7 @@ class SearchResult:
         """One row of a table; names carry their units."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _APART}
         simulated, measured = self.simulated, self.simulated.measured
-        known = {*own, "time", "series"}
+        known = {*own, "time", "series", "stored"}
         return {
             **own,
             "budget_tokens": simulated.budget_tokens,
@@ -96,6 +96,7 @@ class SearchResult:
             **{part.name: getattr(measured.time, part.name) for part in fields(TimeSplit)},
             "total_s": measured.time.total_s,
             "tokens_per_s": measured.tokens_per_s,
+            **stored_columns(measured.stored),
             "attention_kept": simulated.attention_kept,
             "attention_kept_note": simulated.kept_note,
             "left_out": "",

@@ -24,7 +24,9 @@ from arborsim.core.errors import (
 )
 from arborsim.core.events import Decode, Event, Prefill, Prune
 from arborsim.core.workers import in_order
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
+from arborsim.play import served
 from arborsim.play.controller import Controller
 from arborsim.play.episode import Cell, Watch, play_episode
 from arborsim.play.meters import UNMEASURED, Quality
@@ -69,7 +71,7 @@ class SearchJob:
         for arm in self.arms:
             require_embeddings(reader, arm)
         for cell in self.cells:
-            reader.require(cell.policy.reads(), f"policy {cell.policy.name}")
+            served.require(cell.policy, reader)
         if not self.chosen(reader):
             raise UsageError(f"{self.trace}: no episode {self.first}; it has {reader.num_episodes}")
         return reader
@@ -201,7 +203,7 @@ def simulate(
 
     A share of a budget is one of this search's own tokens.
     """
-    executor = machine.executor(cell.policy, episode.info)
+    executor = SimulatedExecutor.of(machine, cell.policy, episode.info)
     token_bytes = int(machine.charged(episode.info).kv_bytes_per_token)
     # Seconds, bytes in HBM, and bytes of what the search has not given up, after each event.
     moments = [(0.0, 0, 0)]

@@ -53,6 +53,7 @@ HEAD: dict[str, str] = {
 #: Of a `Row` what is a parameter, a record, or relative to other cells.
 _APART = (
     "trace", "policy", "budget", "left_out", "time", "relative", "oracle_gap", "answers", "equal",
+    "stored",
 )  # fmt: skip
 FIGURES: dict[str, str] = {
     **{each.name: str(each.type) for each in fields(Row) if each.name not in _APART},

@@ -24,6 +24,7 @@ from arborsim.core.records import convert, located
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import unsuited
+from arborsim.play import served
 from arborsim.play.results import ANY
 from arborsim.policies.registry import build, values_of
 from arborsim.products.calibrate.documents import apply, read_calibration
@@ -233,7 +234,7 @@ class _Replays:
     def _cannot(self, arm: Arm, reader: TraceReader, geometry: Geometry) -> str:
         """Why a policy cannot run on a trace; that is an error where it was asked for by name."""
         try:
-            reader.require(arm.policy.reads(), f"policy {arm.policy.name}")
+            served.require(arm.policy, reader, in_file=True)
             why = unsuited(arm.policy, geometry)
             if why and arm.asked:
                 raise UsageError(why)

@@ -235,7 +235,7 @@ def replay_cells(
     token[episode.token_rows] = episode.token
     found = []
     for cell in cells:
-        log, executor = MoveLog(), machine.executor(cell.policy, reader.info)
+        log, executor = MoveLog(), SimulatedExecutor.of(machine, cell.policy, reader.info)
         try:
             played = play_episode(episode, cell, executor, quality=quality, meters=[log])
         except BudgetInfeasible as problem:

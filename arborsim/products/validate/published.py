@@ -26,7 +26,6 @@ from arborsim.core.geometry import Geometry
 from arborsim.machine.config import with_kv_dtype
 from arborsim.machine.lookup import load_geometry, load_profile, profile_names
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.places import ClosedLoop
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import (
     ATTENDED_UNITS,
@@ -39,7 +38,8 @@ from arborsim.machine.program import (
     cut,
 )
 from arborsim.machine.report import ServingReport
-from arborsim.machine.server import ServingEngine
+from arborsim.machine.scheduler import ClosedLoop
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.weights import with_weights
 from arborsim.products.validate.aiconfigurator import NotPredicted, Prediction, predicted
 from arborsim.products.validate.serving import ENGINES, ServingRun

@@ -10,7 +10,7 @@ MOST_TOKENS = 1 << 24
 
 
 class Damage(ValueError):
-    """What is wrong with one item of a source."""
+    """A fault in one item of a source."""
 
 
 def field(item: Any, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 Sources: Mooncake (Qin et al., 2025), JSON lines with `timestamp` in ms and ids of 512-token prefix
 blocks; Qwen-Bailian's usage traces, JSON lines with `timestamp` in s, 16-token blocks and the
-conversation (`chat_id`, `parent_chat_id`, `turn`, `type`); Azure's LLM inference traces, CSV with
+conversation (`chat_id`, `parent_chat_id`, `turn`, `type`).  Azure's LLM inference traces, CSV with
 TIMESTAMP, ContextTokens and GeneratedTokens, without prefixes.
 """
 

@@ -102,7 +102,7 @@ Advance = Callable[[str, int], None]
 
 
 class Imported(ABC):
-    """What an item of a source becomes: one episode; a `Damage` if it has too many tokens."""
+    """An item of a source as one episode; a `Damage` if it has too many tokens."""
 
     #: Whether the trace is packed (`arborsim.trace.packed`)
     packed: ClassVar[bool] = False
@@ -182,9 +182,13 @@ class _Rows:
         self.thoughts: dict[int, Thought] = {}  # by row
 
     def add(
-        self, kind: Kind, node: Any, position: Any = -1, thoughts: Sequence[Thought] = (),
+        self,
+        kind: Kind,
+        node: Any,
+        position: Any = -1,
+        thoughts: Sequence[Thought] = (),
         iteration: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append rows of one kind; the first of them are about `thoughts`."""
         node = np.asarray(node, dtype=np.int32)
         rows = len(node)
@@ -221,16 +225,18 @@ class _Rows:
         lengths = np.array(rows)
         node = np.concatenate(nodes)
         found = {
-            "kind": np.repeat(np.array(kinds, dtype=np.int8), lengths), "node": node,
+            "kind": np.repeat(np.array(kinds, dtype=np.int8), lengths),
+            "node": node,
             "iteration": _spread(iterations, lengths).astype(np.int32),
             "position": _spread(positions, lengths),
             "parent": np.asarray(self.parent, np.int32)[node],
             "depth": np.asarray(self.depth, np.int32)[node],
-            "token": np.full(self.count, -1, dtype=np.int32), "time_s": np.zeros(self.count),
+            "token": np.full(self.count, -1, dtype=np.int32),
+            "time_s": np.zeros(self.count),
             "reward": np.full(self.count, np.nan, dtype=np.float32),
             "correct": np.full(self.count, -1, dtype=np.int8),
             "end": np.zeros(self.count, dtype=np.int8),
-        }  # fmt: skip
+        }
         for name in ("reward", "correct", "end"):
             found[name][list(self.thoughts)] = [getattr(t, name) for t in self.thoughts.values()]
         for name in ("answer", "text", "embedding"):

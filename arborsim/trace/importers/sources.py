@@ -28,7 +28,7 @@ Search = TypeVar("Search", bound=Imported)
 
 @dataclass(frozen=True)
 class Contents(Generic[Search]):
-    """What a source holds."""
+    """The searches in a source, and its damaged items."""
 
     searches: tuple[Search, ...]
     #: Where and why an item is no search: ``"item 3: ..."`` of a JSON list, from 0, or ``"line 4:
@@ -71,7 +71,7 @@ def _json(path: Path) -> Any:
 
 
 def _parsed(line: str) -> Any:
-    """What a line holds; None if it is not JSON."""
+    """The JSON of a line; None if it is none."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -133,7 +133,7 @@ NO_ENDS = {"ends": "unknown"}
 
 @dataclass(frozen=True)
 class Description:
-    """What a format says about its searches, for the trace's metadata."""
+    """A format's account of its searches, for the trace's metadata."""
 
     #: `lengths` says where the numbers of tokens are from
     format: str
@@ -159,7 +159,7 @@ def refuse_damage(path: Path, contents: Contents[Any]) -> None:
 
 
 def _nothing(contents: Contents[Any]) -> str:
-    """What to do about a source of which no item could be read."""
+    """The remedy for a source of which no item could be read."""
     items = "its only item is" if contents.items == 1 else f"all {contents.items} items are"
     return (
         f"{items} unreadable as this format: is it the right file, and the right one of "

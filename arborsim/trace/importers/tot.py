@@ -60,7 +60,7 @@ class TotLog(Lengths):
 
         The answer is right if any of the final states is (for b = 5: any of 5); its leaf is the
         first right one, or the first.  The verdict on each state stands at its block as well.  All
-        proposals of the last step are finished; one whose last line is ``Answer: ...`` answers it.
+        proposals of the last step are finished.  One whose last line is ``Answer: ...`` answers it.
 
         It is a `Damage` if steps do not follow from each other, a proposal continues no state, a
         selection was not proposed, or a field is of the wrong type.
@@ -122,8 +122,8 @@ class TotLog(Lengths):
 
         What the search leaves when it goes back is given up, and so is a last state with an
         impossible word: the program goes on below no such state.  The reward is the mean over the
-        words judged, a "maybe" counting half; no words, no reward.  The answer is the deepest
-        state, the first of equals, as in the paper; every state has a verdict: are all words right?
+        words judged, a "maybe" counting half.  No words, no reward.  The answer is the deepest
+        state, the first of equals, as in the paper.  Every state has a verdict, on all its words.
 
         It is a `Damage` if visits are out of order, or one continues no state of the path before
         it.
@@ -166,7 +166,7 @@ class TotLog(Lengths):
     def _samples(self, item: Any) -> WrittenSearch:
         """All samples side by side, each finished; the answer is as of breadth-first logs.
 
-        A verdict (`r_game`, or a whole `r`) stands at the sample's block; a score, `r` with a
+        A verdict (`r_game`, or a whole `r`) stands at the sample's block.  A score, `r` with a
         fraction, becomes its reward.
         """
         samples = _texts(item, "ys", "the samples")
@@ -178,8 +178,8 @@ class TotLog(Lengths):
         ]
         if not thoughts:
             raise Damage("there are no samples")
-        order = [(verdict, -math.inf if math.isnan(score) else score)
-                 for verdict, score in zip(verdicts, scores, strict=True)]  # fmt: skip
+        known = [-math.inf if math.isnan(score) else score for score in scores]
+        order = list(zip(verdicts, known, strict=True))
         best = order.index(max(order))
         final = FinalAnswer(best + 1, verdicts[best], samples[best])
         return WrittenSearch(self.prompt(None), [ThoughtBatch(thoughts)], None, final, SAMPLES)
@@ -205,7 +205,7 @@ def _selected(
 
 
 def _answer(state: str) -> str | None:
-    """What a state answers, if its last line does."""
+    """A state's answer, if its last line has one."""
     line = state.strip().rpartition("\n")[2]
     label, colon, said = line.partition(":")
     return said.strip() if colon and label.strip().lower() == "answer" else None
@@ -233,7 +233,7 @@ def _verdict(info: Any, i: int) -> int:
 
 
 def _scores(item: Any, scale: float) -> list[float]:
-    """Of infos whose `r` is a fraction, that as rewards; NaN for others, nothing without infos."""
+    """Rewards from infos whose `r` is a fraction; NaN for others, nothing without infos."""
     values = [info["r"] for info in item.get("infos", ())]
     return [
         reward(value, f"score {i}", scale) if isinstance(value, float) else math.nan

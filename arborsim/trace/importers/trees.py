@@ -189,7 +189,7 @@ class NestedTree(Lengths):
 
 
 def _at(node: Any, path: str, where: str, missing: bool = False) -> Any:
-    """What stands at a path of names with dots; None if it may be `missing` and is."""
+    """The value at a path of names with dots; None if it may be `missing` and is."""
     for name in path.split("."):
         if not isinstance(node, dict):
             raise Damage(f"{where}: expected an object with {name}, found {kind_of(node)}")

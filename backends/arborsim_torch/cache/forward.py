@@ -1,4 +1,4 @@
-"""What one forward pass reads of the cache, and where it writes its new keys and values.
+"""The reads of one forward pass from the cache, and where its new keys and values go.
 
 `LayerView` is all that the attention function needs: keys and values of one layer in some order of
 tokens, which sequence may read which, and the positions they stand for.  Keys carry their rotary
@@ -9,36 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from arborsim_torch.cache.pool import Pool
-from arborsim_torch.kernels.pieces import Elsewhere, Piece
+from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.copies import to_device
 
-if TYPE_CHECKING:
-    from arborsim_torch.cache.host import HostAttention
+
+class OffloadedAttention(Protocol):
+    """Attention over tokens that stay on the host: see `arborsim_torch.cache.host`."""
+
+    def start(
+        self, layer: int, query: Tensor, scale: float, window: int | None
+    ) -> Callable[[], tuple[Tensor, Tensor]] | None: ...
+
+    def host_share(
+        self, layer: int, query: Tensor, scale: float, window: int | None, mass: bool
+    ) -> HostShare | None: ...
+
+    def rows(
+        self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
+    ) -> tuple[Tensor, LayerView]: ...
 
 
 @dataclass(frozen=True)
 class PlacedPiece:
-    """A piece, and where its entries stand on their path.
-
-    Attributes
-    ----------
-    piece : Piece
-    position : callable
-        Gives an int64 Tensor ``[kv_heads or 1, room]``; 0 where nothing is read.
-    key : Hashable
-        Pieces of one pass with the same key have the same entries.
-    """
+    """A piece, and where its entries stand on their path."""
 
     piece: Piece
+    #: gives an int64 Tensor ``[kv_heads or 1, room]``; 0 where nothing is read
     position: Callable[[], Tensor]
-    key: Hashable
+    key: Hashable  #: pieces of one pass with the same key have the same entries
 
     def of_each(self, members: int) -> Piece:
         """For as many copies of every sequence."""
@@ -54,7 +59,7 @@ class PlacedPiece:
 
 @dataclass(frozen=True)
 class PlacedElsewhere:
-    """What the host attends to; position and key as of a `PlacedPiece`."""
+    """The host's share of attention, with position and key as of a `PlacedPiece`."""
 
     elsewhere: Elsewhere
     position: Callable[[], Tensor]
@@ -63,98 +68,58 @@ class PlacedElsewhere:
 
 @dataclass(frozen=True)
 class HostShare:
-    """What a layer reads of the host, next to its pieces on the device.
+    """A layer's reads of the host, next to its pieces on the device."""
 
-    Attributes
-    ----------
-    pieces : list of PlacedPiece
-        On their way to the device (`Piece.ready`).
-    elsewhere : PlacedElsewhere or None
-    position : int Tensor ``[kv_heads or 1, entries]`` or None
-        Of all pieces, if they are a layer's own.
-    """
-
-    pieces: list[PlacedPiece]
+    pieces: list[PlacedPiece]  #: on their way to the device (`Piece.ready`)
     elsewhere: PlacedElsewhere | None = None
+    #: int ``[kv_heads or 1, entries]``: of all pieces, if they are a layer's own
     position: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class LayerView:
-    """Keys and values of one layer as one forward pass reads them.
+    """Keys and values of one layer as one forward pass reads them."""
 
-    Attributes
-    ----------
-    keys, values : Tensor ``[kv_heads, n, head_dim]``
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries, n]`` or None
-        True = readable; None if all of it is.
-    position : int64 Tensor ``[kv_heads or 1, n]`` or None
-        Position of each entry on its path; None if entry ``p`` has position ``p``.
-    positions : int
-        Length of the longest path.
-    """
-
+    #: ``[kv_heads, n, head_dim]``
     keys: Tensor
     values: Tensor
+    #: bool ``[seqs or 1, kv_heads or 1, queries, n]``: true = readable; None if all of it is
     mask: Tensor | None
+    #: int64 ``[kv_heads or 1, n]``: position of each entry on its path, None if entry ``p`` has
+    #: position ``p``
     position: Tensor | None
-    positions: int
+    positions: int  #: length of the longest path
 
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of the layers of one kind: same mask, same positions.
+    """The entries of the layers of one kind: same mask, same positions."""
 
-    Attributes
-    ----------
-    on_path : bool Tensor ``[groups, seqs, n]`` or None
-        Which entries lie on a sequence's path; None if all do.
-    position : int64 Tensor ``[groups, n]`` or None
-    n : int
-    """
-
+    #: bool ``[groups, seqs, n]``: which entries lie on a sequence's path; None if all do
     on_path: Tensor | None
-    position: Tensor | None
+    position: Tensor | None  #: int64 ``[groups, n]``
     n: int
 
 
 @dataclass
 class AttentionMetadata:
-    """One forward pass over the cache.
+    """One forward pass over the cache."""
 
-    Parameters
-    ----------
-    at : int64 Tensor ``[seqs, queries]``
-        Positions of the queries.
-    first : list of int
-        Position of each sequence's first query.
-    positions : int
-        Length of the longest path, the new tokens included.
-    entries : callable
-        Of a layer: its `Entries`.
-    content : callable
-        Of a layer: keys and values ``[kv_heads, n, head_dim]`` each, the new tokens included.
-    store : callable
-        Take a layer's new keys and values ``[seqs, kv_heads, queries, head_dim]``.
-    host_attention : HostAttention or None
-        Attends to tokens that stay on the host.
-    causal : bool
-        The queries are the last tokens of one sequence and entry ``p`` has position ``p``.
-    pieces : callable or None
-        Of a layer: what it reads, in place; of passes with one query per sequence.
-    plain : sequence of Tensor ``[1, kv_heads, n, head_dim]``, or None
-        If one query reads all there is: keys, then values of each layer.
-    """
-
-    at: Tensor
-    first: list[int]
-    positions: int
-    entries: Callable[[int], Entries]
+    at: Tensor  #: int64 ``[seqs, queries]``: positions of the queries
+    first: list[int]  #: position of each sequence's first query
+    positions: int  #: length of the longest path, the new tokens included
+    entries: Callable[[int], Entries]  #: of a layer: its `Entries`
+    #: of a layer: keys and values ``[kv_heads, n, head_dim]`` each, the new tokens included
     content: Callable[[int], tuple[Tensor, Tensor]]
+    #: take a layer's new keys and values ``[seqs, kv_heads, queries, head_dim]``
     store: Callable[[int, Tensor, Tensor], None]
-    host_attention: HostAttention | None = None
+    host_attention: OffloadedAttention | None = None  #: attends to tokens that stay on the host
+    #: the queries are the last tokens of one sequence and entry ``p`` has position ``p``
     causal: bool = False
+    #: of a layer: what it reads, in place; of passes with one query per sequence
     pieces: Callable[[int], list[PlacedPiece]] | None = None
+    #: sequence of ``[1, kv_heads, n, head_dim]``: if one query reads all there is: keys, then
+    #: values of each layer
     plain: Sequence[Tensor] | None = None
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
     _placed: dict[Hashable, Tensor] = field(default_factory=dict)
@@ -179,7 +144,7 @@ class AttentionMetadata:
     def parts(
         self, layer: int, window: int | None, host_share: HostShare | None = None
     ) -> list[PlacedPiece]:
-        """What one query per sequence reads of a layer, in place, and what comes from the host."""
+        """A layer's reads of one query per sequence, in place, and what comes from the host."""
         assert self.pieces is not None
         found, limit = self.pieces(layer), self.limits(window)
         if host_share is not None:
@@ -209,7 +174,7 @@ class AttentionMetadata:
         return None if window is not None and self.positions <= window else window
 
     def view(self, layer: int, window: int | None = None) -> LayerView:
-        """What the queries of a layer may read; `window` is that of sliding attention."""
+        """The reads of a layer's queries; `window` is that of sliding attention."""
         entries, window = self.entries(layer), self.limits(window)
         key = (id(entries), window)
         if key not in self._masks:
@@ -241,18 +206,10 @@ Put = Callable[[Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class SlotWriter:
-    """Where the tokens of one pass go.
+    """Where the tokens of one pass go."""
 
-    Attributes
-    ----------
-    pool : Pool
-        HBM at full precision.
-    puts : list
-        One per slab.
-    """
-
-    pool: Pool
-    puts: list[Put]
+    pool: Pool  #: HBM at full precision
+    puts: list[Put]  #: one per slab
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write ``[seqs, kv_heads, queries, head_dim]``."""
@@ -293,19 +250,15 @@ class SlotWriter:
 
 @dataclass(frozen=True)
 class SpanWriter:
-    """Tokens whose slots follow one another: a step of one sequence, or a block of a prompt.
+    """Tokens whose slots follow one another: a step of one sequence, or a block of a prompt."""
 
-    Attributes
-    ----------
-    targets : list of Tensor ``[1, kv_heads, tokens, head_dim]``
-        Where each layer's keys, then its values go: views of the pool.
-    """
-
+    #: ``[1, kv_heads, tokens, head_dim]``: where each layer's keys, then its values go: views of
+    #: the pool
     targets: list[Tensor]
 
     @classmethod
     def new(cls, pool: Pool, slots: np.ndarray) -> SpanWriter:
-        """Of slots int64 ``[slabs, tokens]`` that follow one another."""
+        """A writer to slots int64 ``[slabs, tokens]`` that follow one another."""
         targets: list[Tensor] = []
         for slab, row in enumerate(slots):
             # One call for all layers: a step of a small model is mostly made of such calls.

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from arborsim_torch.cache.forward import Entries
-from arborsim_torch.cache.host import HostStream, HostTokens
+from arborsim_torch.cache.host import HostTokens
 from arborsim_torch.cache.host_pieces import tokens_on_host
+from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.tiers.copies import to_device
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
 
 _ON_HOST = np.array([place.on_host for place in Place])
 
@@ -38,24 +36,18 @@ class StoredSlots:
 
 @dataclass
 class ReadTokens:
-    """The tokens that one group reads.
+    """The tokens that one group reads."""
 
-    Attributes
-    ----------
-    token : int64 array ``[n]``, rising
-    pieces : list of StoredSlots
-    order : int64 Tensor ``[n]`` or None
-        Puts the pieces, one after the other, into the order of tokens; None if they are.
-    """
-
-    token: np.ndarray
+    token: np.ndarray  #: int64 ``[n]``, rising
     pieces: list[StoredSlots]
+    #: int64 ``[n]``: puts the pieces, one after the other, into the order of tokens; None if they
+    #: are
     order: Tensor | None
 
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """What one pass reads (see `AttentionMetadata`)."""
+    """The reads of one pass (see `AttentionMetadata`)."""
 
     by_layer: list[Entries]
     assembly: GatherReader
@@ -73,24 +65,14 @@ class GatherPlan:
 
 
 class GatherReader:
-    """Makes plans over all pools.
+    """Makes plans over all pools; `stale` once tokens have moved since the last one.
 
-    Parameters
-    ----------
-    cache : TieredCache
-    split_host : bool
-        Tokens on the host are not gathered with the others, but listed as `HostTokens`.
-    stream : HostStream or None
-        Brings tokens from the host layer by layer.
-
-    Attributes
-    ----------
-    stale : bool
-        Tokens moved since the last plan.
+    With `split_host`, tokens on the host are not gathered with the others, but listed as
+    `HostTokens`. A stream brings them to the device layer by layer.
     """
 
     def __init__(
-        self, cache: TieredCache, split_host: bool = False, stream: HostStream | None = None
+        self, cache: CacheState, split_host: bool = False, stream: HostStream | None = None
     ) -> None:
         self._cache = cache
         self._split_host = split_host
@@ -103,7 +85,7 @@ class GatherReader:
         self._contiguous = False
 
     def plan(self) -> GatherPlan:
-        """What the next pass reads."""
+        """The reads of the next pass."""
         layout, anew = self._cache.layout, self.stale
         self._look_up()
         held = max(len(row.token) for row in self._rows)

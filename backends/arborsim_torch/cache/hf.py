@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class Passes(Protocol):
-    """What the layers need to know of the cache."""
+    """A cache as its layers see it."""
 
     @property
     def seen_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""What passes read of the pools on the host: brought to the device layer by layer, or there.
+"""Reads of the pools on the host: brought to the device layer by layer, or there.
 
 A pass that is to be the same as the one before (*fixed*: a CUDA graph can replay it) streams each
 layer's rows whole, from the first to the last that is read, rounded up.  Then where they come from
@@ -9,7 +9,6 @@ read: it changes where tokens move.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,38 +16,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from arborsim_torch.cache.forward import PlacedPiece
-from arborsim_torch.cache.host import HostSlots, HostStream, HostTokens
+from arborsim_torch.cache.host import HostSlots, HostTokens
 from arborsim_torch.cache.host_pool import PAGE_TOKENS, HostPool
+from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pieces import PieceTable, rounded
 from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.tiers.codec import Packed
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
 
 
 class HostPieces:
     """The pieces of all layers that lie on the host.
 
-    Parameters
-    ----------
-    cache : TieredCache
-    stay : bool
-        Tokens are read on the host, as `HostTokens`.
-    stream : HostStream or None
-        Brings them to the device ahead of their layer; without, they are copied when it is their
-        turn.
-
-    Attributes
-    ----------
-    tables : list of PieceTable
-        Of pools that are read.
-    tokens : list of HostTokens
-        By layer, if there are any and they stay.
+    If they `stay`, tokens are read on the host, and `tokens` lists them by layer.  Otherwise a
+    stream brings them to the device ahead of their layer.  Without one they are copied when it is
+    their turn.  `tables` are those of the pools that are read.
     """
 
-    def __init__(self, cache: TieredCache, stay: bool, stream: HostStream | None) -> None:
+    def __init__(self, cache: CacheState, stay: bool, stream: HostStream | None) -> None:
         self._cache, self._layout = cache, cache.layout
         self._stay, self._stream = stay, stream
         self._version = 0
@@ -60,7 +46,7 @@ class HostPieces:
         self.tokens: list[HostTokens] = []
 
     def begin(self, tables: Sequence[PieceTable], fixed: bool = False) -> bool:
-        """What the next pass reads, of tables that may be empty; whether it is something new."""
+        """Begin a pass over tables that may be empty; whether it reads something new."""
         version = sum(table.version for table in tables)
         anew, self._version = version != self._version, version
         other, self._fixed = anew or fixed != self._fixed, fixed
@@ -104,20 +90,19 @@ class HostPieces:
         return pool.worth_carrying_whole(sum(self._rows_of(table)), read, layers)
 
     def _rows_of(self, table: PieceTable) -> tuple[int, ...]:
-        """Of each layer: rows up to the last that is read, rounded up; 0 if none is."""
+        """By layer: rows up to the last that is read, rounded up; 0 if none is."""
         end, most = table.rows_read(), _host_pool(table).pages * PAGE_TOKENS
         ends = [int(end[self._layout.groups_of_layer(n)].max()) for n in range(self._layout.layers)]
         return tuple(min(rounded(each), most) if each else 0 for each in ends)
 
     def _rows_on_host(self, layer: int) -> list[list[Tensor]]:
         """The parts of a layer's rows, of all tables."""
-        pairs = zip(self.tables, self._rows, strict=True)
-        found = [_host_pool(table).first_rows(layer, rows[layer]) for table, rows in pairs
-                 if rows[layer]]  # fmt: skip
+        read = ((t, rows[layer]) for t, rows in zip(self.tables, self._rows, strict=True))
+        found = [_host_pool(table).first_rows(layer, rows) for table, rows in read if rows]
         return [part for parts in found for part in parts]
 
     def keys(self) -> list[Hashable]:
-        """Of each table: changes if pieces of a fixed pass have other shapes, or other memory."""
+        """By table: changes if pieces of a fixed pass have other shapes, or other memory."""
         pairs = zip(self.tables, self._rows, strict=True)
         made = 0 if self._stream is None else self._stream.allocations
         return [(table.key(table.room(rounded)), rows, made) for table, rows in pairs]
@@ -192,8 +177,8 @@ def _host_pool(table: PieceTable) -> HostPool:
     return table.pool
 
 
-def tokens_on_host(cache: TieredCache) -> list[HostTokens]:
-    """What the active paths read of the host, by layer."""
+def tokens_on_host(cache: CacheState) -> list[HostTokens]:
+    """The active paths' reads of the host, by layer."""
     layout, paths = cache.layout, [cache.tree.path(leaf) for leaf in cache.leaves]
     union = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
     wanted, found = cache.selected(union), {}
@@ -206,13 +191,9 @@ def tokens_on_host(cache: TieredCache) -> list[HostTokens]:
 
 
 def _tokens_of(
-    cache: TieredCache,
-    groups: range,
-    union: np.ndarray,
-    wanted: np.ndarray,
-    paths: list[np.ndarray],
+    cache: CacheState, groups: range, union: np.ndarray, wanted: np.ndarray, paths: list[np.ndarray]
 ) -> HostTokens:
-    """What the groups of a layer hold on the host, padded to the longest."""
+    """The tokens of a layer's groups on the host, padded to the longest."""
     pieces, position, on_path, first = [], [], [], 0
     for place, chunk, own in _chunks(cache, groups, union, wanted):
         m = max(len(token) for token in own)
@@ -250,7 +231,7 @@ def _run(slots: np.ndarray) -> slice | None:
 
 
 def _chunks(
-    cache: TieredCache, groups: range, union: np.ndarray, wanted: np.ndarray
+    cache: CacheState, groups: range, union: np.ndarray, wanted: np.ndarray
 ) -> Iterator[tuple[Place, int, list[np.ndarray]]]:
     """Tokens of each group by place and chunk on the host, as far as there are any."""
     for place, pool in cache.pools.items():

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from arborsim_torch.cache.host_rows import BlockList, RowTable
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.pool import Pool, StoredTokens, addressable
-from arborsim_torch.cache.slots import NOWHERE, SlotTable
+from arborsim_torch.cache.slots import NOWHERE
 from arborsim_torch.tiers.codec import Codec
 from arborsim_torch.tiers.copies import Block, to_device
 from arborsim_torch.tiers.link import host_empty
@@ -37,150 +37,18 @@ _FIRST_CHUNK_BYTES = 1 << 20
 _LARGEST_CHUNK_BYTES = 1 << 30  # unless more is needed at once
 
 
-@dataclass(frozen=True, eq=False)
-class BlockList:
-    """Runs of rows, and where their tokens lie in a buffer that holds them one after the other.
-
-    Attributes
-    ----------
-    lane, first, count : int64 arrays ``[runs]``
-    start : int64 array ``[runs]``
-        Of each run in the buffer.
-    at : int64 array ``[lanes, tokens]``
-        Row of each token in the buffer; of one lane, if a token has rows in one only.
-    rows : int
-        Of the buffer.
-    """
-
-    lane: np.ndarray
-    first: np.ndarray
-    count: np.ndarray
-    start: np.ndarray
-    at: np.ndarray
-    rows: int
-
-
-class RowTable(SlotTable):
-    """The row of every token, per group; groups of one *space* share rows.
-
-    Tokens that come together get rows that follow one another, as far as there are.
-
-    Parameters
-    ----------
-    space : int64 array ``[groups]``
-        Of each group.
-    least : int
-        Rows of a gap that is worth a copy of its own.
-    """
-
-    def __init__(self, space: np.ndarray, least: int) -> None:
-        super().__init__(len(space))
-        self._space, self._least = space, least
-        spaces = int(space.max()) + 1
-        self._taken = np.zeros((spaces, 0), dtype=np.bool_)
-        self._end = np.zeros(spaces, dtype=np.int64)  # rows below this have been taken
-        self._held = np.zeros(spaces, dtype=np.int64)
-
-    @property
-    def rows(self) -> int:
-        """Rows that are needed in the longest space."""
-        return int(self._end.max())
-
-    def taken(self, space: int, page: np.ndarray, size: int) -> np.ndarray:
-        """Rows taken of each of some pages of `size` rows."""
-        rows = page[:, None] * size + np.arange(size)
-        inside = np.minimum(rows, self._taken.shape[1] - 1)
-        counts: np.ndarray = (self._taken[space, inside] & (rows == inside)).sum(axis=1)
-        return counts
-
-    def take(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Give rows to pairs; those of a space get rising ones in their order."""
-        space = self._space[group]
-        row = np.empty(len(token), dtype=np.int64)
-        for each in np.unique(space).tolist():
-            own = space == each
-            row[own] = self._find(each, int(own.sum()))
-        self.total += len(token)
-        self.used += np.bincount(group, minlength=len(self.used))
-        self._slot.values[group, token] = row
-        np.maximum(self.high, self._end[self._space], out=self.high)
-        self._note(group, token)
-        return row
-
-    def take_shared(self, token: np.ndarray) -> np.ndarray:
-        return self.take(np.zeros(len(token), dtype=np.int64), token)
-
-    def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
-        space, row = self._space[group], self._slot.values[group, token]
-        self._taken[space, row] = False
-        self._held -= np.bincount(space, minlength=len(self._held))
-        self._end[self._held == 0] = 0
-        self._slot.values[group, token] = NOWHERE
-        self.used -= np.bincount(group, minlength=len(self.used))
-        self.total -= len(token)
-        self._note(group, token)
-
-    def _find(self, space: int, count: int) -> np.ndarray:
-        end = int(self._end[space])
-        rows = self._gaps(space, count)
-        missing = count - len(rows)
-        if missing:
-            if end + missing > self._taken.shape[1]:
-                wider = np.zeros((len(self._taken), 2 * (end + missing)), dtype=np.bool_)
-                wider[:, : self._taken.shape[1]] = self._taken
-                self._taken = wider
-            rows = np.concatenate([rows, np.arange(end, end + missing)])
-            self._end[space] = end + missing
-        self._taken[space, rows] = True
-        self._held[space] += count
-        return rows
-
-    def _gaps(self, space: int, count: int) -> np.ndarray:
-        """Free rows below the end: gaps worth a copy, or any, if most rows are free."""
-        end = int(self._end[space])
-        unused = end - int(self._held[space])
-        if unused < max(1, end // 8):
-            return np.empty(0, dtype=np.int64)
-        free = np.flatnonzero(~self._taken[space, :end])
-        if unused <= end // 2:
-            starts = np.flatnonzero(np.diff(free, prepend=-2) != 1)
-            lengths = np.diff(starts, append=len(free))
-            free = free[np.repeat(lengths >= min(self._least, count), lengths)]
-        return free[:count]
-
-
 class HostPool(Pool):
-    """Rows for tokens in one format in the host's memory.
+    """Rows for tokens in one format in the host's memory, page-locked if `pinned`.
 
-    Parameters
-    ----------
-    layout : Layout
-    codec : Codec
-        How tokens are stored; not with scales that tokens share, which stay in HBM.
-    pinned : bool
-        Page-locked memory.
-    by_layer : bool
-        Rows are of one layer each.
-
-    Attributes
-    ----------
-    slots : RowTable
-        Rows of tokens.
-    row_bytes : int
-    arriving : list of BlockList
-        Rows of copies that have not ended.  What lies between two runs may then be written, so no
-        runs are joined.
+    Scales that tokens share are not stored here: these stay in HBM.  `by_layer`, rows are of one
+    layer each.  `arriving` are the rows of copies that have not ended: what lies between two runs
+    may then be written, so no runs are joined.
     """
 
     slots: RowTable
 
     def __init__(
-        self,
-        layout: Layout,
-        codec: Codec,
-        *,
-        pinned: bool = False,
-        by_layer: bool = False,
+        self, layout: Layout, codec: Codec, *, pinned: bool = False, by_layer: bool = False
     ) -> None:
         super().__init__(layout, codec, torch.device("cpu"))
         self._pinned = pinned
@@ -361,7 +229,7 @@ class HostPool(Pool):
         return found
 
     def _runs(self, lane: np.ndarray, row: np.ndarray, gap: int) -> BlockList:
-        """Of rows ``[tokens]`` in their lanes, or ``[1, tokens]`` of each lane."""
+        """The runs of rows ``[tokens]`` in their lanes, or ``[1, tokens]`` of each lane."""
         shape = np.broadcast_shapes((len(lane), 1), row.shape) if row.ndim == 2 else (1, len(row))
         lane = np.broadcast_to(lane[:, None] if row.ndim == 2 else lane, shape).reshape(-1)
         row = np.broadcast_to(row, shape).reshape(-1)
@@ -390,8 +258,8 @@ class HostPool(Pool):
         """The runs in the host's memory, of each part."""
         chunk = self.chunk_of(blocks.first)
         first = blocks.first - self._first[chunk]
-        runs = list(zip(chunk.tolist(), blocks.lane.tolist(), first.tolist(), blocks.count.tolist(),
-                        strict=True))  # fmt: skip
+        columns = (chunk, blocks.lane, first, blocks.count)
+        runs = list(zip(*(column.tolist() for column in columns), strict=True))
         return [
             [self._chunks[c][part][lane].narrow(0, start, n) for c, lane, start, n in runs]
             for part in range(self.parts)
@@ -408,7 +276,7 @@ class HostPool(Pool):
 
     @staticmethod
     def order(at: np.ndarray, device: torch.device) -> Tensor | slice:
-        """What chooses the rows `at` of buffers; `content` takes it ready-made, too."""
+        """The index of the rows `at` of buffers; `content` takes it ready-made, too."""
         flat = at.reshape(-1)
         first = int(flat[0]) if len(flat) else 0
         if (flat == np.arange(first, first + len(flat))).all():
@@ -418,15 +286,7 @@ class HostPool(Pool):
     def content(
         self, buffers: Sequence[Tensor], at: np.ndarray, order: Tensor | slice | None = None
     ) -> list[Tensor]:
-        """Rows of buffers as other pools store them, ``[layers, records, heads, tokens, ...]``.
-
-        Parameters
-        ----------
-        buffers : sequence of Tensor
-            As of `buffers`.
-        at : int64 array ``[lanes, tokens]``
-            See `BlockList`.
-        """
+        """Rows of buffers as other pools store them, ``[layers, records, heads, tokens, ...]``."""
         lanes, count = at.shape
         order = self.order(at, buffers[0].device) if order is None else order
         if isinstance(order, slice):
@@ -442,9 +302,7 @@ class HostPool(Pool):
     def rows_in(buffers: Sequence[Tensor], at: np.ndarray) -> list[Tensor]:
         """Where tokens of one group lie in buffers for what goes down: views.
 
-        Returns
-        -------
-        list of Tensor ``[tokens, layers, records, heads, ...]``
+        Returns a list of Tensor ``[tokens, layers, records, heads, ...]``.
         """
         lanes, count = at.shape
         whole = (buffer.view(lanes, -1, *buffer.shape[1:]) for buffer in buffers)

@@ -1,4 +1,4 @@
-"""What shape a cache has, which part of it each group is, and where a token can be stored.
+"""The shape of a cache, which part of it each group is, and where a token can be stored.
 
 A *group* is what plans treat alike: the whole cache ("shared"), a layer, or a KV head of a layer.
 Storage comes in *slabs*: tensors whose tokens have the same slot in all layers of the slab.  A
@@ -17,31 +17,21 @@ import numpy as np
 import torch
 
 from arborsim.core.errors import UnknownName
-from arborsim.core.tiers import RUNGS, Tier
+from arborsim.core.tiers import RUNGS, by_tier
 
 GROUPINGS = ("shared", "layer", "head")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape of a model's cache and the grouping of its plans.
-
-    Attributes
-    ----------
-    layers, kv_heads, head_dim : int
-    dtype : torch.dtype
-        Of keys and values at full precision.
-    device : torch.device
-        Where the model is.
-    grouping : {"shared", "layer", "head"}
-    """
+    """Shape of a model's cache and the grouping of its plans."""
 
     layers: int
     kv_heads: int
     head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    grouping: str = "shared"
+    dtype: torch.dtype  #: of keys and values at full precision
+    device: torch.device  #: where the model is
+    grouping: str = "shared"  #: {"shared", "layer", "head"}
 
     def __post_init__(self) -> None:
         if self.grouping not in GROUPINGS:
@@ -141,9 +131,6 @@ class Place(IntEnum):
 
 
 #: The place of a tier's own copy, by value of `Tier`.
-HOME = np.array([Place[tier.name] if tier != Tier.EVICTED else Place.LOST for tier in Tier],
-                dtype=np.int8)  # fmt: skip
+HOME = by_tier(lambda tier: int(Place.__members__.get(tier.name, Place.LOST))).astype(np.int8)
 #: The place of the staged copy of a token whose own is in this place.
 STAGED = {place: Place(place + RUNGS) for place in Place if place.on_host}
-
-assert [int(tier) for tier in Tier] == list(range(len(HOME)))

@@ -3,7 +3,7 @@
 What a decision sends to DDR is gathered on the device and goes down as one list of blocks, straight
 to where it will lie.  The copy runs behind the computation, for as many steps as it takes; until it
 is complete, attention reads the old slots, whose memory is *in flight*.  What comes back goes up in
-the same way and is scattered on the device, which waits for it; the host does not.
+the same way and is scattered on the device, which waits for it.  The host does not.
 
 In ``stage`` mode what the active paths need is then fetched once into a staging copy on the device,
 which stays as long as the token is in DDR, on an active path and selected by the policy
@@ -34,24 +34,11 @@ _MOST_UNDER_WAY = 8  #: copies to DDR at a time; the oldest is waited for
 
 
 class Mover:
-    """Carries out moves on a cache.
+    """Carries out moves on a cache; without `overlap` it waits for every copy at once.
 
-    Parameters
-    ----------
-    cache : TieredCache
-    link : HostLink
-    recall : {"stage", "stream", "near", "ondemand"}
-    overlap : bool
-        False waits for every copy at once.
-
-    Attributes
-    ----------
-    held_up : HeldUp
-        Time that the search waited for copies.
-    on_peak : callable
-        Called when the device holds most in the middle of moves: tokens have come back to HBM while
-        the copies of leaving ones are on their way, or staging buffers have been allocated for
-        tokens that are still in HBM as well.
+    `held_up` is the time that the search waited for copies.  `on_peak` is called when the device
+    holds most in the middle of moves: tokens are back in HBM while the copies of leaving ones are
+    on their way, or staging buffers are there for tokens that are still in HBM as well.
     """
 
     def __init__(
@@ -118,11 +105,8 @@ class Mover:
         self.settle(wait=False)
         moving = np.zeros((self.cache.layout.groups, self.cache.num_tokens), dtype=np.bool_)
         moving[pairs.group, pairs.token] = True
-        while True:
-            found = next((c for c in self._pending if c.to_stage or c.any(moving)), None)
-            if found is None:
-                break
-            self._finish(found)
+        while found := [c for c in self._pending if c.to_stage or c.any(moving)]:
+            self._finish(found[0])
         while len(self._pending) >= _MOST_UNDER_WAY:
             self._finish(self._pending[0])
 
@@ -160,13 +144,8 @@ class Mover:
     @property
     def held_in_hbm_alone(self) -> bool:
         """Whether all tokens that are held lie in HBM at full precision, and none is on its way."""
-        pools = self.cache.pools
-        if self._pending:
-            return False
-        for place, pool in pools.items():
-            if pool.slots.total and place is not Place.HBM:
-                return False
-        return True
+        pools = self.cache.pools.items()
+        return not (self._pending or any(p.slots.total for at, p in pools if at is not Place.HBM))
 
     def restore(self, pairs: GroupTokenPairs) -> None:
         """Give lost tokens slots in HBM; `TreeDecoder.recompute` fills them."""
@@ -223,30 +202,21 @@ class Mover:
 
     def _forget(self, pairs: GroupTokenPairs) -> None:
         """Give up every copy."""
-        for pool in self.cache.pools.values():
-            held = pool.slots.of[pairs.group, pairs.token] >= 0
-            if held.any():
-                pool.give_back(pairs.group[held], pairs.token[held])
+        for place in self.cache.pools:
+            self._drop(place, pairs)
         self.cache.place.values[pairs.group, pairs.token] = Place.LOST
 
     def _bring(self, pairs: GroupTokenPairs, target: Place) -> None:
         """Move tokens from wherever they are to `target`."""
-        cache = self.cache
-        for source, pool in cache.pools.items():
-            if source is target or source.staged:
-                continue
-            held = pool.slots.of[pairs.group, pairs.token] >= 0
-            part = pairs.where(held)
-            if not len(part):
-                continue
-            if target.on_host and not source.on_host:
-                self._offload(part, source, target)
-            else:
+        for source in self.cache.pools:
+            part = GroupTokenPairs.none()
+            if source is not target and not source.staged:
+                part = self._held_at(source, pairs)
+            if len(part) and target.on_host and not source.on_host:
+                # They are read where they are until the copy has ended.
+                self._pending.append(self._send(part, source, target))
+            elif len(part):
                 self._copy(part, source, target)
-
-    def _offload(self, pairs: GroupTokenPairs, source: Place, target: Place) -> None:
-        """Start to copy tokens to DDR; they are read where they are until it has ended."""
-        self._pending.append(self._send(pairs, source, target))
 
     def _copy(self, pairs: GroupTokenPairs, source: Place, target: Place) -> None:
         """At once: on the device, up from DDR, or from one format to the other in DDR."""
@@ -255,7 +225,8 @@ class Mover:
             self._arrived(self._send(pairs, source, target))
         else:
             parts = self._parts(pairs, source)
-            self._take(target, GroupTokenPairs.joined([some for _, some in parts]))
+            joined = GroupTokenPairs.joined([some for _, some in parts])
+            cache.pools[target].take(joined.group, joined.token)
             for place, some in parts:
                 self._put(target, self._contents(some, place, target))
         self._drop(source, pairs)
@@ -266,9 +237,7 @@ class Mover:
             self._drop(STAGED[source], pairs)
         cache.place.values[pairs.group, pairs.token] = target
         if target.on_host and self._stages:  # requantised in DDR
-            source_stage = STAGED[source]
-            held = cache.pools[source_stage].slots.of[pairs.group, pairs.token] >= 0
-            self._unstage(pairs.where(held), target, source_stage)
+            self._unstage(self._held_at(STAGED[source], pairs), target, STAGED[source])
             self._stage(pairs.where(self._needed()[pairs.group, pairs.token]), target)
             self._settle_for(GroupTokenPairs.none())
 
@@ -284,7 +253,7 @@ class Mover:
     def _contents(
         self, pairs: GroupTokenPairs, place: Place, target: Place
     ) -> Iterator[GroupContent]:
-        """What tokens of one of the `_parts` hold, in the format of `target`, in portions."""
+        """Contents of tokens of one of the `_parts`, in the format of `target`, in portions."""
         most = self._portion(target)
         if place.on_host:
             found = self._fetched(pairs, place, most)
@@ -336,7 +305,7 @@ class Mover:
         cache, pool = self.cache, self._host_pool(target)
         parts = self._parts(pairs, source)
         pairs = GroupTokenPairs.joined([some for _, some in parts])
-        self._take(target, pairs)
+        pool.take(pairs.group, pairs.token)
         blocks = pool.blocks(pairs.group, pairs.token)
         buffers = pool.buffers(blocks.rows, cache.layout.device)
         first = 0
@@ -390,13 +359,12 @@ class Mover:
         cache, home = self.cache, copy.target
         if copy.to_stage:
             stage = STAGED[home]
-            self._take(stage, copy.pairs)
+            cache.pools[stage].take(copy.pairs.group, copy.pairs.token)
             self._put(stage, copy.contents(self._host_pool(home), self._portion(stage)))
             self._leave_device(copy.pairs, stage)
             cache.changed()
             return
-        there = cache.pools[home].slots.of[copy.pairs.group, copy.pairs.token] >= 0
-        pairs = copy.pairs.where(there)  # but for those of nodes that were dropped meanwhile
+        pairs = self._held_at(home, copy.pairs)  # but for nodes that were dropped meanwhile
         needed = self._needed()[pairs.group, pairs.token] & (self.recall == "stage")
         self._leave_device(pairs.where(~needed), home)
         cache.changed()
@@ -408,20 +376,20 @@ class Mover:
             self._drop(other, pairs)
         self.cache.place.values[pairs.group, pairs.token] = place
 
-    def _take(self, place: Place, pairs: GroupTokenPairs) -> None:
-        """Give tokens, group by group, slots or rows of their own."""
-        self.cache.pools[place].take(pairs.group, pairs.token)
-
     def _put(self, place: Place, contents: Iterator[GroupContent]) -> None:
         """Write what tokens hold into the slots that they have been given."""
         pool = self.cache.pools[place]
         for group, token, read in contents:
             pool.write(group, pool.slots.of[group, token], read())
 
-    def _drop(self, place: Place, pairs: GroupTokenPairs) -> None:
+    def _held_at(self, place: Place, pairs: GroupTokenPairs) -> GroupTokenPairs:
+        """Those of the pairs that the pool of a place holds."""
         pool = self.cache.pools.get(place)
         if pool is None:
-            return
-        held = pairs.where(pool.slots.of[pairs.group, pairs.token] >= 0)
+            return GroupTokenPairs.none()
+        return pairs.where(pool.slots.of[pairs.group, pairs.token] >= 0)
+
+    def _drop(self, place: Place, pairs: GroupTokenPairs) -> None:
+        held = self._held_at(place, pairs)
         if len(held):
-            pool.give_back(held.group, held.token)
+            self.cache.pools[place].give_back(held.group, held.token)

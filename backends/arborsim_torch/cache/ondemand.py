@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,16 +18,15 @@ from torch import Tensor
 
 from arborsim_torch.cache.forward import HostShare, LayerView, PlacedPiece
 from arborsim_torch.cache.host import HostAttention, HostTokens, Part, own_mass
-from arborsim_torch.cache.host_pool import PAGE_TOKENS, BlockList, HostPool
+from arborsim_torch.cache.host_pool import PAGE_TOKENS, HostPool
+from arborsim_torch.cache.host_rows import BlockList
 from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.pairs import GroupContent, GroupTokenPairs
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.ondemand import PageBounds, choose_pages
 from arborsim_torch.tiers.copies import Ticket, to_device
 from arborsim_torch.tiers.link import HostLink
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.pairs import GroupContent, GroupTokenPairs
-    from arborsim_torch.cache.tiered import TieredCache
 
 PAGES_TOP = 16  #: pages that each KV head chooses in a step; their union is fetched
 _AFTER_ALL = np.iinfo(np.int64).max
@@ -36,41 +34,24 @@ _AFTER_ALL = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the queries of a pass may read of the rows of the layers of one kind.
+    """The rows that queries may read of the layers of one kind.
 
     Rows are those of all places, one place after the other.
-
-    Attributes
-    ----------
-    position : int64 array ``[kv_heads or 1, rows]``
-        Beyond every query's, if nothing that is read is there.
-    on_path : bool array ``[kv_heads or 1, seqs, rows]``
-    page : bool Tensor ``[kv_heads or 1, pages]``
-        Pages with anything to read, on the device.
     """
 
+    #: int64 ``[kv_heads or 1, rows]``: beyond every query's, if nothing that is read is there
     position: np.ndarray
-    on_path: np.ndarray
-    page: Tensor
+    on_path: np.ndarray  #: bool ``[kv_heads or 1, seqs, rows]``
+    page: Tensor  #: bool ``[kv_heads or 1, pages]``: pages with anything to read, on the device
 
 
 @dataclass(frozen=True)
 class _Ordered:
-    """The pages of a layer that were chosen, on their way.
+    """The pages of a layer that were chosen, on their way."""
 
-    Attributes
-    ----------
-    chosen : int64 array ``[kv_heads, pages_top]``
-        Pages of each head; -1: none.
-    pages : int64 array ``[pages]``
-        All of them, in order.
-    arriving : list of (HostPool, list of Tensor, BlockList)
-        Of each place: the pool, and where its pages will lie on the device.
-    ticket : Ticket
-    """
-
-    chosen: np.ndarray
-    pages: np.ndarray
+    chosen: np.ndarray  #: int64 ``[kv_heads, pages_top]``: pages of each head; -1: none
+    pages: np.ndarray  #: int64 ``[pages]``: all of them, in order
+    #: of each place: the pool, and where its pages will lie on the device
     arriving: list[tuple[HostPool, list[Tensor], BlockList]]
     ticket: Ticket
 
@@ -88,38 +69,23 @@ class _Ordered:
 
 @dataclass(frozen=True)
 class _Fetched:
-    """The pages of a layer that were chosen last.
+    """The pages of a layer that were chosen last."""
 
-    Attributes
-    ----------
-    keys, values : Tensor ``[kv_heads, n, head_dim]``
-    mask : bool Tensor ``[seqs, kv_heads, queries, n]``
-    position : int64 Tensor ``[kv_heads or 1, n]``
-    """
-
+    #: ``[kv_heads, n, head_dim]``
     keys: Tensor
     values: Tensor
-    mask: Tensor
-    position: Tensor
+    mask: Tensor  #: bool ``[seqs, kv_heads, queries, n]``
+    position: Tensor  #: int64 ``[kv_heads or 1, n]``
 
 
 class PageAttention(HostAttention):
     """The pages' part of each layer's attention.
 
-    Parameters
-    ----------
-    cache : TieredCache
-    link : HostLink
-    pages_top : int
-        Pages that each KV head chooses in a step.
-
-    Attributes
-    ----------
-    fetched_bytes : int
-        Of the pages chosen so far.
+    Each KV head chooses `pages_top` pages in a step.  `fetched_bytes` are those of all pages so
+    far.
     """
 
-    def __init__(self, cache: TieredCache, link: HostLink, pages_top: int = PAGES_TOP) -> None:
+    def __init__(self, cache: CacheState, link: HostLink, pages_top: int = PAGES_TOP) -> None:
         super().__init__(cache)
         self._link, self._pages_top = link, pages_top
         self._bounds: dict[Place, PageBounds] = {}
@@ -234,11 +200,12 @@ class PageAttention(HostAttention):
             parts = [
                 part[:, 0].permute(1, 2, 0, 3).expand(-1, g.kv_heads, -1, -1) for part in buffers
             ]
-            piece = replace(
-                pool.as_piece(parts), index=both[: g.kv_heads, at], room=blocks.rows,
-                mask=to_device(on_path[:, :, at].swapaxes(0, 1), g.device) if several else None,
-                ready=None if found else lambda: ordered.ticket.order(self.held_up),
-            )  # fmt: skip
+            piece = replace(pool.as_piece(parts), index=both[: g.kv_heads, at], room=blocks.rows)
+            if several:
+                mask = to_device(on_path[:, :, at].swapaxes(0, 1), g.device)
+                piece = replace(piece, mask=mask)
+            if not found:
+                piece = replace(piece, ready=lambda: ordered.ticket.order(self.held_up))
             spots = partial(torch.narrow, where, 1, at.start, blocks.rows)
             found.append(PlacedPiece(piece, spots, ("page", layer, number)))
         return HostShare(found, position=where)
@@ -246,7 +213,7 @@ class PageAttention(HostAttention):
     def rows(
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
     ) -> tuple[Tensor, LayerView]:
-        """What the fetched tokens received; see `HostAttention.rows`."""
+        """The mass of the fetched tokens; see `HostAttention.rows`."""
         last, metadata = self._last, self._metadata
         assert last is not None
         assert metadata is not None

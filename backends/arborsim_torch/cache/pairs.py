@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from arborsim_torch.cache.host_pool import BlockList, HostPool
+from arborsim_torch.cache.host_pool import HostPool
+from arborsim_torch.cache.host_rows import BlockList
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import StoredTokens
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.tiers.copies import Ticket
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
 
 #: A group, tokens, and what reads what they hold: nothing is allocated before it is called.
 GroupContent = tuple[int, np.ndarray, Callable[[], StoredTokens]]
@@ -61,33 +59,18 @@ class GroupTokenPairs:
 
 @dataclass(eq=False)
 class PendingCopy:
-    """Tokens that are being copied.
+    """Tokens that are being copied."""
 
-    Attributes
-    ----------
-    target : Place
-        In DDR: where they will be stored, or come from.
-    pairs : GroupTokenPairs
-        In runs of one group.
-    blocks : BlockList
-        Their rows on the host.
-    buffers : list of Tensor
-        What the rows are copied from, or to, on the device.
-    ticket : Ticket
-    to_stage : bool
-        They come up.
-    """
-
-    target: Place
-    pairs: GroupTokenPairs
-    blocks: BlockList
-    buffers: list[torch.Tensor]
+    target: Place  #: in DDR: where they will be stored, or come from
+    pairs: GroupTokenPairs  #: in runs of one group
+    blocks: BlockList  #: their rows on the host
+    buffers: list[torch.Tensor]  #: what the rows are copied from, or to, on the device
     ticket: Ticket
-    to_stage: bool = False
+    to_stage: bool = False  #: they come up
 
     @property
     def nbytes(self) -> int:
-        """Of the buffers."""
+        """Bytes of the buffers."""
         return sum(part.nbytes for part in self.buffers)
 
     def done(self) -> bool:
@@ -97,13 +80,13 @@ class PendingCopy:
         """Whether it has some of the tokens in bool ``[groups, tokens]``."""
         return bool(moving[self.pairs.group, self.pairs.token].any())
 
-    def places(self, cache: TieredCache) -> np.ndarray:
+    def places(self, cache: CacheState) -> np.ndarray:
         """Where each token is read."""
         places: np.ndarray = cache.place.values[self.pairs.group, self.pairs.token]
         return places
 
     def contents(self, pool: HostPool, most: int) -> Iterator[GroupContent]:
-        """What the buffers hold, as other pools store it, of `most` tokens of a group at a time."""
+        """The buffers' tokens as other pools store them, `most` of a group at a time."""
         for group, at in self.pairs.portions(most):
             yield group, self.pairs.token[at], partial(self._read, pool, at)
 

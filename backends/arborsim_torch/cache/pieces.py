@@ -1,4 +1,4 @@
-"""What a decode step reads of each pool, in place: tables on the device, changed where tokens move.
+"""Reads of each pool in a decode step: tables on the device, changed where tokens move.
 
 A `PieceTable` says which slots of one pool are read.  Its *entries* are the slots themselves where
 most of them are read, with a mask; otherwise they are listed by an index.  Tokens that come or go
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,13 +20,11 @@ from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.prefix import SharedPrefix
 from arborsim_torch.cache.slots import SlotTable
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.kernels.fused import choose_decode
 from arborsim_torch.kernels.packages import DECODERS
-from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.kernels.piece import Piece
 from arborsim_torch.tiers.copies import to_device
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
 
 _LIST_BELOW = 0.7  # of a pool's slots: if fewer are read, they are listed
 _ANEW_BELOW = 0.5  # of a table's entries: if fewer are read, it is made anew
@@ -54,42 +51,25 @@ _KINDS = {"index": (torch.int32, NOT_READ), "mask": (torch.bool, 0), "position":
 
 @dataclass(frozen=True)
 class Pairs:
-    """(group, token) pairs and what a table has to know of them; arrays ``[m]``.
-
-    Attributes
-    ----------
-    group, token : int64
-    on_path : bool ``[seqs, m]``
-    """
+    """(group, token) pairs and what a table has to know of them; arrays ``[m]``."""
 
     group: np.ndarray
     token: np.ndarray
-    on_path: np.ndarray
+    on_path: np.ndarray  #: bool ``[seqs, m]``
 
     def where(self, mask: np.ndarray) -> Pairs:
         return Pairs(self.group[mask], self.token[mask], self.on_path[:, mask])
 
 
 class PieceTable:
-    """Which slots of one pool are read.
+    """The slots of one pool that are read.
 
-    Parameters
-    ----------
-    cache : TieredCache
-    place : Place
-    held : callable
-        Gives the pairs that are read of this pool, and their entries, int64 ``[m]``.
-
-    Attributes
-    ----------
-    count : int64 array ``[groups]``
-        Entries that are read.
-    version : int
-        Changes whenever any entry does.
+    `held` gives the pairs that are read of this pool, and their entries, int64 ``[m]``.  `count`
+    are the entries that are read, int64 ``[groups]``; `version` changes whenever any entry does.
     """
 
     def __init__(
-        self, cache: TieredCache, place: Place, held: Callable[[], tuple[Pairs, np.ndarray]]
+        self, cache: CacheState, place: Place, held: Callable[[], tuple[Pairs, np.ndarray]]
     ) -> None:
         self._cache, self.place, self._held = cache, place, held
         self._layout: Layout = cache.layout
@@ -170,25 +150,19 @@ class PieceTable:
         # What is left and taken again is written once.
         width = self._room()
         again = np.isin(gone.group * width + left, come.group * width + entry)
-        emptied = gone.where(~again)
-        self._write(
-            np.concatenate([emptied.group, come.group]), np.concatenate([left[~again], entry]),
-            len(emptied.group), come,
-        )  # fmt: skip
+        group = np.concatenate([gone.group[~again], come.group])
+        written = np.concatenate([left[~again], entry])
+        self._write(group, written, len(group) - len(entry), come)
         return entry
 
     def _write(self, group: np.ndarray, entry: np.ndarray, emptied: int, come: Pairs) -> None:
         """Write entries, the first `emptied` of which are not read any more."""
-        columns = {
-            "index": (self._slots(come), NOT_READ), "mask": (come.on_path, 0),
-            "position": (self._cache.position.values[come.token], 0),
-        }  # fmt: skip
         rows = [group[None], entry[None]]
-        for name in _KINDS:
+        for name, (_, empty) in _KINDS.items():
             if name in self._current:
-                own = np.atleast_2d(columns[name][0])
-                empty = np.full((len(own), emptied), columns[name][1])
-                rows.append(np.concatenate([empty, own], axis=1))
+                own = np.atleast_2d(self._column(name, come))
+                unread = np.full((len(own), emptied), empty)
+                rows.append(np.concatenate([unread, own], axis=1))
         table = np.concatenate(rows).astype(np.int64)
         there = to_device(table, self._layout.device)
         row = 2
@@ -203,8 +177,14 @@ class PieceTable:
                 tensor[there[0], there[1]] = there[row].to(tensor.dtype)
                 row += 1
 
+    def _column(self, name: str, pairs: Pairs) -> np.ndarray:
+        """A tensor's entries of pairs."""
+        if name == "mask":
+            return pairs.on_path
+        return self._slots(pairs) if name == "index" else self._cache.position.values[pairs.token]
+
     def _slots(self, pairs: Pairs) -> np.ndarray:
-        """What the index says of pairs; int64 ``[m]``."""
+        """The index's entries of pairs, int64 ``[m]``."""
         slot = np.asarray(self.pool.slots.of[pairs.group, pairs.token], dtype=np.int64)
         if self._ragged:
             per_slab = self._layout.groups // self._layout.slabs
@@ -258,14 +238,10 @@ class PieceTable:
         pairs, entry = self._held()
         lead = (self._seqs,) if name == "mask" else ()
         table = np.full((*lead, *known.shape[-2:]), empty, dtype=np.int64)
+        table[..., pairs.group, entry] = self._column(name, pairs)
         if name == "mask":
-            table[:, pairs.group, entry] = pairs.on_path
             known[: self._seqs] = to_device(table.astype(np.bool_), device)
         else:
-            found = self._slots(pairs) if name == "index" else (
-                self._cache.position.values[pairs.token]
-            )  # fmt: skip
-            table[pairs.group, entry] = found
             known.copy_(to_device(table, device))
         self._current.add(name)
 
@@ -276,9 +252,7 @@ class PieceTable:
     def full(self, groups: slice) -> bool:
         """Whether all of a layer's entries, as many in every group, are read by one sequence."""
         high = self.high[groups]
-        return self._seqs == 1 and bool((self.count[groups] == high).all()) and bool(
-            (high == high[0]).all()
-        )  # fmt: skip
+        return self._seqs == 1 and bool(((self.count[groups] == high) & (high == high[0])).all())
 
     @property
     def in_order(self) -> bool:
@@ -288,16 +262,11 @@ class PieceTable:
     def piece(
         self, layer: int, room: int | None = None, rows: list[Tensor] | None = None
     ) -> PlacedPiece:
-        """What one layer reads.
+        """One layer's reads, of `room` entries or of as many as there are.
 
-        Parameters
-        ----------
-        layer : int
-        rows : list of Tensor ``[rows, 1, records, heads, ...]``, optional
-            Parts of the layer's first rows, if the pool is the host's: on the device.
-        room : int or None
-            Entries to look at, at least as many as there are (`room`).  The piece then always has
-            a mask or an index, so that no shape tells how many entries are read.
+        With a room the piece always has a mask or an index, so that no shape tells how many entries
+        are read.  `rows` are parts ``[rows, 1, records, heads, ...]`` of the layer's first rows on
+        the device, if the pool is the host's.
         """
         groups = self._layout.groups_of_layer(layer)
         if rows is None:
@@ -370,7 +339,7 @@ class PieceTable:
         return end
 
     def listed(self) -> list[Tensor]:
-        """Of each group of a table that was just reset: its slots by entry, int64 ``[n]``."""
+        """Slots by entry, int64 ``[n]``, of each group of a table that was just reset."""
         pairs, _ = self._held()
         slots = self.pool.slots.of[pairs.group, pairs.token].astype(np.int64)
         return list(to_device(slots, self.pool.device).split(self.count.tolist()))

@@ -10,9 +10,8 @@ it takes what its heads hold, and each head is read by an index of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,12 +19,9 @@ from torch import Tensor
 
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.slots import SlotTable
-from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.kernels.piece import Piece
 from arborsim_torch.tiers.codec import Codec, Packed
 from arborsim_torch.tiers.copies import to_device
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.spans import Spans
 
 #: By how much a full tensor grows, and the share of slots in use below which tensors shrink: of one
 #: group, and of several, whose numbers differ
@@ -39,16 +35,10 @@ _RAGGED_SAVES = 0.1
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """Tokens as a pool stores them.
+    """Tokens as a pool stores them."""
 
-    Attributes
-    ----------
-    data : Tensor ``[layers, 2, kv_heads, tokens, head_dim]``
-    scale : float32 Tensor ``[layers, 2, kv_heads, tokens, 1]`` or None
-    """
-
-    data: Tensor
-    scale: Tensor | None = None
+    data: Tensor  #: ``[layers, 2, kv_heads, tokens, head_dim]``
+    scale: Tensor | None = None  #: float32 ``[layers, 2, kv_heads, tokens, 1]``
 
     @property
     def nbytes(self) -> int:
@@ -66,31 +56,15 @@ def addressable(dtype: torch.dtype) -> torch.dtype:
 class Pool:
     """Slots for tokens on one device in one format; the host's are in a `HostPool`.
 
-    Parameters
-    ----------
-    layout : Layout
-    codec : Codec
-        How tokens are stored.
-    device : torch.device
-    page_tokens : int
-        The number of slots of a group is a multiple of this.
-
-    Attributes
-    ----------
-    slots : SlotTable
-    allocations : int
-        How often tensors have been allocated: views of them are valid until the next time.
+    The number of slots of a group is a multiple of `page_tokens`.  `allocations` says how often
+    tensors have been allocated: views of them are valid until the next time.
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        codec: Codec,
-        device: torch.device,
-        *,
-        page_tokens: int = 16,
+        self, layout: Layout, codec: Codec, device: torch.device, *, page_tokens: int = 16
     ) -> None:
         self.layout, self.codec, self.device = layout, codec, device
+        self._scales = codec.scaled  # lie next to the data
         self.slots = SlotTable(layout.groups)
         self.page_tokens = page_tokens
         self.allocations = 0
@@ -106,17 +80,11 @@ class Pool:
         self._bytes = self._room = self._kept_room = 0  # of all: bytes, slots, and slots kept
         self._views: dict[int, list[Tensor]] = {}  # by layer
         self._pieces: dict[int, Piece] = {}  # by layer
-        self._spans: Spans | None = None
-
-    def with_spans(self, spans: Spans) -> Pool:
-        """The pool, with what holds the scales that its tokens share."""
-        self._spans = spans
-        return self
 
     @property
     def addresses(self) -> tuple[int, ...]:
         """Something else whenever its tensors have other addresses."""
-        return self.allocations, 0 if self._spans is None else self._spans.allocations
+        return (self.allocations,)
 
     @cached_property
     def bytes_per_slot(self) -> int:
@@ -133,7 +101,7 @@ class Pool:
     @property
     def capacity_bytes(self) -> int:
         """Bytes of the tensors."""
-        return self._bytes + (0 if self._spans is None else self._spans.capacity_bytes)
+        return self._bytes
 
     def capacity(self, slab: int = 0) -> int:
         """Slots of a slab's group, or of its longest head."""
@@ -150,19 +118,11 @@ class Pool:
         """
         self._kept[:] = self._pages(np.array(tokens))
         self._kept_room = int(self._kept.sum())
-        if self._spans is not None:
-            self._spans.keep(tokens)
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of tensors with the slots of `keep`."""
-        slots = int(self._kept.sum())
-        if self._spans is None:
-            return slots * self.bytes_per_slot
-        records, width = self.codec.record(self.layout.head_dim)  # their scales lie apart
-        pairs = self.layout.elements_per_group // (2 * self.layout.head_dim)
-        size = pairs * records * width * self.codec.storage.itemsize
-        return slots * size + self._spans.kept_bytes
+        return self._kept_room * self.bytes_per_slot
 
     def reserve(self, tokens: int) -> None:
         """Allocate slots for `tokens` tokens in every group at once."""
@@ -185,15 +145,11 @@ class Pool:
         """Give slots to pairs (group, token) and make room for them."""
         slot = self.slots.take(group, token)
         self._make_room()
-        if self._spans is not None:
-            self._spans.enter(group, token)
         return slot
 
     def grow(self, tokens: int) -> None:
         """Know of tokens up to, not including, number `tokens`."""
         self.slots.grow(tokens)
-        if self._spans is not None:
-            self._spans.grow(tokens)
 
     def spare(self) -> np.ndarray:
         """A slot of every group that no token has, int64 ``[groups]``: the next one gets it."""
@@ -226,14 +182,10 @@ class Pool:
     def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
         """Free the slots of pairs."""
         self.slots.give_back(group, token)
-        if self._spans is not None:
-            self._spans.leave(group, token)
 
     def give_back_shared(self, token: np.ndarray) -> None:
         """The same where there is one group."""
         self.slots.give_back_shared(token)
-        if self._spans is not None:
-            self._spans.leave(np.zeros(len(token), dtype=np.int64), token)
 
     def has_slab(self, layer: int) -> bool:
         """Whether a layer has tensors; its first slots make them."""
@@ -253,12 +205,7 @@ class Pool:
         return known
 
     def rows(self, layer: int) -> Tensor:
-        """Data of a layer, the slots of its heads one after the other: a view.
-
-        Returns
-        -------
-        Tensor ``[2, slots of all heads, head_dim]``
-        """
+        """A layer's slots, head after head, ``[2, slots of all heads, head_dim]``: a view."""
         slab, index = self.layout.slab_of_layer(layer)
         return self._slabs[slab][0][index]
 
@@ -277,18 +224,10 @@ class Pool:
             else:
                 parts = self.slab(layer)
             known = self._pieces[layer] = self.as_piece(parts)
-        if self._spans is None:
-            return known
-        ragged = self.ragged(self.layout.slab_of_layer(layer)[0])
-        first = self.first_row[self.layout.groups_of_layer(layer)] if ragged else None
-        spans, member = self._spans.piece(layer, known.keys.shape[1], first)
-        return replace(known, key_scale=spans, member=member)
+        return known
 
     def bring_up_to_date(self) -> None:
         """Let `piece` make nothing anew until tokens come or go."""
-        if self._spans is not None:
-            for slab in range(self.layout.slabs):
-                self.piece(slab * self.layout.slab_layers)
 
     def as_piece(self, parts: list[Tensor]) -> Piece:
         """Data ``[records, kv_heads, n, width]``, and scales, as a piece without a room."""
@@ -296,14 +235,14 @@ class Pool:
         data = data.view(codec.storage)
         if isinstance(codec, Packed) and codec.scaled:
             codes, values = data[0].tensor_split([codec.key_bytes], dim=-1)
-            if not scales:  # `Spans` has them
+            if not scales:  # they lie apart (`arborsim_torch.cache.spans`)
                 return Piece(codes, values, codec, None, None, None, 0)
             spans = scales[0][0]  # of each token, and its number in its group
             number = spans[..., -2:].contiguous().view(torch.int16)[..., 0]
             each = torch.arange(number.shape[-1], dtype=torch.int32, device=number.device)
             member = each * codec.together + number
             return Piece(codes, values, codec, spans[..., :-2], None, None, 0, member=member)
-        if len(data) == 1:  # of `Spans`
+        if len(data) == 1:  # scales alone
             return Piece(data[0], data[0], codec, None, None, None, 0)
         scale = [None, None] if not scales else [scales[0][0, ..., 0], scales[0][1, ..., 0]]
         return Piece(data[0], data[1], codec, scale[0], scale[1], None, 0)
@@ -316,23 +255,13 @@ class Pool:
         slab, index = self.layout.slab_of_layer(layer)
         if self.ragged(slab):
             group = self.layout.groups_of_layer(layer).start + heads.start
-            found = [part[index].index_select(2, slots) for part in self._strip(group)]
-        else:
-            found = [part[:, heads].index_select(2, slots) for part in self.slab(layer)]
-        if self._spans is not None:
-            group = self.layout.groups_of_layer(layer).start + (heads.start or 0)
-            found.append(self._spans.gather(layer, heads, group, slots))
-        return found
+            return [part[index].index_select(2, slots) for part in self._strip(group)]
+        return [part[:, heads].index_select(2, slots) for part in self.slab(layer)]
 
     def span(self, slab: int, first: int, count: int) -> Tensor:
-        """Slots that follow one another, of every layer of a slab: a view of the data.
+        """Slots that follow one another, of every layer of a slab that is not ragged: a view.
 
-        Of a slab that is not ragged.
-
-        Returns
-        -------
-        Tensor ``[2 layers, kv_heads, count, head_dim]``
-            Keys, then values of each layer.
+        Returns ``[2 layers, kv_heads, count, head_dim]``: keys, then values of each layer.
         """
         table = self._tables[slab]
         assert table is not None, "a ragged slab has no common capacity"
@@ -356,8 +285,6 @@ class Pool:
         """Copy the tokens in `slot` of one group, as they are stored."""
         index = to_device(slot.astype(np.int64), self.device)
         parts = [part.index_select(3, index) for part in self._strip(group)]
-        if self._spans is not None:
-            parts.append(self._spans.read(group, slot))
         return StoredTokens(parts[0].view(self.codec.storage), *parts[1:])
 
     def read_rows(self, group: int, slot: np.ndarray, rows: list[Tensor]) -> None:
@@ -381,10 +308,7 @@ class Pool:
         return torch.cat(parts)
 
     def read_keys(self, layer: int, head: int, token: np.ndarray) -> Tensor:
-        """Copy the keys of a KV head of a layer, ``[tokens, head_dim]``, of tokens that it holds.
-
-        Of a pool at full precision.
-        """
+        """Copy unquantized keys of tokens that a layer's KV head holds, ``[tokens, head_dim]``."""
         group = self.layout.groups_of_layer(layer).start
         group += head if self.layout.grouping == "head" else 0
         slots = self.slots.of[group, token].astype(np.int64)
@@ -397,10 +321,6 @@ class Pool:
     def write(self, group: int, slot: np.ndarray, block: StoredTokens) -> None:
         """Put tokens, as they are stored, into slots of one group."""
         index = to_device(slot.astype(np.int64), self.device)
-        if self._spans is not None:
-            assert block.scale is not None
-            self._spans.write(group, slot, block.scale)
-            block = StoredTokens(block.data)
         for part, new in zip(self._strip(group), block.parts(), strict=True):
             part.index_copy_(3, index, new.view(part.dtype))
 
@@ -420,12 +340,13 @@ class Pool:
         roomy = np.concatenate(wanted).sum() + spare < enough * capacity
         if not roomy or self._capacity.max() <= 4 * self.page_tokens:
             return False
-        if self._spans is not None:
-            self._spans.shrink()
-        old = self.slots.compact()
+        old = self._renumber()
         for slab in slabs:
             self._resize(slab, wanted[slab], old)
         return True
+
+    def _renumber(self) -> list[np.ndarray]:
+        return self.slots.compact()
 
     def _pages(self, tokens: np.ndarray) -> np.ndarray:
         return -(-tokens // self.page_tokens) * self.page_tokens
@@ -456,7 +377,7 @@ class Pool:
         shape = (g.slab_layers, records, rows, width)
         # Zeros: a slot that is masked still meets the values' product, as 0 x slot.
         parts = [torch.zeros(shape, dtype=addressable(self.codec.storage), device=self.device)]
-        if self.codec.scaled and self._spans is None:
+        if self._scales:
             parts.append(torch.zeros((*shape[:-1], 1), dtype=torch.float32, device=self.device))
         self._slabs[slab], self._slab_bytes[slab] = parts, sum(part.nbytes for part in parts)
         self._bytes, self._room = sum(self._slab_bytes), int(self._capacity.sum())

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.flash import Prefix
-from arborsim_torch.kernels.pieces import Piece
+from arborsim_torch.kernels.piece import Piece, Prefix
 from arborsim_torch.tiers.copies import to_device
 
 _LEAST = 256  # tokens; fewer are not worth a call of their own
@@ -24,18 +23,10 @@ _LEAST_ROOM = 64
 
 
 class SharedPrefix:
-    """What is read of a pool whose tokens have the same slot in all layers and heads.
+    """The reads of a pool whose tokens have the same slot in all layers and heads.
 
-    Parameters
-    ----------
-    device : torch.device
-    package : str
-        Whose kernel reads it (`arborsim_torch.kernels.packages.DECODERS`).
-
-    Attributes
-    ----------
-    length : int
-        Slots below this are read by every sequence.
+    Slots below `length` are read by every sequence, with a kernel of the `package`, one of
+    `arborsim_torch.kernels.packages.DECODERS`.
     """
 
     def __init__(self, device: torch.device, package: str = "flash-attn") -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,34 +16,23 @@ from torch import Tensor
 
 from arborsim.core.tree import GrowingTable
 from arborsim_torch.cache.forward import Entries, PlacedPiece
-from arborsim_torch.cache.host import HostStream, HostTokens
+from arborsim_torch.cache.host import HostTokens
 from arborsim_torch.cache.host_pieces import HostPieces
+from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pieces import NOT_READ, Pairs, PieceTable
-
-if TYPE_CHECKING:
-    from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.cache.state import CacheState
 
 
 class PieceReader:
-    """Knows what every layer reads of every pool.
+    """Knows what every layer reads of every pool; `stale` where paths have turned.
 
-    Parameters
-    ----------
-    cache : TieredCache
-    split_host : bool
-        Tokens on the host are not read as pieces, but listed as `HostTokens`.
-    stream : HostStream or None
-        Brings tokens from the host layer by layer.
-
-    Attributes
-    ----------
-    stale : bool
-        Everything must be looked up: paths have turned.
+    With `split_host`, tokens on the host are not read as pieces, but listed as `HostTokens`.  A
+    stream brings them to the device layer by layer.
     """
 
     def __init__(
-        self, cache: TieredCache, split_host: bool = False, stream: HostStream | None = None
+        self, cache: CacheState, split_host: bool = False, stream: HostStream | None = None
     ) -> None:
         self._cache, self._layout = cache, cache.layout
         self.stale = True
@@ -64,14 +52,10 @@ class PieceReader:
 
     @torch.inference_mode()
     def plan(self, rounded: Callable[[int], int] | None = None, rows: int = 0) -> PiecePlan:
-        """What the next pass reads.
+        """The reads of the next pass.
 
-        Parameters
-        ----------
-        rounded : callable, optional
-            Rounds up how many entries pieces look at.
-        rows : int
-            Sequences of the pass; beyond those of the leaves, they read nothing.
+        `rounded` rounds up how many entries pieces look at.  Of the `rows` of the pass, those
+        beyond the leaves' read nothing.
         """
         rows = max(rows, len(self._cache.leaves))
         self.stale |= rows != self._rows
@@ -172,11 +156,9 @@ class PieceReader:
                 self._pairs(group, token[at])
             )
         table = self._tables.get(Place.HBM)
-        self._contiguous = (
-            table is not None and table.in_order and len(cache.leaves) == 1
-            and bool((place == Place.HBM).all())
-            and bool((self._entry.values[:, token] == np.arange(len(token))).all())
-        )  # fmt: skip
+        one = table is not None and table.in_order and len(cache.leaves) == 1
+        in_order = self._entry.values[:, token] == np.arange(len(token))
+        self._contiguous = one and bool(((place == Place.HBM) & in_order).all())
 
     def _update(self, group: np.ndarray, token: np.ndarray) -> None:
         cache = self._cache
@@ -196,33 +178,20 @@ class PieceReader:
                     pairs.where(gone), left[gone].astype(np.int64), pairs.where(come)
                 )
         entry = self._entry.values[group, token]
-        self._contiguous = (
-            self._contiguous and bool((before == Place.LOST).all())
-            and bool(((place == Place.HBM) | ~wanted).all())
-            and bool((entry[wanted] == cache.position.values[token[wanted]]).all())
-        )  # fmt: skip
+        in_order = (place == Place.HBM) & (entry == cache.position.values[token])
+        fresh = (before == Place.LOST) & (in_order | ~wanted)
+        self._contiguous = self._contiguous and bool(fresh.all())
 
 
 @dataclass(frozen=True)
 class PiecePlan:
-    """What one pass reads.
+    """The reads of one pass."""
 
-    Attributes
-    ----------
-    tables : list of PieceTable
-        Of pools on the device that are read.
-    contiguous : bool
-        All that is read is in HBM, and slot ``p`` has position ``p`` in all groups.
-    fresh : bool
-        Tokens on the host have changed.
-    rooms : list of int or None
-        Of each table: entries that its pieces look at, whose shapes then depend on these alone.
-    """
-
-    tables: list[PieceTable]
+    tables: list[PieceTable]  #: of pools on the device that are read
     on_host: HostPieces
-    contiguous: bool
-    fresh: bool
+    contiguous: bool  #: all that is read is in HBM, and slot ``p`` has position ``p`` in all groups
+    fresh: bool  #: tokens on the host have changed
+    #: of each table: entries that its pieces look at, whose shapes then depend on these alone
     rooms: list[int | None]
 
     @property
@@ -236,7 +205,7 @@ class PiecePlan:
         return sum(int(table.high.max()) for table in (*self.tables, *self.on_host.tables))
 
     def pieces(self, layer: int) -> list[PlacedPiece]:
-        """What a layer reads."""
+        """A layer's reads."""
         found = [
             table.piece(layer, room)
             for table, room in zip(self.tables, self.rooms, strict=True)
@@ -257,7 +226,7 @@ class PiecePlan:
         return *on_device, *self.on_host.keys()
 
     def entries(self, layer: int) -> Entries:
-        """Of a contiguous plan."""
+        """The entries of a contiguous plan."""
         return Entries(None, None, self.held)
 
     def content(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -275,12 +244,11 @@ class PiecePlan:
             return None
         (table,) = self.tables
         layout, pool = table.pool.layout, table.pool
+        if table.place is not Place.HBM or not table.in_order:
+            return None
         per_slab = layout.groups // layout.slabs
-        whole = table.place is Place.HBM and table.in_order and all(
-            table.full(slice(slab * per_slab, (slab + 1) * per_slab))
-            for slab in range(layout.slabs)
-        )  # fmt: skip
-        if not whole:
+        firsts = range(0, layout.groups, per_slab)
+        if not all(table.full(slice(first, first + per_slab)) for first in firsts):
             return None
         spans = enumerate(table.high[::per_slab].tolist())
         return [part for slab, n in spans for part in pool.span(slab, 0, n).unsqueeze(1).unbind()]

@@ -17,18 +17,8 @@ _MOST_NOTED = 1 << 17  # pairs that came or went between two looks; beyond, all 
 class SlotTable:
     """The slot of every token, per group.
 
-    Parameters
-    ----------
-    groups : int
-
-    Attributes
-    ----------
-    high : int64 ``[groups]``
-        Slots below this have been taken at some time.
-    used : int64 ``[groups]``
-        Tokens held.
-    total : int
-        Their sum.
+    Slots below `high` have been taken at some time.  `used` are the tokens held, both int64
+    ``[groups]``, and `total` their sum.
     """
 
     def __init__(self, groups: int) -> None:
@@ -146,10 +136,7 @@ class SlotTable:
     def compact(self) -> list[np.ndarray]:
         """Number the slots of each group anew, without gaps, in the order of tokens.
 
-        Returns
-        -------
-        list of int64 ``[used]``
-            Per group the old slots in their new order.
+        Returns a list of int64 ``[used]``: per group the old slots in their new order.
         """
         old = []
         for g in range(self._groups):
@@ -164,7 +151,7 @@ class SlotTable:
 
 
 def _rank(group: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Of each pair, how many pairs of its group come before it."""
+    """How many pairs of its group come before each pair."""
     if len(counts) == 1:
         return np.arange(len(group))
     order = np.argsort(group, kind="stable")

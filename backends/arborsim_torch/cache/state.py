@@ -1,4 +1,4 @@
-"""The token table of a cache, and steps of the contiguous path that are still to be entered in it.
+"""The token table of a cache, its pools, and steps that are still to be entered in both.
 
 While one path decodes and all its tokens lie in HBM in order, a step changes nothing that needs
 looking up: the next token's slot is its position, and attention reads every slot up to it.  Such
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from arborsim.core.tree import GrowingArray, GrowingTable, ThoughtTree
 from arborsim_torch.cache.forward import AttentionMetadata, Entries
-from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.pool import Pool
 
 _MOST_STEPS = 256  # pending at a time
@@ -25,16 +25,8 @@ _MOST_STEPS = 256  # pending at a time
 class TokenTable:
     """Tables with one entry per token.
 
-    Parameters
-    ----------
-    groups : int
-
-    Attributes
-    ----------
-    tree : ThoughtTree
-    place : GrowingTable of int8 ``[groups, tokens]``
-        Where attention reads each token (`Place`).
-    vocabulary_id, position : GrowingArray of int32 ``[tokens]``
+    `place` says where attention reads each token (`Place`), int8 ``[groups, tokens]``.  The others
+    are int32 ``[tokens]``.
     """
 
     def __init__(self, groups: int) -> None:
@@ -49,10 +41,7 @@ class TokenTable:
     def append(self, leaves: Sequence[int], ids: np.ndarray, position: np.ndarray) -> np.ndarray:
         """Add tokens to HBM in every group; both int ``[leaves, steps]``.
 
-        Returns
-        -------
-        int64 ``[leaves x steps]``
-            Their ids: step by step, and within a step by leaf.
+        Returns int64 ``[leaves x steps]``: their ids, step by step and within a step by leaf.
         """
         start, steps = len(self), ids.shape[1]
         self.tree.append(leaves, steps)
@@ -65,17 +54,9 @@ class TokenTable:
 class FastPath:
     """Steps of one contiguous path that have been announced and not entered yet.
 
-    Parameters
-    ----------
-    pool : Pool
-        HBM at full precision, of one slab, whose tensors must not be replaced meanwhile.
-    first : int
-        Position, and slot, of the next token.
-
-    Attributes
-    ----------
-    ids : list of int
-        Vocabulary ids of the tokens.
+    The pool is that of HBM at full precision, of one slab, and its tensors must not be replaced
+    meanwhile.  `first` is the position, and the slot, of the next token.  `ids` are the tokens'
+    vocabulary ids.
     """
 
     def __init__(self, pool: Pool, first: int) -> None:
@@ -123,37 +104,20 @@ class FastPath:
 
 
 class CacheState:
-    """The token table and the pools of a cache; reading either enters the pending steps first.
+    """The token table, the pools and the selection of a cache.
 
-    Parameters
-    ----------
-    groups : int
-    pools : dict of Place to Pool
-
-    Attributes
-    ----------
-    leaves : list of int
-        Those that decode, in batch order.
-    lengths : list of int
-        Of their paths, evicted and pending tokens included.
+    Reading the table or the pools enters the pending steps first.  `leaves` are those that decode,
+    in batch order, and `lengths` those of their paths, evicted and pending tokens included.
     """
 
-    def __init__(self, groups: int, pools: dict[Place, Pool]) -> None:
+    def __init__(self, layout: Layout, pools: dict[Place, Pool]) -> None:
+        self.layout = layout
         self.leaves: list[int] = []
         self.lengths: list[int] = []
-        self._table = TokenTable(groups)
+        self._table = TokenTable(layout.groups)
         self._pools = pools
         self._fast_path: FastPath | None = None
-
-    @property
-    def table(self) -> TokenTable:
-        self._flush()
-        return self._table
-
-    @property
-    def pools(self) -> dict[Place, Pool]:
-        self._flush()
-        return self._pools
+        self._reads: np.ndarray | None = None  # bool [groups, tokens then]
 
     def _flush(self) -> None:
         """Enter the pending steps and leave the fast path."""
@@ -162,35 +126,66 @@ class CacheState:
             fresh = self._table.append(self.leaves, *fast_path.pending())
             self._pools[Place.HBM].enter(fresh)
 
-    def activate(self, leaves: Sequence[int]) -> None:
+    @property
+    def pools(self) -> dict[Place, Pool]:
+        self._flush()
+        return self._pools
+
+    @property
+    def tree(self) -> ThoughtTree:
+        self._flush()
+        return self._table.tree
+
+    @property
+    def place(self) -> GrowingTable:
+        """Int8 ``[groups, tokens]``: where attention reads each token (`Place`)."""
+        self._flush()
+        return self._table.place
+
+    @property
+    def vocabulary_id(self) -> GrowingArray:
+        self._flush()
+        return self._table.vocabulary_id
+
+    @property
+    def position(self) -> GrowingArray:
+        self._flush()
+        return self._table.position
+
+    @property
+    def kv_heads(self) -> int:
+        return self.layout.kv_heads
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.vocabulary_id)
+
+    @property
+    def seen_tokens(self) -> int:
+        return max(self.lengths, default=0)
+
+    def _turn_to(self, leaves: Sequence[int]) -> None:
         """Make these the leaves."""
-        tree = self.table.tree
+        tree = self.tree
         self.leaves = list(leaves)
         self.lengths = [len(tree.path(leaf)) for leaf in leaves]
 
-    def append(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _append(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Add tokens of the leaves, int ``[leaves, steps]``, to HBM in every group.
 
-        Returns
-        -------
-        token : int64 ``[leaves x steps]``
-            Their ids.
-        position : int64 ``[leaves, steps]``
+        Returns their ids, int64 ``[leaves x steps]``, and their positions, int64 ``[leaves,
+        steps]``.
         """
+        self._flush()
         position = np.asarray(self.lengths)[:, None] + np.arange(ids.shape[1])
-        token = self.table.append(self.leaves, ids, position)
+        token = self._table.append(self.leaves, ids, position)
         self.lengths = [length + ids.shape[1] for length in self.lengths]
         return token, position
 
-    def step(self, token: int, begins: bool) -> AttentionMetadata | None:
+    def _step(self, token: int, begins: bool) -> AttentionMetadata | None:
         """Announce one token of the one leaf, if the fast path can take it.
 
-        Parameters
-        ----------
-        token : int
-            Vocabulary id.
-        begins : bool
-            The leaf's path lies in HBM in order and nothing else does: the fast path may begin.
+        The path `begins` if the leaf's tokens lie in HBM in order and nothing else does.
         """
         if self._fast_path is None and begins:
             self._fast_path = FastPath(self._pools[Place.HBM], self.lengths[0])
@@ -199,3 +194,24 @@ class CacheState:
         metadata = self._fast_path.step(token)
         self.lengths = [metadata.positions]
         return metadata
+
+    @property
+    def selects(self) -> bool:
+        """Whether some tokens are not to be read."""
+        return self._reads is not None
+
+    def selected(self, token: np.ndarray) -> np.ndarray:
+        """Which of these tokens attention is to read, where they can be; bool ``[groups, n]``."""
+        read = np.ones((self.layout.groups, len(token)), dtype=np.bool_)
+        if self._reads is not None:
+            old = token < self._reads.shape[1]
+            read[:, old] = self._reads[:, token[old]]
+        return read
+
+    def selected_pairs(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
+        """Which of these pairs attention is to read, where they can be; bool ``[m]``."""
+        if self._reads is None:
+            return np.ones(len(group), dtype=np.bool_)
+        known = self._reads.shape[1]
+        read: np.ndarray = self._reads[group, np.minimum(token, known - 1)]
+        return np.asarray(read | (token >= known))

@@ -6,7 +6,7 @@ keys and values (`AttentionMetadata.store`) and gets its view.  Moves between ti
 
 A decode step reads every pool in place (`arborsim_torch.cache.pieces`).  If results must not depend
 on where tokens are stored (`ordered`), each layer's keys and values are gathered in the order of
-tokens instead; so they are where lost tokens are computed again.
+tokens instead.  So they are where lost tokens are computed again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from torch import Tensor
 
 from arborsim.core.errors import UnknownName
 from arborsim.core.tiers import RECALLS
-from arborsim.core.tree import GrowingArray, GrowingTable, ThoughtTree
 from arborsim_torch.cache.forward import AttentionMetadata, SlotWriter, SpanWriter
 from arborsim_torch.cache.gather import GatherPlan, GatherReader
 from arborsim_torch.cache.hf import hf_cache
-from arborsim_torch.cache.host import HostAttention, HostStream
+from arborsim_torch.cache.host import HostAttention
+from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.ondemand import PageAttention
-from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.reader import PiecePlan, PieceReader
 from arborsim_torch.cache.spans import make_pools
 from arborsim_torch.cache.state import CacheState
@@ -35,32 +34,14 @@ from arborsim_torch.tiers.copies import to_device
 from arborsim_torch.tiers.link import HostLink
 
 
-class TieredCache:
+class TieredCache(CacheState):
     """Keys and values of one tree.
 
-    Parameters
-    ----------
-    layout : Layout
-    quantised : sequence of Codec, optional
-        Formats of quantised tokens, and of coarse ones; FP8 if there are none.
-    page_tokens : int
-        Pools grow and shrink by this number of slots.
-    ordered : bool
-        Gather keys and values in the order of tokens before attention reads them, so that results
-        do not depend on slots or tiers.
-    recall : {"stage", "stream", "near", "ondemand"}
-        How tokens in DDR that are not staged take part in attention.  Without a link, they are
-        copied layer by layer while the computation waits.
-    link : HostLink, optional
-
-    Attributes
-    ----------
-    tree : ThoughtTree
-    leaves : list of int
-        Those that decode, in batch order.
-    place : GrowingTable of int8 ``[groups, tokens]``
-        Where attention reads each token (`Place`).
-    pools : dict of Place to Pool
+    `quantised` are the formats of quantised tokens and of coarse ones, FP8 without any.  Pools grow
+    and shrink by `page_tokens` slots.  `ordered` gathers what attention reads in the order of
+    tokens, so that results do not depend on slots or tiers.  `recall` says how tokens in DDR that
+    are not staged take part in attention: without a link they are copied layer by layer while
+    computation waits.
     """
 
     def __init__(
@@ -75,9 +56,8 @@ class TieredCache:
     ) -> None:
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
-        self.layout = layout
-        pools = make_pools(layout, quantised or (Fp8(),), page_tokens, by_layer=recall != "stage")
-        self._state = CacheState(layout.groups, pools)
+        by_layer = recall != "stage"
+        super().__init__(layout, make_pools(layout, quantised or (Fp8(),), page_tokens, by_layer))
         self._contiguous = False  # the next step may take the fast path
         self.hf = hf_cache(self, layout.layers)
         self.ordered = ordered
@@ -94,7 +74,6 @@ class TieredCache:
         self._pieces = PieceReader(self, split_host, self.stream)
         self._store: Callable[[int, Tensor, Tensor], None] = _unannounced
         self._held = 0
-        self._reads: np.ndarray | None = None  # bool [groups, tokens then]
 
     def close(self) -> None:
         """End the threads that attend on the host."""
@@ -115,36 +94,6 @@ class TieredCache:
         held = [each for each in (self.stream, self.host_attention) if each is not None]
         return sum(each.held_up.seconds for each in held)
 
-    # -- token table -------------------------------------------------------------------------------
-
-    @property
-    def leaves(self) -> list[int]:
-        return self._state.leaves
-
-    @property
-    def kv_heads(self) -> int:
-        return self.layout.kv_heads
-
-    @property
-    def tree(self) -> ThoughtTree:
-        return self._state.table.tree
-
-    @property
-    def place(self) -> GrowingTable:
-        return self._state.table.place
-
-    @property
-    def vocabulary_id(self) -> GrowingArray:
-        return self._state.table.vocabulary_id
-
-    @property
-    def position(self) -> GrowingArray:
-        return self._state.table.position
-
-    @property
-    def pools(self) -> dict[Place, Pool]:
-        return self._state.pools
-
     # -- the tree ------------------------------------------------------------------------------
 
     def open(self, node: int, parent: int) -> None:
@@ -156,13 +105,13 @@ class TieredCache:
 
     def activate(self, leaves: Sequence[int]) -> None:
         """The next passes are over these leaves, in this order."""
-        self._state.activate(leaves)
+        self._turn_to(leaves)
         self.tree.forget_paths(leaves)
         self._turned()
 
     def length(self, seq: int) -> int:
         """Tokens on the path of a sequence, evicted ones included."""
-        return self._state.lengths[seq]
+        return self.lengths[seq]
 
     def readable(self, seq: int) -> np.ndarray | None:
         """Positions on the path of a sequence whose tokens some group holds, int64; None: all."""
@@ -183,14 +132,6 @@ class TieredCache:
         self.changed()
 
     # -- bytes ---------------------------------------------------------------------------------
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.vocabulary_id)
-
-    @property
-    def seen_tokens(self) -> int:
-        return max(self._state.lengths, default=0)
 
     @property
     def held_tokens(self) -> int:
@@ -237,47 +178,20 @@ class TieredCache:
         self._pieces.look_again(*np.nonzero(old != new))
         return True
 
-    @property
-    def selects(self) -> bool:
-        """Whether some tokens are not to be read."""
-        return self._reads is not None
-
-    def selected(self, token: np.ndarray) -> np.ndarray:
-        """Which of these tokens attention is to read, where they can be; bool ``[groups, n]``."""
-        read = np.ones((self.layout.groups, len(token)), dtype=np.bool_)
-        if self._reads is not None:
-            old = token < self._reads.shape[1]
-            read[:, old] = self._reads[:, token[old]]
-        return read
-
-    def selected_pairs(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Which of these pairs attention is to read, where they can be; bool ``[m]``."""
-        if self._reads is None:
-            return np.ones(len(group), dtype=np.bool_)
-        known = self._reads.shape[1]
-        read: np.ndarray = self._reads[group, np.minimum(token, known - 1)]
-        return np.asarray(read | (token >= known))
-
     # -- forward passes ------------------------------------------------------------------------
 
     def begin(self, ids: np.ndarray) -> AttentionMetadata:
-        """Announce the next tokens of the leaves.
-
-        Parameters
-        ----------
-        ids : int ``[seqs, queries]``
-            Vocabulary ids; several queries only with one sequence.
-        """
+        """Announce the next tokens, int ``[seqs, queries]``; several of one sequence only."""
         width, queries = ids.shape
         if width != len(self.leaves) or (queries > 1 and width > 1):
             raise ValueError(f"{ids.shape} tokens for {len(self.leaves)} leaves")
         if width == queries == 1:
-            metadata = self._state.step(int(ids[0, 0]), self._contiguous)
+            metadata = self._step(int(ids[0, 0]), self._contiguous)
             if metadata is not None:
                 self._store, self._held = metadata.store, metadata.positions
                 return metadata
-        first, pool = self._state.lengths, self.pools[Place.HBM]
-        fresh, position = self._state.append(ids)
+        first, pool = self.lengths, self.pools[Place.HBM]
+        fresh, position = self._append(ids)
         writing = SlotWriter.new(pool, pool.enter(fresh))
         return self._metadata(writing, position, first, fresh)
 
@@ -298,20 +212,11 @@ class TieredCache:
     ) -> tuple[np.ndarray, np.ndarray, PiecePlan]:
         """Give slots to the next token of each leaf, which a static step computes.
 
-        Parameters
-        ----------
-        ids : int ``[seqs, 1]``
-        rounded, rows
-            See `PieceReader.plan`.
-
-        Returns
-        -------
-        position : int64 ``[seqs, 1]``
-        slots : int64 ``[groups, rows]``
-            Those beyond the leaves' have no token: what is written there is never read.
-        plan : PiecePlan
+        Takes ids, int ``[seqs, 1]``, and the arguments of `PieceReader.plan`.  Returns positions,
+        int64 ``[seqs, 1]``, slots, int64 ``[groups, rows]``, and the plan.  Slots beyond the
+        leaves' have no token: what is written there is never read.
         """
-        fresh, position = self._state.append(ids)
+        fresh, position = self._append(ids)
         pool = self.pools[Place.HBM]
         slots = pool.enter(fresh)
         if rows > 1:  # of every batch, so that pools grow alike whether it is padded or not
@@ -329,7 +234,7 @@ class TieredCache:
         They have slots already (see `Mover.restore`); groups that never lost a token keep what
         they have.
         """
-        self._state.activate([leaf])
+        self._turn_to([leaf])
         self._turned()
         position = self.position.values[tokens].astype(np.int64)[None]
         lost = self.place.values[:, tokens] == Place.LOST
@@ -357,12 +262,12 @@ class TieredCache:
         host_attention = self.host_attention if plan.host else None
         if host_attention is not None:
             host_attention.begin(plan.host, plan.fresh)
-        metadata = AttentionMetadata(
-            at, first, longest, plan.entries, plan.content, writing.store, host_attention,
-            causal=plan.contiguous and len(fresh) == position.shape[1] and len(first) == 1,
-            pieces=plan.pieces if isinstance(plan, PiecePlan) and one else None,
-            plain=plan.plain() if isinstance(plan, PiecePlan) and position.size == 1 else None,
-        )  # fmt: skip
+        given = (at, first, longest, plan.entries, plan.content, writing.store, host_attention)
+        metadata = AttentionMetadata(*given)
+        metadata.causal = plan.contiguous and len(fresh) == position.shape[1] and len(first) == 1
+        if isinstance(plan, PiecePlan):
+            metadata.pieces = plan.pieces if one else None
+            metadata.plain = plan.plain() if position.size == 1 else None
         if host_attention is not None:
             host_attention.attach(metadata, torch.from_numpy(position))
         return metadata
@@ -374,9 +279,7 @@ class TieredCache:
     def newest(self, count: int) -> Tensor:
         """The last `count` tokens of every sequence; they must not have been moved yet.
 
-        Returns
-        -------
-        Tensor ``[layers, 2, seqs, kv_heads, count, head_dim]``
+        Returns a Tensor ``[layers, 2, seqs, kv_heads, count, head_dim]``.
         """
         token = np.stack([self.tree.path(leaf)[-count:] for leaf in self.leaves])
         found = self.tokens_kv(token.reshape(-1))

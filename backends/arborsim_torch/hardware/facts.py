@@ -1,4 +1,4 @@
-"""What the numbers of a run rest on, its options apart: software, and the state of the device.
+"""The basis of a run's numbers, its options apart: software, and the state of the device.
 
 Traces, live runs, validations, calibrations and benchmarks all name them.  No name of a host, no
 path and no serial number is among them.
@@ -36,7 +36,7 @@ def software(model: Any = None) -> dict[str, str]:
 
 
 def conditions(device: torch.device) -> dict[str, str]:
-    """What may change between two parts of one run: sources, driver, clocks, power limit.
+    """Conditions that may change within a run: sources, driver, clocks, power limit.
 
     The revision is there when arborsim runs from a checkout, the others on CUDA.
     """

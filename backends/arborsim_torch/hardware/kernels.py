@@ -21,7 +21,8 @@ from arborsim_torch.hardware.memory import sizes_that_fit
 from arborsim_torch.hardware.model import count_parameters
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.kernels.fused import sdpa
-from arborsim_torch.kernels.pieces import Piece, attend_pieces, in_triton
+from arborsim_torch.kernels.piece import Piece, in_triton
+from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.tiers.codec import Fp8, Int8, Plain
 
 SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
@@ -115,12 +116,10 @@ def kv_rates(timer: Timer, geometry: Geometry, dtype: torch.dtype, quick: bool) 
     for n in _lengths(timer, geometry, quick):
         shape = (geometry.kv_heads, n, geometry.head_dim)
         size = 2 * geometry.kv_heads * n * geometry.head_dim * dtype.itemsize
-        pools = torch.randn(buffers(timer.device, size), 2, *shape, device=timer.device,
-                            dtype=dtype)  # fmt: skip
+        draw = partial(torch.randn, device=timer.device, dtype=dtype)
+        pools = draw(buffers(timer.device, size), 2, *shape)
         group = geometry.heads // geometry.kv_heads
-        query = torch.randn(
-            geometry.kv_heads, group, geometry.head_dim, device=timer.device, dtype=dtype
-        )
+        query = draw(geometry.kv_heads, group, geometry.head_dim)
         found[n] = size / timer.seconds(*(_attention(query, pool) for pool in pools))
     return found
 

@@ -1,4 +1,4 @@
-"""What the host takes to launch kernels, graphs and decode steps, and to move tokens.
+"""The host's time to launch kernels, graphs and decode steps, and to move tokens.
 
 Until everything is launched, that is: nothing here waits for the device.  On a CPU, where a call
 computes, only the dispatch of an operator on a few numbers says something about the host alone.
@@ -57,7 +57,7 @@ def measure_launches(timer: Timer, model: Any) -> Launches:
 
 
 def _spread(timer: Timer, work: Callable[[], Any], calls: int) -> Spread:
-    """Of one of the calls that `work` makes, until it returns."""
+    """Seconds of one of the calls that `work` makes, until it returns."""
     work()
     taken = []
     for _ in range(timer.rounds * timer.repeats):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,10 +40,7 @@ _WHAT = "measuring copies and kernels"
 def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasurements:
     """Measure the machine.
 
-    Raises
-    ------
-    UsageError
-        The device or the model does not exist, or memory runs out.
+    Raises `UsageError`: the device or the model does not exist, or memory runs out.
     """
     with memory_errors(lambda: _too_large(request)):
         loaded, notes = load_for_timing(request)
@@ -58,7 +56,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
             timer,
             loaded.model,
             make_design(device.type == "cuda", quick),
-            lambda done, total: on_progress("timing forward passes", done, total),
+            partial(on_progress, "timing forward passes"),
         )
         policies, too_slow = _policies(timer, loaded, passes, request, on_progress)
     return HardwareMeasurements(
@@ -110,10 +108,8 @@ def _kernels(
     tell("gathering and choosing")
     gathered = kernels.gather_rates(timer, shape, dtype, quick)
     top_k, argpartition = kernels.choice_s(timer, quick)
-    return Kernels(
-        flops, read, copied, host_read, weights, kv, eager, written, dequantised, gathered,
-        top_k, argpartition,
-    )  # fmt: skip
+    memory, moved = (read, copied, host_read, weights), (written, dequantised)
+    return Kernels(flops, *memory, kv, eager, *moved, gathered, top_k, argpartition)
 
 
 def _policies(
@@ -130,11 +126,9 @@ def _policies(
     step_s = max(one.seconds for one in passes if one.kind == "decode" and one.lanes == 1)
     if step_s * ITERATIONS * _LEAST_SEARCHES > limit_s:
         return (), ("the model is too slow for searches under policies: decisions alone are timed",)
-    found = time_policies(
-        timer, loaded.model, request.quick, limit_s,
-        lambda done, total: on_progress("timing policies", done, total), request.policies,
-    )  # fmt: skip
-    return tuple(found), ()
+    tell = partial(on_progress, "timing policies")
+    model, names = loaded.model, request.policies
+    return tuple(time_policies(timer, model, request.quick, limit_s, tell, names)), ()
 
 
 def _name(device: torch.device) -> str:

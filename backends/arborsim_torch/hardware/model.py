@@ -35,11 +35,8 @@ _UNTIMED = {
 def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, ...]]:
     """The model, and notes on what was left off.
 
-    Raises
-    ------
-    UsageError
-        There is no such device or model, not even two layers of it fit, or its passes do not
-        read all weights and tokens.
+    Raises `UsageError`: there is no such device or model, not even two layers of it fit, or its
+    passes do not read all weights and tokens.
     """
     device = torch.device(check_device(request.device))
     if not request.model.startswith(CONFIG):

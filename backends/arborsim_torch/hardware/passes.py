@@ -19,20 +19,10 @@ from arborsim_torch.hardware.timing import Timer
 class Design:
     """Which passes are timed, and which of them are held out of the fit.
 
-    A pass is held out if its length, its lanes or its layers are.
-
-    Attributes
-    ----------
-    lengths, lanes : tuple of int
-        Rising.
-    held_lengths, held_lanes : frozenset of int
-    held_layers : bool
-        Whether two thirds of the depth are timed, too, and held out.
-    sweeps, rounds, thought : int
-        Times that all is gone through, if there is time; searches over each length; tokens of
-        their thoughts.
-    limit_s : float
-        Longer lengths are left out when those before have taken so long.
+    A pass is held out if its length, its lanes (both rising) or its layers are: with `held_layers`
+    two thirds of the depth are timed, too, and held out.  All is gone through `sweeps` times, if
+    there is time, with `rounds` searches over each length, whose thoughts have `thought` tokens.
+    Longer lengths are left out when those before have taken `limit_s`.
     """
 
     lengths: tuple[int, ...]
@@ -62,8 +52,8 @@ def make_design(on_gpu: bool, quick: bool) -> Design:
     lengths: tuple[int, ...]
     if quick:
         lengths = (512, 2048, 8192) if on_gpu else (64, 256, 512, 1024)
-        return Design(lengths, frozenset({lengths[-2]}), lanes, held,
-                      False, 2, 1, THOUGHT, 25.0 if on_gpu else 8.0)  # fmt: skip
+        limit_s, held_lengths = 25.0 if on_gpu else 8.0, frozenset({lengths[-2]})
+        return Design(lengths, held_lengths, lanes, held, False, 2, 1, THOUGHT, limit_s)
     if on_gpu:
         lengths = (512, 1024, 2048, 4096, 8192, 16384, 32768)
     else:
@@ -160,23 +150,20 @@ class _Timing:
             prefills.append(one.prefill_s)
             for lanes, seconds in one.iteration_s.items():
                 decodes.setdefault(lanes, []).append(seconds)
-        yield Pass(
-            "prefill", self.layers, self.counted.prefill, 1, length, length, length,
-            statistics.median(prefills), held_out,
-        )  # fmt: skip
+        prefill_s, weights = statistics.median(prefills), self.counted.prefill
+        lengths = (length, length, length)
+        yield Pass("prefill", self.layers, weights, 1, *lengths, prefill_s, held_out)
         own = (self.design.thought + 2) / 2  # the first iteration of a thought is left out
         for lanes, taken in decodes.items():
-            yield Pass(
-                "decode", self.layers, self.counted.decode, lanes, 1, length + own,
-                length + lanes * own, statistics.median(taken),
-                held_out or lanes in self.design.held_lanes,
-            )  # fmt: skip
+            held, cached = held_out or lanes in self.design.held_lanes, length + lanes * own
+            step_s, weights = statistics.median(taken), self.counted.decode
+            yield Pass("decode", self.layers, weights, lanes, 1, length + own, cached, step_s, held)
 
     def _fanned(self, length: int, limit_s: float) -> Fanned:
         design = self.design
         return fanned(self.timer, self.model, length, design.lanes, design.thought, limit_s)
 
     def _share_s(self) -> float:
-        """What one search over one length may take."""
+        """Seconds that one search over one length may take."""
         design = self.design
         return self.limit_s / (len(design.lengths) * (design.rounds + 1))

@@ -24,7 +24,8 @@ from arborsim.searches import ROOT, Expansion, Leaf, Search, make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.decoder import prefill_block
 from arborsim_torch.hardware.timing import Timer
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.recording_plan import attention_top
 from arborsim_torch.sources import RandomSource
@@ -242,10 +243,17 @@ def _setup(
     timer: Timer, model: Any, source: RandomSource, search: Callable[[], Any]
 ) -> SearchSetup:
     return SearchSetup(
-        model, source, search, _TEMPERATURE, 0, source.max_tokens, dedupe=False, clock=timer.clock,
+        model,
+        source,
+        search,
+        _TEMPERATURE,
+        seed=0,
+        max_tokens=source.max_tokens,
+        dedupe=False,
+        clock=timer.clock,
         prefill_block=prefill_block(timer.device),
         attention_top=attention_top(len(source.problem(0).prompt)),
-    )  # fmt: skip
+    )
 
 
 def _run(

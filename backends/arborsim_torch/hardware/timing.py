@@ -22,12 +22,10 @@ from typing import Any
 
 import torch
 
-from arborsim_torch.graphs import reason
+from arborsim_torch.graphs import abandon, capture_into, reason
 
 _LONG_S = 4e-3  # of a graph: the two events and the launch, some 10 us, are then next to nothing
 _MOST_CALLS = 512  # in a graph, if one turn has fewer
-#: Kept for good: PyTorch's allocators go on asking a graph whose capture failed.
-_FAILED: list[Any] = []
 
 
 @functools.cache
@@ -58,47 +56,31 @@ def capture(work: Callable[[], Any], device: torch.device) -> tuple[Any, str]:
     here, stream = torch.cuda.current_stream(device), side_stream(device)
     stream.wait_stream(here)
     try:
-        # The outer one turns back to the stream before, which a failed capture does not.
-        with torch.cuda.device(device), torch.cuda.stream(here), torch.cuda.graph(
-            graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-        ):  # fmt: skip
-            work()
+        # The stream is turned back to, which a failed capture does not do.
+        with torch.cuda.device(device), torch.cuda.stream(here):
+            capture_into(graph, pool, stream, work)
     except BaseException as error:
-        _abandon(graph, pool, device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        with suppress(RuntimeError):
+            if abandon(graph, pool, index):
+                torch._C._cuda_releasePool(index, pool)
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(device)
         if not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError):
             raise
         return None, reason(error)
     return graph, ""
 
 
-def _abandon(graph: Any, pool: Any, device: torch.device) -> None:
-    """Tell the allocator that a capture is over; PyTorch does only if CUDA ended it in peace."""
-    _FAILED.append(graph)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    with suppress(RuntimeError):  # it was told
-        torch._C._cuda_endAllocateToPool(index, pool)
-        torch._C._cuda_releasePool(index, pool)
-    with suppress(RuntimeError):
-        torch.cuda.synchronize(device)
-
-
 @dataclass(frozen=True)
 class Timer:
-    """Times functions on a device.
-
-    Attributes
-    ----------
-    device : torch.device
-    rounds, repeats : int
-        Rounds, and repetitions in each.
-    limit_s : float
-        No new repetition starts after this time, once there is one.
-    """
+    """Times functions on a device."""
 
     device: torch.device
+    #: rounds, and repetitions in each
     rounds: int = 3
     repeats: int = 7
-    limit_s: float = 1.0
+    limit_s: float = 1.0  #: no new repetition starts after this time, once there is one
 
     def seconds(self, *works: Callable[[], Any]) -> float:
         """Seconds of one call: on CUDA the device's own, without launching.

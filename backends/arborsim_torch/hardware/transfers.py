@@ -46,7 +46,7 @@ def measure_link(timer: Timer, quick: bool, tell: Callable[[str], None]) -> Link
 
 
 def _latency(timer: Timer, pinned: bool) -> float:
-    """Of a transfer of nothing worth mentioning, until it is known to be over."""
+    """Latency of a transfer of nothing worth mentioning, until it is known to be over."""
     here = torch.zeros(64, dtype=torch.uint8, device=timer.device)
     there = host_empty((64,), torch.uint8, pinned)
     return timer.whole_seconds(lambda: here.copy_(there, non_blocking=pinned))

@@ -15,11 +15,7 @@ def pack(q: Tensor, kv_heads: int) -> Tensor:
     """Queries ``[seqs, heads, queries, head_dim]`` as ``[kv_heads, rows, head_dim]``.
 
     Rows are ordered by sequence, head of the group, query.
-
-    Raises
-    ------
-    ValueError
-        If the heads do not divide into `kv_heads` groups.
+    Raises `ValueError` if the heads do not divide into `kv_heads` groups.
     """
     seqs, heads, queries, dim = q.shape
     if kv_heads == 0 or heads % kv_heads:
@@ -37,63 +33,13 @@ def unpack(packed: Tensor, seqs: int, queries: int) -> Tensor:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention.
+    """Softmax attention: outputs, and log-sum-exps ``[seqs, heads, queries]``.
 
-    Parameters
-    ----------
-    q : Tensor ``[seqs, heads, queries, head_dim]``
-    k, v : Tensor ``[kv_heads, n, head_dim]``
-        Must be finite also where masked (0 x NaN is NaN).
-    scale : float
-        Factor of the inner products.
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries or 1, n]`` or None
-        True = readable; None if all of it is.
-
-    Returns
-    -------
-    out : Tensor ``[seqs, heads, queries, head_dim]``
-        In the type of `q`; 0 for a query that may read nothing.
-    lse : float32 Tensor ``[seqs, heads, queries]``
-        Natural log-sum-exp of the logits, -inf for a query that may read nothing; float64 if `q`
-        is.
-
-    Raises
-    ------
-    ValueError
-        If the query heads do not divide into the KV heads.
+    Raises `ValueError` if the query heads do not divide into the KV heads.  Without a `mask`
+    ``[seqs or 1, kv_heads or 1, queries or 1, n]`` all may be read.
     """
     out, lse, _ = attend_weights(q, k, v, scale, mask)
     return out, lse
-
-
-def attend_with_mass(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    mask: Tensor | None = None,
-    *,
-    per_group: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`attend`, and the attention rows averaged over query heads.
-
-    Parameters
-    ----------
-    q, k, v, scale, mask
-        As for `attend`.
-    per_group : bool
-        Average over the query heads of each KV head instead of over all.
-
-    Returns
-    -------
-    out, lse : Tensor
-        As of `attend`.
-    mass : float32 Tensor ``[seqs, queries, n]`` or ``[seqs, kv_heads, queries, n]``
-        Sums to 1 over n, or to 0 for a query that may read nothing; float64 if `q` is.
-    """
-    out, lse, weights = attend_weights(q, k, v, scale, mask)
-    mass = weights.mean(2) if per_group else weights.flatten(1, 2).mean(1)
-    return out, lse, mass
 
 
 def attend_weights(

@@ -7,21 +7,14 @@ is taken, is in `arborsim_torch.kernels.fused`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import attend, pack, unpack
-from arborsim_torch.kernels.fused import KERNELS, Choice, choose
+from arborsim_torch.kernels.fused import KERNELS, choose
 from arborsim_torch.kernels.merge import accumulator, merge
 from arborsim_torch.kernels.packages import Kernel, decode
-
-if TYPE_CHECKING:
-    from arborsim_torch.kernels.pieces import Piece
-
-__all__ = ["Choice", "Prefix", "attend_flash", "attend_prefill", "attend_prefix", "choose"]
+from arborsim_torch.kernels.piece import Piece
 
 
 def attend_flash(
@@ -33,31 +26,12 @@ def attend_flash(
     *,
     kernel: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of queries that read all keys, or all up to their own.
+    """Softmax attention of queries that read all keys, or (`causal`) as many, each up to its own.
 
-    Parameters
-    ----------
-    q : Tensor ``[seqs, heads, queries, head_dim]``
-    k, v : Tensor ``[kv_heads, n, head_dim]``
-    scale : float
-        Factor of the inner products.
-    causal : bool
-        Query i reads the keys 0..i, of which there are as many as queries.
-    kernel : str or None
-        A key of `KERNELS`, or "dense"; None for `choose`'s.
-
-    Returns
-    -------
-    out : Tensor ``[seqs, heads, queries, head_dim]``
-        0 if there is no key.
-    lse : float32 Tensor ``[seqs, heads, queries]``
-        Natural log-sum-exp of the logits, -inf if there is no key; float64 if `q` is.
-
-    Raises
-    ------
-    ValueError
-        If the heads do not divide into the KV heads, if there is not one key per query in causal
-        attention, or if there is no such kernel.
+    `kernel` is a key of `KERNELS`, or "dense"; `choose`'s by default.  Returns outputs and
+    log-sum-exps ``[seqs, heads, queries]``.  Raises `ValueError` if the heads do not divide into
+    the KV heads, if there is not one key per query in causal attention, or if there is no such
+    kernel.
     """
     seqs, heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape
@@ -87,43 +61,16 @@ def attend_prefill(
     *,
     kernel: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of a block of new tokens over a history and over themselves.
+    """Attention of a block of new tokens over a history and over themselves, as of `attend_flash`.
 
-    Parameters
-    ----------
-    q : Tensor ``[seqs, heads, queries, head_dim]``
-    k, v : Tensor ``[kv_heads, queries, head_dim]``
-        Of the block; query i reads the first i + 1.
-    scale : float
-    history : (Tensor, Tensor) or None
-        Keys and values ``[kv_heads, n, head_dim]``, in any order, that all queries read.
-    kernel : str or None
-        As for `attend_flash`, whose results these are too.
+    Query i reads the block's first i + 1 tokens and all of the history, ``[kv_heads, n, head_dim]``
+    in any order.
     """
     own = attend_flash(q, k, v, scale, causal=True, kernel=kernel)
     if history is None or history[0].shape[1] == 0:
         return own
     past = attend_flash(q, *history, scale, kernel=kernel)
     return merge((past[0], own[0]), (past[1], own[1]))
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """What a piece of plain keys and values is, as a contiguous cache and a rest.
-
-    Attributes
-    ----------
-    length : int32 Tensor ``[1]``
-        All sequences read slots 0 .. length - 1; at least one.
-    rest : Piece or None
-        What else is read of the pool.
-    package : str
-        One of `arborsim_torch.kernels.packages.DECODERS`, whose kernel reads it.
-    """
-
-    length: Tensor
-    rest: Piece | None
-    package: str = "flash-attn"
 
 
 def attend_prefix(q: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor]:
@@ -133,18 +80,8 @@ def attend_prefix(q: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor
     is read once.  A block table is not needed, and not used: with one, flash-attn 2.8.4 looks at
     the length on the host (``seqlens_k.max().item()``), so that no CUDA graph could hold the call.
 
-    Parameters
-    ----------
-    q : Tensor ``[seqs, heads, head_dim]``
-    piece : Piece
-        With a `Prefix`.
-    scale : float
-
-    Returns
-    -------
-    out : Tensor ``[kv_heads, rows, head_dim]``
-        Rows are ordered by sequence, then by head of the group.
-    lse : float32 Tensor ``[kv_heads, rows]``
+    Takes queries ``[seqs, heads, head_dim]``.  Returns outputs ``[kv_heads, rows, head_dim]`` and
+    log-sum-exps ``[kv_heads, rows]``; rows are ordered by sequence, then by head of the group.
     """
     assert piece.prefix is not None
     kv_heads, dim = len(piece.keys), q.shape[2]

@@ -34,15 +34,7 @@ class Choice(NamedTuple):
 
 
 def choose(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
-    """Which kernel `attend_flash` takes.
-
-    Parameters
-    ----------
-    device : torch.device
-        Of queries, keys and values.
-    dtype : torch.dtype
-    head_dim : int
-    """
+    """The kernel that `attend_flash` takes for queries, keys and values of a device and a type."""
     if device.type == "cpu":
         return Choice("torch-cpu", "PyTorch's fused attention for CPU takes every type")
     if device.type != "cuda":
@@ -60,7 +52,7 @@ def choose(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
 
 
 def choose_decode(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
-    """What decode steps read plain keys and values of a shared prefix with.
+    """The kernel of decode steps for plain keys and values of a shared prefix.
 
     One of `arborsim_torch.kernels.packages.DECODERS`, "triton" or "torch".  All else (masks,
     formats, what attention rows are wanted of) is Triton's on CUDA, whatever this says: flash-attn
@@ -81,17 +73,23 @@ def _importable(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _torch_cpu(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+def attend_cpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    causal: bool = False,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, scale=scale
+    """PyTorch's attention for CPU; `bias` is added to the logits."""
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
+        q, k, v, 0.0, causal, attn_mask=bias, scale=scale
     )
     return found[0], found[1]
 
 
 def _torch_flash(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     found = torch.ops.aten._scaled_dot_product_flash_attention(
         q, k, v, 0.0, causal, False, scale=scale
@@ -133,38 +131,22 @@ def sdpa(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` by the one backend of `choose_sdpa`.
 
-    Parameters
-    ----------
-    q : Tensor ``[batch, heads, queries, head_dim]``
-    k, v : Tensor ``[batch, kv_heads, n, head_dim]``
-        As many KV heads as query heads, or a number that divides them.
-    scale : float or None
-        None for ``head_dim ** -0.5``.
-    mask : bool Tensor that broadcasts to ``[batch, heads, queries, n]``, or None
-        True = readable.
-    causal : bool
-        Query i reads the keys 0..i; not with a mask.
-
-    Returns
-    -------
-    Tensor ``[batch, heads, queries, head_dim]``
+    Of ``[batch, heads, n, head_dim]``, with ``head_dim ** -0.5`` for no scale.  If `causal`, which
+    goes without a mask, query i reads the keys 0..i.
     """
     name = choose_sdpa(q.device, q.dtype, q.shape[-1], mask is not None).name
-    aten = torch.ops.aten
+    bias = None if mask is None or name == "torch-math" else _bias(q, mask)
     out: Tensor
     if name == "torch-cpu":
-        bias = None if mask is None else _bias(q, mask)
-        out = aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, attn_mask=bias, scale=scale
-        )[0]
+        out = attend_cpu(q, k, v, scale, causal, bias)[0]
     elif name == "torch-flash":
-        out = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[0]
+        out = _torch_flash(q, k, v, scale, causal)[0]
     elif name == "torch-efficient":
         copies = q.shape[1] // k.shape[1]
         if copies > 1:
             k, v = (part.repeat_interleave(copies, 1) for part in (k, v))
-        bias = None if mask is None else _bias(q, mask).expand(*q.shape[:3], k.shape[2])
-        out = aten._scaled_dot_product_efficient_attention(
+        bias = None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
+        out = torch.ops.aten._scaled_dot_product_efficient_attention(
             q, k, v, bias, False, 0.0, causal, scale=scale
         )[0]
     else:
@@ -176,7 +158,7 @@ def sdpa(
 
 
 def _bias(q: Tensor, mask: Tensor) -> Tensor:
-    """What is added to the logits; rows begin at multiples of 16, as the kernel for CUDA wants."""
+    """The bias of a mask; rows begin at multiples of 16, as the kernel for CUDA wants."""
     n = mask.shape[-1]
     room = -(-n // _ALIGNED) * _ALIGNED if q.is_cuda else n
     bias = q.new_zeros((*mask.shape[:-1], room))[..., :n]
@@ -204,7 +186,7 @@ def pinned(device: torch.device, *, math: bool = False) -> Iterator[None]:
 
 
 KERNELS: dict[str, Kernel] = {
-    "torch-cpu": _torch_cpu,
+    "torch-cpu": attend_cpu,
     "torch-flash": _torch_flash,
     "torch-efficient": _torch_efficient,
     **{name: prefill(name) for name in PACKAGES},

@@ -18,23 +18,23 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 _BLOCK = 1024  # products of SiLU and up that a program makes
 
 
 @triton.jit
 def add_norm_rows(
-    x, residual, weight, total, normed, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    ADD: tl.constexpr,
-):  # fmt: skip
-    """RMSNorm of a row ``[size]`` of ``x + residual`` (`ADD`), which is kept, or of `x` alone."""
+    x, add, weight, total, normed, eps, SIZE: constexpr, BLOCK: constexpr, ADD: constexpr
+):
+    """RMSNorm of a row ``[size]`` of ``x + add`` (`ADD`), which is kept, or of `x` alone."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     spot = tl.arange(0, BLOCK)
     inside = spot < SIZE
     own = tl.load(x + row + spot, mask=inside, other=0.0)
     kind = own.dtype
     if ADD:
-        other = tl.load(residual + row + spot, mask=inside, other=0.0)
+        other = tl.load(add + row + spot, mask=inside, other=0.0)
         own = (own.to(tl.float32) + other.to(tl.float32)).to(kind)
         tl.store(total + row + spot, own, mask=inside)
     wide = own.to(tl.float32)
@@ -49,8 +49,7 @@ def add_norm_rows(
 def rotate_rows(
     q, k, v, cos, sin, slots, keys, values, out, first,
     slot_head, key_head, key_slot, value_head, value_slot,
-    MEMBERS: tl.constexpr, BLOCK_MEMBERS: tl.constexpr, HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
+    MEMBERS: constexpr, BLOCK_MEMBERS: constexpr, HALF: constexpr, BLOCK_HALF: constexpr,
 ):  # fmt: skip
     """Turn a KV head's queries and key of a sequence; the key and the value go to their slot."""
     own, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -93,7 +92,7 @@ def _turned(x, across, cos, sin):
 
 
 @triton.jit(do_not_specialize=["count"])
-def silu_product(gate, up, out, count, BLOCK: tl.constexpr):
+def silu_product(gate, up, out, count, BLOCK: constexpr):
     """``silu(gate) up``, element by element."""
     spot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = spot < count
@@ -107,32 +106,20 @@ def silu_product(gate, up, out, count, BLOCK: tl.constexpr):
 def add_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The sum of two tensors, and its RMSNorm as `LlamaRMSNorm` has it.
+    """The sum of two tensors ``[..., size]``, and its RMSNorm as `LlamaRMSNorm` has it.
 
-    Parameters
-    ----------
-    x : Tensor ``[..., size]``
-    residual : Tensor like `x`, or None
-        Nothing is added if None.
-    weight : Tensor ``[size]``
-        In the type of `x`.
-    eps : float
-
-    Returns
-    -------
-    total, normed : Tensor like `x`
-        `total` is `x` itself if nothing is added.
+    Without a residual nothing is added, and the sum is `x` itself.  The weight has the type of `x`.
     """
     x = x.contiguous()
     size, normed = x.shape[-1], torch.empty_like(x)
     total = x if residual is None else torch.empty_like(x)
     block = triton.next_power_of_2(size)
+    tensors = (x, x if residual is None else residual.contiguous(), weight, total, normed)
+    shape = {"SIZE": size, "BLOCK": block, "ADD": residual is not None}
     with _on(x):
         add_norm_rows[(x.numel() // size,)](
-            x, x if residual is None else residual.contiguous(), weight, total, normed, eps,
-            SIZE=size, BLOCK=block, ADD=residual is not None, num_warps=8 if block > 2048 else 4,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+            *tensors, eps, **shape, num_warps=8 if block > 2048 else 4, enable_fp_fusion=False
+        )
     return total, normed
 
 
@@ -143,34 +130,27 @@ def rotate_and_store(
     first: int,
     target: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Rotary positions of some rows, whose keys and values go to slots of a pool.
+    """Rotary positions of rows from `first` on, whose keys and values go to slots of a pool.
 
-    Parameters
-    ----------
-    projected : tuple of Tensor ``[rows, heads * head_dim]``
-        Queries, keys and values of all rows.
-    turn : tuple of Tensor ``[rows, head_dim]``
-        Cosines and sines, in the type of the queries.
-    out : Tensor ``[rows, heads, head_dim]``
-        Contiguous: the turned queries are written to it.
-    first : int
-        First row of those whose slots are given.
-    target : tuple of Tensor
-        Keys and values ``[kv_heads or 1, capacity, head_dim]`` of the pool, and int64 slots
-        ``[kv_heads or 1, n]`` for n rows; 1 where all heads have the same.
+    `projected` are queries, keys and values ``[rows, heads * head_dim]`` of all rows, `turn`
+    cosines and sines ``[rows, head_dim]`` in their type.  The turned queries are written to `out`,
+    contiguous ``[rows, heads, head_dim]``.  `target` are the pool's keys and values ``[kv_heads or
+    1, capacity, head_dim]``, and int64 slots ``[kv_heads or 1, n]`` of n rows: 1 where all heads
+    have the same.
     """
     q, k, v, cos, sin = (part.contiguous() for part in (*projected, *turn))
     keys, values, slots = target
     dim = out.shape[2]
     kv_heads = k.shape[1] // dim
     half, members = dim // 2, out.shape[1] // kv_heads
+    tensors = (q, k, v, cos, sin, slots, keys, values, out)
+    strides = (_by_head(slots), _by_head(keys), keys.stride(1), _by_head(values), values.stride(1))
+    shape = {"MEMBERS": members, "BLOCK_MEMBERS": triton.next_power_of_2(members)}
+    shape |= {"HALF": half, "BLOCK_HALF": triton.next_power_of_2(half)}
     with _on(q):
         rotate_rows[(slots.shape[1], kv_heads)](
-            q, k, v, cos, sin, slots, keys, values, out, first, _by_head(slots),
-            _by_head(keys), keys.stride(1), _by_head(values), values.stride(1), MEMBERS=members,
-            BLOCK_MEMBERS=triton.next_power_of_2(members), HALF=half,
-            BLOCK_HALF=triton.next_power_of_2(half), num_warps=2, enable_fp_fusion=False,
-        )  # fmt: skip
+            *tensors, first, *strides, **shape, num_warps=2, enable_fp_fusion=False
+        )
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
@@ -178,8 +158,8 @@ def silu_times(gate: Tensor, up: Tensor) -> Tensor:
     gate, up, out = gate.contiguous(), up.contiguous(), torch.empty_like(gate)
     with _on(gate):
         silu_product[(triton.cdiv(gate.numel(), _BLOCK),)](
-            gate, up, out, gate.numel(), BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+            gate, up, out, gate.numel(), BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=False
+        )
     return out
 
 

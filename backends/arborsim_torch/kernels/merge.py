@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """What to add numbers of a type up in: float32, or float64 for float64."""
+    """The type to add numbers up in: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -25,26 +25,10 @@ def finite(lse: Tensor) -> Tensor:
 
 
 def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Merge the attention over parts.
+    """Merge the attention ``[..., head_dim]`` over parts by their log-sum-exps ``[...]``.
 
-    Parameters
-    ----------
-    outs : sequence of Tensor ``[..., head_dim]``
-        Softmax-weighted values of each part.  Ignored where the part has no key.
-    lses : sequence of Tensor ``[...]``
-        Their log-sum-exp (natural), -inf where the part has no key for this query.
-
-    Returns
-    -------
-    out : Tensor ``[..., head_dim]``
-        In the type of the first part; 0 where no part has a key.
-    lse : float32 Tensor ``[...]``
-        float64 if any part is.
-
-    Raises
-    ------
-    ValueError
-        Without parts, or with unequal numbers of outputs and log-sum-exps.
+    What stands where a log-sum-exp is -inf is ignored: there the part has no key.  Raises
+    `ValueError` without parts, or with unequal numbers of outputs and log-sum-exps.
     """
     if not outs or len(outs) != len(lses):
         raise ValueError(f"{len(outs)} outputs and {len(lses)} log-sum-exps to merge")

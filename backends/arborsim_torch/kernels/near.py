@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import attend_weights, pack, unpack
+from arborsim_torch.kernels.fused import attend_cpu
 from arborsim_torch.kernels.merge import finite, merge
-from arborsim_torch.kernels.pieces_torch import attend_fused, fused_for_cpu, rows_at
+from arborsim_torch.kernels.pieces_torch import attend_fused, rows_at
 from arborsim_torch.tiers.codec import E4M3_UNIT, e4m3_as_half
 
 _TILE_TOKENS = 512  # per four threads: float32 copies of a tile stay in the caches of a CPU
@@ -29,56 +31,70 @@ _SPARE_CORES = 2  # one launches the GPU's work, one serves its driver
 _scratch = threading.local()
 
 
+@dataclass(frozen=True)
+class HostPiece:
+    """Slots of one host pool, of which `attend_host` reads tiles."""
+
+    #: ``[kv_heads, capacity, head_dim]``: of any type, with scales, float32 ``[kv_heads,
+    #: capacity]``, of 8-bit ones
+    k: Tensor
+    v: Tensor
+    #: int ``[n]`` or ``[kv_heads, n]``: slots to read, -1 = padding.  None for all in order.
+    index: Tensor | None = None
+    #: bool ``[seqs or 1, kv_heads or 1, queries or 1, n]``: by entry of `index`
+    mask: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    @property
+    def entries(self) -> int:
+        return self.k.shape[1] if self.index is None else self.index.shape[-1]
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether the index has entries of -1."""
+        return self.index is not None and bool((self.index < 0).any())
+
+    def rows(self, tile: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values in float32, ``[kv_heads, entries, head_dim]``, until the next call."""
+        slot = None if self.index is None else self.index[..., tile]
+        if slot is not None and self.padded:
+            slot = slot.clamp(min=0)
+        numbers = len(self.k) * (tile.stop - tile.start) * self.k.shape[2]
+        room = _scratch_of(2 * numbers)
+        return (
+            _wide(self.k, self.k_scale, slot, tile, room[:numbers]),
+            _wide(self.v, self.v_scale, slot, tile, room[numbers:]),
+        )
+
+    def readable(self, tile: slice) -> Tensor | None:
+        """Bool ``[seqs or 1, kv_heads or 1, queries or 1, entries]``; None if all are."""
+        own = None if self.mask is None else self.mask[..., tile]
+        if self.index is None or not self.padded:
+            return own
+        held = self.index[..., tile] >= 0
+        held = (held if held.ndim == 2 else held[None])[None, :, None]
+        return held if own is None else held & own
+
+
 def attend_host(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index: Tensor | None,
-    scale: float,
-    mask: Tensor | None = None,
-    *,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    logits: Tensor | None = None,
+    q: Tensor, piece: HostPiece, scale: float, logits: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention in float32 over chosen slots of a host pool, copied a tile at a time.
 
     A tile goes to PyTorch's fused attention, unless logits are wanted or several queries of a
-    sequence have masks.
-
-    Parameters
-    ----------
-    q : Tensor ``[seqs, heads, queries, head_dim]``
-    k, v : Tensor ``[kv_heads, capacity, head_dim]``
-        Of any type; 8-bit ones with their scales.
-    index : int Tensor ``[n]`` or ``[kv_heads, n]``, or None
-        Slots to read, -1 = padding; None for all in order.
-    scale : float
-        Factor of the inner products.
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries or 1, n]`` or None
-        True = readable, by entry of `index`.
-    k_scale, v_scale : float32 Tensor ``[kv_heads, capacity]`` or None
-    logits : float32 Tensor ``[kv_heads, seqs, group, queries, n]``, optional
-        Where to write the logits, -inf where nothing is read.
-
-    Returns
-    -------
-    out : Tensor ``[seqs, heads, queries, head_dim]``
-        In the type of `q`; 0 for a query that reads nothing.
-    lse : float32 Tensor ``[seqs, heads, queries]``
-        Natural log-sum-exp, -inf for a query that reads nothing.
+    sequence have masks.  Returns outputs and log-sum-exps ``[seqs, heads, queries]``.  Logits are
+    written to float32 ``[kv_heads, seqs, group, queries, n]``, -inf where nothing is read.
     """
-    n = k.shape[1] if index is None or k.shape[1] == 0 else index.shape[-1]
-    padded = index is not None and n > 0 and bool((index < 0).any())
-    source = _Source(k, v, index, k_scale, v_scale, mask, padded)
+    n, mask = piece.entries if piece.k.shape[1] else 0, piece.mask
     step = _TILE_TOKENS * max(1, torch.get_num_threads() // 4)
     tiles = [slice(first, min(first + step, n)) for first in range(0, max(n, 1), step)]
     if n and logits is None and (mask is None or mask.shape[2] == 1 == q.shape[2]):
-        out, lse = _attend_fused(q, source, tiles, scale)
+        out, lse = _attend_fused(q, piece, tiles, scale)
         return out.to(q.dtype), lse
     wide, parts = q.float(), []
     for tile in tiles:
-        out, lse, weights = attend_weights(wide, *source.rows(tile), scale, source.readable(tile))
+        out, lse, weights = attend_weights(wide, *piece.rows(tile), scale, piece.readable(tile))
         if logits is not None:
             base = lse.view(*weights.shape[:-1], 1)
             logits[..., tile] = weights.log_().add_(base).transpose(0, 1)
@@ -88,15 +104,15 @@ def attend_host(
 
 
 def _attend_fused(
-    q: Tensor, source: _Source, tiles: Sequence[slice], scale: float
+    q: Tensor, piece: HostPiece, tiles: Sequence[slice], scale: float
 ) -> tuple[Tensor, Tensor]:
     """`attend_host` without logits; all parts are merged at once."""
     seqs, _, queries, _ = q.shape
-    rows = pack(q, len(source.k)).float()
+    rows = pack(q, len(piece.k)).float()
     outs, lses = [], []
     for tile in tiles:
-        keys, values = source.rows(tile)
-        readable = source.readable(tile)
+        keys, values = piece.rows(tile)
+        readable = piece.readable(tile)
         if readable is None:
             parts = _attend_parts(rows, keys, values, scale)
         else:
@@ -131,7 +147,7 @@ def _attend_parts(
                 each[:, first:last].unflatten(1, (-1, size)).transpose(0, 1)
                 for each in (keys, values)
             )
-            yield fused_for_cpu(rows.expand(len(k), -1, -1, -1), k, v, None, scale)
+            yield attend_cpu(rows.expand(len(k), -1, -1, -1), k, v, scale)
 
 
 def attend_packed(
@@ -146,50 +162,13 @@ def attend_packed(
         packed.fill_(float("-inf"))
     of_logits = packed[..., dim + 1 :].unflatten(1, (seqs, -1, queries)).split(entries, dim=-1)
     parts = [
-        attend_host(
-            q.float(), piece.k, piece.v, piece.index, scale, piece.mask, k_scale=piece.k_scale,
-            v_scale=piece.v_scale, logits=own if logits else None,
-        )
+        attend_host(q.float(), piece, scale, own if logits else None)
         for piece, own in zip(pieces, of_logits, strict=True)
-    ]  # fmt: skip
+    ]
     out, lse = parts[0] if len(parts) == 1 else merge(*zip(*parts, strict=True))
     packed[..., :dim] = pack(out, kv_heads)
     packed[..., dim] = pack(lse[..., None], kv_heads)[..., 0]
     return packed
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Arguments of `attend_host`, of which tiles are read."""
-
-    k: Tensor
-    v: Tensor
-    index: Tensor | None
-    k_scale: Tensor | None
-    v_scale: Tensor | None
-    mask: Tensor | None
-    padded: bool  # the index has entries of -1
-
-    def rows(self, tile: slice) -> tuple[Tensor, Tensor]:
-        """Keys and values in float32, ``[kv_heads, entries, head_dim]``, until the next call."""
-        slot = None if self.index is None else self.index[..., tile]
-        if slot is not None and self.padded:
-            slot = slot.clamp(min=0)
-        numbers = len(self.k) * (tile.stop - tile.start) * self.k.shape[2]
-        room = _scratch_of(2 * numbers)
-        return (
-            _wide(self.k, self.k_scale, slot, tile, room[:numbers]),
-            _wide(self.v, self.v_scale, slot, tile, room[numbers:]),
-        )
-
-    def readable(self, tile: slice) -> Tensor | None:
-        """Bool ``[seqs or 1, kv_heads or 1, queries or 1, entries]``; None if all are."""
-        own = None if self.mask is None else self.mask[..., tile]
-        if self.index is None or not self.padded:
-            return own
-        held = self.index[..., tile] >= 0
-        held = (held if held.ndim == 2 else held[None])[None, :, None]
-        return held if own is None else held & own
 
 
 def _scratch_of(numbers: int) -> Tensor:
@@ -230,30 +209,10 @@ def _looked_up(pool: Tensor, slot: Tensor) -> Tensor:
     return pool.transpose(0, 1).index_select(0, slot).transpose(0, 1)
 
 
-@dataclass(frozen=True)
-class HostPiece:
-    """Slots of one host pool, as arguments of `attend_host`."""
-
-    k: Tensor
-    v: Tensor
-    index: Tensor | None = None
-    mask: Tensor | None = None
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
-
-    @property
-    def entries(self) -> int:
-        return self.k.shape[1] if self.index is None else self.index.shape[-1]
-
-
 class Pending:
-    """Attention that is under way.
+    """Attention that is under way, for queries `q`.
 
-    Parameters
-    ----------
-    running : Future
-        Gives `packed`, and the event after which the GPU may read it, or None.
-    q : Tensor ``[seqs, heads, queries, head_dim]``
+    `running` gives `packed`, and the event after which the GPU may read it, or None.
     """
 
     def __init__(self, running: Future[tuple[Tensor, Any]], q: Tensor) -> None:
@@ -261,13 +220,12 @@ class Pending:
         self._seqs, _, self._queries, self._dim = q.shape
 
     def packed(self) -> Tensor:
-        """What crossed, float32 ``[kv_heads, rows, head_dim + 1 + entries]``: one copy.
+        """The results in one copy, float32 ``[kv_heads, rows, head_dim + 1 + entries]``.
 
         Of each row of `arborsim_torch.kernels.dense.pack`, on the queries' device: output,
-        log-sum-exp, and where they were asked for, the logits of all pieces' entries.
-
-        The host waits for the CPU's work; the GPU's current stream waits for the copy.
-        Raises what the work raised.
+        log-sum-exp, and where they were asked for, the logits of all pieces' entries.  The host
+        waits for the CPU's work, and raises what that raised.  The GPU's current stream waits for
+        the copy.
         """
         packed, sent = self._running.result()
         if sent is not None:
@@ -285,13 +243,8 @@ class Pending:
 class NearAttention:
     """Attends over host pools for queries of one device.
 
-    Parameters
-    ----------
-    device : torch.device
-        Of the queries.
-    background : bool or None
-        Whether the CPU works in a thread; None for: exactly if the queries are on CUDA, since on
-        the CPU there is nothing to overlap with.
+    In the `background` the CPU works in a thread: by default exactly if the queries are on CUDA,
+    since on the CPU there is nothing to overlap with.
     """
 
     def __init__(self, device: torch.device, *, background: bool | None = None) -> None:
@@ -299,10 +252,8 @@ class NearAttention:
         self._cuda = self.device.type == "cuda"
         self._worker: ThreadPoolExecutor | None = None
         if self._cuda if background is None else background:
-            self._worker = ThreadPoolExecutor(
-                1, thread_name_prefix="near-attention",
-                initializer=_leave_cores if self._cuda else None,
-            )  # fmt: skip
+            begin = _leave_cores if self._cuda else None
+            self._worker = ThreadPoolExecutor(1, "near-attention", initializer=begin)
         if self._cuda:
             # Two, so that results of one layer do not queue behind the queries of the next.
             self._down, self._up = _streams(self.device)
@@ -310,18 +261,11 @@ class NearAttention:
     def start(
         self, q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logits: bool = False
     ) -> Pending:
-        """Begin `attend_host` over all pieces together.
+        """Begin `attend_host` over all pieces together, which must not change meanwhile.
 
-        Parameters
-        ----------
-        q : Tensor ``[seqs, heads, queries, head_dim]``
-            On the device; may still be under computation on its current stream.
-        pieces : sequence of HostPiece
-            At least one, on the host; must not change until the result is there, and copies into
-            them must have ended.
-        scale : float
-        logits : bool
-            Whether logits are wanted, too.
+        The queries may still be under computation on the device's current stream; copies into the
+        pieces, of which there is at least one, must have ended.  With `logits` these are wanted,
+        too.
         """
         there, ready = self._fetch(q) if self._cuda else (q, None)
 

@@ -14,29 +14,14 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, unpack
-from arborsim_torch.kernels.pieces import in_triton
+from arborsim_torch.kernels.piece import in_triton
 
 
 class PageBounds:
-    """Channel-wise bounds of the keys of each page, per KV head.
+    """Channel-wise bounds ``[kv_heads, pages, head_dim]`` of the keys of each `filled` page.
 
     Bounds widen with every key; a key that is evicted leaves them valid but wide, until `clear`.
-
-    Parameters
-    ----------
-    pages : int
-    kv_heads : int
-    head_dim : int
-    dtype : torch.dtype
-        Of the keys (as attention reads them, hence decoded ones).
-    device : torch.device, optional
-        Of the bounds, and of the keys that they are given; the CPU if not given.
-
-    Attributes
-    ----------
-    low, high : Tensor ``[kv_heads, pages, head_dim]``
-    filled : bool Tensor ``[kv_heads, pages]``
-        Pages that have keys.
+    Keys are as attention reads them, hence decoded ones, on the device of the bounds.
     """
 
     def __init__(
@@ -84,13 +69,9 @@ class PageBounds:
         return whole
 
     def update(self, page: int | Tensor, keys: Tensor) -> None:
-        """Take keys into the bounds of their pages.
+        """Take keys ``[kv_heads, tokens, head_dim]`` into the bounds of their pages.
 
-        Parameters
-        ----------
-        page : int or int64 Tensor ``[tokens]`` or ``[kv_heads, tokens]``
-            The page of each key.
-        keys : Tensor ``[kv_heads, tokens, head_dim]``
+        `page` is that of all keys, or int64 ``[tokens]`` or ``[kv_heads, tokens]``.
         """
         at = page if isinstance(page, Tensor) else torch.tensor(page, device=keys.device)
         at = at.expand(keys.shape[:2])
@@ -106,16 +87,9 @@ class PageBounds:
         self.filled[:, page] = False
 
     def bound(self, q: Tensor) -> Tensor:
-        """What no inner product with a key of the page exceeds (but for rounding to float32).
+        """An upper bound of inner products with the keys of each page.
 
-        Parameters
-        ----------
-        q : Tensor ``[seqs, heads, head_dim]``
-
-        Returns
-        -------
-        float32 Tensor ``[seqs, heads, pages]``
-            -inf for pages without keys; float64 if `q` is.
+        ``[seqs, heads, pages]``, but for rounding to float32; -inf for pages without keys.
         """
         wide = torch.promote_types(q.dtype, torch.float32)
         rows = pack(q[:, :, None].to(wide), len(self.low))
@@ -129,20 +103,10 @@ class PageBounds:
     ) -> Tensor:
         """The pages with the largest bounds over the query heads of each KV head.
 
-        Parameters
-        ----------
-        q : Tensor ``[seqs, heads, head_dim]``
-        pages_top : int
-            Pages to choose, at most all.
-        shared : bool
-            Choose once for all sequences, by the largest bound over them too.
-        readable : bool Tensor ``[kv_heads or 1, pages]``, optional
-            Pages that may be chosen; all that have keys if not given.
-
-        Returns
-        -------
-        int64 Tensor ``[seqs, kv_heads, pages_top]``, or ``[kv_heads, pages_top]`` if shared
-            Largest bound first, of equal bounds the lower page; -1 where there are no more pages.
+        Of all that have keys, or of those `readable`, ``[kv_heads or 1, pages]``.  Returns int64
+        ``[seqs, kv_heads, pages_top]``, without the sequences if `shared`, chosen by the largest
+        bound over them: largest bound first, of equal bounds the lower page, -1 where there are no
+        more pages.
         """
         kv_heads, pages = self.filled.shape
         most = self.bound(q).view(len(q), kv_heads, -1, pages).amax(2)
@@ -163,25 +127,15 @@ def choose_pages(
 ) -> Tensor:
     """Pages of several sets for the same heads, numbered one set after the other.
 
-    As `PageBounds.select` chooses them, once for all sequences; in Triton on CUDA
-    (`arborsim_torch.kernels.ondemand_triton`).
-
-    Parameters
-    ----------
-    bounds : sequence of PageBounds
-        At least one.
-    q : Tensor ``[seqs, heads, head_dim]``
-    pages_top : int
-    readable : bool Tensor ``[kv_heads or 1, pages]``
-
-    Returns
-    -------
-    int64 Tensor ``[kv_heads, pages_top]``, or as many columns as there are pages
+    As `PageBounds.select` chooses them for queries ``[seqs, heads, head_dim]``, once for all
+    sequences; in Triton on CUDA (`arborsim_torch.kernels.ondemand_triton`).  Returns int64
+    ``[kv_heads, pages_top]``, or as many columns as there are pages.
     """
     pages_top = min(pages_top, sum(each.filled.shape[1] for each in bounds))
     if in_triton(q.device, q.dtype):
         from arborsim_torch.kernels import ondemand_triton
 
-        return ondemand_triton.choose(bounds, q, pages_top, readable)
+        sets = [(each.low, each.high, each.filled) for each in bounds]
+        return ondemand_triton.choose(sets, q, pages_top, readable)
     first, *others = bounds
     return first.joined(others).select(q, pages_top, shared=True, readable=readable)

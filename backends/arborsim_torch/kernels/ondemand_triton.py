@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from arborsim_torch.kernels.ondemand import PageBounds
+from triton.language import constexpr
 
 _BLOCK_PAGES = 16
+Bounds = tuple[Tensor, Tensor, Tensor]  #: lowest and highest keys of pages, and which have keys
 
 
 # Pages come and go: a kernel per kind of number would be compiled again and again.
@@ -31,7 +29,7 @@ _BLOCK_PAGES = 16
 def rank_pages(
     q, low, high, filled, readable, rank, rows, pages, begin, total,
     q_seq, q_head, q_dim, bound_head, filled_head, readable_head,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: constexpr, DIM: constexpr, BLOCK_DIM: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """The rank of some pages of a set, whose first one is page `begin` of all `total` pages."""
     head = tl.program_id(1).to(tl.int64)
@@ -60,7 +58,7 @@ def rank_pages(
 
 
 @triton.jit(do_not_specialize=["total"])
-def take_pages(rank, chosen, total, TOP: tl.constexpr, BLOCK: tl.constexpr):
+def take_pages(rank, chosen, total, TOP: constexpr, BLOCK: constexpr):
     """The `TOP` pages of the highest rank of a KV head; -1 for those that may not be read."""
     head = tl.program_id(0).to(tl.int64)
     page = tl.arange(0, BLOCK)
@@ -72,30 +70,25 @@ def take_pages(rank, chosen, total, TOP: tl.constexpr, BLOCK: tl.constexpr):
         own = tl.where(own == best, -0x7FFFFFFFFFFFFFFF, own)
 
 
-def choose(bounds: Sequence[PageBounds], q: Tensor, pages_top: int, readable: Tensor) -> Tensor:
-    """`arborsim_torch.kernels.ondemand.choose_pages` in Triton.
-
-    Runs on CUDA, or on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1``).
-    """
+def choose(bounds: Sequence[Bounds], q: Tensor, pages_top: int, readable: Tensor) -> Tensor:
+    """`arborsim_torch.kernels.ondemand.choose_pages` in Triton."""
     seqs, heads, dim = q.shape
-    kv_heads = len(bounds[0].filled)
-    counts = [each.filled.shape[1] for each in bounds]
-    total, begin, members = sum(counts), 0, heads // kv_heads
+    kv_heads = len(bounds[0][0])
+    total, begin, members = sum(filled.shape[1] for *_, filled in bounds), 0, heads // kv_heads
     rank = torch.empty((kv_heads, total), dtype=torch.int64, device=q.device)
     chosen = torch.empty((kv_heads, pages_top), dtype=torch.int64, device=q.device)
     allowed = readable.view(torch.uint8)
+    readable_head = allowed.stride(0) if len(allowed) > 1 else 0
+    shape = {"HEADS": members, "DIM": dim, "BLOCK_DIM": triton.next_power_of_2(dim)}
     with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
-        for each, count in zip(bounds, counts, strict=True):
-            rank_pages[(triton.cdiv(count, _BLOCK_PAGES), kv_heads)](
-                q, each.low, each.high, each.filled.view(torch.uint8), allowed, rank,
-                seqs * members, count, begin, total, *q.stride(), each.low.stride(0),
-                each.filled.stride(0), allowed.stride(0) if len(allowed) > 1 else 0,
-                HEADS=members, DIM=dim, BLOCK_DIM=triton.next_power_of_2(dim),
-                BLOCK=_BLOCK_PAGES, num_warps=4,
-            )  # fmt: skip
+        for low, high, filled in bounds:
+            count = filled.shape[1]
+            tensors = (q, low, high, filled.view(torch.uint8), allowed, rank)
+            numbers = (seqs * members, count, begin, total)
+            strides = (*q.stride(), low.stride(0), filled.stride(0), readable_head)
+            grid = (triton.cdiv(count, _BLOCK_PAGES), kv_heads)
+            rank_pages[grid](*tensors, *numbers, *strides, **shape, BLOCK=_BLOCK_PAGES, num_warps=4)
             begin += count
-        take_pages[(kv_heads,)](
-            rank, chosen, total, TOP=pages_top, BLOCK=triton.next_power_of_2(total),
-            num_warps=8 if total > 2048 else 4,
-        )  # fmt: skip
+        block, warps = triton.next_power_of_2(total), 8 if total > 2048 else 4
+        take_pages[(kv_heads,)](rank, chosen, total, TOP=pages_top, BLOCK=block, num_warps=warps)
     return chosen

@@ -30,42 +30,27 @@ _OUT, _LSE = 0.03, 0.03  # largest errors of 16-bit types; numbers and logits ar
 
 @dataclass(frozen=True)
 class Package:
-    """An attention package and its functions.
-
-    Attributes
-    ----------
-    name : str
-    module : str
-        As it is imported.
-    prefill, decode : str
-        Functions for blocks of queries, and over contiguous caches of which a length is read.
-    lse : dict
-        What makes `prefill` return the log-sum-exp.
-    head_dims : tuple of int
-        Sizes of heads, if not all multiples of 8.
-    """
+    """An attention package and its functions."""
 
     name: str
-    module: str
+    module: str  #: as it is imported
+    #: functions for blocks of queries, and over contiguous caches of which a length is read
     prefill: str
     decode: str = ""
+    #: what makes `prefill` return the log-sum-exp
     lse: dict[str, Any] = field(default_factory=dict)
-    head_dims: tuple[int, ...] = ()
+    head_dims: tuple[int, ...] = ()  #: sizes of heads, if not all multiples of 8
 
 
-#: The first that works is taken; 4 compiles for every new form of a call, so it comes late.
-PACKAGES = {
-    each.name: each
-    for each in (
-        Package("flash-attn-3", "flash_attn_interface", "flash_attn_func",
-                "flash_attn_with_kvcache", {"return_attn_probs": True}),
-        Package("flash-attn", "flash_attn", "flash_attn_func", "flash_attn_with_kvcache",
-                {"return_attn_probs": True}),
-        Package("flash-attn-4", "flash_attn.cute", "flash_attn_func", "", {"return_lse": True}),
-        Package("flashinfer", "flashinfer", "single_prefill_with_kv_cache", "", {},
-                (64, 128, 256)),
-    )
-}  # fmt: skip
+# The first that works is taken; 4 compiles for every new form of a call, so it comes late.
+_BOTH = ("flash_attn_func", "flash_attn_with_kvcache", {"return_attn_probs": True})
+_LIST = (
+    Package("flash-attn-3", "flash_attn_interface", *_BOTH),
+    Package("flash-attn", "flash_attn", *_BOTH),
+    Package("flash-attn-4", "flash_attn.cute", "flash_attn_func", lse={"return_lse": True}),
+    Package("flashinfer", "flashinfer", "single_prefill_with_kv_cache", head_dims=(64, 128, 256)),
+)
+PACKAGES = {each.name: each for each in _LIST}
 #: Packages that read contiguous caches in decode steps.
 DECODERS = tuple(each.name for each in PACKAGES.values() if each.decode)
 
@@ -79,21 +64,11 @@ def prefill(name: str) -> Kernel:
 def decode(
     name: str, q: Tensor, keys: Tensor, values: Tensor, length: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention of one query of each head over the start of a cache.
+    """Attention of one query of each head over the start of a cache, by one of `DECODERS`.
 
-    Parameters
-    ----------
-    name : str
-        One of `DECODERS`.
-    q : Tensor ``[1, 1, heads, head_dim]``
-    keys, values : Tensor ``[1, tokens, kv_heads, head_dim]``
-    length : int32 Tensor ``[1]``
-    scale : float
-
-    Returns
-    -------
-    out : Tensor ``[1, 1, heads, head_dim]``
-    lse : float32 Tensor ``[1, heads, 1]``
+    Takes queries ``[1, 1, heads, head_dim]``, keys and values ``[1, tokens, kv_heads, head_dim]``,
+    and how many tokens to read, int32 ``[1]``.  Returns outputs like the queries, and log-sum-exps
+    ``[1, heads, 1]``.
     """
     package = PACKAGES[name]
     found = getattr(importlib.import_module(package.module), package.decode)(
@@ -138,16 +113,7 @@ def _flashinfer(
 def first_that_works(
     what: str, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> tuple[str, str]:
-    """A package for "prefill" or "decode" and why it is taken; "" and why none is.
-
-    Parameters
-    ----------
-    what : {"prefill", "decode"}
-    device : torch.device
-        On CUDA.
-    dtype : torch.dtype
-    head_dim : int
-    """
+    """A package for "prefill" or "decode" on CUDA and why it is taken; "" and why none is."""
     reasons = []
     for name, package in PACKAGES.items():
         why = why_not(name, what, device, dtype, head_dim)

@@ -16,111 +16,15 @@ graph as long as rooms and pieces stay the same.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, unpack
-from arborsim_torch.kernels.flash import Prefix, attend_prefix
+from arborsim_torch.kernels.flash import attend_prefix
 from arborsim_torch.kernels.merge import merge
+from arborsim_torch.kernels.piece import Elsewhere, MeanRows, Piece, check, in_triton
 from arborsim_torch.kernels.pieces_torch import attend_pieces_torch
-from arborsim_torch.tiers.codec import Codec, Packed, Plain
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Slots of one pool that one decode step reads in place, in one format.
-
-    Every slot of the pool must be finite, also those that are not read.
-
-    Attributes
-    ----------
-    keys, values : Tensor ``[kv_heads, capacity, width]``
-        As `codec` stores them: `head_dim` numbers, or of `Packed` a record of bytes.  With keys in
-        groups of tokens `keys` are the codes, and `values` whole records.  Heads may overlap
-        (stride 0) if each has an index of its own.
-    codec : Codec
-    key_scale, value_scale : Tensor or None
-        Float32 ``[kv_heads, capacity]`` of 8-bit formats with a scale per vector; of keys in groups
-        of tokens, `key_scale` is uint8 ``[kv_heads, groups, bytes]``: their spans.
-    index : int32 Tensor ``[room]`` or ``[kv_heads, room]``, or None
-        Slots to read, in any order; -1 is padding.  None: slots 0 .. room - 1.
-    room : int
-        Entries that are looked at.
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, room]`` or None
-        True = readable, by entry; None if every entry that is not padding is.
-    member : int32 Tensor ``[capacity]`` or ``[kv_heads, capacity]``, or None
-        Of keys in groups of tokens: by slot, the number of its group in `key_scale` times the
-        tokens of a group, plus the token's number in it.
-    """
-
-    keys: Tensor
-    values: Tensor
-    codec: Codec
-    key_scale: Tensor | None
-    value_scale: Tensor | None
-    index: Tensor | None
-    room: int
-    mask: Tensor | None = None
-    member: Tensor | None = None
-    #: The same entries as a contiguous start of the pool and a rest; None if it is not known
-    prefix: Prefix | None = None
-    #: Called before it is read: lets the device wait for what is on its way.  None: all is there
-    ready: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True)
-class MeanRows:
-    """Rows of weights, averaged over all heads, that are added up over layers.
-
-    A row that is not a number counts nowhere.
-
-    Attributes
-    ----------
-    total : float32 Tensor ``[seqs, positions]``
-        Rows are added to it.
-    numbers : int64 Tensor ``[seqs]``
-        Raised by 1 for each row that is a number.
-    position, further : int Tensor ``[n]``
-        Where the first entries stand on their path, and where those after them do (None: there are
-        none).  Entries of one sequence that have weight stand apart.
-    """
-
-    total: Tensor
-    numbers: Tensor
-    position: Tensor
-    further: Tensor | None = None
-
-    def add(self, mass: Tensor) -> None:
-        """Take a layer's masses ``[seqs, kv_heads, entries]``."""
-        rows, spots = mass.mean(1), self.position
-        good = ~rows.isnan().any(1)
-        if self.further is not None:
-            spots = torch.cat([spots, self.further])
-        self.total.index_add_(1, spots, rows.masked_fill(~good[:, None], 0.0).to(self.total.dtype))
-        self.numbers.add_(good)
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """Attention over other keys, computed at the same time by the host.
-
-    Attributes
-    ----------
-    packed : callable
-        Called once the pieces are under way.  Float32 ``[kv_heads, rows, head_dim + 1 + room]`` on
-        the queries' device, contiguous: output, log-sum-exp and logits of each row, in the order
-        of `arborsim_torch.kernels.dense.pack`.
-    room : int
-        Of its keys that get masses; 0 if none are wanted.
-    """
-
-    packed: Callable[[], Tensor]
-    room: int
 
 
 def attend_pieces(
@@ -132,38 +36,12 @@ def attend_pieces(
     means: MeanRows | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Softmax attention of one query per sequence over all pieces together.
+    """Softmax attention of one query per sequence over all pieces together, and `elsewhere`.
 
-    Parameters
-    ----------
-    q : Tensor ``[seqs, heads, head_dim]``
-        Query head ``h`` reads KV head ``h // (heads // kv_heads)``.
-    pieces : sequence of Piece
-        At least one.
-    scale : float
-        Factor of the inner products.
-    mass : bool
-        Whether to return the mass.
-    means : MeanRows, optional
-        What the mass is added to; then it is not returned.
-    elsewhere : Elsewhere, optional
-        Merged with the pieces.
-
-    Returns
-    -------
-    out : Tensor ``[seqs, heads, head_dim]``
-        In the type of `q`; 0 for a sequence that reads nothing.
-    lse : float32 Tensor ``[seqs, heads]``
-        Natural log-sum-exp of all logits, -inf for a sequence that reads nothing; float64 if `q`
-        is.
-    mass : float32 Tensor ``[seqs, kv_heads, entries]``, or None
-        Of the entries of each piece, then of `elsewhere`: weights under the softmax over all of it,
-        averaged over the query heads of each KV head.
-
-    Raises
-    ------
-    ValueError
-        If shapes or types do not fit.
+    Returns outputs, log-sum-exps ``[seqs, heads]``, and if `mass` says so and there are no `means`
+    to add it to, float32 ``[seqs, kv_heads, entries]``, of each piece, then of `elsewhere`: weights
+    under the softmax over all of it, averaged over the query heads of each KV head.  Raises
+    `ValueError` if shapes or types do not fit.
     """
     if not pieces:
         raise ValueError("attention over no piece: give at least one, of no room if need be")
@@ -211,85 +89,3 @@ def _attend_apart(
         )
     out, lse = parts[0] if len(parts) == 1 else merge(*zip(*parts, strict=True))
     return unpack(out, seqs, 1)[:, :, 0], unpack(lse, seqs, 1)[:, :, 0]
-
-
-def in_triton(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the Triton kernels run there on queries of a type."""
-    return device.type == "cuda" and _kernels_for(device, dtype)
-
-
-@functools.cache
-def _kernels_for(device: torch.device, dtype: torch.dtype) -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def check(q: Tensor, piece: Piece) -> None:
-    """Refuse what a kernel would read wrongly; looks at shapes and types only, not at data.
-
-    Whether indices lie in the pool is not checked: that would make the host wait.
-    """
-    (seqs, heads, dim), (kv_heads, capacity, _) = q.shape, piece.keys.shape
-    room, codec = piece.room, piece.codec
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"{heads} query heads do not divide into {kv_heads} groups")
-    widths = _widths(codec, dim)
-    for part, tensor, width in zip(("keys", "values"), (piece.keys, piece.values), widths,
-                                   strict=True):  # fmt: skip
-        if tuple(tensor.shape) != (kv_heads, capacity, width):
-            raise ValueError(
-                f"{part} {list(tensor.shape)} of queries of {dim} in format {codec.name}: "
-                f"{[kv_heads, capacity, width]} is needed"
-            )
-        if tensor.dtype != codec.storage or (isinstance(codec, Plain) and q.dtype != tensor.dtype):
-            raise ValueError(f"queries of {q.dtype}, {part} of {tensor.dtype} as {codec.name}")
-    _check_scales(piece)
-    if piece.index is None:
-        if room > capacity:
-            raise ValueError(f"no index, and room {room} for {capacity} slots")
-    elif tuple(piece.index.shape) not in ((room,), (kv_heads, room)):
-        raise ValueError(
-            f"an index of shape {list(piece.index.shape)} for {kv_heads} KV heads and room {room}"
-        )
-    if piece.mask is not None:
-        shape = tuple(piece.mask.shape)
-        if len(shape) != 3 or shape[0] not in (1, seqs) or shape[1] not in (1, kv_heads) or (
-            shape[2] != room
-        ):  # fmt: skip
-            raise ValueError(
-                f"a mask of shape {list(shape)} for {seqs} sequences, {kv_heads} KV heads and "
-                f"room {room}"
-            )
-
-
-def _widths(codec: Codec, dim: int) -> tuple[int, int]:
-    """Elements of a key and of a value."""
-    if isinstance(codec, Packed):
-        return codec.key_bytes, codec.value_bytes
-    return dim, dim
-
-
-def _check_scales(piece: Piece) -> None:
-    kv_heads, capacity, _ = piece.keys.shape
-    codec, scales = piece.codec, (piece.key_scale, piece.value_scale)
-    if isinstance(codec, Packed) and codec.scaled:
-        spans, member = piece.key_scale, piece.member
-        if spans is None or member is None or tuple(spans.shape[::2]) != (
-            kv_heads, codec.span_bytes
-        ):  # fmt: skip
-            raise ValueError(
-                f"keys in groups of tokens need their spans, uint8 [{kv_heads}, groups, "
-                f"{codec.span_bytes}], and where each token stands in them"
-            )
-        if tuple(member.shape) not in ((capacity,), (kv_heads, capacity)):
-            raise ValueError(f"places in groups {list(member.shape)} for {capacity} slots")
-        return
-    needed = codec.scaled
-    for scale in scales:
-        if (scale is not None) != needed:
-            raise ValueError(f"format {codec.name} needs scales exactly if it has one per vector")
-        if scale is not None and tuple(scale.shape) != (kv_heads, capacity):
-            raise ValueError(f"scales {list(scale.shape)} for slots {[kv_heads, capacity]}")

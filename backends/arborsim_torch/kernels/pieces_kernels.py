@@ -12,29 +12,27 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
+from triton.language import constexpr
 
 # Lengths change from step to step, and with them strides and where a layer's mask begins: a kernel
 # per kind of number would be compiled again and again.
-@triton.jit(
-    do_not_specialize=[
-        "room", "rows", "first_split", "first_entry", "entries", "index_head", "mask_seq",
-        "mask_head", "member_head",
-    ],
-    do_not_specialize_on_alignment=["mask"],
-)  # fmt: skip
+_LENGTHS = ["room", "rows", "first_split", "first_entry", "entries"]
+_STRIDES = ["index_head", "mask_seq", "mask_head", "member_head"]
+
+
+@triton.jit(do_not_specialize=_LENGTHS + _STRIDES, do_not_specialize_on_alignment=["mask"])
 def attend_split(
     q, k, v, k_scale, v_scale, index, mask, member, part_out, part_lse, logits,
     scale, room, rows, per_split, first_split, first_entry, entries,
     q_seq, q_head, q_dim, k_head, k_slot, k_dim, v_head, v_slot, v_dim,
     k_scale_head, k_scale_slot, v_scale_head, v_scale_slot,
     index_head, index_spot, mask_seq, mask_head, mask_spot, member_head, member_slot,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    KIND: tl.constexpr, INDEXED: tl.constexpr, MASKED: tl.constexpr, LOGITS: tl.constexpr,
-    FACTOR: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr,
-    ZERO_BYTES: tl.constexpr, STEPS: tl.constexpr, OUTLIERS: tl.constexpr,
-    TOGETHER: tl.constexpr, KEY_OUTLIERS: tl.constexpr,
+    HEADS: constexpr, DIM: constexpr, BLOCK_DIM: constexpr,
+    BLOCK_ROWS: constexpr, BLOCK: constexpr,
+    KIND: constexpr, INDEXED: constexpr, MASKED: constexpr, LOGITS: constexpr,
+    FACTOR: constexpr, BITS: constexpr, GROUP: constexpr, SCALE_BYTES: constexpr,
+    ZERO_BYTES: constexpr, STEPS: constexpr, OUTLIERS: constexpr,
+    TOGETHER: constexpr, KEY_OUTLIERS: constexpr,
 ):  # fmt: skip
     """One split of the entries, one KV head, one block of rows (sequence x head of the group)."""
     split = tl.program_id(0)
@@ -73,19 +71,17 @@ def attend_split(
                 where = tl.load(at, mask=held, other=0)
                 group = (where // TOGETHER).to(tl.int64)
                 span = k_scale + head * k_scale_head + group[:, None] * k_scale_slot
+                number = (where % TOGETHER)[:, None]
                 keys = _grouped(
-                    key, span, (where % TOGETHER)[:, None], held, dim, DIM, BLOCK_DIM, BITS,
-                    ZERO_BYTES, STEPS, KEY_OUTLIERS,
-                )  # fmt: skip
+                    key, span, number, held, dim, DIM, BITS, ZERO_BYTES, STEPS, KEY_OUTLIERS
+                )
             else:
                 keys = _unpacked(
-                    key, held, dim, DIM, BLOCK, BLOCK_DIM, BITS, GROUP, SCALE_BYTES, ZERO_BYTES,
-                    STEPS, OUTLIERS,
-                )  # fmt: skip
+                    key, held, dim, DIM, BITS, GROUP, SCALE_BYTES, ZERO_BYTES, STEPS, OUTLIERS
+                )
             values = _unpacked(
-                value, held, dim, DIM, BLOCK, BLOCK_DIM, BITS, GROUP, SCALE_BYTES, ZERO_BYTES,
-                STEPS, OUTLIERS,
-            )  # fmt: skip
+                value, held, dim, DIM, BITS, GROUP, SCALE_BYTES, ZERO_BYTES, STEPS, OUTLIERS
+            )
             keys = keys.to(queries.dtype)
             values = values.to(queries.dtype)
         else:
@@ -160,10 +156,10 @@ def _half(at, wanted):
 
 
 @triton.jit
-def _codes(at, held, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BITS: tl.constexpr):
+def _codes(at, held, dim, DIM, BITS):
     """Whole numbers ``[slots, dims]`` of a record's first bytes, the first in the lowest bits."""
     EACH: tl.constexpr = 8 // BITS
-    byte = tl.arange(0, BLOCK_DIM // EACH)
+    byte = tl.arange(0, dim.shape[0] // EACH)
     wanted = held[:, None] & (byte < (DIM + EACH - 1) // EACH)[None, :]
     packed = tl.load(at + byte[None, :], mask=wanted, other=0)
     if BITS == 8:
@@ -177,13 +173,11 @@ def _codes(at, held, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BITS: tl.conste
 
 
 @triton.jit
-def _unpacked(
-    at, held, dim, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, ZERO_BYTES: tl.constexpr,
-    STEPS: tl.constexpr, OUTLIERS: tl.constexpr,
-):  # fmt: skip
+def _unpacked(at, held, dim, DIM, BITS, GROUP, SCALE_BYTES, ZERO_BYTES, STEPS, OUTLIERS):
     """Vectors ``[slots, dims]`` of whole records."""
-    codes = _codes(at, held, DIM, BLOCK_DIM, BITS)
+    codes = _codes(at, held, dim, DIM, BITS)
+    BLOCK: tl.constexpr = held.shape[0]
+    BLOCK_DIM: tl.constexpr = dim.shape[0]
     # Groups of a vector: as many as have a scale, and as many as fill the block.
     SCALES: tl.constexpr = (DIM + GROUP - 1) // GROUP
     GROUPS: tl.constexpr = BLOCK_DIM // GROUP if GROUP < BLOCK_DIM else 1
@@ -210,19 +204,16 @@ def _unpacked(
 
 
 @triton.jit
-def _spread(x, BLOCK: tl.constexpr, GROUPS: tl.constexpr, BLOCK_DIM: tl.constexpr):
+def _spread(x, BLOCK: constexpr, GROUPS: constexpr, BLOCK_DIM: constexpr):
     """``[slots, groups]`` to the dims of each group."""
     wide = tl.broadcast_to(x[:, :, None], (BLOCK, GROUPS, BLOCK_DIM // GROUPS))
     return tl.reshape(wide, (BLOCK, BLOCK_DIM))
 
 
 @triton.jit
-def _grouped(
-    at, span, number, held, dim, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BITS: tl.constexpr,
-    ZERO_BYTES: tl.constexpr, STEPS: tl.constexpr, OUTLIERS: tl.constexpr,
-):  # fmt: skip
+def _grouped(at, span, number, held, dim, DIM, BITS, ZERO_BYTES, STEPS, OUTLIERS):
     """Keys ``[slots, dims]`` of codes, with the spans (of int16) of their groups of tokens."""
-    codes = _codes(at, held, DIM, BLOCK_DIM, BITS)
+    codes = _codes(at, held, dim, DIM, BITS)
     wanted = held[:, None] & (dim < DIM)[None, :]
     FIRST: tl.constexpr = 2 if ZERO_BYTES else 1
     span += dim[None, :] * (FIRST + 2 * OUTLIERS)
@@ -242,8 +233,8 @@ def _grouped(
 @triton.jit(do_not_specialize=["splits", "rows", "far_row"])
 def merge_splits(
     part_out, part_lse, far, out, lse, splits, rows, far_row,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    FAR: tl.constexpr,
+    HEADS: constexpr, DIM: constexpr, BLOCK_DIM: constexpr, BLOCK: constexpr,
+    FAR: constexpr,
 ):  # fmt: skip
     """Merge the splits of one row, of all pieces: see `arborsim_torch.kernels.merge`.
 
@@ -292,31 +283,33 @@ def merge_splits(
 @triton.jit(do_not_specialize=["own", "entries", "rows", "far_row"])
 def mean_mass(
     logits, far, lse, mass, own, entries, rows, far_row,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
-    FAR: tl.constexpr,
+    HEADS: constexpr, DIM: constexpr, BLOCK: constexpr, TOGETHER: constexpr,
+    FAR: constexpr,
 ):  # fmt: skip
     """Weights of one sequence at one KV head, averaged over its query heads; of all pieces.
 
-    These have `own` entries; with `FAR` those of the host follow, up to `entries`.
+    These have `own` entries.  With `FAR` those of the host follow, up to `entries`.
     """
-    head, seq = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    kv_head, seq = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    far += DIM + 1  # to the logits of its first row
     heads = tl.num_programs(1)
     spot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for first in tl.static_range(0, HEADS, TOGETHER):
-        member = first + tl.arange(0, TOGETHER)
+        head = first + tl.arange(0, TOGETHER)
+        there = head < HEADS
+        head += kv_head * HEADS
         total += _weights(
-            logits, far, lse, head * HEADS + member, member < HEADS, heads, seq, spot, own,
-            entries, rows, far_row, HEADS, DIM, FAR,
-        )  # fmt: skip
-    tl.store(mass + (seq * heads + head) * entries + spot, total / HEADS, mask=spot < entries)
+            logits, far, lse, head, there, heads, seq, spot, own, entries, rows, far_row, HEADS, FAR
+        )
+    tl.store(mass + (seq * heads + kv_head) * entries + spot, total / HEADS, mask=spot < entries)
 
 
 @triton.jit(do_not_specialize=["own", "entries", "rows", "far_row", "first", "positions"])
 def add_mean_mass(
     logits, far, lse, position, further, row, numbers, own, entries, rows, far_row, first,
-    positions, heads, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-    TOGETHER: tl.constexpr, FAR: tl.constexpr, FURTHER: tl.constexpr,
+    positions, heads, HEADS: constexpr, DIM: constexpr, BLOCK: constexpr,
+    TOGETHER: constexpr, FAR: constexpr, FURTHER: constexpr,
 ):  # fmt: skip
     """Weights of one sequence, averaged over all heads, added where their entries stand.
 
@@ -325,14 +318,15 @@ def add_mean_mass(
     left out.
     """
     seq = tl.program_id(1).to(tl.int64)
+    far += DIM + 1
     spot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, heads * HEADS, TOGETHER):
-        query_head = begin + tl.arange(0, TOGETHER)
+        head = begin + tl.arange(0, TOGETHER)
+        there = head < heads * HEADS
         total += _weights(
-            logits, far, lse, query_head, query_head < heads * HEADS, heads, seq, spot, own,
-            entries, rows, far_row, HEADS, DIM, FAR,
-        )  # fmt: skip
+            logits, far, lse, head, there, heads, seq, spot, own, entries, rows, far_row, HEADS, FAR
+        )
     at = tl.load(position + spot, mask=spot < first, other=0).to(tl.int64)
     if FURTHER:
         later = (spot >= first) & (spot < entries)
@@ -348,18 +342,17 @@ def add_mean_mass(
 
 @triton.jit
 def _weights(
-    logits, far, lse, query_head, there, heads, seq, spot, own, entries, rows, far_row,
-    HEADS: tl.constexpr, DIM: tl.constexpr, FAR: tl.constexpr,
-):  # fmt: skip
+    logits, far, lse, head, there, heads, seq, spot, own, entries, rows, far_row, HEADS, FAR
+):
     """Sum over some query heads of a sequence, loaded as one tile: loads do not wait."""
-    base = tl.load(lse + seq * heads * HEADS + query_head, mask=there, other=0.0)
+    base = tl.load(lse + seq * heads * HEADS + head, mask=there, other=0.0)
     base = tl.where(base == float("-inf"), 0.0, base)
-    row = (query_head // HEADS).to(tl.int64) * rows + seq * HEADS + query_head % HEADS
+    row = (head // HEADS).to(tl.int64) * rows + seq * HEADS + head % HEADS
     held = there[:, None] & (spot < own)[None, :]
     at = row[:, None] * own + spot[None, :]
     logit = tl.load(logits + at, mask=held, other=float("-inf"))
     if FAR:
-        at = row[:, None] * far_row + (DIM + 1 + spot - own)[None, :]
+        at = row[:, None] * far_row + (spot - own)[None, :]
         held = there[:, None] & ((spot >= own) & (spot < entries))[None, :]
         logit = tl.where(held, tl.load(far + at, mask=held, other=float("-inf")), logit)
     return tl.sum(tl.exp(logit - base[:, None]), 0)

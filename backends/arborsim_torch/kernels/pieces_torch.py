@@ -10,17 +10,15 @@ all pieces, of which one softmax is taken, and its values are added up the same 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from arborsim_torch.kernels.dense import pack, softmax_, unpack
+from arborsim_torch.kernels.fused import attend_cpu
 from arborsim_torch.kernels.merge import accumulator, finite
+from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.codec import E4M3_UNIT, Packed, Plain, e4m3_as_half
-
-if TYPE_CHECKING:
-    from arborsim_torch.kernels.pieces import Elsewhere, Piece
 
 _TILE_NUMBERS = 1 << 17  # 0.5 MB in float32: a tile and its stored form stay in a CPU's cache
 _LEAST_TILE = 64
@@ -44,12 +42,9 @@ def attend_pieces_torch(
             piece.ready()
     rows = pack(q[:, :, None], kv_heads) if seqs > 1 else q.reshape(kv_heads, -1, dim)
     held = [piece for piece in pieces if seqs and piece.room and piece.keys.shape[1]]
-    fused = [
-        attend_fused(rows, keys, values, mask, scale, seqs)
-        for piece in held if not mass and _fused(piece)
-        for keys, values, mask in _chunks(piece)
-    ]  # fmt: skip
     tiled = [piece for piece in held if mass or not _fused(piece)]
+    chunks = (chunk for piece in held if not mass and _fused(piece) for chunk in _chunks(piece))
+    fused = [attend_fused(rows, *chunk, scale, seqs) for chunk in chunks]
     masses: list[Tensor] = []
     far = None if elsewhere is None else elsewhere.packed()
     if far is not None:
@@ -85,13 +80,9 @@ def attend_pieces_torch(
         out, lse = unpack(out, seqs, 1)[:, :, 0], unpack(lse, seqs, 1)[:, :, 0]
     if not mass:
         return out, lse, None
-    found = iter(masses)
-    empty = lse.new_zeros
-    every = [
-        next(found) if any(piece is each for each in tiled)
-        else empty((seqs, kv_heads, piece.room))
-        for piece in pieces
-    ] + of_far  # fmt: skip
+    found = dict(zip(map(id, tiled), masses, strict=True))
+    empty = (lse.new_zeros((seqs, kv_heads, piece.room)) for piece in pieces)
+    every = [found.get(id(piece), none) for piece, none in zip(pieces, empty, strict=True)] + of_far
     return out, lse, every[0] if len(every) == 1 else torch.cat(every, dim=-1)
 
 
@@ -122,21 +113,9 @@ def attend_fused(
 ) -> tuple[Tensor, Tensor]:
     """PyTorch's attention for CPU, whose operator returns the log-sum-exp.
 
-    Parameters
-    ----------
-    rows : Tensor ``[kv_heads, rows, head_dim]``
-        As of `arborsim_torch.kernels.dense.pack`, one query per sequence.
-    keys, values : Tensor ``[kv_heads, n, head_dim]``
-        Of the same type; vectors are contiguous.
-    mask : bool Tensor ``[seqs or 1, kv_heads or 1, n]`` or None
-    scale : float
-    seqs : int
-
-    Returns
-    -------
-    Tensor ``[kv_heads, rows, head_dim]``
-    float32 Tensor ``[kv_heads, rows]``
-        -inf where nothing is read.
+    Takes and returns rows ``[kv_heads, rows, head_dim]`` of `arborsim_torch.kernels.dense.pack`,
+    with one query per sequence; vectors are contiguous, of one type.  The mask is ``[seqs or 1,
+    kv_heads or 1, n]``, the log-sum-exp ``[kv_heads, rows]``.
     """
     bias = nothing = None
     if mask is not None:
@@ -150,34 +129,22 @@ def attend_fused(
     if rows.element_size() == 2 and rows.shape[1] <= _FEW_ROWS:
         each = (-1, rows.shape[1], -1, -1)  # KV heads are the batch, a group's heads its heads
         alone = None if bias is None else bias[:, :, None]
-        out, lse = fused_for_cpu(
-            rows[:, :, None], keys[:, None].expand(each), values[:, None].expand(each), alone,
-            scale,
-        )  # fmt: skip
+        repeated = (keys[:, None].expand(each), values[:, None].expand(each))
+        out, lse = attend_cpu(rows[:, :, None], *repeated, scale, bias=alone)
         out, lse = out[:, :, 0], lse[:, :, 0]
     else:
-        out, lse = fused_for_cpu(
-            rows[None], keys[None], values[None], None if bias is None else bias[None], scale
-        )
+        bias = None if bias is None else bias[None]
+        out, lse = attend_cpu(rows[None], keys[None], values[None], scale, bias=bias)
         out, lse = out[0], lse[0]
     if nothing is not None:
         lse = lse.masked_fill(nothing, -torch.inf)  # it says 0
     return out, lse
 
 
-def fused_for_cpu(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
-        q, k, v, 0.0, False, attn_mask=bias, scale=scale
-    )
-    return found[0], found[1]
-
-
 def _write_logits(
     logits: Sequence[Tensor], pieces: Sequence[Piece], rows: Tensor, seqs: int
 ) -> None:
-    """Of each piece, into ``[kv_heads, rows, room]``."""
+    """Write each piece's logits into ``[kv_heads, rows, room]``."""
     for own, piece in zip(logits, pieces, strict=True):
         for at, keys in _tiles(piece, True, rows.dtype):
             own[:, :, at] = torch.bmm(rows, keys.transpose(1, 2))
@@ -257,7 +224,7 @@ def _vectors(
 
 
 def _looked_up(table: Tensor, piece: Piece, at: slice) -> Tensor:
-    """What a table by slot, ``[capacity]`` or ``[kv_heads, capacity, ...]``, has of entries."""
+    """Entries of a table by slot, ``[capacity]`` or ``[kv_heads, capacity, ...]``."""
     if piece.index is None:
         return table[at] if table.ndim == 1 else table[:, at]
     return rows_at(table, piece.index[..., at].clamp(min=0))

@@ -13,23 +13,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from arborsim_torch.kernels.pieces_kernels import (
-    add_mean_mass,
-    attend_split,
-    mean_mass,
-    merge_splits,
-)
+from arborsim_torch.kernels import pieces_kernels as kernels
+from arborsim_torch.kernels.piece import Elsewhere, MeanRows, Piece
 from arborsim_torch.tiers.codec import Codec, Packed
-
-if TYPE_CHECKING:
-    from arborsim_torch.kernels.pieces import Elsewhere, MeanRows, Piece
 
 _MOST_ROWS = 64  # query heads x sequences in one program; tensor cores take at least 16
 _MOST_SPLITS = 128  # of a piece: merging them reads as much as 128 slots do
@@ -39,22 +32,14 @@ _MASSES_AT_ONCE = 512  # entries whose weights a program averages over a group's
 _MEANS_AT_ONCE = 128  # and over all heads
 _HEADS_AT_ONCE = 8, 32  # whose logits are loaded together, in these two
 _FP8_CAPABILITY = (8, 9)  # Ada and Hopper convert e4m3 in hardware; Triton refuses it on older ones
+_OF_RECORDS = ("BITS", "GROUP", "SCALE_BYTES", "ZERO_BYTES", "STEPS", "OUTLIERS", "TOGETHER")
 
 
 class LaunchShape(NamedTuple):
     """How a call is cut into programs.
 
-    Attributes
-    ----------
-    block : int
-        Entries that a program reads at a time.
-    block_rows : int
-        Rows of a program; `row_blocks` of them serve all sequences.
-    row_blocks : int
-    per_split : int
-        Entries of a split, a multiple of `block`.
-    splits : int
-    warps : int
+    A program reads `block` entries at a time, for `block_rows` rows; `row_blocks` of these serve
+    all sequences.  Each of the `splits` has `per_split` entries, a multiple of `block`.
     """
 
     block: int
@@ -71,21 +56,9 @@ def launch_shape(
     """Cut `room` > 0 entries so that `processors` streaming multiprocessors all have work.
 
     Blocks are as large as the registers of compute capability 9.0 hold: see
-    `reports/benchmarks/pieces_compiled.md`.
-
-    Parameters
-    ----------
-    room : int
-    rows : int
-        Sequences times query heads per KV head.
-    kv_heads : int
-    dim : int
-        Elements of a key.
-    itemsize : int
-        Bytes of an element of the queries; float32 has no tensor cores to keep it exact.
-    processors : int
-    packed : bool
-        What is unpacked takes twice the registers.
+    `reports/benchmarks/pieces_compiled.md`.  `rows` are sequences times query heads per KV head.
+    Queries of 4 bytes have no tensor cores to keep them exact, and what is `packed` takes twice the
+    registers.
     """
     block = 64 if dim * itemsize <= 256 and not packed else 32
     most_rows = _MOST_ROWS if itemsize == 2 else 16
@@ -114,8 +87,6 @@ def attend_pieces_triton(
 
     `parts` are outputs ``[kv_heads, rows, head_dim]`` and log-sum-exps ``[kv_heads, rows]`` over
     other keys: they are merged with the pieces' as further splits, and not with `mass` or `means`.
-
-    Runs on CUDA, or on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1``).
     """
     seqs, heads, dim = q.shape
     kv_heads = pieces[0].keys.shape[0]
@@ -131,16 +102,9 @@ def attend_pieces_triton(
         return out.zero_(), lse.fill_(-torch.inf), masses
     processors = _processors(q.device)
     cuts = [
-        launch_shape(
-            max(piece.room, 1),
-            rows,
-            kv_heads,
-            dim,
-            q.element_size(),
-            processors,
-            isinstance(piece.codec, Packed),
-        )
+        launch_shape(max(piece.room, 1), rows, kv_heads, dim, q.element_size(), processors, packed)
         for piece in pieces
+        for packed in [isinstance(piece.codec, Packed)]
     ]
     splits = sum(cut.splits for piece, cut in zip(pieces, cuts, strict=True) if piece.room)
     splits += len(parts)
@@ -148,11 +112,9 @@ def attend_pieces_triton(
     part_lse = _wide(q, splits, kv_heads, rows)
     weighs = mass or means is not None
     logits = _wide(q, kv_heads, rows, own) if weighs else part_lse
-    shape: dict[str, Any] = {
-        "HEADS": heads // kv_heads,
-        "DIM": dim,
-        "BLOCK_DIM": max(16, triton.next_power_of_2(dim)),
-    }
+    block_dim = max(16, triton.next_power_of_2(dim))
+    shape: dict[str, Any] = {"HEADS": heads // kv_heads, "DIM": dim, "BLOCK_DIM": block_dim}
+    split = (part_out, part_lse, logits)
     first_split = first_entry = 0
     with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
         for piece, cut in zip(pieces, cuts, strict=True):
@@ -160,10 +122,7 @@ def attend_pieces_triton(
                 continue
             if piece.ready is not None:
                 piece.ready()
-            _attend(
-                q, piece, cut, (part_out, part_lse, logits), scale, (first_split, first_entry),
-                shape, weighs,
-            )  # fmt: skip
+            _attend(q, piece, cut, split, scale, (first_split, first_entry), shape, weighs)
             first_split += cut.splits
             first_entry += piece.room
         for other in parts:
@@ -171,25 +130,24 @@ def attend_pieces_triton(
             part_lse[first_split].copy_(other[1])
             first_split += 1
         far = q if elsewhere is None else elsewhere.packed()
-        of_far = {"FAR": elsewhere is not None, "num_warps": 4}
-        merge_splits[(rows, kv_heads)](
-            part_out, part_lse, far, out, lse, splits, rows, far.shape[-1], **shape, **of_far,
-            BLOCK=min(_MERGED_AT_ONCE, triton.next_power_of_2(max(splits, 1))),
-        )  # fmt: skip
+        kept, far_row = (logits, far, lse), far.shape[-1]
+        same = {"HEADS": shape["HEADS"], "DIM": dim, "FAR": elsewhere is not None, "num_warps": 4}
+        parts_of_row = (part_out, part_lse, far, out, lse)
+        block = min(_MERGED_AT_ONCE, triton.next_power_of_2(max(splits, 1)))
+        kernels.merge_splits[(rows, kv_heads)](
+            *parts_of_row, splits, rows, far_row, **same, BLOCK_DIM=block_dim, BLOCK=block
+        )
         if masses is not None:
-            mean_mass[(triton.cdiv(entries, _MASSES_AT_ONCE), kv_heads, seqs)](
-                logits, far, lse, masses, own, entries, rows, far.shape[-1],
-                HEADS=shape["HEADS"], DIM=dim, BLOCK=_MASSES_AT_ONCE,
-                TOGETHER=_power(shape["HEADS"], _HEADS_AT_ONCE[0]), **of_far,
-            )  # fmt: skip
+            same |= {"BLOCK": _MASSES_AT_ONCE, "TOGETHER": _power(same["HEADS"], _HEADS_AT_ONCE[0])}
+            cells = (triton.cdiv(entries, _MASSES_AT_ONCE), kv_heads, seqs)
+            kernels.mean_mass[cells](*kept, masses, own, entries, rows, far_row, **same)
         if means is not None:
-            place, more = means.position, means.further
-            add_mean_mass[(triton.cdiv(entries, _MEANS_AT_ONCE), seqs)](
-                logits, far, lse, place, place if more is None else more, means.total,
-                means.numbers, own, entries, rows, far.shape[-1], len(place), means.total.shape[1],
-                kv_heads, HEADS=shape["HEADS"], DIM=dim, BLOCK=_MEANS_AT_ONCE,
-                TOGETHER=_power(heads, _HEADS_AT_ONCE[1]), FURTHER=more is not None, **of_far,
-            )  # fmt: skip
+            place, more, total = means.position, means.further, means.total
+            given = (*kept, place, place if more is None else more, total, means.numbers)
+            sizes = (own, entries, rows, far_row, len(place), total.shape[1], kv_heads)
+            same |= {"BLOCK": _MEANS_AT_ONCE, "TOGETHER": _power(heads, _HEADS_AT_ONCE[1])}
+            grid = (triton.cdiv(entries, _MEANS_AT_ONCE), seqs)
+            kernels.add_mean_mass[grid](*given, *sizes, **same, FURTHER=more is not None)
     return out, lse, masses
 
 
@@ -212,36 +170,29 @@ def _attend(
     how = storage(piece.codec, shape["DIM"], shape["BLOCK_DIM"], _e4m3_in_hardware(q.device))
     if how["KIND"] == "grouped" and k_scale is not None:
         k_scale = k_scale.view(torch.int16)
-    attend_split[(cut.splits, kv_heads, cut.row_blocks)](
-        q, k, v, _or(k_scale, q), _or(v_scale, q), _or(piece.index, q), _or(piece.mask, q),
-        _or(piece.member, q), *parts, scale, piece.room, seqs * (heads // kv_heads),
-        cut.per_split, *first, parts[2].shape[-1],
-        *q.stride(), *k.stride(), *v.stride(), *_strides(k_scale, 2)[:2], *_strides(v_scale, 2),
-        *_strides(piece.index, 2), *_mask_strides(piece.mask), *_strides(piece.member, 2),
-        **shape, **how, BLOCK_ROWS=cut.block_rows, BLOCK=cut.block,
-        INDEXED=piece.index is not None, MASKED=piece.mask is not None, LOGITS=mass,
-        FACTOR=factor_type(q), num_warps=cut.warps, num_stages=3,
-    )  # fmt: skip
+    optional = (k_scale, v_scale, piece.index, piece.mask, piece.member)
+    tensors = (q, k, v, *(_or(each, q) for each in optional), *parts)
+    numbers = (piece.room, seqs * (heads // kv_heads), cut.per_split, *first, parts[2].shape[-1])
+    strides = (*q.stride(), *k.stride(), *v.stride(), *_strides(k_scale, 2)[:2])
+    strides += (*_strides(v_scale, 2), *_strides(piece.index, 2), *_mask_strides(piece.mask))
+    strides += _strides(piece.member, 2)
+    how |= {"INDEXED": piece.index is not None, "MASKED": piece.mask is not None, "LOGITS": mass}
+    how |= {"BLOCK_ROWS": cut.block_rows, "BLOCK": cut.block, "FACTOR": factor_type(q)}
+    grid, options = (cut.splits, kv_heads, cut.row_blocks), {"num_warps": cut.warps}
+    kernels.attend_split[grid](
+        *tensors, scale, *numbers, *strides, **shape, **how, **options, num_stages=3
+    )
 
 
 def storage(codec: Codec, dim: int, block_dim: int, e4m3: bool = True) -> dict[str, Any]:
-    """What `attend_split` must know of a format, by name of its parameter.
+    """The parameters of `attend_split` that describe a format, by name.
 
-    Parameters
-    ----------
-    codec : Codec
-    dim, block_dim : int
-        Numbers of a vector, and the power of 2 that holds them.
-    e4m3 : bool
-        Whether the GPU converts these numbers.
+    `dim` are the numbers of a vector, `block_dim` the power of 2 that holds them.  `e4m3` says
+    whether the GPU converts these numbers.
     """
-    none = dict.fromkeys(
-        ("BITS", "GROUP", "SCALE_BYTES", "ZERO_BYTES", "STEPS", "OUTLIERS", "TOGETHER",
-         "KEY_OUTLIERS"), 1,
-    )  # fmt: skip
     if not isinstance(codec, Packed):
         kind = codec.name if codec.name != "fp8" or e4m3 else "fp8 bits"
-        return {"KIND": kind, **none}
+        return {"KIND": kind, "KEY_OUTLIERS": 1, **dict.fromkeys(_OF_RECORDS, 1)}
     each = codec.format
     return {
         "KIND": "grouped" if codec.scaled else "packed",
@@ -261,11 +212,9 @@ def reads(piece: Piece, dim: int) -> bool:
     if not isinstance(piece.codec, Packed):
         return True
     each = piece.codec.format
-    power = each.group & (each.group - 1) == 0
-    even = not piece.codec.scaled or (
-        each.span_bytes % 2 == 0 and piece.key_scale is not None
-        and piece.key_scale.storage_offset() % 2 == 0
-    )  # fmt: skip
+    power, spans = each.group & (each.group - 1) == 0, piece.key_scale
+    aligned = spans is not None and spans.storage_offset() % 2 == each.span_bytes % 2 == 0
+    even = not piece.codec.scaled or aligned
     bytes_follow = piece.keys.stride(2) == piece.values.stride(2) == 1
     return (power or each.group >= dim) and even and bytes_follow
 
@@ -302,7 +251,7 @@ def _mask_strides(mask: Tensor | None) -> tuple[int, ...]:
 
 
 def factor_type(q: Tensor) -> Any:
-    """What the kernel multiplies in: the queries' type, but the interpreter cannot in bfloat16."""
+    """The type of products: the queries', but the interpreter cannot multiply bfloat16."""
     if q.dtype == torch.float32 or (q.dtype == torch.bfloat16 and not q.is_cuda):
         return tl.float32
     return tl.float16 if q.dtype == torch.float16 else tl.bfloat16

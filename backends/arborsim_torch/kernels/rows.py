@@ -9,8 +9,6 @@ Triton make the weights again from that (`arborsim_torch.kernels.rows_triton`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,43 +17,7 @@ from arborsim.machine.live_memory import TILE_BYTES
 from arborsim_torch.kernels.dense import wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.merge import accumulator
-from arborsim_torch.kernels.pieces import in_triton
-
-
-@dataclass
-class BlockRows:
-    """What is wanted of a block's rows, and found; a row that is not a number counts nowhere.
-
-    Attributes
-    ----------
-    mean : float32 Tensor ``[queries, n]`` or None
-        Rows of as many last queries of the block, averaged over heads, are added to it.
-    numbers : int64 Tensor ``[queries, 1]`` or None
-        Raised by 1 for each of these rows that is a number.
-    groups : {"layer", "head"} or None
-        Whose rows are wanted apart.
-    of_groups : int
-        How many of the block's last queries count there.
-    recent : int
-        Of `sums`: a query pays nothing to its newest keys, this many with its own.
-    sums : float64 Tensor ``[groups, n]`` or None
-        Found: the sum of their rows, if it is more than one, or if newest keys are left out.
-    newest : float32 Tensor ``[groups, n]`` or None
-        Found: the row of the last query, NaN if it is none.
-    """
-
-    mean: Tensor | None = None
-    numbers: Tensor | None = None
-    groups: Literal["layer", "head"] | None = None
-    of_groups: int = 0
-    recent: int = 0
-    sums: Tensor | None = None
-    newest: Tensor | None = None
-
-    @property
-    def of_mean(self) -> int:
-        """How many of the block's last queries have a row in `mean`."""
-        return 0 if self.mean is None else len(self.mean)
+from arborsim_torch.kernels.piece import BlockRows, in_triton
 
 
 def adds_rows(device: torch.device, dtype: torch.dtype) -> bool:
@@ -66,20 +28,8 @@ def adds_rows(device: torch.device, dtype: torch.dtype) -> bool:
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) -> Tensor:
     """Softmax attention of the last tokens of a sequence, whose rows are kept as `kept` says.
 
-    Parameters
-    ----------
-    q : Tensor ``[heads, queries, head_dim]``
-        Query i reads all keys but the last ``queries - 1 - i``.
-    k, v : Tensor ``[kv_heads, n, head_dim]``
-    scale : float
-        Factor of the inner products.
-    kept : BlockRows
-        Of no more queries than there are; changed.
-
-    Returns
-    -------
-    Tensor ``[heads, queries, head_dim]``
-        In the type of `q`.
+    Query i of ``[heads, queries, head_dim]`` reads all keys but the last ``queries - 1 - i``.
+    `kept` is of no more queries than there are, and changed.
     """
     if q.device.type == "cpu":
         return _in_tiles(q, k, v, scale, kept)
@@ -93,24 +43,11 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: BlockRows) 
 
 
 def count_paid(q: Tensor, k: Tensor, scale: float, part: float) -> Tensor:
-    """How many keys queries pay at least a `part` of the most that they pay any.
+    """How many keys queries pay at least a `part` > 0 of the most that they pay any.
 
-    Logits tell, a tile of queries at a time: weights are their exponentials.
-
-    Parameters
-    ----------
-    q : Tensor ``[heads, queries, head_dim]``
-        The last queries of a sequence; query i reads all keys but the last ``queries - 1 - i``.
-    k : Tensor ``[kv_heads, n, head_dim]``
-    scale : float
-        Factor of the inner products.
-    part : float
-        More than 0.
-
-    Returns
-    -------
-    int64 Tensor ``[kv_heads, heads // kv_heads, queries]``
-        0 for a query whose weights are not numbers; others pay their largest at least.
+    Logits tell, a tile of queries at a time: weights are their exponentials.  Takes queries as
+    `attend_rows` does.  Returns int64 ``[kv_heads, heads // kv_heads, queries]``: 0 for a query
+    whose weights are not numbers; others pay their largest at least.
     """
     heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape

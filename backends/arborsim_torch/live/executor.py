@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
 
 from arborsim.core.events import TokenRun
 from arborsim.core.measurements import Measurements
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, by_tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim_torch.cache.mover import Mover
@@ -26,28 +25,18 @@ def waits_on(clock: Callable[[], float]) -> bool:
     return clock is not time.thread_time
 
 
-_RUNG = np.array([tier.rung for tier in Tier])
-_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_RUNG = by_tier(lambda tier: tier.rung)
+_IN_DDR = by_tier(lambda tier: tier.offloaded)
 _HBM, _EVICTED = int(Tier.HBM), int(Tier.EVICTED)
 
 
 class LiveExecutor:
     """Implements `arborsim.play.controller.Executor` on a decoder's cache.
 
-    The forward passes have happened by the time the executor hears of their tokens.
-
-    Parameters
-    ----------
-    mover : Mover
-        On the decoder's cache.
-    seconds : callable
-        Seconds since some moment.
-
-    Attributes
-    ----------
-    moving_s : float
-        Seconds that the host itself worked on moves to and from DDR: gathered, ordered copies and
-        entered what had come.  Exposed, as the waits for copies are.
+    The forward passes have happened by the time the executor hears of their tokens.  `seconds` is a
+    clock.  `moving_s` are the seconds that the host itself worked on moves to and from DDR:
+    gathered, ordered copies and entered what had come.  They are exposed, as the waits for copies
+    are.
     """
 
     def __init__(self, mover: Mover, seconds: Callable[[], float] = time.perf_counter) -> None:
@@ -113,7 +102,7 @@ class LiveExecutor:
         return self._seconds() - self._began
 
     def measurements(self) -> Measurements:
-        """What has been measured so far; seconds of the model are added by `PolicySearch`."""
+        """Measurements so far; seconds of the model are added by `PolicySearch`."""
         m, link = self._measured, self._mover.link
         self.gauge.fill(m)
         m.to_ddr_bytes = link.downward.carried_bytes
@@ -231,10 +220,8 @@ _MOST_SAMPLES = 2048
 class LiveGauge:
     """Peaks and a series of what a mover's cache holds.
 
-    Attributes
-    ----------
-    allocated_bytes : int
-        Largest size of the pools' tensors on the model's device, gaps included.
+    `allocated_bytes` is the largest size of the pools' tensors on the model's device, gaps
+    included.
     """
 
     def __init__(self, mover: Mover) -> None:
@@ -325,12 +312,9 @@ class LiveGauge:
         m.peak_ddr_bytes = self._peak_ddr
         m.peak_quantised_bytes = self._peak_quantised
         m.peak_staging_bytes = self._peak_staging
-        s = m.series
-        columns: list[list[Any]] = [
-            s.time_s, s.hbm_kv_bytes, s.staging_bytes, s.in_flight_bytes, s.ddr_bytes,
-        ]  # fmt: skip
-        for i, column in enumerate(columns):
-            column[:] = [sample[i] for sample in self._samples]
+        names = ("time_s", "hbm_kv_bytes", "staging_bytes", "in_flight_bytes", "ddr_bytes")
+        for i, name in enumerate(names):
+            getattr(m.series, name)[:] = [sample[i] for sample in self._samples]
 
 
 def device_peak_bytes(device: torch.device) -> int:

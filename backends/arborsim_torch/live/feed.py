@@ -24,16 +24,10 @@ from arborsim.core.events import (
     TokenRun,
     Transition,
 )
-from arborsim.core.observations import (
-    Observations,
-    ShiftedRows,
-    Signal,
-    attention_row,
-    keys_of,
-    scaled,
-)
-from arborsim.core.rope import Rope
+from arborsim.core.head_rows import ShiftedRows, attention_row, keys_of, scaled
+from arborsim.core.observations import Observations, Signal
 from arborsim.core.row_uses import ReducedRows, RowUse
+from arborsim.core.shape import Rope
 from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.signals.readers import table_of
 from arborsim_torch.capture import Capture
@@ -48,7 +42,7 @@ _MOST_HELD = 4096
 
 
 class Driven(Protocol):
-    """What a feed asks of a controller: `Controller`, or one in its place."""
+    """A controller as its feed sees it: `Controller`, or one in its place."""
 
     @property
     def tree(self) -> ThoughtTree: ...
@@ -59,30 +53,12 @@ class Driven(Protocol):
 
 
 class Feed:
-    """A `Listener` that drives controllers.
+    """A `Listener` that drives controllers, whose policies read the signals `needs`.
 
-    Parameters
-    ----------
-    controllers : sequence of Driven
-    capture : Capture or None
-        That of the recorder; None if no policy needs a signal.
-    needs : set of Signal
-        What the policies read.
-    layers : tuple of int
-        Captured layers.
-    readable : callable, optional
-        See `LiveHeadRows`.
-    on_begin : callable, optional
-        Gets the decoder before anything is computed.
-    clock : callable
-        Seconds since some moment.
-
-    Attributes
-    ----------
-    handling_s : float
-        Seconds spent on signals, decisions and what they caused.
-    signals_s : float
-        Of these, seconds that signals took on the device and on their way to the host.
+    The signals are of captured `layers`.  `capture` is that of the recorder, None if no policy
+    needs a signal.  `readable` is that of `LiveHeadRows`, `on_begin` gets the decoder before
+    anything is computed, and `clock` gives seconds.  `handling_s` have been spent on signals,
+    decisions and what they caused, of which `signals_s` on the device and on the way to the host.
     """
 
     def __init__(
@@ -243,14 +219,8 @@ Readable = Callable[[np.ndarray], np.ndarray]
 class LiveHeadRows:
     """Rows as `arborsim.core.observations.VectorRows` computes them from a trace, token by token.
 
-    Parameters
-    ----------
-    tree : ThoughtTree
-        Holds the tokens whose vectors have been appended.
-    rope : Rope or None
-        How queries and keys were rotated.
-    readable : callable, optional
-        Which tokens can be read now: the others have no part in the softmax.
+    The tree holds the tokens whose vectors have been appended, whose queries and keys `rope`
+    rotated. Tokens that are not `readable` now have no part in the softmax.
     """
 
     def __init__(

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.tiers import Budget
-from arborsim.play.backends import LiveFacts, LiveObserver, LiveRequest, LiveResult
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.play.controller import Meter
 from arborsim.play.episode import Cell
 from arborsim.policies.methods.baselines import Full
@@ -19,7 +20,8 @@ from arborsim.searches import make_search
 from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.decoder import prefill_block
 from arborsim_torch.hardware.facts import conditions, software
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import LoadedModel, device_name, geometry
 from arborsim_torch.recording_plan import RecordingPlan, attention_top
 from arborsim_torch.static import kind_of_steps
@@ -29,7 +31,7 @@ MetersOf = Callable[[int, Cell], Sequence[Meter]]
 
 
 def facts(loaded: LoadedModel, request: LiveRequest) -> LiveFacts:
-    """What the numbers of a run are made with."""
+    """The facts that the numbers of a run rest on."""
     shape = geometry(loaded)
     return LiveFacts(
         loaded.name,
@@ -50,7 +52,7 @@ def numbers(request: LiveRequest, plan: RecordingPlan) -> range:
 
 
 def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -> SearchSetup:
-    """What every policy searches."""
+    """The setup of every policy's searches."""
     longest = plan.max_tokens + max(
         len(plan.source.problem(i).prompt) for i in numbers(request, plan)
     )
@@ -72,18 +74,11 @@ def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -
     )
 
 
-class LiveRun:
-    """A request on a loaded model.
+class Run:
+    """A request on a loaded model, with a plan that was checked against the model.
 
-    Parameters
-    ----------
-    request : LiveRequest
-    loaded : LoadedModel
-    plan : RecordingPlan
-        Problems and lengths, checked against the model.
-    watch : LiveObserver
-    meters : callable, optional
-        Of an episode and a cell: meters for its controller.
+    `watch` says what it wants, and gets the results.  `meters` gives those of an episode and a
+    cell.
     """
 
     def __init__(
@@ -91,17 +86,25 @@ class LiveRun:
         request: LiveRequest,
         loaded: LoadedModel,
         plan: RecordingPlan,
-        watch: LiveObserver,
+        watch: Any,
         meters: MetersOf | None = None,
     ) -> None:
         self.request, self.loaded, self.plan, self.watch = request, loaded, plan, watch
-        self._meters = meters or (lambda episode, cell: ())
         self.setup = make_setup(request, loaded, plan)
+        self._meters = meters or (lambda episode, cell: ())
+
+    def begin(self) -> range:
+        """Tell the watch the facts; the numbers of the problems."""
+        self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
+        return numbers(self.request, self.plan)
+
+
+class LiveRun(Run):
+    """Searches every problem under every cell, `LiveRequest.batch` at a time."""
 
     def run(self) -> None:
         """All that the watch still wants."""
-        self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
-        for together in batched(numbers(self.request, self.plan), self.request.batch):
+        for together in batched(self.begin(), self.request.batch):
             self._problems(together)
 
     def _problems(self, together: Sequence[int]) -> None:
@@ -164,21 +167,19 @@ class LiveRun:
     def _result(
         self, task: _Task, search: PolicySearch, ended: Ended, lengths: dict[int, int]
     ) -> LiveResult:
-        wall_s = time.perf_counter() - task.begun_s
-        name, text = task.cell.policy.name, task.cell.budget.text
+        wall_s, cell = time.perf_counter() - task.begun_s, task.cell
+        correct, tokens, known = None, 0, dict[str, Any]()
         if isinstance(ended, BudgetInfeasible):
-            return LiveResult(
-                task.number, name, text, task.budget_tokens, None, 0, lengths[task.number], wall_s,
-                infeasible=str(ended),
-            )  # fmt: skip
-        outcome = search.outcome(ended)
-        if isinstance(task.cell.policy, Full):
-            task.budget_tokens = lengths[task.number] = ended.prompt_tokens + ended.tokens
-        return LiveResult(
-            task.number, name, text, task.budget_tokens, ended.correct, ended.tokens,
-            lengths[task.number], wall_s, outcome.measured, outcome.allocated_bytes,
-            outcome.device_peak_bytes, "", *(ended.steps or (None, None)),
-        )  # fmt: skip
+            known["infeasible"] = str(ended)
+        else:
+            outcome, correct, tokens = search.outcome(ended), ended.correct, ended.tokens
+            if isinstance(cell.policy, Full):
+                task.budget_tokens = lengths[task.number] = ended.prompt_tokens + tokens
+            known["measured"], known["allocated_bytes"] = outcome.measured, outcome.allocated_bytes
+            known["device_peak_bytes"] = outcome.device_peak_bytes
+            known["steps_right"], known["steps"] = ended.steps or (None, None)
+        of_cell = (task.number, cell.policy.name, cell.budget.text, task.budget_tokens)
+        return LiveResult(*of_cell, correct, tokens, lengths[task.number], wall_s, **known)
 
 
 @dataclass

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.events import Event
 from arborsim.core.observations import Signal
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.play.backends import (
     LiveObserver,
     LiveRequest,
@@ -30,8 +31,8 @@ from arborsim.trace.schema import Capture, TraceInfo
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
-from arborsim_torch.live.policy_search import SearchSetup, capture_of_signals, make_controller
-from arborsim_torch.live.run import MetersOf, facts, make_setup, numbers
+from arborsim_torch.live.run import MetersOf, Run
+from arborsim_torch.live.setup import capture_of_signals, make_controller
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.recording_plan import RecordingPlan
@@ -64,20 +65,10 @@ class ShadowController:
         return NEVER  # its state can be brought up to date at any time
 
 
-class ShadowRun:
-    """A shadow request on a loaded model.
+class ShadowRun(Run):
+    """Searches every problem once, with all policies in shadow mode.
 
-    Parameters
-    ----------
-    request : LiveRequest
-        With a `machine`.
-    loaded : LoadedModel
-    plan : RecordingPlan
-    info : TraceInfo
-        Of the trace that is recorded, or would be.
-    watch : LiveObserver
-    meters : callable, optional
-        Of an episode and a cell: meters for its controller.
+    The request has a `machine`; `info` is of the trace that is recorded, or would be.
     """
 
     def __init__(
@@ -91,22 +82,20 @@ class ShadowRun:
     ) -> None:
         if request.machine is None:
             raise UsageError("a shadow run needs a machine to simulate: give --gpu")
-        self.request, self.loaded, self.plan, self.watch = request, loaded, plan, watch
-        self.info = info
-        self.setup = make_setup(request, loaded, plan)
-        self._meters = meters or (lambda episode, cell: ())
+        super().__init__(request, loaded, plan, watch, meters)
+        self.info, self.machine = info, request.machine
         self._needs = frozenset[Signal]().union(*(c.policy.reads() for c in request.cells))
 
     def run(self) -> None:
         """Search every problem once."""
-        self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
+        problems = self.begin()
         if self.request.trace is None:
-            for number in numbers(self.request, self.plan):
+            for number in problems:
                 if any(self.watch.wants(number, cell) for cell in self.request.cells):
                     self._search(self.plan.source.problem(number))
             return
         with TraceWriter(self.request.trace, self.info) as writer:
-            for number in numbers(self.request, self.plan):
+            for number in problems:
                 episode = self._search(self.plan.source.problem(number))
                 writer.write_episode(episode.columns)
 
@@ -114,13 +103,13 @@ class ShadowRun:
         full_tokens = 0
         if any(cell.budget.share is not None for cell in self.request.cells):
             # How long the search will be is known only afterwards: run it before.
-            first = self._record(problem, self.setup, [], "full retention")
+            first = self._record(problem, [], "full retention")
             full_tokens = first.prompt_tokens + first.tokens
         shadows = [
             self._shadow_controller(problem, cell, full_tokens) for cell in self.request.cells
         ]
         begun = time.perf_counter()
-        episode = self._record(problem, self.setup, shadows, "shadow")
+        episode = self._record(problem, shadows, "shadow")
         wall_s = time.perf_counter() - begun
         for cell, shadow in zip(self.request.cells, shadows, strict=True):
             result = LiveResult(
@@ -134,33 +123,28 @@ class ShadowRun:
                 wall_s=wall_s,
                 measured=shadow.controller.executor.measurements(),
                 infeasible=shadow.infeasible,
-                steps_right=None if shadow.infeasible or not episode.steps else episode.steps[0],
-                steps=None if shadow.infeasible or not episode.steps else episode.steps[1],
             )
+            if episode.steps and not shadow.infeasible:
+                right, steps = episode.steps
+                result = replace(result, steps_right=right, steps=steps)
             self.watch.finished(result)
         return episode
 
     def _shadow_controller(
         self, problem: Problem, cell: Cell, full_tokens: int
     ) -> ShadowController:
-        assert self.request.machine is not None
-        return ShadowController(
-            make_controller(
-                cell.policy,
-                self.request.machine.executor(cell.policy, self.info),
-                cell.budget.in_tokens(full_tokens),
-                self.loaded.model,
-                self.info.cache_shape,
-                self._meters(problem.index, cell),
-            )
-        )
+        executor = SimulatedExecutor.of(self.machine, cell.policy, self.info)
+        budget, meters = cell.budget.in_tokens(full_tokens), self._meters(problem.index, cell)
+        shape = (self.loaded.model, self.info.cache_shape)
+        return ShadowController(make_controller(cell.policy, executor, budget, *shape, meters))
 
     def _record(
-        self, problem: Problem, setup: SearchSetup, shadows: Sequence[ShadowController], what: str
+        self, problem: Problem, shadows: Sequence[ShadowController], what: str
     ) -> EpisodeResult:
         def on_tokens(count: int) -> None:
             self.watch.running(problem.index, what, count)
 
+        setup = self.setup
         if not shadows:
             return setup.recorder(problem, None, None, None, on_tokens).run(problem)
         keep = self.request.trace is not None

@@ -45,8 +45,9 @@ from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch
-from arborsim_torch.live.run import facts, make_setup, numbers
+from arborsim_torch.live.policy_search import LiveOutcome, PolicySearch
+from arborsim_torch.live.run import Run
+from arborsim_torch.live.setup import CacheOptions
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.recording_plan import RecordingPlan
@@ -55,7 +56,7 @@ _SERIES_POINTS = 48
 
 
 def validation_recording(request: LiveRequest, loaded: LoadedModel) -> RecordRequest:
-    """What the shadow runs of a validation record.
+    """The recording that a validation's shadow runs make.
 
     Reference models are small enough to record all vectors, which the output error is made of; of
     other models only what the policies read.
@@ -70,19 +71,12 @@ def validation_recording(request: LiveRequest, loaded: LoadedModel) -> RecordReq
     )
 
 
-class ValidationRun:
-    """A validation on a loaded model.
+class ValidationRun(Run):
+    """Compares simulated with measured searches of every problem.
 
-    Parameters
-    ----------
-    request : LiveRequest
-        With a `machine`, whose profile is that of the device for the seconds to mean anything.
-    loaded : LoadedModel
-    plan : RecordingPlan
-    info : TraceInfo
-        Of the recordings that are replayed: plans per layer or head are about its captured layers,
-        so that they must be all of the model's.
-    watch : ValidationObserver
+    The request has a `machine`, whose profile is that of the device for the seconds to mean
+    anything.  `info` is of the recordings that are replayed: plans per layer or head are about its
+    captured layers, so that they must be all of the model's.
     """
 
     def __init__(
@@ -95,17 +89,15 @@ class ValidationRun:
     ) -> None:
         if request.machine is None:
             raise UsageError("a validation needs a machine to simulate: give --gpu")
-        self.request, self.loaded, self.plan = request, loaded, plan
-        self.info, self.watch, self.machine = info, watch, request.machine
+        super().__init__(request, loaded, plan, watch)
+        self.info, self.machine = info, request.machine
         self.alone = loaded.model.device.type == "cpu" and torch.get_num_threads() == 1
-        self.setup = make_setup(request, loaded, plan)
         if self.alone:  # other processes change the clock, and not the thread's CPU time
             self.setup = replace(self.setup, clock=time.thread_time)
 
     def run(self) -> None:
         """All problems that the watch still wants."""
-        self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
-        for number in numbers(self.request, self.plan):
+        for number in self.begin():
             if self.watch.wants(number):
                 self.watch.checked(self._problem(number))
 
@@ -195,13 +187,12 @@ class ValidationRun:
         profile = self.machine.profile
         if self.loaded.model.device.type == "cuda":
             captured = self.request.recall in CAPTURED_RECALLS
-            captured |= not any(tier.in_ddr for tier in policy.method.tiers)
+            captured |= not any(tier.offloaded for tier in policy.method.tiers)
             profile = served_live(profile, graphs=self.setup.graphs and captured)
-        machine = replace(
-            self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1,
-            profile=profile,
-        )  # fmt: skip
-        return machine.executor(policy, self.info)
+        recall, overlap = self.request.recall, self.request.overlap
+        machine = replace(self.machine, recall=recall, overlap=overlap, page_tokens=1)
+        machine = replace(machine, profile=profile)
+        return SimulatedExecutor.of(machine, policy, self.info)
 
 
 def held(mover: Mover) -> Held:

@@ -13,7 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .tasks import Problem, Task, ValueReadout, Verdict, get_task, noisy_value
+from .chain import ChainTask
+from .game24 import Game24Task
+from .tail import TailTask
+from .tasks import Problem, Task, ValueReadout, Verdict, Vocabulary, noisy_value
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +36,18 @@ __all__ = [
 #: The task that each shipped model learnt.
 MODELS = {"chain": "chain", "game24": "game24", "tail": "tail", "tail-deep": "tail"}
 _FILES = ("config.json", "model.safetensors", "vocab.json")
+_TASKS: dict[str, type[Task]] = {"chain": ChainTask, "game24": Game24Task, "tail": TailTask}
+
+
+def get_task(name: str, **options: Any) -> Task:
+    """Return the task called `name` ("chain", "game24" or "tail").
+
+    Options are those of the task's class, e.g. ``lines_per_thought`` for
+    `chain`.  Raises ValueError on an unknown name.
+    """
+    if name not in _TASKS:
+        raise ValueError(f"unknown task {name!r}; known: {', '.join(sorted(_TASKS))}")
+    return _TASKS[name](**options)
 
 
 def weights_path(name: str) -> Path:
@@ -49,29 +64,12 @@ def load(
     attn_implementation: str = "sdpa",
     **options: Any,
 ) -> tuple[LlamaForCausalLM, Task]:
-    """Load a reference model in evaluation mode, and its task.
+    """Load a reference model (float32 if no type is named) in evaluation mode, and its task.
 
-    Parameters
-    ----------
-    name
-        "chain", "game24", "tail", or "tail-deep" with its 24 layers.
-    device
-        Where to put the model.
-    dtype
-        Type of the weights; float32 if None.
-    folder
-        Other weights of the same task, e.g. of a training run's export.
-    attn_implementation
-        "sdpa", or "eager" for attention weights as an output.
-    options
-        Of the task; see `get_task`.
-
-    Raises
-    ------
-    ValueError
-        On an unknown name, or weights whose vocabulary is not the task's.
-    FileNotFoundError
-        If files of the model are missing.
+    "tail-deep" is "tail" with 24 layers.  `folder` has other weights of the same task, e.g. of a
+    training run; "eager" as `attn_implementation` gives attention weights.  Options are the task's,
+    see `get_task`.  Raises ValueError on an unknown name, or weights whose vocabulary is not the
+    task's, and FileNotFoundError if files of the model are missing.
     """
     if name not in MODELS:
         raise ValueError(f"unknown reference model {name!r}; known: {', '.join(MODELS)}")
@@ -81,13 +79,11 @@ def load(
     if missing:
         raise FileNotFoundError(
             f"reference model {name!r}: {', '.join(missing)} missing in {path}; train it with "
-            f"python -m arborsim_torch.reference.train {name} and export it"
+            f"python -m arborsim_torch.reference.train {name}"
         )
     # Here, not above: both take seconds, and tasks are used without them.
     import torch
     from transformers import LlamaForCausalLM
-
-    from .tasks import Vocabulary
 
     if Vocabulary.load(path / "vocab.json").vocab != task.vocab.vocab:
         raise ValueError(f"the vocabulary in {path} is not that of task {name!r}")

@@ -20,23 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from .programs import MODULUS, NAMES, Program, random_program
-from .tasks import (
-    BOS,
-    EOS,
-    PAD,
-    SPLIT_SEEDS,
-    Problem,
-    Readers,
-    ValueReadout,
-    Verdict,
-    Vocabulary,
-    WordTask,
-)
+from .tasks import BOS, EOS, PAD, SPLIT_SEEDS, Problem, Readers, Task, Verdict, Vocabulary
 
 LINE_TOKENS = 9
 PROMPT_LINE_TOKENS = 5
@@ -49,19 +37,13 @@ def _make_vocabulary() -> Vocabulary:
     return Vocabulary([PAD, BOS, EOS, "?", "+", "-", *map(str, range(MODULUS)), *names])
 
 
-class ChainTask(WordTask):
-    """Evaluate what is needed of a random program, and answer.
+class ChainTask(Task):
+    """Evaluate what is needed of a random program of `lines` lines, and answer.
 
-    Parameters
-    ----------
-    lines
-        Program lines of a problem unless `problem` is told otherwise.
-    lines_per_thought
-        Reasoning lines that make up one thought of a search.
+    `lines_per_thought` reasoning lines make up one thought of a search.
     """
 
     name = "chain"
-    value_readout: ValueReadout | None = None
 
     def __init__(self, lines: int = 96, lines_per_thought: int = 4) -> None:
         if lines_per_thought < 1:
@@ -156,7 +138,7 @@ class ChainTask(WordTask):
 
         A path is dead from the first token that no correct reasoning has there:
         a label out of order, of a line whose operand is missing, or past a
-        needed line; any wrong token within a line; a premature or wrong answer.
+        needed line, any wrong token within a line, a premature or wrong answer.
         """
         finish = self._finish(generated)
         verdict = self._judge(problem.data, generated[:finish])
@@ -211,7 +193,7 @@ class ChainTask(WordTask):
     def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
         """Return who reads each token (`Task.readers`); steps are program lines, then the answer.
 
-        A prompt line is read when it is evaluated, and may be as long as no later one was; the
+        A prompt line is read when it is evaluated, and may be as long as no later one was.  The
         question is read to the end.  Of a reasoning line, all is read until it is complete, the
         label by the choice of the next line, and name and result by every line that has it as an
         operand.
@@ -260,14 +242,6 @@ class ChainTask(WordTask):
                 found[operand].append(k)
         found[program.query].append(program.lines)
         return found
-
-    def is_value_next(self, problem: Problem, generated: Sequence[int]) -> bool:
-        """Return False: this task's model states no value; use `noisy_value`."""
-        return False
-
-    def value_from_model(self, next_token_logits: Any) -> Any:
-        """Raise ValueError: this task's model states no value."""
-        raise ValueError("chain models state no value; score states with noisy_value")
 
     def _operand(self, program: Program, kind: str, operand: int) -> int:
         if operand < 0:

@@ -41,70 +41,38 @@ class TrainingBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a curriculum.
+    """One stage of a curriculum."""
 
-    Attributes
-    ----------
-    name
-        Label in the training curve.
-    steps
-        Most optimiser steps of the stage.
-    tokens
-        Tokens per step, prompts and padding included.
-    muon_lr, adam_lr
-        Rates at the start and the end of the stage; linear in between.
-    recall
-        Share of auxiliary look-up examples.
-    until_recall
-        The stage ends early when the running accuracy on them exceeds this.
-    lines
-        `chain`: fewest and most program lines, log-uniform in between.
-    keep
-        `chain`: probabilities, one drawn per trace, that a line which is not
-        needed is evaluated all the same.
-    filler
-        `tail`: probability that a line is followed by its filler.
-    """
-
-    name: str
-    steps: int
-    tokens: int
+    name: str  #: label in the training curve
+    steps: int  #: most optimiser steps of the stage
+    tokens: int  #: tokens per step, prompts and padding included
+    #: rates at the start and the end of the stage; linear in between
     muon_lr: tuple[float, float]
     adam_lr: tuple[float, float]
-    recall: float = 0.0
+    recall: float = 0.0  #: share of auxiliary look-up examples
+    #: the stage ends early when the running accuracy on them exceeds this
     until_recall: float | None = None
+    #: `chain`: fewest and most program lines, log-uniform in between
     lines: tuple[int, int] = (0, 0)
+    #: `chain`: probabilities, one drawn per trace, that a line which is not needed is evaluated all
+    #: the same
     keep: tuple[float, ...] = (0.0, 0.3, 0.6, 1.0)
-    filler: float = 1.0
+    filler: float = 1.0  #: `tail`: probability that a line is followed by its filler
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one of the shipped models is made.
+    """How one of the shipped models is made."""
 
-    Attributes
-    ----------
-    name
-        Of the model.
-    task
-        What it learns.
-    stages
-        The curriculum.
-    look_back
-        Heads that are planted to look back; see `arborsim_torch.reference.model`.  A chain line's
-        operator can only be found by the label two tokens before it.
-    start
-        Shipped weights to begin from (`arborsim_torch.reference.model.grow`); None for new ones.
-    config
-        Overrides of the model's configuration.
-    """
-
-    name: str
-    task: str
-    stages: tuple[Stage, ...]
+    name: str  #: of the model
+    task: str  #: what it learns
+    stages: tuple[Stage, ...]  #: the curriculum
+    #: heads that are planted to look back; see `arborsim_torch.reference.model`.  A chain line's
+    #: operator can only be found by the label two tokens before it.
     look_back: int = 2
+    #: shipped weights to begin from (`arborsim_torch.reference.model.grow`), None for new ones
     start: str | None = None
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)  #: overrides of the model's configuration
 
 
 _MOSTLY_ALL = (0.3, 0.6, 1.0, 1.0)

@@ -26,15 +26,7 @@ COMPACT_BELOW = 0.8  #: drop finished rows when fewer than this share are alive
 
 
 class Decoder:
-    """A batch of sequences of equal length and its cache.
-
-    Parameters
-    ----------
-    model
-        The weights, in evaluation mode.
-    capacity
-        Most tokens of a sequence.
-    """
+    """A batch of sequences of equal length, of at most `capacity` tokens, and its cache."""
 
     def __init__(self, model: LlamaForCausalLM, batch: int, capacity: int) -> None:
         config: Any = model.config  # Any: transformers types its sizes as optional
@@ -100,21 +92,11 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated after a prompt (and a prefix).
+    """A continuation of a prompt (and a prefix)."""
 
-    Attributes
-    ----------
-    tokens
-        All generated ids, the given prefix included.
-    logprob
-        Sum of the log-probabilities of the newly generated tokens.
-    value
-        The model's own value, p(yes), where it last stated one; else None.
-    """
-
-    tokens: tuple[int, ...]
-    logprob: float
-    value: float | None
+    tokens: tuple[int, ...]  #: all generated ids, the given prefix included
+    logprob: float  #: sum of the log-probabilities of the newly generated tokens
+    value: float | None  #: the model's own value, p(yes), where it last stated one; else None
 
 
 def generate(
@@ -130,26 +112,13 @@ def generate(
     stop: Callable[[Problem, Sequence[int]], bool] | None = None,
     batch: int = 64,
 ) -> list[Generation]:
-    """Generate one continuation per problem.
+    """Generate one continuation per problem, at most `batch` at a time.
 
-    Parameters
-    ----------
-    prefixes
-        Tokens already generated, per problem.
-    forget
-        Per problem, how many of its prefix's last tokens leave the cache once they were
-        computed: what follows cannot read them.
-    temperature
-        0 takes the most probable token.
-    seeds
-        Per problem, the seed of its draws: needed if temperature > 0.  Results
-        do not depend on how problems are batched, up to rounding.
-    max_tokens
-        Cap on generated tokens, prefix included; the task's by default.
-    stop
-        When to stop, e.g. ``task.is_thought_end``; ``task.is_finished`` by default.
-    batch
-        Most sequences at a time.
+    It follows the tokens of `prefixes`, of which the last `forget` leave the cache once they are
+    computed: what follows cannot read them.  Temperature 0 takes the most probable token, else each
+    problem has the seed of its draws.  Results do not depend on how problems are batched, up to
+    rounding.  Generation ends after `max_tokens`, prefix included (the task's by default), or when
+    `stop` says so, e.g. ``task.is_thought_end``, by default ``task.is_finished``.
     """
     starts = [tuple(p) for p in prefixes] if prefixes is not None else [()] * len(problems)
     if temperature > 0 and seeds is None:

@@ -18,7 +18,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,49 +37,93 @@ from .tasks import Problem, Task, Verdict
 BEST_OF = 16
 BEAM, CHILDREN = 5, 8
 SAMPLED_PROBLEMS = 40  #: `chain`: problems on which sampling is measured
+_VERSIONS = {
+    "python": platform.python_version(),
+    "torch": torch.__version__,
+    "transformers": transformers.__version__,
+}
 
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """One line of the accuracy table.
-
-    Attributes
-    ----------
-    method, setting
-        What was run on which problems.
-    n, correct
-        Number of problems, and of those solved.
-    low, high
-        95% interval of the accuracy.
-    tokens
-        Mean number of generated tokens of a reasoning (`chain`).
-    seconds
-        Wall time.
-    """
+    """One line of the accuracy table: a method on some problems."""
 
     method: str
     setting: str
     n: int
-    correct: float
+    correct: int
+    #: 95% interval of the accuracy
     low: float
     high: float
-    tokens: float
-    seconds: float
+    tokens: float  #: mean number of generated tokens of a reasoning
+    seconds: float  #: wall time
+    accuracy: float
 
-    @property
-    def accuracy(self) -> float:
-        """Share of problems solved."""
-        return self.correct / self.n
+    def __str__(self) -> str:
+        interval = f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        return (
+            f"{self.method:44s} {self.setting:18s} n={self.n:4d}  {100 * self.accuracy:5.1f}% "
+            f"{interval}  {self.tokens:6.1f} tokens  {self.seconds:6.1f} s"
+        )
 
 
-def make_row(
-    method: str, setting: str, solved: Sequence[bool], tokens: float, began: float
-) -> AccuracyRow:
-    """Return the table's line for one outcome per problem."""
-    correct = sum(map(bool, solved))
-    seconds = time.perf_counter() - began
-    interval = clopper_pearson(correct, len(solved))
-    return AccuracyRow(method, setting, len(solved), correct, *interval, tokens, seconds)
+@dataclass
+class Evaluation:
+    """Measures one model, and prints each row as it comes."""
+
+    model: Any
+    task: Task
+    seed: int
+    batch: int
+    rows: list[AccuracyRow] = field(default_factory=list)
+    _began: float = field(default_factory=time.perf_counter)
+
+    def add(self, method: str, setting: str, solved: Sequence[bool], tokens: float) -> None:
+        """Add the row of one outcome per problem; its seconds are those since the row before."""
+        correct, n = sum(map(bool, solved)), len(solved)
+        seconds, self._began = time.perf_counter() - self._began, time.perf_counter()
+        interval = clopper_pearson(correct, n)
+        row = AccuracyRow(method, setting, n, correct, *interval, tokens, seconds, correct / n)
+        self.rows.append(row)
+        print(row, flush=True)
+
+    def greedy(self, setting: str, problems: Sequence[Problem], max_tokens: int) -> None:
+        made = generate(self.model, self.task, problems, max_tokens=max_tokens, batch=self.batch)
+        right = [v.correct for v in judge_all(self.task, problems, made)]
+        self.add("greedy", setting, right, _mean_tokens(made))
+
+    def sampled(self, setting: str, problems: Sequence[Problem], max_tokens: int) -> None:
+        """Sample 16 reasonings per problem at temperature 1."""
+        many = [p for p in problems for _ in range(BEST_OF)]
+        seeds = [(self.seed, p.index, k) for p in problems for k in range(BEST_OF)]
+        options: dict[str, Any] = {"max_tokens": max_tokens, "batch": self.batch}
+        made = generate(self.model, self.task, many, temperature=1.0, seeds=seeds, **options)
+        right = [v.correct for v in judge_all(self.task, many, made)]
+        groups = [right[i : i + BEST_OF] for i in range(0, len(right), BEST_OF)]
+        self.add("one sample, T=1", setting, [group[0] for group in groups], _mean_tokens(made))
+        best = f"best of {BEST_OF} by verifier"
+        self.add(best, setting, [any(group) for group in groups], _mean_tokens(made))
+
+    def searched(self, setting: str, problems: Sequence[Problem]) -> None:
+        """Search trees of thoughts under two scores."""
+        scores: dict[str, Callable[[Generation, float], float]] = {
+            "log-probability": lambda thought, before: before + thought.logprob,
+            "own Y/N value": lambda thought, before: thought.value or 0.0,
+        }
+        judge, tokens = self.task.judge, float(self.task.max_tokens - 1)
+        for name, score in scores.items():
+            beams = tree_of_thoughts(self.model, self.task, problems, self.seed, score, self.batch)
+            found = [
+                [judge(problem, tokens).correct for tokens, _ in beam]
+                for problem, beam in zip(problems, beams, strict=True)
+            ]
+            by = f"ToT b={BEAM} k={CHILDREN} by {name}"
+            self.add(f"{by}, best leaf", setting, [any(each[:1]) for each in found], tokens)
+            self.add(f"{by}, any of {BEAM} leaves", setting, [any(each) for each in found], tokens)
+
+
+def _mean_tokens(made: Sequence[Generation]) -> float:
+    return float(np.mean([len(g.tokens) for g in made]))
 
 
 def judge_all(
@@ -87,90 +131,6 @@ def judge_all(
 ) -> list[Verdict]:
     """Return the verdict on each problem's generation."""
     return [task.judge(p, g.tokens) for p, g in zip(problems, generations, strict=True)]
-
-
-def sampled(
-    model: Any, task: Task, problems: Sequence[Problem], seed: int, **options: Any
-) -> tuple[list[list[bool]], float]:
-    """Sample 16 reasonings per problem at temperature 1.
-
-    Returns correctness per problem and sample, and the mean number of tokens.
-    """
-    many = [p for p in problems for _ in range(BEST_OF)]
-    seeds = [(seed, p.index, k) for p in problems for k in range(BEST_OF)]
-    made = generate(model, task, many, temperature=1.0, seeds=seeds, **options)
-    right = [v.correct for v in judge_all(task, many, made)]
-    groups = [right[i : i + BEST_OF] for i in range(0, len(right), BEST_OF)]
-    return groups, float(np.mean([len(g.tokens) for g in made]))
-
-
-def evaluate_chain(
-    model: Any, task: ChainTask, lines: Sequence[int], n: int, seed: int, batch: int
-) -> list[AccuracyRow]:
-    """Greedy accuracy per program length; then, of `chain`, sampling on the first of them."""
-    rows = []
-    for count in lines:
-        began = time.perf_counter()
-        cap = get_task(task.name, lines=count).max_tokens
-        problems = [task.problem("test", i, lines=count) for i in range(n)]
-        made = generate(model, task, problems, max_tokens=cap, batch=batch)
-        length = float(np.mean([len(g.tokens) for g in made]))
-        right = [v.correct for v in judge_all(task, problems, made)]
-        rows.append(make_row("greedy", f"{count} lines", right, length, began))
-        print_row(rows[-1])
-    if isinstance(task, TailTask):
-        return rows
-    count = lines[0]
-    began = time.perf_counter()
-    problems = [task.problem("test", i, lines=count) for i in range(min(n, SAMPLED_PROBLEMS))]
-    groups, length = sampled(model, task, problems, seed, max_tokens=9 * count + 4, batch=batch)
-    return rows + sampling_rows(f"{count} lines", groups, length, began)
-
-
-def sampling_rows(
-    setting: str, groups: list[list[bool]], tokens: float, began: float
-) -> list[AccuracyRow]:
-    """Return the lines "first sample" and "best of 16 by verifier"."""
-    rows = [
-        make_row("one sample, T=1", setting, [g[0] for g in groups], tokens, began),
-        make_row(
-            f"best of {BEST_OF} by verifier", setting, [any(g) for g in groups], tokens, began
-        ),
-    ]
-    for row in rows:
-        print_row(row)
-    return rows
-
-
-def evaluate_game24(model: Any, task: Task, n: int, seed: int, batch: int) -> list[AccuracyRow]:
-    """Greedy, sampling, and trees of thoughts under two scores."""
-    problems = [task.problem("test", i) for i in range(n)]
-    setting = "held-out puzzles"
-    began = time.perf_counter()
-    greedy = generate(model, task, problems, batch=batch)
-    tokens = float(np.mean([len(g.tokens) for g in greedy]))
-    right = [v.correct for v in judge_all(task, problems, greedy)]
-    rows = [make_row("greedy", setting, right, tokens, began)]
-    print_row(rows[-1])
-    began = time.perf_counter()
-    groups, tokens = sampled(model, task, problems, seed, batch=batch)
-    rows += sampling_rows(setting, groups, tokens, began)
-    scores: dict[str, Callable[[Generation, float], float]] = {
-        "log-probability": lambda thought, before: before + thought.logprob,
-        "own Y/N value": lambda thought, before: thought.value or 0.0,
-    }
-    for name, score in scores.items():
-        began = time.perf_counter()
-        beams = tree_of_thoughts(model, task, problems, seed, score, batch)
-        for what, width in (("best leaf", 1), (f"any of {BEAM} leaves", BEAM)):
-            right = [
-                any(task.judge(p, tokens).correct for tokens, _ in beam[:width])
-                for p, beam in zip(problems, beams, strict=True)
-            ]
-            method = f"ToT b={BEAM} k={CHILDREN} by {name}, {what}"
-            rows.append(make_row(method, setting, right, float(task.max_tokens - 1), began))
-            print_row(rows[-1])
-    return rows
 
 
 def tree_of_thoughts(
@@ -183,14 +143,8 @@ def tree_of_thoughts(
 ) -> list[list[tuple[tuple[int, ...], float]]]:
     """Breadth-first search: sample 8 thoughts per state, keep the 5 best states.
 
-    Parameters
-    ----------
-    score
-        Of a new thought and its parent's score.
-
-    Returns
-    -------
-    Per problem the final states, (tokens, score), best first.
+    `score` is of a new thought and its parent's score.  Returns per problem the final states,
+    (tokens, score), best first.
     """
     beams: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] for _ in problems]
     for level in range(3):
@@ -216,16 +170,6 @@ def tree_of_thoughts(
             found[row][thought.tokens] = score(thought, before)
         beams = [sorted(states.items(), key=lambda s: (-s[1], s[0]))[:BEAM] for states in found]
     return beams
-
-
-def print_row(row: AccuracyRow) -> None:
-    """Print a line of the table."""
-    print(
-        f"{row.method:44s} {row.setting:18s} n={row.n:4d}  {100 * row.accuracy:5.1f}% "
-        f"[{100 * row.low:.1f}, {100 * row.high:.1f}]  {row.tokens:6.1f} tokens"
-        f"  {row.seconds:6.1f} s",
-        flush=True,
-    )
 
 
 def markdown(rows: Sequence[AccuracyRow], record: dict[str, Any]) -> str:
@@ -262,30 +206,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dtype = getattr(torch, options.dtype)
     model, task = load(options.model, options.device, dtype, folder=options.weights)
     if isinstance(task, ChainTask):
-        n = options.n or 200
-        lengths = options.lines or ("8,16,20" if isinstance(task, TailTask) else "40,64,96,112")
-        lines = [int(count) for count in lengths.split(",")]
-        rows = evaluate_chain(model, task, lines, n, options.seed, options.batch or 50)
-        what = f"{options.model} --lines {lengths} --n {n}"
+        n, tail = options.n or 200, isinstance(task, TailTask)
+        lengths = options.lines or ("8,16,20" if tail else "40,64,96,112")
+        what, evaluation = f" --lines {lengths}", Evaluation(model, task, options.seed, 50)
+        evaluation.batch = options.batch or evaluation.batch
+        for lines in map(int, lengths.split(",")):
+            problems = [task.problem("test", i, lines=lines) for i in range(n)]
+            most = get_task(task.name, lines=lines).max_tokens
+            evaluation.greedy(f"{lines} lines", problems, most)
+        if not tail:
+            lines = int(lengths.split(",")[0])
+            some = range(min(n, SAMPLED_PROBLEMS))
+            problems = [task.problem("test", i, lines=lines) for i in some]
+            evaluation.sampled(f"{lines} lines", problems, 9 * lines + 4)
     else:
-        n = options.n or 269
-        rows = evaluate_game24(model, task, n, options.seed, options.batch or 512)
-        what = f"game24 --n {n}"
+        n, what = options.n or 269, ""
+        evaluation = Evaluation(model, task, options.seed, options.batch or 512)
+        setting, problems = "held-out puzzles", [task.problem("test", i) for i in range(n)]
+        evaluation.greedy(setting, problems, task.max_tokens)
+        evaluation.sampled(setting, problems, task.max_tokens)
+        evaluation.searched(setting, problems)
+    command = f"python -m arborsim_torch.reference.evaluate {options.model}{what} --n {n}"
     record = {
-        "command": f"python -m arborsim_torch.reference.evaluate {what} --seed {options.seed}",
+        "command": f"{command} --seed {options.seed}",
         "date": datetime.date.today().isoformat(),
         "seed": options.seed,
         "dtype": options.dtype,
         "device": options.device,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": _VERSIONS,
     }
-    folder = options.weights or weights_path(options.model)
-    table = [{**asdict(row), "accuracy": row.accuracy} for row in rows]
-    (folder / "accuracy.json").write_text(json.dumps({**record, "rows": table}, indent=1) + "\n")
+    folder, rows = options.weights or weights_path(options.model), evaluation.rows
+    table = {**record, "rows": [asdict(row) for row in rows]}
+    (folder / "accuracy.json").write_text(json.dumps(table, indent=1) + "\n")
     (folder / "accuracy.md").write_text(markdown(rows, record))
 
 

@@ -18,11 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
-from typing import Any
 
 import numpy as np
 
-from .tasks import BOS, EOS, PAD, Problem, Readers, ValueReadout, Verdict, Vocabulary, WordTask
+from .tasks import BOS, EOS, PAD, Problem, Readers, Task, ValueReadout, Verdict, Vocabulary
 
 TARGET = 24
 LARGEST = 199  #: largest number that has a token
@@ -107,13 +106,10 @@ def splits() -> dict[str, tuple[tuple[int, ...], ...]]:
     puzzles = [hand for hand in hands if solvable(hand)]
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(puzzles))
     shuffled = [puzzles[i] for i in order]
-    return {
-        "test": tuple(shuffled[:TEST_PROBLEMS]),
-        "train": tuple(shuffled[TEST_PROBLEMS:]),
-    }
+    return {"test": tuple(shuffled[:TEST_PROBLEMS]), "train": tuple(shuffled[TEST_PROBLEMS:])}
 
 
-class Game24Task(WordTask):
+class Game24Task(Task):
     """Combine four numbers into 24."""
 
     name = "game24"
@@ -123,7 +119,7 @@ class Game24Task(WordTask):
     def __init__(self) -> None:
         numbers = map(str, range(LARGEST + 1))
         super().__init__(Vocabulary([PAD, BOS, EOS, *"+-*/=()YN", *numbers]))
-        self.value_readout: ValueReadout | None = ValueReadout(self.vocab["Y"], self.vocab["N"])
+        self.value_readout = ValueReadout(self.vocab["Y"], self.vocab["N"])
 
     def problem(self, split: str, index: int) -> Problem:
         """Return puzzle `index` of `split`; raises IndexError beyond the last."""
@@ -173,7 +169,7 @@ class Game24Task(WordTask):
         """Verify token by token; what follows the third line is ignored.
 
         The remainder may be listed in any order.  A wrong Y or N is a wrong
-        opinion, not a wrong step, and does no harm; a move that makes 24
+        opinion, not a wrong step, and does no harm.  A move that makes 24
         unreachable is death, as soon as its second operand is written.
         """
         tokens = list(generated[: LINE_ENDS[-1]])
@@ -221,11 +217,6 @@ class Game24Task(WordTask):
     def is_value_next(self, problem: Problem, generated: Sequence[int]) -> bool:
         """Tell whether the next token is a line's Y or N."""
         return len(generated) + 1 in LINE_ENDS
-
-    def value_from_model(self, next_token_logits: Any) -> Any:
-        """Return p(Y) from logits just before the value token, (..., vocab) to (...)."""
-        assert self.value_readout is not None
-        return self.value_readout.probability(next_token_logits)
 
 
 def _follow(numbers: tuple[int, ...], part: Sequence[str]) -> tuple[int, ...] | None:

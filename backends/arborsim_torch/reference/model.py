@@ -95,17 +95,10 @@ def grow(model: LlamaForCausalLM, config: LlamaConfig, seed: int) -> LlamaForCau
 
 @torch.no_grad()
 def initialise(model: LlamaForCausalLM, generator: torch.Generator, look_back: int = 2) -> None:
-    """Set all weights of a Llama as described at the top of this module.
+    """Set all weights of a Llama as described at the top of this module, in place.
 
-    Parameters
-    ----------
-    model
-        Changed in place.
-    generator
-        Source of the random weights.
-    look_back
-        Number of look-back heads: 0, 1 (the previous token) or, 2, also the one
-        before.  At most one per group of query heads.
+    There are `look_back` heads: 0, 1 (the previous token) or, 2, also the one before.  At most one
+    per group of query heads.
     """
 
     def normal(*shape: int) -> torch.Tensor:

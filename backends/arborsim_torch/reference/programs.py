@@ -21,24 +21,13 @@ RECENT_LINES = 8
 
 @dataclass(frozen=True)
 class Program:
-    """A straight-line program modulo 10 and the result that is asked for.
+    """A straight-line program modulo 10 and the result that is asked for."""
 
-    Attributes
-    ----------
-    offset
-        Number of the first line's name; line k is called (offset + k) mod 128.
-    ops
-        Per line "+" or "-".
-    operands
-        Per line two operands: k >= 0 is the result of line k, -1 - d the digit d.
-    query
-        The line whose result is asked for.
-    """
-
-    offset: int
-    ops: tuple[str, ...]
+    offset: int  #: number of the first line's name; line k is called (offset + k) mod 128
+    ops: tuple[str, ...]  #: per line "+" or "-"
+    #: per line two operands: k >= 0 is the result of line k, -1 - d the digit d
     operands: tuple[tuple[int, int], ...]
-    query: int
+    query: int  #: the line whose result is asked for
 
     @property
     def lines(self) -> int:

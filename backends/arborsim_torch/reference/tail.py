@@ -57,14 +57,9 @@ _CHAINS, _DETAILS, _CHAIN_OF_LABEL = _draw_fillers()
 
 
 class TailTask(ChainTask):
-    """Evaluate a program line by line, with filler in between, and answer.
+    """Evaluate a program of at most 48 lines line by line, with filler in between, and answer.
 
-    Parameters
-    ----------
-    lines
-        Program lines of a problem unless `problem` is told otherwise; at most 48.
-    lines_per_thought
-        Program lines, each with its filler, that make up one thought of a search.
+    `lines_per_thought` lines, each with its filler, make up one thought of a search.
     """
 
     name = "tail"
@@ -232,9 +227,10 @@ class TailTask(ChainTask):
     def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
         """Return who reads each token (`Task.readers`); a line and each block after it are steps.
 
-        A prompt line is read until its line is evaluated; a result (`v_n z`) by the lines that have
-        it as an operand and by their filler, which may repeat them, or by the answer; the question
-        to the end; a line until the next one is complete; blocks until the next line begins.
+        A prompt line is read until its line is evaluated, and the question to the end.  A result
+        (`v_n z`) is read by the lines that have it as an operand and by their filler, which may
+        repeat them, or by the answer.  A line is read until the next one is complete, a block until
+        the next line begins.
         """
         program = problem.data
         before, end = len(problem.prompt), _STEPS * program.lines

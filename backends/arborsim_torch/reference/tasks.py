@@ -1,4 +1,4 @@
-"""What the reference tasks have in common: problems, verdicts, vocabularies.
+"""The interface of the reference tasks: problems, verdicts, vocabularies.
 
 A task is a family of problems whose reasoning is written line by line in a
 small word-level language and can be checked exactly, token by token.  A search
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,50 +24,27 @@ SPLIT_SEEDS = {"train": 0x7261696E, "test": 0x74657374}
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: its prompt and the description its verifier needs.
+    """One problem: its prompt and the description its verifier needs."""
 
-    Attributes
-    ----------
-    task, split, index
-        The call that produced it; together with the task's options they
-        determine everything else.
-    prompt
-        Token ids to feed before generation.
-    data
-        Frozen, task-specific description.
-    """
-
+    #: the call that produced it; together with the task's options they determine everything else
     task: str
     split: str
     index: int
-    prompt: tuple[int, ...]
-    data: Any
+    prompt: tuple[int, ...]  #: token ids to feed before generation
+    data: Any  #: frozen, task-specific description
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an exact verifier says of a (partial) reasoning.
+    """An exact verifier's opinion of a (partial) reasoning."""
 
-    Attributes
-    ----------
-    correct
-        Finished with the right answer, every step valid.
-    finished
-        An answer line or the end marker was produced.
-    dead
-        Provably can no longer succeed.
-    progress
-        In [0, 1]: share of the needed steps that are done; for a dead path,
-        those done before it died.
-    remaining_tokens
-        Tokens of the shortest completion (the end marker not counted); 0 when
-        finished or dead.
-    """
-
-    correct: bool
-    finished: bool
-    dead: bool
+    correct: bool  #: finished with the right answer, every step valid
+    finished: bool  #: an answer line or the end marker was produced
+    dead: bool  #: provably can no longer succeed
+    #: in [0, 1]: share of the needed steps that are done; for a dead path, those done before it
+    #: died
     progress: float
+    #: tokens of the shortest completion (the end marker not counted).  0 when finished or dead.
     remaining_tokens: int
 
 
@@ -81,15 +58,7 @@ class ValueReadout:
     def probability(self, next_token_logits: Any) -> Any:
         """Return p(yes) given that one of the two tokens comes next.
 
-        Parameters
-        ----------
-        next_token_logits
-            Array or tensor of shape (..., vocab_size), at the position just
-            before the value token.
-
-        Returns
-        -------
-        Array or tensor of shape (...), in [0, 1].
+        Logits are an array or tensor (..., vocab_size), just before the value token.
         """
         margin = next_token_logits[..., self.yes_id] - next_token_logits[..., self.no_id]
         if isinstance(margin, (np.ndarray, np.floating, float)):
@@ -139,48 +108,61 @@ class Vocabulary:
         return cls(json.loads(path.read_text())["vocab"])
 
 
-class Task(Protocol):
-    """The interface between the reference tasks and their users.
+class Task(ABC):
+    """A family of problems over a word-level vocabulary, and all that a search asks of it.
 
-    `generated` is always the list of token ids after the prompt.
+    `generated` is always the list of token ids after the prompt.  A thought has at most
+    `step_tokens` tokens.  `value_readout` says how the model states its own value, if it does.
     """
 
     name: str
-    vocab: Vocabulary
-    vocab_size: int
-    eos_id: int
-    pad_id: int
-    step_tokens: int  #: most tokens of one thought
-    value_readout: ValueReadout | None  #: how the model states its own value, if it does
+    step_tokens: int
+    value_readout: ValueReadout | None = None
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        self.vocab = vocab
+        self.vocab_size = len(vocab)
+        self.eos_id = vocab.eos_id
+        self.pad_id = vocab.pad_id
 
     @property
+    @abstractmethod
     def max_tokens(self) -> int:
         """Default cap on generated tokens."""
 
+    @abstractmethod
     def problem(self, split: str, index: int) -> Problem:
         """Return problem `index` of `split`: the same for the same arguments."""
 
+    @abstractmethod
     def num_problems(self, split: str) -> int | None:
         """Return the number of problems of a split; None if unlimited."""
 
+    @abstractmethod
     def is_thought_end(self, problem: Problem, generated: Sequence[int]) -> bool:
         """Tell whether the last token closes a thought."""
 
+    @abstractmethod
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         """Tell whether an answer was given or the end marker produced."""
 
+    @abstractmethod
     def answer_text(self, generated: Sequence[int]) -> str | None:
         """Return what a finished reasoning answers, None if nothing: equal texts are one vote."""
 
+    @abstractmethod
     def judge(self, problem: Problem, generated: Sequence[int]) -> Verdict:
         """Verify a (partial) reasoning exactly."""
 
+    @abstractmethod
     def solution(self, problem: Problem) -> list[int]:
         """Return the ids of one shortest correct reasoning, end marker excluded."""
 
+    @abstractmethod
     def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int]:
         """Return how many needed steps are written down right, wherever, and how many there are."""
 
+    @abstractmethod
     def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
         """Return who reads each token of prompt and generated, from number `start` on.
 
@@ -189,90 +171,36 @@ class Task(Protocol):
 
     def needed(self, problem: Problem, generated: Sequence[int]) -> np.ndarray:
         """Return which tokens later ones read; bool over prompt and generated."""
+        rows = self.readers(problem, generated)
+        now = rows[-1][0]
+        return np.array([any(step >= now for step in steps) for _, *steps in rows])
 
     def is_value_next(self, problem: Problem, generated: Sequence[int]) -> bool:
         """Tell whether the model's own value token comes next."""
+        return False
 
     def value_from_model(self, next_token_logits: Any) -> Any:
-        """Return p(yes) from logits of shape (..., vocab_size); see `is_value_next`."""
-
-    def text(self, ids: Iterable[int]) -> str:
-        """Return ids as words."""
-
-
-class WordTask(ABC):
-    """What tasks over a word-level vocabulary share.
-
-    Parameters
-    ----------
-    vocab : Vocabulary
-    """
-
-    def __init__(self, vocab: Vocabulary) -> None:
-        self.vocab = vocab
-        self.vocab_size = len(vocab)
-        self.eos_id = vocab.eos_id
-        self.pad_id = vocab.pad_id
+        """Return p(yes) from logits just before the value token, (..., vocab) to (...)."""
+        if self.value_readout is None:
+            raise ValueError(f"{self.name} models state no value; score states with noisy_value")
+        return self.value_readout.probability(next_token_logits)
 
     def text(self, ids: Iterable[int]) -> str:
         """Return ids as words."""
         return self.vocab.decode(ids)
 
-    @abstractmethod
-    def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
-        """See `Task.readers`."""
-
-    def needed(self, problem: Problem, generated: Sequence[int]) -> np.ndarray:
-        """See `Task.needed`."""
-        rows = self.readers(problem, generated)
-        now = rows[-1][0]
-        return np.array([any(step >= now for step in steps) for _, *steps in rows])
-
 
 def noisy_value(
-    verdict: Verdict,
-    rng: np.random.Generator,
-    noise: float,
-    *,
-    dead_penalty: float = 1.0,
+    verdict: Verdict, rng: np.random.Generator, noise: float, *, dead_penalty: float = 1.0
 ) -> float:
-    """Return a reward of stated quality: the truth plus Gaussian noise.
+    """Return a reward of stated quality, in [0, 1]: the truth plus Gaussian noise.
 
-    Parameters
-    ----------
-    verdict
-        The exact verdict on the state.
-    rng
-        Source of the noise; one normal number is drawn per call.
-    noise
-        Standard deviation of the noise, in units of progress.  One needed line
-        of a `chain` problem is 1 / (number of needed lines), about 0.05-0.1.
-    dead_penalty
-        Share of the progress that a dead path loses: 1 lets the reward see
-        death, 0 makes it blind to it.
-
-    Returns
-    -------
-    float in [0, 1].
+    `noise` is its standard deviation, in units of progress: one needed line of a `chain` problem is
+    1 / (number of needed lines), about 0.05-0.1.  One normal number is drawn per call.
+    `dead_penalty` is the share of the progress that a dead path loses: 1 lets the reward see death,
+    0 makes it blind to it.
     """
     if noise < 0 or not 0 <= dead_penalty <= 1:
         raise ValueError("noise must be >= 0 and dead_penalty in [0, 1]")
     truth = verdict.progress * (1.0 - dead_penalty) if verdict.dead else verdict.progress
     return float(min(1.0, max(0.0, truth + noise * rng.standard_normal())))
-
-
-def get_task(name: str, **options: Any) -> Task:
-    """Return the task called `name` ("chain", "game24" or "tail").
-
-    Options are those of the task's class, e.g. ``lines_per_thought`` for
-    `chain`.  Raises ValueError on an unknown name.
-    """
-    from .chain import ChainTask
-    from .game24 import Game24Task
-    from .tail import TailTask
-
-    classes: dict[str, type] = {"chain": ChainTask, "game24": Game24Task, "tail": TailTask}
-    if name not in classes:
-        raise ValueError(f"unknown task {name!r}; known: {', '.join(sorted(classes))}")
-    task: Task = classes[name](**options)
-    return task

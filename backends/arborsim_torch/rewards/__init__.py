@@ -1,1 +1,1 @@
-"""What scores and embeds the thoughts of a search: verifiers, reward models, embedding models."""
+"""Scores and embeddings of thoughts: verifiers, reward models, embedding models."""

@@ -1,4 +1,4 @@
-"""What a search's reward sees and says, and what it costs."""
+"""A search's reward: what it sees, what it says, what it costs."""
 
 from __future__ import annotations
 
@@ -21,24 +21,13 @@ from arborsim_torch.reference.tasks import Problem
 
 @dataclass(frozen=True)
 class Thought:
-    """A thought that has just ended, with all that led to it.
+    """A thought that has just ended, with all that led to it."""
 
-    Attributes
-    ----------
-    problem : Problem
-        Its `prompt` holds the prompt's token ids.
-    generated : sequence of int
-        All tokens after the prompt, this thought's included.
-    ends : tuple of int
-        Lengths of `generated` at which the thoughts of the path ended, this one last.
-    value : float or None
-        What the searched model itself said of the state.
-    """
-
-    problem: Problem
-    generated: Sequence[int]
+    problem: Problem  #: its `prompt` holds the prompt's token ids
+    generated: Sequence[int]  #: all tokens after the prompt, this thought's included
+    #: lengths of `generated` at which the thoughts of the path ended, this one last
     ends: tuple[int, ...]
-    value: float | None = None
+    value: float | None = None  #: what the searched model itself said of the state
 
 
 class Reward(Protocol):
@@ -53,7 +42,7 @@ class Reward(Protocol):
         """One score per thought; noise is drawn from `rng`, in the order of the thoughts."""
 
     def usage(self) -> ModelUsage | None:
-        """What its own model took so far; None if it has none."""
+        """Usage of its own model so far; None if it has none."""
 
 
 class Embedder(Protocol):
@@ -66,31 +55,21 @@ class Embedder(Protocol):
         """float16 ``[texts, size]``."""
 
     def usage(self) -> ModelUsage:
-        """What the model took so far."""
+        """Usage of the model so far."""
 
 
 @dataclass
 class Account:
-    """Adds up what a reward or embedding model takes.
-
-    Attributes
-    ----------
-    wall_s : float
-        Encoding of texts included; on a GPU until the results are on the host.
-    tokens : int
-        Computed, padding included.
-    peak_kv_bytes : int
-        Most that its keys and values of one call took.
-    """
+    """Adds up what a reward or embedding model takes."""
 
     role: str
     name: str
     weight_bytes: int
     device: torch.device
-    wall_s: float = 0.0
+    wall_s: float = 0.0  #: encoding of texts included; on a GPU until the results are on the host
     texts: int = 0
-    tokens: int = 0
-    peak_kv_bytes: int = 0
+    tokens: int = 0  #: computed, padding included
+    peak_kv_bytes: int = 0  #: most that its keys and values of one call took
 
     @contextmanager
     def timed(self, texts: Sequence[object]) -> Iterator[None]:
@@ -110,10 +89,8 @@ class Account:
         )
 
     def usage(self) -> ModelUsage:
-        return ModelUsage(
-            self.role, self.name, self.wall_s, self.weight_bytes, self.peak_kv_bytes,
-            self.texts, self.tokens,
-        )  # fmt: skip
+        sizes = (self.weight_bytes, self.peak_kv_bytes)
+        return ModelUsage(self.role, self.name, self.wall_s, *sizes, self.texts, self.tokens)
 
 
 def check_weights(option: str, path: Path, device: str) -> None:

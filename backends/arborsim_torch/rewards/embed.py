@@ -23,14 +23,7 @@ _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportEr
 
 
 class SentenceEmbedder:
-    """An `arborsim_torch.rewards.base.Embedder` by a local sentence-transformers model.
-
-    Parameters
-    ----------
-    name : str
-    model
-        A `SentenceTransformer` on its device.
-    """
+    """An `arborsim_torch.rewards.base.Embedder` by a `SentenceTransformer` on its device."""
 
     def __init__(self, name: str, model: Any) -> None:
         self.name, self._model = name, model
@@ -51,10 +44,7 @@ class SentenceEmbedder:
 def check_embedder(folder: str) -> Path:
     """The folder of an embedding model, if it has what one needs.
 
-    Raises
-    ------
-    UsageError
-        One line that says what is missing.
+    Raises `UsageError` in a line that says what is missing.
     """
     option = f"--embed {folder}"
     path = check_files(option, folder, ("modules.json",), "a sentence-transformers model")
@@ -78,20 +68,16 @@ def check_embedder(folder: str) -> Path:
 def load_embedder(folder: str, device: str) -> SentenceEmbedder:
     """Load a sentence-transformers model from a folder.
 
-    Raises
-    ------
-    UsageError
-        It is none, or does not fit.
+    Raises `UsageError`: it is none, or does not fit.
     """
     path = check_embedder(folder)
     from sentence_transformers import SentenceTransformer
 
     check_weights(f"--embed {folder}", path, device)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options["model_kwargs"] = {"use_safetensors": True}
     try:
-        model = SentenceTransformer(
-            str(path), device=device, local_files_only=True, trust_remote_code=False,
-            model_kwargs={"use_safetensors": True},
-        )  # fmt: skip
+        model = SentenceTransformer(str(path), device=device, **options)
         return SentenceEmbedder(path.name, model.eval())
     except (*_BROKEN, SafetensorError) as error:
         what = " ".join(str(error).split())[:300]

@@ -16,16 +16,9 @@ class Verifier:
     """The task's exact verifier, made worse by as much noise as is asked for.
 
     A task whose model states whether the goal can still be reached (`game24`) is verified on just
-    that: 1 if it can, else 0.  Otherwise (`chain`) the truth is the progress made.
-
-    Parameters
-    ----------
-    task : Task
-    noise, dead_penalty : float
-        See `arborsim_torch.reference.noisy_value`.
-    floor : float
-        Value of a state that is alive but has made no progress: progress is rescaled from [0, 1]
-        to [floor, 1], so that such a state is not taken for a dead one.
+    that: 1 if it can, else 0.  Otherwise (`chain`) the truth is the progress made, rescaled from
+    [0, 1] to [floor, 1], so that a state that is alive without progress is not taken for a dead
+    one.  See `arborsim_torch.reference.noisy_value`.
     """
 
     def __init__(
@@ -52,7 +45,7 @@ class Verifier:
 
 
 class OwnValue:
-    """What the searched model itself says of its state, by the two tokens it may write next."""
+    """The searched model's own value of its state, by the two tokens it may write next."""
 
     def score(self, thoughts: Sequence[Thought], rng: np.random.Generator) -> list[float]:
         # A line without its value token is broken: the model did not get to state one.
@@ -63,13 +56,13 @@ class OwnValue:
 
 
 class SourceReward:
-    """What the source of the problems says by itself."""
+    """The reward that the source of the problems gives by itself."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
 
     def score(self, thoughts: Sequence[Thought], rng: np.random.Generator) -> list[float]:
-        return [float(self._source.reward(t.problem, t.generated, t.value, rng)) for t in thoughts]
+        return [float(self._source.reward(thought, rng)) for thought in thoughts]
 
     def usage(self) -> None:
         return None

@@ -27,18 +27,15 @@ from arborsim_torch.rewards.texts import (
 #: Rewards by name; anything else is a folder.
 NAMED = ("verifier", "value")
 _TEXTS, _STEPS, _TOKENS = "ForSequenceClassification", "ForTokenClassification", "ForCausalLM"
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt",
-               "spiece.model", "merges.txt")  # fmt: skip
+_VOCABULARIES = ("vocab.txt", "spiece.model", "merges.txt")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", *_VOCABULARIES)
 _LABELS = "+,-"  # of a step-token model, as of Math-Shepherd
 
 
 def check_choice(choice: RewardChoice) -> None:
     """Refuse what cannot work, before any model is loaded.
 
-    Raises
-    ------
-    UsageError
-        One line that says what to do.
+    Raises `UsageError` in a line that says what to do.
     """
     aggregate_of(choice.aggregate)
     if choice.name in ("", *NAMED):
@@ -55,10 +52,7 @@ def check_choice(choice: RewardChoice) -> None:
 def load_reward(choice: RewardChoice, loaded: LoadedModel, device: str) -> RewardModel:
     """Load the reward model of `choice`, for the thoughts of a searched model.
 
-    Raises
-    ------
-    UsageError
-        It does not load, has no such head or tokens, or does not fit.
+    Raises `UsageError`: it does not load, has no such head or tokens, or does not fit.
     """
     check_choice(choice)
     path, option = Path(choice.name), f"--reward {choice.name}"
@@ -73,11 +67,11 @@ def load_reward(choice: RewardChoice, loaded: LoadedModel, device: str) -> Rewar
         _tokens_head(choice, ids_of) if kind == _TOKENS else _classes_head(option, choice, config)
     )
     encode: Callable[[Thought], Encoded] = encoder.whole if kind == _TEXTS else encoder.by_step
+    pools, aggregate = kind == _TEXTS, aggregate_of(choice.aggregate)
+    pad_id = _pad_id(model) if pools else 0
     return RewardModel(
-        path.name, model, encode, head,
-        pools=kind == _TEXTS, aggregate=aggregate_of(choice.aggregate),
-        pad_id=_pad_id(model) if kind == _TEXTS else 0,
-    )  # fmt: skip
+        path.name, model, encode, head, pools=pools, aggregate=aggregate, pad_id=pad_id
+    )
 
 
 def _config(choice: RewardChoice, path: Path) -> Any:
@@ -115,11 +109,10 @@ def _kind(config: Any, choice: RewardChoice) -> str:
 def _load(option: str, path: Path, kind: str) -> Any:
     import transformers
 
+    options = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
+    load = getattr(transformers, f"AutoModel{kind}").from_pretrained
     try:
-        model, loading = getattr(transformers, f"AutoModel{kind}").from_pretrained(
-            path, dtype="auto", use_safetensors=True, trust_remote_code=False,
-            local_files_only=True, output_loading_info=True,
-        )  # fmt: skip
+        model, loading = load(path, dtype="auto", output_loading_info=True, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         what = " ".join(str(error).split())[:300]
         raise UsageError(f"{option}: cannot be loaded: {what}") from error
@@ -221,7 +214,7 @@ def _classes_head(option: str, choice: RewardChoice, config: Any) -> Head:
 
 
 def _pad_id(model: Any) -> int | None:
-    """What fills the shorter texts of a batch; None if the model's configuration names nothing.
+    """The padding of a batch's shorter texts; None if the model's configuration names none.
 
     Classifiers on top of a language model take the last token that is not this one.
     """

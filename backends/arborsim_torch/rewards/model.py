@@ -25,18 +25,11 @@ from arborsim_torch.rewards.texts import Encoded
 
 @dataclass(frozen=True)
 class Head:
-    """How the logits at a position become a score in [0, 1].
+    """How the logits at a position become a score in [0, 1]."""
 
-    Attributes
-    ----------
-    classes : tuple of int
-        Softmax over these; empty for one logit, whose sigmoid is taken.
-    good : int
-        Which of `classes` is the score.
-    """
-
+    #: softmax over these; empty for one logit, whose sigmoid is taken
     classes: tuple[int, ...] = ()
-    good: int = 0
+    good: int = 0  #: which of `classes` is the score
 
     def __call__(self, logits: Tensor) -> Tensor:
         """float64 ``[n]`` from logits ``[n, labels or vocabulary]``."""
@@ -48,20 +41,10 @@ class Head:
 class RewardModel:
     """A reward (`arborsim_torch.rewards.base.Reward`) by a model of transformers.
 
-    Parameters
-    ----------
-    name : str
-    model
-        In evaluation mode, on its device: logits per text ``[n, labels]``, or per position.
-    encode : callable
-        What the model reads of a thought, and at which positions it scores.
-    head : Head
-    pools : bool
-        The model itself reduces a text to one row of logits.
-    aggregate : callable
-        From the scores of the steps to that of the path.
-    pad_id : int or None
-        Fills shorter paths of a call; None computes paths of equal length together instead.
+    The model, in evaluation mode, gives logits per position, or, if it `pools`, one row
+    ``[n, labels]`` per text.  `encode` says what it reads of a thought, and at which positions it
+    scores, `aggregate` makes the score of the path from those of the steps.  `pad_id` fills shorter
+    paths of a call; None computes paths of equal length together instead.
     """
 
     def __init__(

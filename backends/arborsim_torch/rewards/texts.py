@@ -52,10 +52,7 @@ def decoder_of(loaded: LoadedModel) -> Decode | None:
 class SharedIds:
     """The searched model's own ids, for a reward model of the same vocabulary.
 
-    Parameters
-    ----------
-    step_id : int or None
-        Goes behind every step that does not end with it.
+    The token `step_id`, if there is one, goes behind every step that does not end with it.
     """
 
     def __init__(self, step_id: int | None = None) -> None:
@@ -77,22 +74,12 @@ class SharedIds:
 
 
 class Reencoded:
-    """The path's text, in the reward model's own tokens.
+    """The path's text, decoded, in the tokens of the reward model's own fast tokeniser.
 
-    Parameters
-    ----------
-    tokenizer
-        Of transformers, a fast one.
-    decode : callable
-        Of the searched model's ids.
-    step_token : str
-        Goes behind every step that does not end with it; may be empty.
-
-    Notes
-    -----
-    By step, the text is ``PROMPT STEP TOKEN\\nSTEP TOKEN``, as of Math-Shepherd (Wang et al. 2024).
-    As a whole it is a conversation if the tokeniser has a template for one: the prompt is what the
-    user says, the reasoning what the assistant answers.
+    By step, the text is ``PROMPT STEP TOKEN\\nSTEP TOKEN``, as of Math-Shepherd (Wang et al. 2024):
+    the step token, if there is one, goes behind every step that does not end with it.  As a whole
+    it is a conversation if the tokeniser has a template for one: the prompt is what the user says,
+    the reasoning what the assistant answers.
     """
 
     def __init__(self, tokenizer: Any, decode: Decode, step_token: str = "") -> None:
@@ -146,10 +133,7 @@ class Reencoded:
 def _last_before(spans: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
     """For each of the ascending `ends` the last token that begins before it.
 
-    Parameters
-    ----------
-    spans : sequence of (int, int)
-        First character and end of every token; empty for those that are not of the text.
+    `spans` are the first character and the end of every token, empty for those not of the text.
     """
     tokens = [(first, at) for at, (first, end) in enumerate(spans) if first < end]
     begins = [first for first, _ in tokens]
@@ -159,10 +143,7 @@ def _last_before(spans: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[
 def single_token(encode: Callable[[str], Sequence[int]], text: str, option: str) -> int:
     """The one token that `text` is.
 
-    Raises
-    ------
-    UsageError
-        It is none, or several.
+    Raises `UsageError`: it is none, or several.
     """
     ids = list(encode(text))
     if len(ids) != 1:

@@ -24,16 +24,7 @@ E4M3_UNIT = 256.0  # of what `e4m3_as_half` gives
 
 
 class Codec(Protocol):
-    """A way to store the vectors of tokens.
-
-    Attributes
-    ----------
-    name : str
-    storage : torch.dtype
-        Of the stored data.
-    scaled : bool
-        Whether scales are stored with the data.
-    """
+    """A way to store tokens' vectors, as numbers of type `storage`, with scales if `scaled`."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +37,7 @@ class Codec(Protocol):
         """Vectors ``[..., tokens, head_dim]`` as data and scales, on the same device."""
 
     def decode(self, data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """What `encode` stored, ``[..., tokens, head_dim]``."""
+        """Vectors ``[..., tokens, head_dim]`` again from what `encode` stored."""
 
     def bytes_per_token(self, head_dim: int) -> int:
         """Bytes of the key and the value of one token and KV head."""
@@ -57,25 +48,16 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """Vectors as they are.
+    """Vectors as they are."""
 
-    Parameters
-    ----------
-    storage : torch.dtype
-        Of the model's keys and values.
-    """
-
-    storage: torch.dtype
+    storage: torch.dtype  #: of the model's keys and values
     name: ClassVar[str] = "plain"
     scaled: ClassVar[bool] = False
 
     def encode(self, x: Tensor) -> tuple[Tensor, None]:
         """The vectors themselves (no copy).
 
-        Raises
-        ------
-        TypeError
-            If they are of another type: storing them would change them.
+        Raises `TypeError` if they are of another type: storing them would change them.
         """
         if x.dtype != self.storage:
             raise TypeError(f"vectors of {x.dtype} in a plain store of {self.storage}")
@@ -275,8 +257,8 @@ class Packed:
         """Vectors ``[..., head_dim]`` in float32 from whole records."""
         size = self.head_dim
         scales, count = self.format.scales(size), self.format.outliers_of(size)
-        widths = [self._code_bytes, scales * self.format.scale_bytes,
-                  scales * self.format.zero_bytes, 2 * count, 2 * count]  # fmt: skip
+        of_scales = [scales * self.format.scale_bytes, scales * self.format.zero_bytes]
+        widths = [self._code_bytes, *of_scales, 2 * count, 2 * count]
         codes, scale, low, kept, at = record.split_with_sizes(widths, dim=-1)
         group = min(self.format.group, size)
         code = torch.nn.functional.pad(self._unpacked(codes), (0, -size % group))

@@ -23,40 +23,24 @@ from torch import Tensor
 Block = tuple[Tensor, Tensor]  #: where a copy comes from, and where it goes
 
 
-class Held(Protocol):
-    """How long the computation stood still at one point."""
-
-    def over(self) -> bool:
-        """Whether that is known by now."""
-
-    def seconds(self) -> float:
-        """Once it is."""
-
-
 class HeldUp:
-    """Time that copies held up, by who stood still.
-
-    Attributes
-    ----------
-    host_s : float
-        Seconds that the host waited.
-    """
+    """Time that copies held up, by who stood still; `host_s` are seconds that the host waited."""
 
     def __init__(self) -> None:
         self.host_s = 0.0
         self._device_s = 0.0
-        self._open: deque[Held] = deque()
+        self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
-    def add(self, held: Held | None) -> None:
-        """A wait of the device; None if there was none."""
-        if held is not None:
-            self._open.append(held)
+    def add(self, reached: torch.cuda.Event, passed: torch.cuda.Event) -> None:
+        """Add a wait of the device's queue, between two events around it."""
+        self._open.append((reached, passed))
 
     @property
     def device_s(self) -> float:
         """Seconds that the device's own queue stood still; of waits that have ended."""
-        while self._open and self._open[0].over():
-            self._device_s += self._open.popleft().seconds()
+        while self._open and self._open[0][1].query():
+            reached, passed = self._open.popleft()
+            self._device_s += float(reached.elapsed_time(passed)) / 1e3
         return self._device_s
 
     @property
@@ -73,11 +57,8 @@ class Copy(Protocol):
     def join(self) -> float:
         """Wait until it has; seconds that the computation stood still for it."""
 
-    def order(self) -> Held | None:
-        """Let the device's current stream wait for it; the host goes on.
-
-        None if the device does not compute by itself: then the caller has to `join`.
-        """
+    def order(self, held_up: HeldUp) -> bool:
+        """Let the device's current stream wait for it; False if the host has to, or need not."""
 
     def busy_s(self) -> float:
         """Time the copy itself took; once it is done.  Raises the copy's error if it failed."""
@@ -94,7 +75,7 @@ class CopyEngine(Protocol):
         """Begin to copy; all tensors must stay as they are until it is done."""
 
     def follow(self, other: Self) -> None:
-        """What is started from now on comes after all that the other one has started."""
+        """Begin with what is started from now on after all that the other one has started."""
 
     def close(self) -> None:
         """Finish what has been started; nothing may be started after."""
@@ -113,7 +94,7 @@ class ThreadEngine:
         return _ThreadCopy(self._pool.submit(_timed_copy, blocks))
 
     def follow(self, other: ThreadEngine) -> None:
-        self._pool.submit(other._pool.submit(_nothing).result)  # both keep order
+        self._pool.submit(other._pool.submit(lambda: None).result)  # both keep order
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
@@ -133,15 +114,11 @@ class _ThreadCopy:
         self._future.exception()
         return time.perf_counter() - begun
 
-    def order(self) -> Held | None:
-        return None
+    def order(self, held_up: HeldUp) -> bool:
+        return False
 
     def busy_s(self) -> float:
         return self._future.result()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _timed_copy(blocks: Sequence[Block]) -> float:
@@ -211,15 +188,16 @@ class _StreamCopy:
             return 0.0
         return max(0.0, float(reached.elapsed_time(self._ended)) / 1e3)
 
-    def order(self) -> Held | None:
+    def order(self, held_up: HeldUp) -> bool:
         if self._ended.query():
-            return None
+            return False
         stream = torch.cuda.current_stream(self._device)
         reached, passed = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         reached.record(stream)
         stream.wait_event(self._ended)
         passed.record(stream)
-        return _StreamWait(reached, passed)
+        held_up.add(reached, passed)
+        return True
 
     def busy_s(self) -> float:
         return float(self._begun.elapsed_time(self._ended)) / 1e3
@@ -238,55 +216,22 @@ class _CapturedCopy:
     def join(self) -> float:
         raise RuntimeError("the host cannot wait for a copy that is captured")
 
-    def order(self) -> Held | None:
+    def order(self, held_up: HeldUp) -> bool:
         torch.cuda.current_stream(self._device).wait_event(self._ended)
-        return _NoTime()
+        return True
 
     def busy_s(self) -> float:
         return 0.0
 
 
-class _NoTime:
-    """A wait within a CUDA graph: it is part of the time of what the graph computes."""
-
-    def over(self) -> bool:
-        return True
-
-    def seconds(self) -> float:
-        return 0.0
-
-
-@dataclass(frozen=True)
-class _StreamWait:
-    """Between two events around a wait of the computing stream there is nothing else."""
-
-    reached: torch.cuda.Event
-    passed: torch.cuda.Event
-
-    def over(self) -> bool:
-        return bool(self.passed.query())
-
-    def seconds(self) -> float:
-        return float(self.reached.elapsed_time(self.passed)) / 1e3
-
-
 @dataclass(frozen=True)
 class CopyTotals:
-    """What one direction of a link has finished carrying.
-
-    Attributes
-    ----------
-    copies, carried_bytes : int
-    busy_s : float
-        Sum of the times of the copies themselves, without waiting in the queue.
-    untimed_bytes : int
-        Carried within CUDA graphs, where no copy's time is taken.
-    """
+    """The copies that one direction of a link has carried to their end."""
 
     copies: int = 0
     carried_bytes: int = 0
-    busy_s: float = 0.0
-    untimed_bytes: int = 0
+    busy_s: float = 0.0  #: sum of the times of the copies themselves, without waiting in the queue
+    untimed_bytes: int = 0  #: carried within CUDA graphs, where no copy's time is taken
 
     def __add__(self, other: CopyTotals) -> CopyTotals:
         return CopyTotals(
@@ -300,8 +245,8 @@ class CopyTotals:
 class Ticket:
     """A block list that has been ordered."""
 
-    def __init__(self, seq: CopyQueue, copy: Copy, blocks: Sequence[Block]) -> None:
-        self._seq, self._copy = seq, copy
+    def __init__(self, queue: CopyQueue, copy: Copy, blocks: Sequence[Block]) -> None:
+        self._queue, self._copy = queue, copy
         self._tensors: Sequence[Block] | None = blocks  # alive until done
         self._copies = len(blocks)
         self._bytes = sum(source.numel() * source.element_size() for source, _ in blocks)
@@ -314,46 +259,35 @@ class Ticket:
     def wait(self) -> float:
         """Wait on the host; raise the copy's error if it failed.
 
-        Returns
-        -------
-        float
-            Seconds that the caller was held up: the *exposed* part of the copy.  On CUDA, seconds
-            that the device's current stream stood idle at this point; the host waits as well.
+        Returns float: seconds that the caller was held up: the *exposed* part of the copy.  On
+        CUDA, seconds that the device's current stream stood idle at this point.  The host waits as
+        well.
         """
-        return self._waited(self.join())
-
-    def order(self, held_up: HeldUp) -> None:
-        """What is computed from now on comes after the copy.
-
-        On CUDA the device's current stream waits and the host goes on; else the host waits, and
-        the copy's error is raised if it failed.
-
-        Parameters
-        ----------
-        held_up : HeldUp
-            Takes the time that anything stood still.
-        """
-        held = self._copy.order()
-        if held is None:
-            held_up.host_s += self.wait()
-        else:
-            held_up.add(held)
-            self._seq.ordered(held)
-            self._tensors = None  # the device keeps their memory until the copy has ended
-
-    def _waited(self, held_up_s: float) -> float:
-        self._seq.settle(held_up_s)
+        held_up_s = self.join()
+        self._queue.settle()
         if self._error is not None:
-            self._seq.told(self)
+            self._queue.told(self)
             raise self._error
         return held_up_s
 
+    def order(self, held_up: HeldUp) -> None:
+        """Let all that is computed from now on come after the copy.
+
+        On CUDA the device's current stream waits and the host goes on; else the host waits, and
+        the copy's error is raised if it failed.  `held_up` takes the time that anything stood
+        still.
+        """
+        if self._copy.order(held_up):
+            self._tensors = None  # the device keeps their memory until the copy has ended
+        else:
+            held_up.host_s += self.wait()
+
     def join(self) -> float:
-        """Wait without accounts and errors; seconds held up."""
+        """Wait without errors; seconds held up."""
         return self._copy.join()
 
     def settle(self) -> CopyTotals | Exception:
-        """Let go of the tensors; what a finished copy has carried, or why it failed."""
+        """Let go of the tensors; the totals of a finished copy, or why it failed."""
         self._tensors = None
         try:
             return CopyTotals(self._copies, self._bytes, self._copy.busy_s())
@@ -363,7 +297,7 @@ class Ticket:
 
 
 class CopyQueue:
-    """One direction: its engine, the copies on their way, and its accounts."""
+    """One direction: its engine, the copies on their way, and what it has carried."""
 
     def __init__(self, engine: CopyEngine) -> None:
         self._engine = engine
@@ -371,7 +305,6 @@ class CopyQueue:
         self._failed: list[Ticket] = []  # whose errors have not been raised
         self._lock = threading.RLock()
         self._traffic = CopyTotals()
-        self._held_up = HeldUp()
 
     def send(self, blocks: Sequence[Block]) -> Ticket:
         with self._lock:
@@ -383,13 +316,12 @@ class CopyQueue:
             return ticket
 
     def follow(self, other: CopyQueue) -> None:
-        """What is sent from now on begins once all that the other one was sent has ended."""
+        """Begin what is sent from now on once all that the other one was sent has ended."""
         self._engine.follow(other._engine)
 
-    def settle(self, held_up_s: float = 0.0) -> None:
-        """Account for the copies that are done, and for time that a caller was held up."""
+    def settle(self) -> None:
+        """Account for the copies that are done."""
         with self._lock:
-            self._held_up.host_s += held_up_s
             while self._pending and self._pending[0].done():
                 ticket = self._pending.popleft()
                 result = ticket.settle()
@@ -399,14 +331,9 @@ class CopyQueue:
                     self._failed.append(ticket)
 
     def replayed(self, copies: int, carried_bytes: int) -> None:
-        """A CUDA graph carries these, each time that it is launched."""
+        """Count the copies of a CUDA graph, each time that it is launched."""
         with self._lock:
             self._traffic += CopyTotals(copies, carried_bytes, untimed_bytes=carried_bytes)
-
-    def ordered(self, held: Held) -> None:
-        """The device waits for a copy."""
-        with self._lock:
-            self._held_up.add(held)
 
     def idle(self) -> bool:
         """Whether all that was ordered has ended."""
@@ -414,7 +341,7 @@ class CopyQueue:
         return not self._pending
 
     def told(self, ticket: Ticket) -> None:
-        """The caller knows of this ticket's error."""
+        """Note that the caller knows of this ticket's error."""
         with self._lock:
             self._failed = [other for other in self._failed if other is not ticket]
 
@@ -422,7 +349,7 @@ class CopyQueue:
         with self._lock:
             waiting = list(self._pending)
         held_up_s = sum(ticket.join() for ticket in waiting)
-        self.settle(held_up_s)
+        self.settle()
         return held_up_s
 
     def failed(self) -> list[Ticket]:
@@ -435,10 +362,6 @@ class CopyQueue:
         self.settle()
         return self._traffic
 
-    def exposed_s(self) -> float:
-        with self._lock:
-            return self._held_up.seconds
-
     def close(self) -> None:
         self._engine.close()
         self.settle()
@@ -447,8 +370,8 @@ class CopyQueue:
 def to_device(table: np.ndarray, device: torch.device) -> Tensor:
     """A table as a tensor on the device; the host does not wait until the device gets to it.
 
-    CUDA copies ordinary memory aside before the call returns, so the table may change afterwards;
-    a copy that blocks would wait for everything that the device still computes.  On the CPU the
+    CUDA copies ordinary memory aside before the call returns, so the table may change afterwards.
+    A copy that blocks would wait for everything that the device still computes.  On the CPU the
     tensor is the table.
     """
     return torch.from_numpy(table).to(device, non_blocking=True)

@@ -36,20 +36,10 @@ class HostLink:
     """Carries tensors between a device and the host's memory, in the background.
 
     On CUDA each direction is a side stream; on the CPU, where both ends are the same memory, a
-    thread: real copies that overlap with computing just as well.
-
-    Parameters
-    ----------
-    device : torch.device or str
-        ``cpu`` or ``cuda``.
-    pinned : bool
-        Whether `host_empty` allocates page-locked memory on CUDA.  Copies to and from ordinary
-        memory are right, too, but slower, and hold the host up.
-
-    Raises
-    ------
-    UsageError
-        If the device is of another kind, or there is none.
+    thread: real copies that overlap with computing just as well.  If `pinned`, `host_empty`
+    allocates page-locked memory on CUDA.  Copies to and from ordinary memory are right, too, but
+    slower, and hold the host up.  Raises `UsageError` if the device is of another kind, or there is
+    none.
     """
 
     def __init__(self, device: torch.device | str, pinned: bool = True) -> None:
@@ -84,17 +74,9 @@ class HostLink:
         return host_empty(shape, dtype, self.pinned)
 
     def down(self, source: Tensor, out: Tensor) -> Ticket:
-        """Copy from the device to the host.
+        """Copy from the device to the host: to a contiguous tensor of the same shape and type.
 
-        Parameters
-        ----------
-        source : Tensor on the device
-        out : Tensor in the host's memory, contiguous, of the same shape and type
-
-        Raises
-        ------
-        ValueError
-            If the tensors do not fit each other or this link, or it is closed.
+        Raises `ValueError` if the tensors do not fit each other or this link, or it is closed.
         """
         return self.down_blocks([(source, out)])
 
@@ -134,10 +116,7 @@ class HostLink:
     def wait_all(self) -> float:
         """Wait for every copy ordered so far; raise the first error that no ticket has told.
 
-        Returns
-        -------
-        float
-            Seconds that the caller was held up.
+        Returns float: seconds that the caller was held up.
         """
         held_up_s = self._down.wait_all() + self._up.wait_all()
         for ticket in self._down.failed() + self._up.failed():
@@ -156,25 +135,13 @@ class HostLink:
 
     @property
     def downward(self) -> CopyTotals:
-        """What has been carried to the host."""
+        """Totals of the copies to the host."""
         return self._down.traffic()
 
     @property
     def upward(self) -> CopyTotals:
-        """What has been carried to the device."""
+        """Totals of the copies to the device."""
         return self._up.traffic()
-
-    @property
-    def exposed_s(self) -> float:
-        """Seconds that callers, or the device's own queue, were held up by copies."""
-        return self._down.exposed_s() + self._up.exposed_s()
-
-    @property
-    def hidden_s(self) -> float:
-        """Copying behind which callers did something else: what was busy less what was exposed."""
-        busy_s = self.downward.busy_s + self.upward.busy_s
-        # A wait also holds what the queue and the thread's start take.
-        return max(0.0, busy_s - self.exposed_s)
 
     def _check(self, on_device: Tensor, on_host: Tensor) -> None:
         if self._closed:

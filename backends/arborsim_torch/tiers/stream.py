@@ -46,18 +46,8 @@ class _Arrival:
 class LayerStream:
     """Streams the parts of layers that are in the host's memory.
 
-    Parameters
-    ----------
-    link : HostLink
-    layers : int
-        Of the model.
-
-    Attributes
-    ----------
-    held_up : HeldUp
-        Time that `take` waited.
-    allocations : int
-        How often a buffer was made anew.
+    `held_up` has the time that `take` waited, and `allocations` says how often a buffer was made
+    anew.
     """
 
     def __init__(self, link: HostLink, layers: int) -> None:
@@ -81,21 +71,12 @@ class LayerStream:
         return (layer + 1) % self._layers
 
     def prefetch(self, layer: int, host_parts: Sequence[Sequence[Tensor]]) -> None:
-        """Begin to copy a layer's parts to the device.
+        """Begin to copy the parts of a layer, the one after that prefetched before, to the device.
 
-        Parameters
-        ----------
-        layer : int
-            The one after the layer prefetched before.
-        host_parts : sequence of sequences of Tensor
-            Blocks of each part, contiguous, of one type and alike but for their first axis, in the
-            host's memory; no parts if nothing of the layer is there.  They must stay as they are
-            until the layer has been taken.
-
-        Raises
-        ------
-        ValueError
-            If it is not the layer's turn, or both buffers are in use.
+        A part is a list of blocks in the host's memory, contiguous, of one type and alike but for
+        their first axis.  There are none if nothing of the layer is there.  They must stay as they
+        are until the layer has been taken.  Raises `ValueError` if it is not the layer's turn, or
+        both buffers are in use.
         """
         self._check_turn(layer)
         places = self._places(host_parts, self._turn)
@@ -111,11 +92,7 @@ class LayerStream:
         """The layer's parts on the device; waits for them if need be.
 
         They are valid until the next `take`, which gives their buffer up.
-
-        Raises
-        ------
-        ValueError
-            If the layer is not the next that was prefetched.
+        Raises `ValueError` if the layer is not the next that was prefetched.
         """
         if not self._arriving or self._arriving[0].layer != layer:
             expected = self._arriving[0].layer if self._arriving else "none"
@@ -189,5 +166,5 @@ class LayerStream:
 
 
 def _shape(part: Sequence[Tensor]) -> tuple[int, ...]:
-    """Of blocks one after the other."""
+    """The shape of blocks one after the other."""
     return (sum(len(block) for block in part), *part[0].shape[1:])

@@ -359,7 +359,7 @@ def _silu(
 
 #: By module of `arborsim_torch.kernels`.
 LAUNCHERS = {
-    "pieces_triton": {
+    "pieces_kernels": {
         "attend_split": Launcher("attend_split", _split, (8, 9, 10)),
         "merge_splits": Launcher("merge_splits", _merge, (3, 4)),
         "mean_mass": Launcher("mean_mass", _mass, (3,)),

@@ -15,10 +15,11 @@ from arborsim.searches import make_search
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import TreeDecoder, run_together
-from arborsim_torch.graphs import Graphs, refused
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.graphs import Graphs, StepOutputs, refused
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.sources import RandomSource
-from arborsim_torch.static import StepOutputs, kind_of_steps
+from arborsim_torch.static import kind_of_steps
 from tests.live.test_static import on_a_tree
 from tests.live.tiny import VOCAB, tiny_model, torch
 
@@ -335,7 +336,7 @@ class Searched:
 @pytest.mark.parametrize(
     "case",
     [
-        Searched("h2o", {}, {Place.HBM}, 3),
+        Searched("h2o", {"per": "shared"}, {Place.HBM}, 3),
         Searched("arkv-quant", {"window": "8"}, {Place.HBM, Place.HBM_QUANTISED}, 15),
         Searched("arkv-quant", {"window": "8"}, {Place.HBM, Place.HBM_QUANTISED}, 15, prompt=80),
         Searched("kivi", {"residual": "32"}, {Place.HBM, Place.HBM_QUANTISED}, 3, prompt=80),

@@ -14,10 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from arborsim.core.tiers import RECALLS
 from arborsim.machine.lookup import load_engine, load_profile
 from arborsim.machine.machine import Machine, decode_rows, parts_in_ddr, parts_read
+from arborsim.policies.live_hints import row_uses
 from arborsim.policies.registry import build
 from arborsim.searches import make_search
 from arborsim_torch.decoder import run_together
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.live.validate import ValidationRun
 from arborsim_torch.sources import RandomSource
 
@@ -41,7 +43,7 @@ class Searched:
 
 
 CASES = (
-    Searched("full"), Searched("epikv", {"recent": "8"}), Searched("h2o"),
+    Searched("full"), Searched("epikv", {"recent": "8"}), Searched("h2o", {"per": "shared"}),
     Searched("adakv"),  # rows of KV heads
     # Two formats in HBM, and two that were recalled from DDR:
     Searched("staircase", prompt=20, budget=40, new=40),
@@ -109,7 +111,7 @@ def test_a_layer_launches_what_the_engine_profile_says(case: Searched, recall: s
     counted = (other - one) / (DEPTHS[1] - DEPTHS[0])
     engine, policy = load_engine("live"), build(case.policy, case.settings)
     rows = not policy.fused and decode_rows(policy)
-    groups = 1 if all(use.grouping == "shared" for use in policy.row_uses()) else 4
+    groups = 1 if all(use.grouping == "shared" for use in row_uses(policy)) else 4
     added = engine.added_launches(1, parts_read(policy), rows, recall, parts_in_ddr(policy), groups)
     assert engine.layer_launches + added == counted
     if case.policy == "full":

@@ -27,7 +27,8 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.ondemand import PageAttention
 from arborsim_torch.decoder import run_together
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.recording import EpisodeResult
@@ -58,6 +59,7 @@ class Searched:
     recall: str = "stage"
 
 
+SHARED = {"per": "shared"}
 IN_8_BITS = {"pin_prompt": "false", "interval": "16", "recent": "16", "hbm_ratio": "0.2",
              "quantised_ratio": "0.5"}  # fmt: skip
 CASES = (
@@ -68,10 +70,11 @@ CASES = (
     Searched("streaming-llm", "prompt"),
     Searched("streaming-llm", "shrinking", 512, 450, block=16,
              settings={"pin_prompt": "false"}),
-    Searched("h2o", "prompt"),
-    Searched("h2o", "prompt", prompt=512, budget=600),
-    Searched("h2o", "prompt", prompt=2048, budget=2100),  # its rows are more than all else
-    Searched("h2o", "prompt", prompt=2048, budget=2100, block=128),
+    Searched("h2o", "prompt", settings=SHARED),
+    Searched("h2o", "prompt", prompt=512, budget=600, settings=SHARED),
+    # Its rows are more than all else:
+    Searched("h2o", "prompt", prompt=2048, budget=2100, settings=SHARED),
+    Searched("h2o", "prompt", prompt=2048, budget=2100, block=128, settings=SHARED),
     Searched("vatp", "prompt", prompt=2048, budget=2100),
     Searched("epikv", "prompt", settings={"recent": "32"}),
     Searched("epikv", "prompt", prompt=512, budget=700, layers=6),

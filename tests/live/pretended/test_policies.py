@@ -20,7 +20,8 @@ from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.feed import Feed
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import PolicySearch
+from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 from arborsim_torch.tiers.link import HostLink

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.profiler import ProfilerActivity
 
 from arborsim.cli.app import main
 from arborsim.machine.live_memory import CUBLAS_BYTES
@@ -23,7 +24,7 @@ from arborsim_torch.hardware.passes import Design, time_passes
 from arborsim_torch.hardware.timing import Timer, aside, capture
 from arborsim_torch.models import geometry, load_model
 from benchmarks import gpu
-from benchmarks.gpu import yardsticks
+from benchmarks.gpu import live, yardsticks
 from benchmarks.gpu.context import KINDS, Prober, longest_context
 from benchmarks.gpu.kernels import (
     SMALL_PIECES,
@@ -197,7 +198,7 @@ def test_searches_are_timed_after_their_kernels_were_compiled() -> None:
     with pretend() as gpu:
         model = load_model("chain", device="cuda").model
         assert searches._compile(Timer(model.device), model, "h2o") > 0
-        assert gpu.launches["add_mean_mass"] > 0
+        assert gpu.launches["mean_mass"] > 0
         del model
 
 
@@ -216,11 +217,16 @@ def test_a_run_begins_with_a_short_search_of_every_arm(tmp_path: Path) -> None:
         (label, graphs) for label, _, graphs in plan.smoke
     ]
     assert all(as_simulated(record) for record in found), found
-    assert {r["of"]["arm"] for r in found if r["step"] == "graph"} >= {"full", "h2o", "StaticCache"}
+    assert {r["of"]["arm"] for r in found if r["step"] == "graph"} >= {
+        "full", "h2o per=shared", "StaticCache"
+    }  # fmt: skip
     assert found[-1]["step"] == "eager"
 
 
-def test_a_step_is_traced(tmp_path: Path) -> None:
+def test_a_step_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where PyTorch has no CUDA, profiling it raises an error, with all frames, at every event.
+    of_the_host = partial(live.profile, activities=[ProfilerActivity.CPU])
+    monkeypatch.setattr(live, "profile", lambda activities, **rest: of_the_host(**rest))
     (arm,) = (each for each in arms(8) if each.label == "streaming-llm")
     with pretend():
         loaded = load_model("chain", device="cuda")

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from arborsim.core.errors import UsageError
+from arborsim.core.tiers import MEMORIES
 from arborsim.machine.clock import Commands, Idle, Spend, Tries
-from arborsim.machine.prefixes import Reuse
 from arborsim.machine.program import Op, PricedProgram
+from arborsim.machine.reuse import Reuse
 from arborsim.machine.state import Restore, ServedSearch, State
 
 
@@ -45,7 +46,7 @@ class ClosedLoop:
 Arrivals = Timed | ClosedLoop
 
 
-class Places:
+class Scheduler:
     """Queues of searches without a place, and room in HBM and on the host for those with one.
 
     Arrivals name `demands` by number; `peaks` is the HBM in bytes that each needs by itself.
@@ -122,6 +123,12 @@ class Places:
             self._refuse(search, f"needs {peak} bytes of HBM, of {state.kv_bytes} for KV")
         elif search.priced.peak_ddr_bytes > state.host.ddr_bytes + state.host.nvme_bytes:
             self._refuse(search, f"needs {search.priced.peak_ddr_bytes} bytes of DDR")
+        elif lacking := [
+            f"needs {size} bytes of {MEMORIES[memory]}"
+            for memory, size in search.priced.peak_stored_bytes.items()
+            if size > state.stored_capacity.get(memory, 0)
+        ]:
+            self._refuse(search, lacking[0])
         else:
             self._waiting.append(search)
 
@@ -147,7 +154,7 @@ class Places:
             if fits:
                 self._place(search)
             else:
-                state.host.add(-search.ddr_bytes)
+                state.leave_host(search)
                 self._refuse(search, "what it holds has outgrown the memory")
 
     def _fits(self, search: ServedSearch) -> bool:
@@ -158,6 +165,9 @@ class Places:
         if state.resident:
             need += max(0, state.batch.sums.hbm + state.batch.sums.hbm_g - state.decoding_bytes)
             need += self._first_growth(search) + int(state.options.watermark * state.kv_bytes)
+        if search.admitted_s < 0 and not self._reservable(search):
+            state.tally.first("below")
+            return False
         below = search.wanted_ddr_bytes + (search.restore.ddr_bytes if search.restore else 0)
         while below and state.host.free_bytes < below:
             state.tally.first("host")
@@ -171,6 +181,14 @@ class Places:
                 return False
             state.evict_prefixes(need - free, keys)
         return True
+
+    def _reservable(self, search: ServedSearch) -> bool:
+        """Whether memories below DDR have room for the most that it will hold."""
+        state = self._state
+        return all(
+            state.reserved_bytes[memory] + size <= state.stored_capacity[memory]
+            for memory, size in search.priced.peak_stored_bytes.items()
+        )
 
     def _first_need(self, search: ServedSearch) -> int:
         if search.admitted_s >= 0:
@@ -194,6 +212,7 @@ class Places:
         state.resident[search.ticket] = search
         if search.admitted_s < 0:
             search.admitted_s = state.clock.now
+            state.reserve(search, 1)
             search.base_bytes = self._first_need(search)
         state.hold(search.hbm_bytes)
         if shared := state.parts_of(search):
@@ -268,9 +287,8 @@ class Places:
             self._give_up(search, "its memory does not fit next to what its transfers still hold")
 
     def _give_up(self, search: ServedSearch, reason: str) -> None:
-        state = self._state
-        state.release(search)
-        state.host.add(-search.ddr_bytes)
+        self._state.release(search)
+        self._state.leave_host(search)
         self._refuse(search, reason)
 
     def _preempt(self, search: ServedSearch, drop: bool = False) -> Commands:
@@ -331,7 +349,8 @@ class Places:
         assert restore is not None
         if not self._reuse.arrived(search):
             return False
-        tokens, present = restore.tokens, search.tokens_of(search.ddr_bytes)
+        away_bytes = search.ddr_bytes + sum(search.stored_bytes.values())
+        tokens, present = restore.tokens, search.tokens_of(away_bytes)
         if search.holds_prefix:
             found = self._reuse.present(search)
             present += found

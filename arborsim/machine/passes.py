@@ -1,0 +1,119 @@
+"""What passes over tokens take on one machine: the numbers that the terms of a price are made of.
+
+A pass is priced by a profile's roofline (`arborsim.machine.cost`), or by measured kernels with the
+constants of an engine (`arborsim.machine.forward`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arborsim.machine.cost import CostModel
+from arborsim.machine.engine import EngineProfile
+from arborsim.machine.forward import Forward, forward_of
+from arborsim.machine.machine import ServingOptions
+from arborsim.machine.profile import NO_LONGER, Longer
+from arborsim.machine.program import DemandInfo
+
+
+class Passes:
+    """Seconds of passes on the GPUs that share a model; `cost` is of one of them."""
+
+    step_s: float
+    sequence_s: float
+
+    def __init__(self, cost: CostModel, options: ServingOptions) -> None:
+        self.cost = cost
+        self.gpus = options.tensor_parallel
+        self._busy_s: dict[int, tuple[float, float]] = {}
+        profile, geometry = cost.profile, cost.geometry
+        self.overlap = float(profile.overlap)
+        self._forward: Forward | None = None
+        self.engine = profile.engine
+        #: What an iteration, and a pass over a prompt, take at least: launching their kernels
+        self.launch_s = self.prompt_launch_s = 0.0
+        if profile.kernels and self.engine is not None:
+            self._forward = forward_of(
+                profile, self.engine, geometry, self.gpus, options.expert_parallel
+            )
+            self.step_s, self.sequence_s = self.engine.step_s, self.engine.sequence_s
+        else:
+            self.step_s, self.sequence_s = profile.per_step_s, profile.per_sequence_s
+        if self.engine is not None:
+            self.launch_s, self.prompt_launch_s = (
+                self._least_s(self.engine, graphs) for graphs in (self.engine.graphs, False)
+            )
+        self._per_sequence_s = self.sequence_s
+        if self.gpus > 1 and self._forward is None:
+            ring = 2 * (self.gpus - 1) / self.gpus
+            row_bytes = geometry.hidden * geometry.weight_bytes_per_element
+            self.step_s += 2 * geometry.layers * options.all_reduce_latency_s
+            per_token_s = ring * row_bytes / options.all_reduce_bytes_per_s
+            self.sequence_s += 2 * geometry.layers * per_token_s
+
+    def _least_s(self, engine: EngineProfile, graphs: bool) -> float:
+        """What launching a pass takes, and all of a step that is the host's."""
+        launch_s = engine.pass_launch_s(self.cost.geometry.layers, graphs)
+        return launch_s + self.step_s if launch_s else 0.0
+
+    @property
+    def forward(self) -> Forward:
+        """The pass in measured kernels."""
+        assert self._forward is not None, "a profile without measured kernels"
+        return self._forward
+
+    @property
+    def measured(self) -> bool:
+        """Whether passes are priced by measured kernels."""
+        return self._forward is not None
+
+    def products_busy_s(self, tokens: int) -> tuple[float, float]:
+        """What arithmetic, and reading weights, of measured products would take by themselves."""
+        if not self.measured or not tokens:
+            return 0.0, 0.0
+        found = self._busy_s.get(tokens)
+        if found is None:
+            compute_s = float(self.cost.flops_s(tokens, 0.0)) / self.gpus
+            found = compute_s, float(self.cost.weights_read_s(tokens)) / self.gpus
+            self._busy_s[tokens] = found
+        return found
+
+    def attention_s(self, sequences: int, tokens: float) -> float:
+        """Measured attention of a batch that reads `tokens` in a layer."""
+        return self._forward.attention_s(sequences, tokens) if self._forward else 0.0
+
+    def attention_knots(self, sequences: int) -> Sequence[float]:
+        """Tokens between which that is linear."""
+        return self._forward.attention(sequences)[0] if self._forward and sequences else ()
+
+    def layers_s(self, tokens: int, sequences: int = 0, longer: Longer = NO_LONGER) -> float:
+        """Overhead of all layers of a pass over `tokens`, of which `sequences` decode."""
+        if self._forward is None:
+            return self.cost.layers_s(tokens, longer)
+        each_s = max(0.0, self._layer_s(tokens > sequences))
+        each_s += self.cost.longer_layer_s(tokens, longer)
+        return self.cost.geometry.layers * each_s
+
+    def products_s(self, tokens: int, decoding: int, prompts: int = 0) -> float:
+        """Matrix products of a pass over `tokens`, `decoding` of which decode.
+
+        An engine whose layers take less than their kernels one by one saves it here; reading the
+        weights is what products take at least.
+        """
+        whole_s = self.forward.products_s(tokens, decoding + prompts)
+        saved_s = self.cost.geometry.layers * max(0.0, -self._layer_s(tokens > decoding))
+        return whole_s - min(saved_s, max(0.0, whole_s - self.forward.least_s))
+
+    def _layer_s(self, prefills: bool) -> float:
+        """By how much a layer differs from its kernels one by one."""
+        engine = self.forward.engine
+        return engine.prefill_layer_s if prefills else engine.layer_s
+
+    def added_launch_s(self, info: DemandInfo) -> float:
+        """By how much launching takes longer with this search."""
+        if not self.launch_s or self.engine is None:
+            return 0.0
+        layers = self.cost.geometry.layers
+        return self.engine.launch_s * self.engine.added_launches(
+            layers, info.parts, info.eager, info.recall, info.ddr_parts, info.groups
+        )
