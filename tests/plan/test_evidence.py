@@ -35,7 +35,7 @@ from arborsim.products.plan.statistics import Estimate, cost_per_solved
 from arborsim.products.plan.tables import candidates as candidates_csv
 from arborsim.products.plan.words import key_figures
 from arborsim.products.provenance import machine_settings
-from arborsim.products.validate.published import overall
+from arborsim.products.validate.published_errors import overall
 from tests.plan.make import small_plan, small_workload
 
 _FILE = FidelityFile(

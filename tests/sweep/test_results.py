@@ -25,7 +25,7 @@ from arborsim.products.schemas import schema_of
 from arborsim.products.sweep.arms import shown
 from arborsim.products.sweep.cells import _BLANK, _DIGEST, Folder, sealed
 from arborsim.products.sweep.compare import compared, group_frame, grouping, groups, kept
-from arborsim.products.sweep.tables import notes, overall, places
+from arborsim.products.sweep.report import notes, overall, places
 from tests.sweep.grids import small
 
 
@@ -110,8 +110,8 @@ def test_numbers_of_markers_that_are_near_stand_in_one(cells: Path) -> None:
         for row, kept, size in zip(rows, kept_by, sizes, strict=True)
     ]  # fmt: skip
     drawn = replay_figures.pareto(full, replay_figures.KEPT)
-    assert drawn["figure"]["data"][-1]["text"] == ["1", "", "", "2–4", "5", "6"]
-    assert len(drawn["efficient"]) == 6
+    assert drawn.figure["data"][-1]["text"] == ["1", "", "", "2–4", "5", "6"]
+    assert len(drawn.texts) == 6
 
 
 def test_no_cell_is_written_over(

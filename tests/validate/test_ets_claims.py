@@ -19,12 +19,12 @@ from arborsim.play.controller import Controller
 from arborsim.play.episode import Cell, play_episode
 from arborsim.products.generate.lengths import fixed
 from arborsim.products.generate.synthetic import write_synthetic
-from arborsim.products.validate.claims import Paper, read_papers
 from arborsim.searches.arms import Recipe, arms_of
 from arborsim.searches.bank import open_bank, read_bank
 from arborsim.searches.visited import visited
 from arborsim.searches.walk import walk
 from benchmarks.claims.ets import SPEC, Freed, searched
+from benchmarks.register.claims import Paper, read_papers
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "reports" / "claims"

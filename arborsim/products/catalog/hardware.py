@@ -117,15 +117,13 @@ def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
     from arborsim.machine.numbers import numbers_of
 
     price = prices.of(profile.name)
+    said = {name: getattr(prices, name) for name in ("currency", "date", "source")}
     return {
         "name": profile.name,
         "numbers": [asdict(number) for number in numbers_of(profile)],
         "kernels": _kernels(profile),
-        "price_per_hour": {
-            "low": price[0], "high": price[1], "currency": prices.currency, "date": prices.date,
-            "source": prices.source,
-        } if price else None,
-    }  # fmt: skip
+        "price_per_hour": {"low": price[0], "high": price[1], **said} if price else None,
+    }
 
 
 def _kernels(profile: HardwareProfile) -> dict[str, str]:
@@ -167,11 +165,8 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
     heads = [head for head, _, _ in columns.values()]
     print_list(console, ["GPU", *heads, "assumed", f"{plain(prices.currency)}/h"], rows)
     console.print()
-    rows = [
-        [host.name, f"{host.ddr_bytes / 1e9:.0f}", f"{host.ddr_bytes_per_s / 1e9:.0f}",
-         f"{host.h2d_bytes_per_s / 1e9:.0f}"]
-        for host in hosts
-    ]  # fmt: skip
+    parts = ("ddr_bytes", "ddr_bytes_per_s", "h2d_bytes_per_s")
+    rows = [[host.name, *(f"{getattr(host, part) / 1e9:.0f}" for part in parts)] for host in hosts]
     print_list(console, ["host", "DDR\nGB", "GB/s", "PCIe\nGB/s"], rows)
     for note in (
         "",
@@ -199,11 +194,10 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
     from arborsim.report.words import plain
 
     console.print(Text(plain(profile.name), style="bold"))
-    rows = [
-        (each.name, each.text,
-         Text.assemble(each.about, "\n", (each.source, "yellow" if each.assumed else "dim")))
-        for each in numbers_of(profile)
-    ]  # fmt: skip
+    rows = []
+    for each in numbers_of(profile):
+        source = each.source, "yellow" if each.assumed else "dim"
+        rows.append((each.name, each.text, Text.assemble(each.about, "\n", source)))
     console.print(grid(rows, ("number", "value", "what it is, and where it is from")))
     if kernels := _kernels(profile):
         measured = "; ".join(f"{name}: {versions}" for name, versions in kernels.items())

@@ -83,14 +83,13 @@ def _list(
 ) -> None:
     from arborsim.report.table import print_list
 
-    rows = [
-        [each.name, f"{each.parameters / 1e9:.2f}", f"{each.weight_bytes / 1e9:.2f}",
-         str(each.layers),
-         f"{each.kv_bytes_per_token:,}", _form(each), _tokens(pool)]
-        for each, pool in rooms
-    ]  # fmt: skip
-    heads = ["model", "weights\n1e9", "their\nGB", "layers", "KV B/\ntoken", "cache",
-             f"tokens\non {profile.name}"]  # fmt: skip
+    rows = []
+    for each, pool in rooms:
+        sizes = f"{each.parameters / 1e9:.2f}", f"{each.weight_bytes / 1e9:.2f}", str(each.layers)
+        cache = f"{each.kv_bytes_per_token:,}", _form(each), _tokens(pool)
+        rows.append([each.name, *sizes, *cache])
+    heads = ["model", "weights\n1e9", "their\nGB", "layers", "KV B/\ntoken", "cache"]
+    heads.append(f"tokens\non {profile.name}")
     print_list(console, heads, rows)
     for note in (
         "",
@@ -126,17 +125,22 @@ def _explain(
         console.print(Text(text))
     console.print(Text(f"Room for the cache on {profile.name}", style="bold"))
     share = profile.reserve_share
+    workspace = (
+        f"activations of one layer in a pass over {together:,} prompt tokens (--prefill-tokens); "
+        "`arborsim plan` takes the longest pass of its mix"
+    )
+    context = (
+        "of driver and libraries: 0.15 GiB (BLIS, read 2026-11); `arborsim plan` does not take it "
+        "off"
+    )
     parts = (
         ("memory", pool.hbm_bytes, ""),
         ("- reserve", pool.reserve_bytes, f"{share:.0%}: {profile.source('reserve_share')}"),
         ("- weights", pool.weight_bytes, ""),
-        ("- workspace", pool.activation_bytes,
-         f"activations of one layer in a pass over {together:,} prompt tokens (--prefill-tokens); "
-         "`arborsim plan` takes the longest pass of its mix"),
-        ("- context", pool.context_bytes, "of driver and libraries: 0.15 GiB (BLIS, read 2026-11); "
-         "`arborsim plan` does not take it off"),
+        ("- workspace", pool.activation_bytes, workspace),
+        ("- context", pool.context_bytes, context),
         ("= pool", pool.pool_bytes, "" if pool.pool_bytes > 0 else "the model does not fit"),
-    )  # fmt: skip
+    )
     rows = [[name, f"{size / 1e9:,.2f} GB", why] for name, size, why in parts]
     rows.append(["tokens", _tokens(pool), "of one sequence"])
     console.print(grid(rows, right={1}, dim={2}))

@@ -34,8 +34,8 @@ def compare(
     json
         Print JSON instead of tables.
     """
-    from arborsim.products.compare.page import compare as matched
-    from arborsim.products.compare.page import print_comparison, to_json
+    from arborsim.products.compare.match import compare as matched
+    from arborsim.products.compare.report import print_comparison, to_json
     from arborsim.products.results import load_results
 
     limit = _limit(fail_over)

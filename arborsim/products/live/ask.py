@@ -359,7 +359,7 @@ class LiveResults(Results):
         return live_json(self.raw)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        from arborsim.products.live.page import write_live_page
+        from arborsim.products.live.report import write_live_page
 
         path = output_path(path)
         write_live_page(self.raw, path)

@@ -18,7 +18,8 @@ from arborsim.products.plan.results import (
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.tables import BEYOND, NAMES, cost_columns, terminal_tables
 from arborsim.products.plan.words import limits_of, load_of, shared_prefixes
-from arborsim.report.table import LABEL, NAME, Column, Table, print_tables, terminal
+from arborsim.report.lines import print_tables
+from arborsim.report.table import LABEL, NAME, Column, Table, terminal
 from arborsim.report.words import digits, plain
 
 if TYPE_CHECKING:

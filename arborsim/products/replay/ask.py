@@ -299,7 +299,7 @@ class ReplayResults(Results):
         UsageError
             The page cannot be written, nothing was replayed, or the results come from a file.
         """
-        from arborsim.products.replay.page import write_report
+        from arborsim.products.replay.report import write_report
 
         if self._job is None:
             raise not_in_file(

@@ -267,7 +267,7 @@ class SearchResults(Results):
         UsageError
             The page cannot be written, or a problem was not searched.
         """
-        from arborsim.products.search.page import SearchReport, write_search_page
+        from arborsim.products.search.report import SearchReport, write_search_page
 
         trees, missing, stopped = self._trees(problems or [], progress)
         said = self.metadata

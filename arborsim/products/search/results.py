@@ -1,4 +1,4 @@
-"""What replaying searches on a bank gives: a record per search, a row per comparison, and lambda_b.
+"""Results of searches on a bank: a record per search, a row per comparison, and lambda_b.
 
 ETS (Hooper et al. 2025, section 5.1) takes the largest lambda_b in [1, 2] whose accuracy is within
 0.2 points of REBASE's (`verdicts`).  On few problems that says little, so the interval is given
@@ -97,6 +97,7 @@ class SearchResult:
             **{part.name: getattr(measured.time, part.name) for part in fields(TimeSplit)},
             "total_s": measured.time.total_s,
             "tokens_per_s": measured.tokens_per_s,
+            **stored_columns(measured.stored),
             "attention_kept": simulated.attention_kept,
             "attention_kept_note": simulated.kept_note,
             "left_out": "",
@@ -152,6 +153,11 @@ class SearchRow:
         """As a multiple of REBASE's; NaN if that is unknown or was not run."""
         other = self.reference.get(figure, math.nan)
         return self.figures[figure] / other if other else math.nan
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """All figures as multiples of REBASE's."""
+        return {name: self.times(name) for name in self.figures}
 
 
 #: The figures of a `SearchRow`: means over searches of these columns of

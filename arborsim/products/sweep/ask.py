@@ -392,18 +392,18 @@ class SweepResults(Results):
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained HTML page: cells, or groups of `by`, and their Pareto plots."""
-        from arborsim.products.sweep.tables import write_page
+        from arborsim.products.sweep.report import write_page
 
         path = output_path(path)
         write_page(self.raw, path, self.metadata["command"])
         return path
 
     def print(self, console: Console | None = None) -> None:
-        from arborsim.products.sweep.tables import print_sweep
+        from arborsim.products.sweep.report import print_sweep
 
         print_sweep(self.raw, console)
 
     def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.products.sweep.tables import tables
+        from arborsim.products.sweep.report import tables
 
         return tables(self.raw)

@@ -211,7 +211,7 @@ class TuneResults(Results):
         UsageError
             The page cannot be written, nothing was held out, or the results come from a file.
         """
-        from arborsim.products.replay.page import write_report
+        from arborsim.products.replay.report import write_report
 
         if self.raw.question is None:
             raise not_in_file("the page shows memory over time", self._again)

@@ -67,7 +67,7 @@ class ValidationResults(Results):
         )
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        from arborsim.products.validate.page import write_page
+        from arborsim.products.validate.report import write_page
 
         path = output_path(path)
         write_page(self.raw, path)
@@ -83,7 +83,7 @@ class ValidationResults(Results):
         return path
 
     def print(self, console: Console | None = None) -> None:
-        from arborsim.products.validate.tables import print_validation
+        from arborsim.products.validate.report import print_validation
 
         print_validation(self.raw, console)
 

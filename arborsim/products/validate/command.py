@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from arborsim.play.backends import LiveFacts, LiveRequest
     from arborsim.products.validate.published import PlayedRun
     from arborsim.products.validate.published_log import PublishedLog
-    from arborsim.products.validate.published_tables import Published
+    from arborsim.products.validate.published_report import Published
     from arborsim.products.validate.results import CellCheck
     from arborsim.products.validate.serving import ServingRun
 
@@ -87,8 +86,7 @@ def validate(options: ValidateOptions, device: DeviceOptions, output: ValidateOu
     once eviction is real; does the replay rank policies as live accuracy does.  Results are kept
     problem by problem: Ctrl-C loses one at most, --resume goes on.
 
-    `arborsim validate published` compares with runs of serving engines that others measured,
-    `arborsim validate claims` shows which claims of papers hold.
+    `arborsim validate published` compares with runs of serving engines that others measured.
     """
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
@@ -131,8 +129,7 @@ class PublishedOutput(Options, panel="Output"):
     resume: bool = False
 
     def check(self) -> None:
-        """Refuse, before the work, what cannot be written."""
-        from arborsim.products.validate.published_tables import check_format
+        from arborsim.products.validate.published_report import check_format
 
         files = ("out", "report", "fidelity")
         check_files({f"--{name}": getattr(self, name) for name in files})
@@ -166,7 +163,7 @@ def published(
         Processes that share the runs; same results.
     """
     from arborsim.products.validate.aiconfigurator import installed
-    from arborsim.products.validate.published_tables import Published, print_published
+    from arborsim.products.validate.published_report import Published, print_published
     from arborsim.products.validate.serving import read_runs
 
     output.check()
@@ -183,39 +180,8 @@ def published(
     print_published(result)
 
 
-def claims(
-    folder: Path = Path("reports/claims"),
-    *,
-    root: Annotated[Path, Expert] = Path(),
-    out: Annotated[Path | None, Option(panel="Output")] = None,
-    summary: Annotated[Sequence[Path], Option(panel="Output")] = (),
-) -> None:
-    """Work out every number for the claims of papers, and show the verdicts.
-
-    A TOML file per paper says what the paper claims, which raw results test it, and the verdict;
-    the numbers and their intervals are worked out of the results, so none is typed.
-
-    Parameters
-    ----------
-    folder
-        Folder of the files of claims (*.toml).
-    root
-        Folder that the paths of raw results start from.
-    out
-        Write claims.parquet, index.html and README.md into this folder.
-    summary
-        Put the summary between the marks of this Markdown file; may be given again.
-    """
-    from arborsim.products.validate.claims import read_papers
-    from arborsim.products.validate.claims_tables import print_claims, write_claims
-
-    papers = read_papers(folder, root)
-    write_claims(papers, out, summary)
-    print_claims(papers)
-
-
 #: Commands by their name after `validate`.
-SUBCOMMANDS = {"published": published, "claims": claims}
+SUBCOMMANDS = {"published": published}
 
 
 def _compared(
@@ -264,13 +230,13 @@ def _write(result: Published, output: PublishedOutput) -> None:
     """The files that were asked for."""
     from arborsim.core.outputs import write_text
     from arborsim.machine.fidelity import FidelityFile
-    from arborsim.products.validate.published import by_kind, overall
-    from arborsim.products.validate.published_tables import write_frame
+    from arborsim.products.validate.published_errors import by_kind, overall
+    from arborsim.products.validate.published_report import write_frame
 
     if output.out is not None:
         write_frame(result, output.out)
     if output.report is not None:
-        from arborsim.products.validate.published_page import write_page
+        from arborsim.products.validate.published_report import write_page
 
         write_page(result, output.report)
     if output.fidelity is not None:
@@ -360,8 +326,7 @@ def _run(request: LiveRequest, keeper: Keeper) -> None:
     except KeyboardInterrupt:
         stopped = True
     if keeper.result.checks:
-        from arborsim.products.validate.page import write_page
-        from arborsim.products.validate.tables import print_validation
+        from arborsim.products.validate.report import print_validation, write_page
 
         page = keeper.path.with_name(PAGE)
         print_validation(keeper.result)
