@@ -232,7 +232,7 @@ class LiveHeadRows:
     ) -> ShiftedRows:
         """Take in tokens; both float16 ``[tokens, layers, heads or KV heads, head_dim]``.
 
-        Without keys there are queries, but no rows; of `count` tokens maybe the last ones only.
+        Without keys there are queries, but no rows.  Of `count` tokens maybe the last ones only.
         """
         count = len(queries) if count is None else count
         if self._queries is None:
