@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from enum import IntEnum
 from functools import cache
 from typing import Annotated, Any, NamedTuple, cast, get_type_hints
@@ -28,6 +28,12 @@ class Meaning(NamedTuple):
 def meant(about: str, unit: str = "share", scale: float = 1.0) -> Meta:
     """Says what a field of a record with sources is for."""
     return Meta(extra={"meaning": Meaning(about, unit, scale)})
+
+
+def required(kind: type) -> tuple[str, ...]:
+    """The fields of a record that have no default."""
+    optional, known = (MISSING, MISSING), fields(kind)
+    return tuple(each.name for each in known if (each.default, each.default_factory) == optional)
 
 
 def meanings(kind: type) -> dict[str, Meaning]:

@@ -30,13 +30,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from arborsim.core.documents import to_toml
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.outputs import write_text
+from arborsim.core.records import from_toml
 from arborsim.machine.kernels import TABLES, write_tables
 from arborsim.machine.lookup import load_profile
 
@@ -44,34 +47,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ENGINES = ("vllm", "sglang", "trtllm")
-#: Systems whose profiles are shipped.
-SHIPPED = {
-    "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "a100_sxm": "a100-80",
-    "l40s": "l40s",
-}  # fmt: skip
-_TYPES = {
-    "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4",
-    "int4_wo": "int4", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4-mxfp8",
-    "graph": "graph", "eager": "eager",
-}  # fmt: skip
-#: Hidden size, inner size, experts and experts per token whose times are shipped.
-_SHIPPED_EXPERTS = {
-    (4096, 14336, 8, 2): "Mixtral 8x7B", (6144, 16384, 8, 2): "Mixtral 8x22B",
-    (2048, 768, 128, 8): "Qwen3 30B-A3B", (4096, 1536, 128, 8): "Qwen3 235B-A22B",
-    (2880, 2880, 32, 4): "gpt-oss 20b", (2880, 2880, 128, 4): "gpt-oss 120b",
-    (7168, 2048, 256, 8): "DeepSeek-V3 and R1", (7168, 2048, 384, 8): "Kimi-K2",
-    (6144, 2048, 256, 8): "GLM-5", (3072, 1536, 256, 8): "MiniMax-M2",
-}  # fmt: skip
-_ATTENTION = {
-    "num_heads": "heads", "num_key_value_heads": "kv_heads", "batch_size": "sequences",
-    "head_dim": "head_dim", "window_size": "window",
-}  # fmt: skip
-_LATENT = {"num_heads": "heads", "batch_size": "sequences"}
-_EXPERTS = {
-    "num_tokens": "tokens", "hidden_size": "in_features", "inter_size": "out_features",
-    "num_experts": "experts", "topk": "experts_per_token", "moe_tp_size": "tensor_parallel",
-    "moe_ep_size": "expert_parallel",
-}  # fmt: skip
+_NARROW = ("fp8", "fp4")  # types whose peaks a GPU may lack
 _NOTICE = """\
 Measured times of GPU kernels, from {source}
 Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES. All rights reserved.
@@ -90,14 +66,31 @@ Versions of the engines that were measured:
 _Rows = Any  # a pandas.DataFrame
 
 
-class _Table(NamedTuple):
-    """Where a table of ours lies in the package, and what of it is kept."""
+@dataclass(frozen=True)
+class _Place:
+    """Where a table of ours can lie in the package."""
 
     folder: str
     file: str
     kind: str  # the column of types
     columns: Mapping[str, str]  # ours, by the package's
-    kept: Callable[[_Rows], _Rows]
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What is taken from the package: ``aiconfigurator.toml``."""
+
+    systems: Mapping[str, str]
+    types: Mapping[str, str]
+    experts: Mapping[str, tuple[int, ...]]
+    tables: Mapping[str, tuple[_Place, ...]]
+
+
+@cache
+def selection() -> _Taken:
+    """The file of what is taken."""
+    file = resources.files("arborsim.machine") / "aiconfigurator.toml"
+    return from_toml(_Taken, file.read_text(encoding="utf-8"), "aiconfigurator.toml")
 
 
 def _products(rows: _Rows) -> _Rows:
@@ -137,34 +130,16 @@ def _all_reduces(rows: _Rows) -> _Rows:
     return rows.assign(launch=eager.map({True: "eager", False: "graph"}))[rows["num_gpus"] <= 8]
 
 
-#: The tables by name; of several places the first that a GPU and engine have.
-_SOURCES: dict[str, tuple[_Table, ...]] = {
-    "product": (
-        _Table("gemm", "gemm_perf", "gemm_dtype",
-               {"m": "tokens", "n": "out_features", "k": "in_features"}, _products),
-    ),
-    "decode": (
-        _Table("attention", "generation_attention_perf", "kv_cache_dtype",
-               {**_ATTENTION, "step": "tokens"}, _attention),
-    ),
-    "prefill": (
-        _Table("attention", "context_attention_perf", "kv_cache_dtype",
-               {**_ATTENTION, "isl": "tokens"}, _attention),
-    ),
-    "experts": (_Table("moe", "moe_perf", "moe_dtype", _EXPERTS, _experts),),
-    "latent-decode": tuple(
-        _Table("mla", file, "kv_cache_dtype", {**_LATENT, "step": "tokens"}, _latent)
-        for file in ("mla_generation_module_perf", "generation_mla_perf")
-    ),
-    "latent-prefill": tuple(
-        _Table("mla", file, "kv_cache_dtype", {**_LATENT, "isl": "tokens"}, _latent)
-        for file in ("mla_context_module_perf", "context_mla_perf")
-    ),
-    "all-reduce": (
-        _Table("comm", "custom_allreduce_perf", "launch",
-               {"num_gpus": "gpus", "message_size": "tokens"}, _all_reduces),
-    ),
-}  # fmt: skip
+#: What of each table is kept.
+_KEPT: dict[str, Callable[[_Rows], _Rows]] = {
+    "product": _products,
+    "decode": _attention,
+    "prefill": _attention,
+    "experts": _experts,
+    "latent-decode": _latent,
+    "latent-prefill": _latent,
+    "all-reduce": _all_reduces,
+}
 
 
 @dataclass(frozen=True)
@@ -179,7 +154,7 @@ class Imported:
     @property
     def gpu(self) -> str:
         """Our name of the GPU, or the package's if we have none."""
-        return SHIPPED.get(self.system, self.system)
+        return selection().systems.get(self.system, self.system)
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -216,7 +191,7 @@ def read(gpu: str, engine: str) -> Imported:
     tables: dict[tuple[str, str], _Rows] = {}
     versions: dict[str, str] = {}
     covers = set()
-    for name, places in _SOURCES.items():
+    for name, places in selection().tables.items():
         for place in places:
             path = _newest(system, engine, place)
             if path is not None:
@@ -227,11 +202,10 @@ def read(gpu: str, engine: str) -> Imported:
                 if name.startswith("latent"):
                     covers.add("module" if "module" in place.file else "kernel")
                 break
-    header: dict[str, Any] = {
-        "gpu": SHIPPED.get(system, system), "engine": engine, "versions": versions,
-        "source": f"aiconfigurator-core {_version()} (github.com/ai-dynamo/aiconfigurator)",
-        "licence": "Apache-2.0",
-    }  # fmt: skip
+    source = f"aiconfigurator-core {_version()} (github.com/ai-dynamo/aiconfigurator)"
+    gpu = selection().systems.get(system, system)
+    header: dict[str, Any] = {"gpu": gpu, "engine": engine, "versions": versions}
+    header |= {"source": source, "licence": "Apache-2.0"}
     if covers:
         header["latent_covers"] = " and ".join(sorted(covers))
     return Imported(system, engine, tables, header)
@@ -249,14 +223,11 @@ def _profile(system: str, kernels: str) -> dict[str, Any]:
     """A profile as a table: of a GPU that is shipped what differs, of another one every number."""
     stated = _yaml(_folder() / f"{system}.yaml")
     gpu, link = stated["gpu"], float(stated["node"]["pcie_bw"])
-    known = {
-        "hbm_bytes": int(gpu["mem_capacity"]), "hbm_bytes_per_s": float(gpu["mem_bw"]),
-        "flops_per_s": float(gpu["bfloat16_tc_flops"]),
-        "fp8_flops_per_s": float(gpu.get("fp8_tc_flops", 0)),
-        "fp4_flops_per_s": float(gpu.get("fp4_tc_flops", 0)),
-    }  # fmt: skip
+    known = {"hbm_bytes": int(gpu["mem_capacity"]), "hbm_bytes_per_s": float(gpu["mem_bw"])}
+    known["flops_per_s"] = float(gpu["bfloat16_tc_flops"])
+    known |= {f"{kind}_flops_per_s": float(gpu.get(f"{kind}_tc_flops", 0)) for kind in _NARROW}
     said = f"aiconfigurator-core {_version()}, systems/{system}.yaml"
-    if name := SHIPPED.get(system):
+    if name := selection().systems.get(system):
         base = load_profile(name)
         known = {key: x for key, x in known.items() if abs(x - getattr(base, key)) > 0.01 * x}
         first: dict[str, Any] = {"base": name, "name": name, "kernels": kernels}
@@ -281,14 +252,14 @@ def _profile(system: str, kernels: str) -> dict[str, Any]:
 
 def _system(gpu: str) -> str:
     """The package's name of a GPU, which may be given by ours."""
-    ours = {name: system for system, name in SHIPPED.items()}
+    ours = {name: system for system, name in selection().systems.items()}
     known = systems()
     if (system := ours.get(gpu.lower(), gpu.lower())) in known:
         return system
     raise UnknownName("GPU", gpu, known)
 
 
-def _newest(system: str, engine: str, place: _Table) -> Path | None:
+def _newest(system: str, engine: str, place: _Place) -> Path | None:
     """The file of the current version, else of the newest one before it."""
     from packaging.version import Version
 
@@ -310,16 +281,16 @@ def _read(path: Path) -> _Rows:
         raise UsageError(f"{path}: cannot be read: {error}") from None
 
 
-def _split(place: _Table, name: str, rows: _Rows) -> Iterator[tuple[str, _Rows]]:
+def _split(place: _Place, name: str, rows: _Rows) -> Iterator[tuple[str, _Rows]]:
     """Rows of a table by type, with our names of the columns."""
-    rows = place.kept(rows)
+    rows, types = _KEPT[name](rows), selection().types
     rows = rows[rows["latency"] > 0]
     keys = list(TABLES[name])
-    for kind in (each for each in _TYPES if each in set(rows[place.kind])):
+    for kind in (each for each in types if each in set(rows[place.kind])):
         of_kind = rows[rows[place.kind] == kind].rename(columns=place.columns)
         by_kernel = of_kind.groupby([*keys, "kernel_source"], as_index=False)["latency"].median()
         fastest = by_kernel.groupby(keys, as_index=False)["latency"].min()
-        yield _TYPES[kind], fastest.assign(seconds=fastest.pop("latency") / 1e3)
+        yield types[kind], fastest.assign(seconds=fastest.pop("latency") / 1e3)
 
 
 def _folder() -> Path:
@@ -347,7 +318,7 @@ def _yaml(path: Path) -> dict[str, Any]:
 def ship(folder: Path) -> Iterator[Path]:
     """Write the tables that come with arborsim, and the notice; yields each file."""
     measured = []
-    for system, gpu in SHIPPED.items():
+    for system, gpu in selection().systems.items():
         for engine in engines(system):
             imported = read(system, engine)
             tables = dict(imported.tables)
@@ -363,15 +334,15 @@ def ship(folder: Path) -> Iterator[Path]:
             said = "; ".join(f"{each} ({', '.join(of)})" for each, of in by_version.items())
             measured.append(f"{path.name}: {said}")
             source = imported.header["source"]
-    write_text(notice := folder / "NOTICE", _NOTICE.format(
-        source=source, versions="\n".join(measured)))  # fmt: skip
-    yield notice
+    notice = _NOTICE.format(source=source, versions="\n".join(measured))
+    write_text(folder / "NOTICE", notice)
+    yield folder / "NOTICE"
 
 
 def _run_by_many(experts: _Rows) -> _Rows:
     """Rows of experts of widespread models, on up to 8 GPUs."""
     shape = experts[["in_features", "out_features", "experts", "experts_per_token"]]
-    known = shape.apply(tuple, axis=1).isin(_SHIPPED_EXPERTS.keys())
+    known = shape.apply(tuple, axis=1).isin(list(selection().experts.values()))
     return experts[known & (experts["expert_parallel"] <= 8)]
 
 

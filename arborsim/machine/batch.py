@@ -211,9 +211,9 @@ class IterationTime:
             computing_s, reading_s = self._busy_s(s.sequences)
             out.flops_s += k * computing_s
             out.memory_s = k * reading_s
-            ends = ((first, self._memory_s(s, first), self._memory_s(s, last - 1), last)
-                    for first, last in pairwise(bends))  # fmt: skip
-            out.memory_s += sum((last - first) * (a + b) / 2 for first, a, b, last in ends)
+            for first, last in pairwise(bends):
+                both = self._memory_s(s, first) + self._memory_s(s, last - 1)
+                out.memory_s += (last - first) * both / 2
         else:
             weights_s = self._weights_s(s.sequences)
             out.memory_s = k * (weights_s + s.kv) + s.kv_g * (k * (k - 1) / 2)

@@ -39,14 +39,15 @@ _OTHER_FORMS = {
     "num_kv_shared_layers": "layers that share their cache",
 }
 #: What configurations of these families leave out.
+_GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {"head_dim": 256, "tie_word_embeddings": True, "layer_pattern": 2},
-    "gemma3_text": {
-        "head_dim": 256, "vocab_size": 262208, "tie_word_embeddings": True, "layer_pattern": 6,
-    },
+    "gemma2": {**_GEMMA_DEFAULTS, "layer_pattern": 2},
+    "gemma3_text": {**_GEMMA_DEFAULTS, "vocab_size": 262208, "layer_pattern": 6},
     "gpt_oss": {"head_dim": 64, "attention_bias": True, "layer_pattern": 2},
-}  # fmt: skip
+}
 _DEFAULTS["gemma3"] = _DEFAULTS["gemma3_text"]
+_OPTIONAL_COUNTS = ("q_lora_rank", "n_shared_experts", "decoder_sparse_step")
+_COUNTS_OF_LAYERS = ("first_k_dense_replace", "max_window_layers")
 
 
 def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
@@ -263,10 +264,7 @@ def _window(config: dict[str, Any], layers: int, origin: str) -> dict[str, int]:
 
 def _check_optional_counts(config: dict[str, Any], origin: str) -> None:
     """Counts that may be missing, null or 0, and lists that may be missing."""
-    for key in (
-        "q_lora_rank", "n_shared_experts", "first_k_dense_replace", "max_window_layers",
-        "decoder_sparse_step",
-    ):  # fmt: skip
+    for key in (*_OPTIONAL_COUNTS, *_COUNTS_OF_LAYERS):
         value = config.get(key)
         if value is not None and (not isinstance(value, int) or value < 0):
             raise UsageError(f"{origin}: {key} must be a whole number, not {value!r}")

@@ -9,14 +9,14 @@ what differs; ``[gpus.b200]`` gives what differs on one GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from arborsim.core.errors import UsageError
 from arborsim.core.records import check_ranges, given_values, located
-from arborsim.core.sourced import Seconds, Sourced
+from arborsim.core.sourced import Seconds, Sourced, required
 
 _Factor = Annotated[float, Meta(gt=0)]
 _Count = Annotated[int, Meta(ge=1)]
@@ -140,10 +140,6 @@ class EngineProfile(Sourced):
                 kept = {name: text for name, text in base.sources.items() if name not in values}
                 values["sources"] = {**kept, **values.get("sources", {})}
                 return replace(base, **values)
-            needed = [
-                each.name for each in fields(cls)
-                if each.default is MISSING and each.default_factory is MISSING
-            ]  # fmt: skip
-            if missing := [name for name in needed if name not in values]:
+            if missing := [name for name in required(cls) if name not in values]:
                 raise UsageError(f'{", ".join(missing)} missing; base = "vllm" takes vLLM\'s')
             return cls(**values)

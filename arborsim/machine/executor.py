@@ -44,13 +44,11 @@ from arborsim.policies.base import Policy
 from arborsim.policies.live_hints import hints_of
 from arborsim.trace.schema import Geometry, TraceInfo
 
-_COUNTED = np.stack([  # evicted, rehydrated, offloaded, quantised
-    kinds(lambda source, target: target == Tier.EVICTED),
-    kinds(lambda source, target: source == Tier.EVICTED),
-    kinds(lambda source, target: target.offloaded and not source.offloaded),
-    kinds(lambda source, target: target.rung > source.rung),
-])  # fmt: skip
-_RECOMPUTED, _QUANTISING = _COUNTED[1], _COUNTED[3]
+_EVICTING = kinds(lambda source, target: target == Tier.EVICTED)
+_RECOMPUTED = kinds(lambda source, target: source == Tier.EVICTED)
+_OFFLOADING = kinds(lambda source, target: target.offloaded and not source.offloaded)
+_QUANTISING = kinds(lambda source, target: target.rung > source.rung)
+_COUNTED = np.stack([_EVICTING, _RECOMPUTED, _OFFLOADING, _QUANTISING])
 _ROUNDED_BY_GPU = kinds(lambda source, target: target.rung > source.rung and not source.offloaded)
 _IN_HBM = by_tier(lambda tier: tier.in_hbm)
 

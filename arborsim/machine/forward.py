@@ -16,14 +16,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import HEAD, KV_B, WEIGHT_BITS, Product
 from arborsim.core.sourced import Basis
-from arborsim.machine.kernels import LAUNCH_S, Bound, Grid, Peak, load_tables
+from arborsim.machine.kernels import LAUNCH_S, TABLES, Bound, Grid, Peak, load_tables
 
 if TYPE_CHECKING:
     from arborsim.core.geometry import Geometry
@@ -44,9 +44,13 @@ class Forward:
     """Seconds of the parts of a pass; a `UsageError` if the tables lack what the model needs."""
 
     def __init__(
-        self, profile: HardwareProfile, engine: EngineProfile, geometry: Geometry, gpus: int = 1,
+        self,
+        profile: HardwareProfile,
+        engine: EngineProfile,
+        geometry: Geometry,
+        gpus: int = 1,
         expert_parallel: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.engine, self.geometry, self.gpus = engine, geometry, gpus
         self.profile, self._expert_parallel = profile, min(expert_parallel, gpus)
         self.tables = load_tables(profile.tables(engine.kernels))
@@ -120,11 +124,10 @@ class Forward:
         )
 
     def _products_of(self, kind: str, each: Product) -> Grid:
-        peak, width = self.peak, _WIDTH[kind]
-        return self.tables.grid(
-            "product", kind, lambda out, inner, rows: peak.product_s(rows, out, inner, width),
-            each.out_features, each.in_features,
-        )  # fmt: skip
+        def bound(out: Any, inner: Any, rows: Any) -> Any:
+            return self.peak.product_s(rows, out, inner, _WIDTH[kind])
+
+        return self.tables.grid("product", kind, bound, each.out_features, each.in_features)
 
     def experts_s(self, tokens: int) -> float:
         """The routed experts of all layers."""
@@ -151,12 +154,9 @@ class Forward:
             arithmetic = tokens * wanted.experts_per_token * weights / peak.flops_per_s
             return np.asarray(np.maximum(arithmetic, moved / peak.bytes_per_s) + LAUNCH_S)
 
-        model = {
-            "in_features": wanted.hidden, "out_features": wanted.expert_dim,
-            "experts": wanted.experts, "experts_per_token": wanted.experts_per_token,
-            "tensor_parallel": self.gpus // self._expert_parallel,
-            "expert_parallel": self._expert_parallel,
-        }  # fmt: skip
+        shape = wanted.hidden, wanted.expert_dim, wanted.experts, wanted.experts_per_token
+        split = self.gpus // self._expert_parallel, self._expert_parallel
+        model = dict(zip(TABLES["experts"], (*shape, *split), strict=False))
         for each in kinds:
             found = self.tables.experts(each, model, bound) if each in known else None
             if found is not None:
@@ -277,10 +277,9 @@ class Forward:
     def _grouped(self, table: str, window: int) -> Grid:
         found = self._attention.get((table, window))
         if found is None:
-            found = self.tables.grid(
-                table, self._kv, _attention_bound(self.peak, table, self._kv),
-                window, self.geometry.head_dim, self._kv_heads, self._heads,
-            )  # fmt: skip
+            bound = _attention_bound(self.peak, table, self._kv)
+            model = window, self.geometry.head_dim, self._kv_heads, self._heads
+            found = self.tables.grid(table, self._kv, bound, *model)
             if self.geometry.kv_bytes_per_element == _FP32:
                 found = found.scaled(_twice)
             self._attention[table, window] = found
@@ -346,10 +345,8 @@ def forward_of(
 def _attention_bound(peak: Peak, table: str, kind: str) -> Bound:
     width = {"fp8": 1, "bf16": 2}[kind]
 
-    def bound(
-        window: np.ndarray, size: np.ndarray, kv_heads: np.ndarray, heads: np.ndarray,
-        sequences: np.ndarray, tokens: np.ndarray,
-    ) -> np.ndarray:  # fmt: skip
+    def bound(*axes: np.ndarray) -> np.ndarray:
+        window, size, kv_heads, heads, sequences, tokens = axes
         seen = np.where(np.asarray(window) > 0, np.minimum(tokens, window), tokens)
         if table == "decode":
             pairs, moved = sequences * seen, sequences * seen * kv_heads * size * 2 * width

@@ -35,24 +35,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
-#: Columns of a table file, in order; those that a table does not need are null.
-KEYS = (
-    "tokens", "out_features", "in_features", "sequences", "heads", "kv_heads", "head_dim", "window",
-    "experts", "experts_per_token", "tensor_parallel", "expert_parallel", "gpus",
-)  # fmt: skip
+_SHARED = ("window", "head_dim", "kv_heads", "heads", "sequences", "tokens")
+_SPLIT = ("experts", "experts_per_token", "tensor_parallel", "expert_parallel")
 #: The axes of each table, those that a model fixes first; the last one is `tokens`.
 TABLES: dict[str, tuple[str, ...]] = {
     "product": ("out_features", "in_features", "tokens"),
-    "decode": ("window", "head_dim", "kv_heads", "heads", "sequences", "tokens"),
-    "prefill": ("window", "head_dim", "kv_heads", "heads", "sequences", "tokens"),
-    "experts": (
-        "in_features", "out_features", "experts", "experts_per_token", "tensor_parallel",
-        "expert_parallel", "tokens",
-    ),
+    "decode": _SHARED,
+    "prefill": _SHARED,
+    "experts": ("in_features", "out_features", *_SPLIT, "tokens"),
     "latent-decode": ("heads", "sequences", "tokens"),
     "latent-prefill": ("heads", "sequences", "tokens"),
     "all-reduce": ("gpus", "tokens"),
-}  # fmt: skip
+}
+#: Columns of a table file, in order; those that a table does not need are null.
+KEYS = tuple(dict.fromkeys(axis for axes in TABLES.values() for axis in reversed(axes)))
 _HEADER = ("gpu", "engine", "versions", "source", "licence", "groups")
 LAUNCH_S = 2e-6  # what the lower bounds add, so that they never approach 0
 
@@ -353,20 +349,17 @@ def write_tables(
         metadata={"arborsim.kernels": json.dumps(stored, sort_keys=True)},
     )
     labels = [field.name for field in fields]
-    with whole(path) as part, pq.ParquetWriter(
-        part, schema, compression="zstd", compression_level=19, use_dictionary=labels,
-        column_encoding={"seconds": "BYTE_STREAM_SPLIT"},
-    ) as writer:  # fmt: skip
+    packed: dict[str, Any] = {"compression": "zstd", "compression_level": 19}
+    packed |= {"use_dictionary": labels, "column_encoding": {"seconds": "BYTE_STREAM_SPLIT"}}
+    with whole(path) as part, pq.ParquetWriter(part, schema, **packed) as writer:
         for (table, kind), rows in tables.items():
             rows = rows.sort_values(list(TABLES[table]))
+            none = np.full(len(rows), np.nan)
             columns: list[Any] = [[table] * len(rows), [kind] * len(rows)]
-            columns += [rows.get(name) for name in KEYS]
+            columns += [rows.get(name, none) for name in KEYS]
             columns.append(_rounded(rows["seconds"].to_numpy(dtype=np.float32)))
-            arrays = [
-                pa.nulls(len(rows), field.type) if values is None
-                else pa.array(values, type=field.type, from_pandas=True)
-                for field, values in zip(schema, columns, strict=True)
-            ]  # fmt: skip
+            typed = zip(columns, schema.types, strict=True)
+            arrays = [pa.array(values, type=each, from_pandas=True) for values, each in typed]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), len(rows))
 
 

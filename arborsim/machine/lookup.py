@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -30,34 +31,11 @@ from arborsim.machine.config import geometry_from_config, parse_config
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.profile import HardwareProfile, HostProfile
 
-PROFILE_ALIASES = {
-    "4090": "rtx4090", "5080": "rtx5080", "rtx-a6000": "a6000", "6000-ada": "rtx6000-ada",
-    "a100": "a100-80", "a100-80gb": "a100-80", "a100-40gb": "a100-40", "h100-sxm": "h100",
-    "h100-80": "h100", "h200-sxm": "h200",
-}  # fmt: skip
-GEOMETRY_ALIASES = {
-    "llama3.1-8b": "llama-3.1-8b",
-    "llama-3.1-8b-instruct": "llama-3.1-8b",
-    "llama-3.1-70b-instruct": "llama-3.1-70b",
-    "r1-distill-llama-70b": "llama-3.1-70b",
-    "mistral-7b": "mistral-7b-v0.3",
-    "deepseek-r1-distill-qwen-14b": "r1-distill-qwen-14b",
-    "deepseek-r1-distill-qwen-32b": "r1-distill-qwen-32b",
-    "r1-distill-llama-8b": "llama-3.1-8b",
-    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
-    "deepseek-r1-distill-qwen-7b": "r1-distill-qwen-7b",
-    "qwen2.5-7b-instruct": "qwen2.5-7b",
-    "qwen3-235b": "qwen3-235b-a22b",
-    "qwen3-235b-a22b-instruct-2507": "qwen3-235b-a22b",
-    "qwen3-235b-a22b-thinking-2507": "qwen3-235b-a22b",
-    "qwen3-30b": "qwen3-30b-a3b",
-    "qwen3-30b-a3b-instruct-2507": "qwen3-30b-a3b",
-    "qwen3-30b-a3b-thinking-2507": "qwen3-30b-a3b",
-    "deepseek-v3-0324": "deepseek-v3",
-    "deepseek-v3.1": "deepseek-v3",
-    "deepseek-r1": "deepseek-v3",
-    "deepseek-r1-0528": "deepseek-v3",
-}
+
+@cache
+def _aliases() -> dict[str, dict[str, str]]:
+    file = resources.files("arborsim.machine") / "aliases.toml"
+    return parse_toml(file.read_text(encoding="utf-8"), "aliases.toml")
 
 
 class _Kind(NamedTuple):
@@ -66,8 +44,12 @@ class _Kind(NamedTuple):
     what: str
     folder: str
     suffix: str
-    aliases: dict[str, str]
     given_as: str
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Names by other names for the same."""
+        return _aliases().get(self.folder, {})
 
     def names(self) -> list[str]:
         entries = resources.files("arborsim.machine").joinpath(self.folder).iterdir()
@@ -75,12 +57,10 @@ class _Kind(NamedTuple):
         return sorted(name.removesuffix(self.suffix) for name in found)
 
 
-_GPU = _Kind("GPU", "profiles", ".toml", PROFILE_ALIASES, "--gpu {0}, or arborsim hardware {0}")
-_ENGINE = _Kind("engine", "engines", ".toml", {}, "--engine {0}")
-_HOST = _Kind("host", "hosts", ".toml", {}, "--host {0}, next to a GPU")
-_MODEL = _Kind(
-    "model", "geometries", ".json", GEOMETRY_ALIASES, "--model {0}, or arborsim models {0}"
-)  # fmt: skip
+_GPU = _Kind("GPU", "profiles", ".toml", "--gpu {0}, or arborsim hardware {0}")
+_ENGINE = _Kind("engine", "engines", ".toml", "--engine {0}")
+_HOST = _Kind("host", "hosts", ".toml", "--host {0}, next to a GPU")
+_MODEL = _Kind("model", "geometries", ".json", "--model {0}, or arborsim models {0}")
 #: Names of what is shipped.
 profile_names, host_names, geometry_names = _GPU.names, _HOST.names, _MODEL.names
 engine_names = _ENGINE.names
@@ -140,8 +120,8 @@ def _with_base(
     table = parse_toml(text, origin)
     name = table.pop("base", "")
     if not isinstance(name, str):
-        raise UsageError(f"{origin}: base must be the name or the file of a {kind.what}, "
-                         f"not {name!r}")  # fmt: skip
+        what = f"the name or the file of a {kind.what}"
+        raise UsageError(f"{origin}: base must be {what}, not {name!r}")
     return table, origin, name
 
 
@@ -181,7 +161,7 @@ def geometries_like(hub_id: str) -> list[str]:
     name = hub_id.rstrip("/").rpartition("/")[2].lower().removesuffix(".json").replace("_", "-")
     bare = _HUB_WORDS.sub("", name)
     for each in (name, bare, bare.removeprefix("meta-"), bare.removeprefix("deepseek-")):
-        found = GEOMETRY_ALIASES.get(each, each)
+        found = _MODEL.aliases.get(each, each)
         if found in known:
             return [found]
     size = _SIZE.search(name)

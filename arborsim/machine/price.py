@@ -135,11 +135,10 @@ class Price(Passes):
                 pieces.append(rest)
             if op[0] == Op.DECODE:
                 break
-        return PricedProgram(
-            demand, info, ops, [self.op_s(info, op) for op in ops], pieces, demand.chains(),
-            info.prefix_tokens if info.prefix else 0,
-            next((op[2] for op in ops if op[0] == Op.LEVEL), 0) if info.prefix else 0,
-        )  # fmt: skip
+        seconds = [self.op_s(info, op) for op in ops]
+        shared = info.prefix_tokens, next((op[2] for op in ops if op[0] == Op.LEVEL), 0)
+        shared = shared if info.prefix else (0, 0)
+        return PricedProgram(demand, info, ops, seconds, pieces, demand.chains(), *shared)
 
     def op_s(self, info: DemandInfo, op: tuple[int, ...]) -> float:
         """Seconds of a phase; 0 of those that take none of the server's time."""
@@ -202,23 +201,16 @@ class Price(Passes):
 
     def chunk(self, tokens: int, present: int, info: DemandInfo, left: int = 0) -> Extra:
         """The next `tokens` of a prompt within an iteration, `present` before, `left` after."""
-        policy_s, ends = self.rows_s(tokens, present, info, left), not left
+        policy_s = self.rows_s(tokens, present, info, left)
+        counts = 1, tokens, int(not left)  # sequences, tokens, prompts that end
         if self._forward is not None:
             attention_s = self._forward.prefill_attention_s(tokens, present)
-            return Extra(
-                serial_s=attention_s + self.sequence_s, policy_s=policy_s, sequences=1,
-                tokens=tokens, prompts=int(ends),
-            )  # fmt: skip
+            return Extra(0.0, 0.0, attention_s + self.sequence_s, policy_s, *counts)
         cost = self.cost.prefill(tokens, present)
-        return Extra(
-            compute_s=(cost.matrices_s + cost.attention_s) / self.gpus,
-            kv_s=cost.memory_s / self.gpus - self.weights_s(tokens),
-            serial_s=self.sequence_s + self._reduced_s(tokens),
-            policy_s=policy_s,
-            sequences=1,
-            tokens=tokens,
-            prompts=int(ends),
-        )
+        compute_s = (cost.matrices_s + cost.attention_s) / self.gpus
+        kv_s = cost.memory_s / self.gpus - self.weights_s(tokens)
+        serial_s = self.sequence_s + self._reduced_s(tokens)
+        return Extra(compute_s, kv_s, serial_s, policy_s, *counts)
 
     def alone_s(self, work: Extra) -> float:
         """A step of parts of prompts in which no search decodes."""
@@ -352,11 +344,11 @@ class Price(Passes):
         read, quantised, attended, rows, examined, _, _ = linear.T
         token_bytes = self.cost.geometry.full_bytes_per_token
         kv_tokens = (read - window) / token_bytes if token_bytes else 0.0 * read
-        return Asked(
-            self.policy(info), not info.eager, sequences, decided, streamed, remote, window, read,
-            quantised, attended / scale, rows / scale, examined, kv_tokens, sequences,
-            chooses * remote,
-        )  # fmt: skip
+        bytes_ = streamed, remote, window, read, quantised
+        tokens = attended / scale, rows / scale, examined, kv_tokens, sequences
+        fused = not info.eager
+        policy = self.policy(info)
+        return Asked(policy, fused, sequences, decided, *bytes_, *tokens, chooses * remote)
 
     def _side(self, info: DemandInfo, q: Asked) -> _Side:
         """What goes on next to the GPU's work in each iteration."""
@@ -379,17 +371,16 @@ class Price(Passes):
         window_s = np.asarray(cost.kv_read_s(q.window_bytes)) / self.gpus
         if info.recall == "near":
             total_s = cost.near_s(np.asarray(q.remote_bytes, dtype=float), sequences)
-            return none._replace(
-                near_s=np.where(away, total_s + window_s, 0.0), total_s=total_s,
-                down_bytes=down, up_bytes=np.where(away, layers * partials, 0),
-            )  # fmt: skip
+            near_s = np.where(away, total_s + window_s, 0.0)
+            up = np.where(away, layers * partials, 0)
+            return none._replace(near_s=near_s, total_s=total_s, down_bytes=down, up_bytes=up)
         total_s = cost.ondemand_s(streamed.astype(float))
         # The GPU attends to the fetched pages afterwards: that part of its attention hides nothing.
         near_s = total_s + np.asarray(cost.kv_read_s(streamed.astype(float))) / self.gpus
-        return none._replace(
-            near_s=np.where(near_s > 0, near_s + window_s, 0.0), link_s=link_s, total_s=total_s,
-            buffer_bytes=-(-streamed // max(1, layers)) + q.remote_bytes.astype(np.int64),
-        )  # fmt: skip
+        near_s = np.where(near_s > 0, near_s + window_s, 0.0)
+        buffers = -(-streamed // max(1, layers)) + q.remote_bytes.astype(np.int64)
+        found = none._replace(near_s=near_s, link_s=link_s, total_s=total_s)
+        return found._replace(buffer_bytes=buffers)
 
 
 class _Side(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,7 +21,7 @@ from msgspec import Meta
 from arborsim.core.documents import file_digest
 from arborsim.core.errors import UsageError
 from arborsim.core.records import Whole, check_ranges, given_values, located
-from arborsim.core.sourced import Rate, Seconds, Sourced, meanings, meant
+from arborsim.core.sourced import Rate, Seconds, Sourced, meanings, meant, required
 from arborsim.core.tiers import DDR, MEMORIES
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.kernels import shipped_tables
@@ -78,10 +78,17 @@ class PolicySeconds:
 
 
 #: Fields that records of earlier versions do not know: see `HardwareProfile.digest`.
+_LATER_NUMBERS = ("fp8_flops_per_s", "fp4_flops_per_s", "wide_per_layer_s")
+_LATER_OF_THE_HOST = ("launch_s", "graph_launch_s", "host_step_s")
+_LATER_MOVES = ("move_s", "move_group_s", "move_byte_s")
 _LATER_FIELDS = (
-    "fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine", "launch_s", "graph_launch_s",
-    "host_step_s", "move_s", "move_group_s", "move_byte_s", "wide_per_layer_s", "memories",
-)  # fmt: skip
+    *_LATER_NUMBERS,
+    *_LATER_OF_THE_HOST,
+    *_LATER_MOVES,
+    "kernels",
+    "engine",
+    "memories",
+)
 
 
 @dataclass(frozen=True)
@@ -232,7 +239,7 @@ class HardwareProfile(Sourced):
 
         The others mean "a roofline" or "nothing" unless they are given.
         """
-        needed = {entry.name for entry in fields(self) if entry.default is MISSING}
+        needed = required(type(self))
         return [name for name in meanings(type(self)) if name in needed or name in self.sources]
 
     def assumed(self) -> list[str]:
@@ -248,10 +255,9 @@ class HardwareProfile(Sourced):
     @cached_property
     def ddr(self) -> Memory:
         """Host memory behind PCIe, as the keys of the profile have it."""
-        return Memory(
-            MEMORIES[DDR], self.ddr_bytes, self.h2d_bytes_per_s, self.d2h_bytes_per_s,
-            self.pcie_latency_s, self.block_bytes, self.block_efficiency,
-        )  # fmt: skip
+        speeds = self.h2d_bytes_per_s, self.d2h_bytes_per_s, self.pcie_latency_s
+        curve = self.block_bytes, self.block_efficiency
+        return Memory(MEMORIES[DDR], self.ddr_bytes, *speeds, *curve)
 
     @cached_property
     def beside_hbm(self) -> Mapping[int, Memory]:
@@ -282,11 +288,7 @@ class HardwareProfile(Sourced):
                 kept = {name: text for name, text in base.sources.items() if name not in values}
                 values["sources"] = {**kept, **values.get("sources", {})}
                 return replace(base, **values)
-            optional = (MISSING, MISSING)
-            if missing := [
-                entry.name for entry in fields(cls)
-                if entry.name not in values and (entry.default, entry.default_factory) == optional
-            ]:  # fmt: skip
+            if missing := [name for name in required(cls) if name not in values]:
                 raise UsageError(
                     f'{", ".join(missing)} missing; with base = "h100", or another profile, the '
                     "file gives only what differs"
@@ -320,7 +322,5 @@ class HostProfile(Sourced):
             name: getattr(self, name) for name in ("ddr_bytes", "ddr_bytes_per_s", *limited)
         }
         sources = {name: f"{self.source(name)} (host {self.name})" for name in given}
-        return replace(
-            profile, name=f"{profile.name}+{self.name}",
-            sources={**profile.sources, **sources}, **given,
-        )  # fmt: skip
+        given |= {"name": f"{profile.name}+{self.name}", "sources": {**profile.sources, **sources}}
+        return replace(profile, **given)

@@ -28,9 +28,8 @@ from arborsim.core.tiers import DDR
 from arborsim.machine.profile import Longer
 
 #: Columns of pieces; a name that ends in "_growth" is the increment per iteration.
-LINEAR = (
-    "read_bytes", "quantised_bytes", "attended", "rows", "examined", "hbm_bytes", "prefix_bytes",
-)  # fmt: skip
+_READ = ("read_bytes", "quantised_bytes", "attended", "rows", "examined")
+LINEAR = (*_READ, "hbm_bytes", "prefix_bytes")
 FIXED = ("sequences", "decided", "streamed_bytes", "remote_bytes", "window_bytes")
 PIECE_COLUMNS = ("iterations", *FIXED, *LINEAR, *(f"{name}_growth" for name in LINEAR))
 #: `route` is ``2 * (memory - DDR) + up``.
@@ -41,10 +40,8 @@ _FORMAT = 1
 #: `window_bytes` is not in files: demands in which it matters are not kept.
 _WINDOW = PIECE_COLUMNS.index("window_bytes")
 _WIDTHS = {"ops": 4, "pieces": len(PIECE_COLUMNS) - 1, "legs": len(LEG_COLUMNS)}
-_DAMAGE = (
-    OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, NotImplementedError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+_BROKEN_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, *_BROKEN_ARCHIVE)
 
 
 class Op(IntEnum):

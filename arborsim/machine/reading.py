@@ -252,9 +252,12 @@ class Recall:
         self._offloaded, self._readable = _OFFLOADED[: ledger.tiers], _READABLE[: ledger.tiers]
 
     def reading(
-        self, path: PathProfile, sequences: int, landing: PathProfile | None,
+        self,
+        path: PathProfile,
+        sequences: int,
+        landing: PathProfile | None,
         fetched_bytes: np.ndarray | None = None,
-    ) -> Reading:  # fmt: skip
+    ) -> Reading:
         """What a run of iterations asks for, in which `sequences` leaves decode together.
 
         `landing` is the part of `path` that counts as being in DDR but is still read from its old
@@ -272,10 +275,8 @@ class Recall:
             return self._reading(path, rows, streamed_bytes=fetched_bytes, buffer_bytes=buffers)
         local = path.minus(away)
         if self.mode == "near":
-            return self._reading(
-                local, rows, remote_bytes=self._sizes @ self._read(away),
-                window_bytes=self._window_bytes(local),
-            )  # fmt: skip
+            remote, windows = self._sizes @ self._read(away), self._window_bytes(local)
+            return self._reading(local, rows, remote_bytes=remote, window_bytes=windows)
         return self._ondemand(local, away, sequences, rows)
 
     def _reading(self, path: PathProfile, rows: Array, **more: Any) -> Reading:

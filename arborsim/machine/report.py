@@ -10,10 +10,8 @@ from arborsim.machine.clock import Clock
 from arborsim.machine.machine import KvPool
 from arborsim.machine.program import Op
 
-_CAUSE = {
-    Op.PREFILL: "prefill_s", Op.RECOMPUTE: "recompute_s", Op.DECIDE: "policy_s",
-    Op.TURN: "policy_s", Op.COPY: "policy_s", Op.MOVE: "exposed_s",
-}  # fmt: skip
+_CAUSE = dict.fromkeys((Op.DECIDE, Op.TURN, Op.COPY), "policy_s")
+_CAUSE |= {Op.PREFILL: "prefill_s", Op.RECOMPUTE: "recompute_s", Op.MOVE: "exposed_s"}
 
 
 @dataclass

@@ -19,7 +19,7 @@ from arborsim.machine.program import Op, Part, PricedProgram, SearchDemand
 from arborsim.machine.report import SearchOutcome, ServingReport, Utilisation
 from arborsim.machine.scheduler import Arrivals, Timed
 from arborsim.machine.server import Server
-from arborsim.machine.state import chunk_tokens
+from arborsim.machine.state import ServedSearch, chunk_tokens
 
 Watch = Callable[["Server", Command, float], bool]
 Play = Callable[
@@ -200,16 +200,8 @@ def report(server: Server, pool: KvPool) -> ServingReport:
             for memory in state.stored
         },
     )
-    outcomes = tuple(
-        SearchOutcome(
-            each.demand, each.arrival_s, each.admitted_s, each.first_token_s, each.finish_s,
-            each.preemptions, each.generated, each.priced.demand.iterations, each.refused,
-            each.prefilled_s,
-        )
-        for each in state.searches
-    )  # fmt: skip
     return ServingReport(
-        outcomes,
+        tuple(map(_outcome, state.searches)),
         total_s,
         tally.tokens,
         tally.num_iterations,
@@ -226,3 +218,9 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         tally.prefixes,
         tally.series(),
     )
+
+
+def _outcome(search: ServedSearch) -> SearchOutcome:
+    times = search.arrival_s, search.admitted_s, search.first_token_s, search.finish_s
+    counts = search.preemptions, search.generated, search.priced.demand.iterations
+    return SearchOutcome(search.demand, *times, *counts, search.refused, search.prefilled_s)

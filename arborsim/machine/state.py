@@ -140,10 +140,8 @@ class State:
         self.stream_floor_s = 0.0  # what the NVMe takes for what iterations stream
         engine_block = price.engine.block_tokens if price.engine is not None else 16
         block = self.block_tokens = options.prefix_block_tokens or engine_block
-        self.host = Host(
-            clock, price.cost.profile.ddr_bytes, options.nvme_bytes,
-            options.prefix_host_bytes, block,
-        )  # fmt: skip
+        ddr_bytes, nvme_bytes = price.cost.profile.ddr_bytes, options.nvme_bytes
+        self.host = Host(clock, ddr_bytes, nvme_bytes, options.prefix_host_bytes, block)
         self.prefixes = Prefixes(block, self.host)
         #: Memories below DDR: what there is of each, and what searches hold and may come to hold
         below = price.cost.profile.memories

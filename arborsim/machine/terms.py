@@ -193,9 +193,12 @@ ITERATION_TERMS: list[IterationTerm] = [
 LAUNCHES = "decode: launches that take longer"
 #: Terms of phases other than iterations, and what they are in a plan's terms.
 PREFILL_TERMS = (
-    "prefill: matrix products", "prefill: attention", "prefill: weights and KV read",
-    "prefill: per layer and step", "prefill: element-wise and all-reduce",
-)  # fmt: skip
+    "prefill: matrix products",
+    "prefill: attention",
+    "prefill: weights and KV read",
+    "prefill: per layer and step",
+    "prefill: element-wise and all-reduce",
+)
 MATRICES = "policy: attention matrices of the prefill"
 #: What device code copies or reads outside iterations, by `arborsim.machine.program.Copied`.
 COPY_TERMS = ("policy: quantising", "policy: compaction", "policy: page bounds")
@@ -219,13 +222,12 @@ def _each(seconds: Callable[..., float], *counts: np.ndarray) -> np.ndarray:
 
 def names() -> tuple[str, ...]:
     """Of all terms, in the order in which they are shown."""
-    policy = [term.name for term in ITERATION_TERMS if term.part == "policy"]
-    return tuple(dict.fromkeys((
-        *PREFILL_TERMS, *(t.name for t in ITERATION_TERMS if t.part != "policy"), LAUNCHES,
-        policy[0],
-        "policy: turns", MATRICES, *policy[1:], *COPY_TERMS,
-        BACKGROUND, MOVES, *(name for name, _ in SIDE_TERMS.values()), REHYDRATION, *LINK_TERMS,
-    )))  # fmt: skip
+    decode = [term.name for term in ITERATION_TERMS if term.part != "policy"]
+    first, *others = [term.name for term in ITERATION_TERMS if term.part == "policy"]
+    policies = (first, "policy: turns", MATRICES, *others, *COPY_TERMS)
+    transfers = (BACKGROUND, MOVES, *(name for name, _ in SIDE_TERMS.values()))
+    found = (*PREFILL_TERMS, *decode, LAUNCHES, *policies, *transfers, REHYDRATION, *LINK_TERMS)
+    return tuple(dict.fromkeys(found))
 
 
 def plan_name(name: str) -> str:
@@ -254,12 +256,13 @@ OTHER_NUMBERS: dict[str, tuple[str, ...]] = {
     SIDE_TERMS["near"][0]: ("ddr_bytes_per_s", *_LINK),
     SIDE_TERMS["ondemand"][0]: ("h2d_bytes_per_s", *_LINK),
     MOVES: ("move_s", "move_group_s", "move_byte_s"),
-}  # fmt: skip
+}
 #: Parts of a pass that terms of a prompt are, where kernels were measured.
 PREFILL_KERNELS = {
-    PREFILL_TERMS[0]: ("products", "experts"), PREFILL_TERMS[1]: ("prefill attention",),
+    PREFILL_TERMS[0]: ("products", "experts"),
+    PREFILL_TERMS[1]: ("prefill attention",),
     REHYDRATION: ("products", "prefill attention"),
-}  # fmt: skip
+}
 
 
 _UNEXPLAINED = 0.005  # of the seconds
@@ -281,11 +284,11 @@ def total(searches: Iterable[Iterable[Term]]) -> tuple[Term, ...]:
     for terms in searches:
         for term in terms:
             found.setdefault(term.name, []).append(term)
-    return tuple(
-        Term(
-            name, math.fsum(each.seconds for each in found[name]),
-            math.fsum(each.hidden_s for each in found[name]),
-            max(each.basis for each in found[name]),
-        )
-        for name in names() if name in found
-    )  # fmt: skip
+    return tuple(_sum(name, found[name]) for name in names() if name in found)
+
+
+def _sum(name: str, terms: list[Term]) -> Term:
+    seconds, hidden_s = (
+        math.fsum(values) for values in zip(*((t.seconds, t.hidden_s) for t in terms), strict=True)
+    )
+    return Term(name, seconds, hidden_s, max(term.basis for term in terms))

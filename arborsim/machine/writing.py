@@ -95,10 +95,8 @@ class OpenProgram(PricedProgram):
         self._then: dict[int, Callable[[], Next]] = {}
         self._waited_for: set[int] = set()
         self._starving: simpy.Event | None = None
-        self._server = Server(
-            [self], [0], self.price, ServingOptions(prefix_sharing=False), UNBOUNDED, self.clock,
-            Batch(), MemoryTally,
-        )  # fmt: skip
+        alone = [self], [0], self.price, ServingOptions(prefix_sharing=False), UNBOUNDED
+        self._server = Server(*alone, self.clock, Batch(), MemoryTally)
         assert isinstance(self._server.state.tally, MemoryTally)
         self.tally = self._server.state.tally
         self.tally.watch(self._server.state)

@@ -191,10 +191,8 @@ class Changes:
 
     def where(self, mask: np.ndarray) -> Changes:
         """The changes that `mask`, bool ``[m]``, selects."""
-        return Changes(
-            self.step[mask], self.group[mask], self.token[mask], self.source[mask],
-            self.target[mask],
-        )  # fmt: skip
+        columns = self.step, self.group, self.token, self.source, self.target
+        return Changes(*(column[mask] for column in columns))
 
 
 @dataclass
@@ -227,7 +225,7 @@ class MostMoved:
         """Changes of the first decision, of a later one, or of several with a step each."""
         flow, tokens = changes.flow.reshape(MOST_TIERS, MOST_TIERS), self.tokens[0 if first else 1]
         self.reached |= flow.any(0)
-        for source, target in np.argwhere(_TURNED & (flow > tokens[_RUNG][:, _RUNG])):
+        for source, target in np.argwhere(_CONVERTED & (flow > tokens[_RUNG][:, _RUNG])):
             own = changes.kind == source * MOST_TIERS + target
             cell = changes.step[own] * (1 + int(changes.group.max())) + changes.group[own]
             _, count = np.unique(cell, return_counts=True)
@@ -237,10 +235,13 @@ class MostMoved:
 
 _RUNG = by_tier(lambda tier: tier.rung)
 #: Changes that are noted, bool ``[tiers, tiers]``.
-_TURNED = kinds(
-    lambda source, target: Tier.EVICTED not in (source, target)
-    and (source.rung != target.rung or (source.offloaded and target.in_hbm))
-).reshape(MOST_TIERS, MOST_TIERS) > 0  # fmt: skip
+_CONVERTED = kinds(
+    lambda source, target: (
+        Tier.EVICTED not in (source, target)
+        and (source.rung != target.rung or (source.offloaded and target.in_hbm))
+    )
+)
+_CONVERTED = _CONVERTED.reshape(MOST_TIERS, MOST_TIERS) > 0
 _NONE = np.empty(0, dtype=np.int64)
 _NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NONE.astype(np.int8), _NONE.astype(np.int8))
 

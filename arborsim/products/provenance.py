@@ -16,7 +16,8 @@ from arborsim.machine.cost import CostModel
 from arborsim.machine.fidelity import bases_text, evidence
 from arborsim.machine.price import Price
 from arborsim.machine.weights import weights_type
-from arborsim.play.results import BASELINE, MACHINE, assumed_policy_time, at_budget, does_not_fit
+from arborsim.play.cautions import assumed_policy_time, does_not_fit
+from arborsim.play.results import BASELINE, MACHINE, at_budget
 from arborsim.policies.registry import values_of
 from arborsim.report.words import counted
 

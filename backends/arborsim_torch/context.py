@@ -123,10 +123,7 @@ class PassContext:
             self._fold()
 
     def count(self, large: Tensor) -> None:
-        """Take one layer's numbers of large entries, int64 ``[kv_heads, seqs, group, queries]``.
-
-        0 if a row is not a number.
-        """
+        """Take a layer's counts, int64 ``[kv_heads, seqs, group, queries]``; 0 of rows with NaN."""
         self._counts.append(large)
 
     def block_rows(self, device: torch.device) -> BlockRows:
@@ -249,10 +246,7 @@ class PassContext:
         return torch.stack(self._group_newest, dim=1).flatten(1, 2)
 
     def group_sums(self) -> Tensor:
-        """Sum of the rows that are numbers, ``[seqs, groups, positions]``.
-
-        Float64, or float32 of one query.
-        """
+        """Sum of rows without NaN, ``[seqs, groups, positions]``; float32 of one query or 64."""
         if self._group_sums:
             return torch.stack(self._group_sums, dim=1).flatten(1, 2)
         newest = self.group_newest()
@@ -265,10 +259,7 @@ def _group_mean(by_head: Tensor) -> Tensor:
 
 
 def _by_position(by_head: Tensor, view: LayerView) -> Tensor:
-    """One value per position on the path: ``[seqs, heads, queries, positions]``.
-
-    Positions whose token is not held get 0.
-    """
+    """One value per position on the path, ``[seqs, heads, queries, positions]``; 0 if not held."""
     kv_heads, seqs, group, queries, _ = by_head.shape
     if view.position is None:
         return by_head.transpose(0, 1).flatten(1, 2)

@@ -138,7 +138,7 @@ def test_pools_of_other_forms() -> None:
 
 
 def test_every_number_of_a_profile_has_a_meaning() -> None:
-    others = {"name", "sources", "evidence", "policies", "kernels", "engine"}
+    others = {"name", "sources", "evidence", "policies", "kernels", "engine", "memories"}
     numbers = {entry.name for entry in fields(HardwareProfile)} - others
     profile = replace(load_profile("h100"), sources=dict.fromkeys(numbers, "here"))
     assert {number.name for number in numbers_of(profile)} == numbers

@@ -19,7 +19,7 @@ from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, iterations
 from arborsim.policies.registry import build
-from arborsim.products.generate.lengths import Fixed, TreeSpec, write_generated
+from arborsim.products.generate.lengths import TreeSpec, fixed, write_generated
 from arborsim.products.validate import published, published_errors
 from arborsim.products.validate.aiconfigurator import Prediction, installed
 from arborsim.products.validate.published import PlayedRun, compare
@@ -149,7 +149,7 @@ def test_validate_without_a_subcommand_is_what_it_was(capsys: pytest.CaptureFixt
 def test_a_request_is_what_a_replay_would_record(model: str, prompt: int, tmp_path: Path) -> None:
     geometry, output = load_geometry(model), 60
     trace = tmp_path / "linear.parquet"
-    write_generated(TreeSpec(Fixed(prompt), Fixed(output)), 1, 0, geometry, trace)
+    write_generated(TreeSpec(fixed(prompt), fixed(output)), 1, 0, geometry, trace)
     machine = Machine(load_profile("h100"), geometry)
     (recorded,) = record_demands(trace, build("full"), Budget("-", share=1.0), machine)
     made = published.request(geometry, prompt, output)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
-from arborsim.products.command import argument, command, option
-from arborsim.products.options import json_option, print_json
+from arborsim.products.declare import Option, Written
+from arborsim.products.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,17 +17,27 @@ if TYPE_CHECKING:
     from arborsim.machine.lookup import Prices
     from arborsim.machine.profile import HardwareProfile
 
-Source = StrEnum("Source", ["aiconfigurator"])
 
-
-@command
 def hardware(
-    name: str = argument("", "One GPU, in detail: a name or TOML file.", complete="gpu"),
-    host: str = option("", "Put the GPU into this host: a name or file.", complete="host"),
-    prices: Path | None = option(None, "Your prices: a TOML file like the shipped one."),
-    json: bool = json_option(),
+    name: Annotated[str, Option(complete="gpu")] = "",
+    *,
+    host: Annotated[str, Option(complete="host")] = "",
+    prices: Path | None = None,
+    json: Json = False,
 ) -> None:
-    """List the GPUs and hosts, or explain one: every number with unit, source and date."""
+    """List the GPUs and hosts, or explain one: every number with unit, source and date.
+
+    Parameters
+    ----------
+    name
+        One GPU, in detail: a name or TOML file.
+    host
+        Put the GPU into this host: a name or file.
+    prices
+        Your prices: a TOML file like the shipped one.
+    json
+        Print JSON instead of tables.
+    """
     from arborsim.machine.lookup import load_prices, load_profile, profile_names
     from arborsim.report.table import terminal
 
@@ -46,22 +53,30 @@ def hardware(
         _list(console, found, priced, host)
 
 
-@command
 def import_(
-    source: Source = argument(..., "Where the times are from: PyPI's aiconfigurator-core."),
-    gpu: str = option(..., "The GPU, as the source calls it: b200_sxm."),
-    engine: str = option(..., "The inference engine: vllm, sglang, trtllm."),
-    out: Path | None = option(
-        None,
-        "The profile to make; the tables lie next to it.",
-        shown="GPU-ENGINE.toml",
-        writes=True,
-    ),
-    overwrite: bool = option(False, "Replace both files.", "--overwrite"),
+    source: Literal["aiconfigurator"],
+    *,
+    gpu: str,
+    engine: str,
+    out: Annotated[Written | None, Option(shown="GPU-ENGINE.toml")] = None,
+    overwrite: bool = False,
 ) -> None:
     """Import measured kernels of a GPU and an engine, as a profile.
 
     Needs the extra `kernels`.
+
+    Parameters
+    ----------
+    source
+        Where the times are from: PyPI's aiconfigurator-core.
+    gpu
+        The GPU, as the source calls it: b200_sxm.
+    engine
+        The inference engine: vllm, sglang, trtllm.
+    out
+        The profile to make; the tables lie next to it.
+    overwrite
+        Replace both files.
     """
     from arborsim.machine.aiconfigurator import read, write_profile
     from arborsim.report.table import print_list, terminal
@@ -78,12 +93,9 @@ def import_(
         rows.append([table, ", ".join(of_type), f"{sum(of_type.values()):,}", version])
     print_list(terminal(), ["table", "types", "rows", engine], rows)
     megabytes = tables.stat().st_size / 1e6
-    typer.echo(f"\n{found.header['source']}, {found.header['licence']}")
+    print(f"\n{found.header['source']}, {found.header['licence']}")
     use = f"arborsim replay TRACE --gpu {out} --engine {engine}"
-    typer.echo(f"wrote {out} and {tables} ({megabytes:.2f} MB): {use}")
-
-
-SUBCOMMANDS = {"import": import_}
+    print(f"wrote {out} and {tables} ({megabytes:.2f} MB): {use}")
 
 
 def _check_profile(out: Path, overwrite: bool) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from arborsim.products.command import argument, command, option
-from arborsim.products.options import json_option, print_json
+from arborsim.products.declare import Option, Positive
+from arborsim.products.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,16 +15,32 @@ if TYPE_CHECKING:
     from arborsim.machine.profile import HardwareProfile
 
 
-@command
 def models(
-    name: str = argument("", "One model, in detail: a name or a config.json.", complete="model"),
-    gpu: str = option("h100", "GPU to count tokens on: a name or TOML file.", complete="gpu"),
-    kv_dtype: str = option("", "Type of the cache: fp8, bf16, ...", shown="the model's"),
-    weights: str = option("", "Type of the weights: fp8, int4, ...", shown="the model's"),
-    prefill_tokens: int = option(8192, "Prompt tokens of the largest pass: its workspace.", min=1),
-    json: bool = json_option(),
+    name: Annotated[str, Option(complete="model")] = "",
+    *,
+    gpu: Annotated[str, Option(complete="gpu")] = "h100",
+    kv_dtype: Annotated[str, Option(shown="the model's")] = "",
+    weights: Annotated[str, Option(shown="the model's")] = "",
+    prefill_tokens: Positive = 8192,
+    json: Json = False,
 ) -> None:
-    """List the models, or explain one: bytes of a token, weights, and what a GPU has room for."""
+    """List the models, or explain one: bytes of a token, weights, and what a GPU has room for.
+
+    Parameters
+    ----------
+    name
+        One model, in detail: a name or a config.json.
+    gpu
+        GPU to count tokens on: a name or TOML file.
+    kv_dtype
+        Type of the cache: fp8, bf16, ...
+    weights
+        Type of the weights: fp8, int4, ...
+    prefill_tokens
+        Prompt tokens of the largest pass: its workspace.
+    json
+        Print JSON instead of tables.
+    """
     from arborsim.machine.config import with_types
     from arborsim.machine.lookup import geometry_names, load_geometry, load_profile
     from arborsim.machine.machine import kv_room

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from arborsim.products.command import argument, command
-from arborsim.products.options import json_option, output_option, print_json
+from arborsim.products.declare import Option
+from arborsim.products.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,13 +44,23 @@ _SIGNALS = {
 }
 
 
-@command
 def policies(
-    name: str = argument("", "One policy, in detail: a name, file or class.", complete="policy"),
-    json: bool = json_option(),
-    markdown: bool = output_option(False, "Print docs/policies.md.", "--markdown"),
+    name: Annotated[str, Option(complete="policy")] = "",
+    *,
+    json: Json = False,
+    markdown: Annotated[bool, Option(panel="Output")] = False,
 ) -> None:
-    """List the policies, or explain one: its method, source, parameters and what it reads."""
+    """List the policies, or explain one: its method, source, parameters and what it reads.
+
+    Parameters
+    ----------
+    name
+        One policy, in detail: a name, file or class.
+    json
+        Print JSON instead of tables.
+    markdown
+        Print docs/policies.md.
+    """
     from arborsim.policies.registry import available
     from arborsim.report.table import terminal
 
@@ -67,7 +77,7 @@ def policies(
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """Facts about the policy called `name`, at ``package.module:Class`` or in a file."""
+    """Facts of the policy called `name`, at ``package.module:Class`` or in a file."""
     from arborsim.policies.registry import build, find, parameters
 
     kind, policy = find(name), build(name)
@@ -215,13 +225,13 @@ def tier_code(facts: Mapping[str, Any]) -> str:
 
 
 def _unit(facts: Mapping[str, Any]) -> str:
-    """The groups that a decision is for, in a few words."""
+    """The unit of a decision, in a few words."""
     grain = facts["granularity"].partition(",")[0]
     return grain if facts["per"] == "shared" else f"{grain} per {facts['per']}"
 
 
 def _sees(facts: Mapping[str, Any]) -> str:
-    """The signals it reads, in short words."""
+    """The signals that it reads, in short words."""
     found = [_SIGNALS.get(each, each.replace("_", " ")) for each in facts["reads"]]
     return ", ".join(dict.fromkeys(found)) or "-"
 

@@ -17,7 +17,7 @@ from arborsim.core.units import Scale
 from arborsim.play.results import BASELINE, ReplayResult, aggregate
 from arborsim.products.live import tables as live
 from arborsim.products.live.tables import live_rows
-from arborsim.products.plan import sentences as plan_words
+from arborsim.products.plan import words as plan_words
 from arborsim.products.plan.results import CandidateResult
 from arborsim.products.provenance import parameters
 from arborsim.products.replay import tables as replay

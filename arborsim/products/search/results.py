@@ -90,6 +90,7 @@ class SearchResult:
             **own,
             "budget_tokens": simulated.budget_tokens,
             **{f.name: getattr(measured, f.name) for f in fields(measured) if f.name not in known},
+            **stored_columns(measured.stored),
             "hbm_kv_byte_s": simulated.hbm_kv_byte_s,
             "peak_held_kv_bytes": simulated.peak_held_kv_bytes,
             "held_kv_byte_s": simulated.held_kv_byte_s,

@@ -56,13 +56,15 @@ class ValidationResults(Results):
         from arborsim.products.validate.results import lines_of, rank_agreements, term_errors
 
         lines = lines_of(self.raw.checks)
-        return documents.to_json({
-            "about": dict(self.raw.about),
-            "left_out": self.raw.left_out,
-            "rows": lines,
-            "errors": term_errors(lines),
-            "ranks": rank_agreements(self.raw.checks),
-        })  # fmt: skip
+        return documents.to_json(
+            {
+                "about": dict(self.raw.about),
+                "left_out": self.raw.left_out,
+                "rows": lines,
+                "errors": term_errors(lines),
+                "ranks": rank_agreements(self.raw.checks),
+            }
+        )
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         from arborsim.products.validate.report import write_page

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -225,11 +226,11 @@ class SlotWriter:
         """Tokens that enter every group; slots are int64 ``[groups, tokens]``."""
         layout = pool.layout
         if layout.grouping != "head":
-            if all(_follow_one_another(row) for row in slots):
+            if (slots[:, 1:] - slots[:, :-1] == 1).all():
                 return SpanWriter.new(pool, slots)
-            return cls(pool, [_rows(row, pool.device) for row in slots])
+            return cls(pool, [partial(_put_rows, to_device(row, pool.device)) for row in slots])
         rows = (slots + pool.first_row[:, None]).reshape(layout.layers, -1)
-        return cls(pool, [_rows_per_head(own) for own in to_device(rows, pool.device)])
+        return cls(pool, [partial(_put_heads, own) for own in to_device(rows, pool.device)])
 
     @classmethod
     def rewrite(cls, pool: Pool, tokens: np.ndarray, lost: np.ndarray) -> SlotWriter:
@@ -240,12 +241,11 @@ class SlotWriter:
             slab, heads = layout.slab_of_group(group)
             which = np.flatnonzero(own)
             slot = pool.slots.of[group, tokens[which]].astype(np.int64)
-            if layout.grouping == "head":
-                slot += pool.first_row[group]
-                puts[slab].append(_some_of_head(which, slot, heads.start, pool.device))
-            else:
-                puts[slab].append(_some(which, slot, pool.device))
-        return cls(pool, [_all(own) for own in puts])
+            slot += pool.first_row[group] if layout.grouping == "head" else 0
+            head = heads.start if layout.grouping == "head" else None
+            chosen, index = to_device(which, pool.device), to_device(slot, pool.device)
+            puts[slab].append(partial(_put_some, chosen, index, head))
+        return cls(pool, [partial(_put_all, own) for own in puts])
 
 
 @dataclass(frozen=True)
@@ -273,47 +273,20 @@ class SpanWriter:
         self.targets[2 * layer + 1].copy_(values)
 
 
-def _follow_one_another(slots: np.ndarray) -> bool:
-    return len(slots) == 1 or bool((slots[1:] - slots[:-1] == 1).all())
+def _put_rows(index: Tensor, target: Tensor, new: Tensor) -> None:
+    target.index_copy_(1, index, new)
 
 
-def _rows(slots: np.ndarray, device: torch.device) -> Put:
-    index = to_device(slots, device)
-
-    def put(target: Tensor, new: Tensor) -> None:
-        target.index_copy_(1, index, new)
-
-    return put
+def _put_heads(index: Tensor, target: Tensor, new: Tensor) -> None:
+    target.index_copy_(0, index, new.reshape(-1, target.shape[1]))
 
 
-def _rows_per_head(index: Tensor) -> Put:
-    def put(target: Tensor, new: Tensor) -> None:
-        target.index_copy_(0, index, new.reshape(-1, target.shape[1]))
-
-    return put
-
-
-def _some(which: np.ndarray, slot: np.ndarray, device: torch.device) -> Put:
-    chosen, index = to_device(which, device), to_device(slot, device)
-
-    def put(target: Tensor, new: Tensor) -> None:
-        target.index_copy_(1, index, new.index_select(1, chosen))
-
-    return put
+def _put_some(chosen: Tensor, index: Tensor, head: int | None, target: Tensor, new: Tensor) -> None:
+    """Write the `chosen` tokens, of all heads or of one."""
+    own = new if head is None else new[head]
+    target.index_copy_(own.dim() - 2, index, own.index_select(own.dim() - 2, chosen))
 
 
-def _some_of_head(which: np.ndarray, row: np.ndarray, head: int, device: torch.device) -> Put:
-    chosen, index = to_device(which, device), to_device(row, device)
-
-    def put(target: Tensor, new: Tensor) -> None:
-        target.index_copy_(0, index, new[head].index_select(0, chosen))
-
-    return put
-
-
-def _all(puts: list[Put]) -> Put:
-    def put(target: Tensor, new: Tensor) -> None:
-        for one in puts:
-            one(target, new)
-
-    return put
+def _put_all(puts: list[Put], target: Tensor, new: Tensor) -> None:
+    for put in puts:
+        put(target, new)

@@ -34,10 +34,7 @@ class _Arriving:
 
 
 class HostStream:
-    """Feeds a `LayerStream` from host pools.
-
-    `places` are where each layer's parts arrive in passes that are the same.
-    """
+    """Feeds a `LayerStream`; `places` are where parts arrive in passes that are the same."""
 
     def __init__(self, link: HostLink, layers: int) -> None:
         self._link, self._layers = link, layers

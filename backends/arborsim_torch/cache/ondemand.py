@@ -34,10 +34,7 @@ _AFTER_ALL = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows that queries may read of the layers of one kind.
-
-    Rows are those of all places, one place after the other.
-    """
+    """The rows that queries may read of the layers of one kind, one place after the other."""
 
     #: int64 ``[kv_heads or 1, rows]``: beyond every query's, if nothing that is read is there
     position: np.ndarray

@@ -192,10 +192,7 @@ class Pool:
         return len(self._slabs[self.layout.slab_of_layer(layer)[0]]) > 0
 
     def slab(self, layer: int) -> list[Tensor]:
-        """Data ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer: views.
-
-        Of a slab that is not ragged.
-        """
+        """Views ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer not ragged."""
         known = self._views.get(layer)
         if known is None:
             slab, index = self.layout.slab_of_layer(layer)

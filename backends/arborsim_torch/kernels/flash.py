@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import attend, pack, unpack
+from arborsim_torch.kernels.dense import accumulator, attend, merge, pack, unpack
 from arborsim_torch.kernels.fused import KERNELS, choose
-from arborsim_torch.kernels.merge import accumulator, merge
 from arborsim_torch.kernels.packages import Kernel, decode
 from arborsim_torch.kernels.piece import Piece
 
@@ -44,7 +43,7 @@ def attend_flash(
         return torch.zeros_like(q), lse
     name = kernel or choose(q.device, q.dtype, dim).name
     if name == "dense":
-        mask = _triangle(n, q.device) if causal else None
+        mask = q.new_ones((1, 1, n, n), dtype=torch.bool).tril_() if causal else None
         return attend(q, k, v, scale, mask)
     if name not in KERNELS:
         known = ", ".join(("dense", *KERNELS))
@@ -91,10 +90,6 @@ def attend_prefix(q: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor
     rows = pack(q[:, :, None], kv_heads).reshape(1, 1, -1, dim)
     out, lse = decode(piece.prefix.package, rows, keys, values, piece.prefix.length, scale)
     return out.reshape(kv_heads, -1, dim), lse.reshape(kv_heads, -1)
-
-
-def _triangle(n: int, device: torch.device) -> Tensor:
-    return torch.ones((1, 1, n, n), dtype=torch.bool, device=device).tril_()
 
 
 def _grouped(

@@ -1,7 +1,7 @@
 """Attention where the keys are: the CPU attends over keys and values that stay in host memory.
 
 The queries of a step are small and go to the host; the output and its log-sum-exp are as small and
-come back, to be merged with the GPU's part (`arborsim_torch.kernels.merge`).  On CUDA the copies
+come back, to be merged with the GPU's part (`arborsim_torch.kernels.dense`).  On CUDA the copies
 run on streams of their own and the CPU's work in a thread, so that both parts run at a time.
 """
 
@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import attend_weights, pack, unpack
+from arborsim_torch.kernels.dense import attend_weights, finite, merge, pack, unpack
 from arborsim_torch.kernels.fused import attend_cpu
-from arborsim_torch.kernels.merge import finite, merge
 from arborsim_torch.kernels.pieces_torch import attend_fused, rows_at
 from arborsim_torch.tiers.codec import E4M3_UNIT, e4m3_as_half
 
@@ -256,7 +255,7 @@ class NearAttention:
             self._worker = ThreadPoolExecutor(1, "near-attention", initializer=begin)
         if self._cuda:
             # Two, so that results of one layer do not queue behind the queries of the next.
-            self._down, self._up = _streams(self.device)
+            self._down, self._up = (torch.cuda.Stream(self.device) for _ in range(2))
 
     def start(
         self, q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logits: bool = False
@@ -318,10 +317,6 @@ class NearAttention:
         with torch.cuda.stream(self._up):
             there = packed.to(self.device, non_blocking=True)
             return there, self._up.record_event()
-
-
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(2)]
 
 
 def _leave_cores() -> None:

@@ -63,10 +63,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class MeanRows:
-    """Rows of weights, averaged over all heads, that are added up over layers.
-
-    A row that is not a number counts nowhere.
-    """
+    """Rows of weights, averaged over heads, that layers add up; one with a NaN counts nowhere."""
 
     total: Tensor  #: float32 ``[seqs, positions]``: rows are added to it
     numbers: Tensor  #: int64 ``[seqs]``: raised by 1 for each row that is a number

@@ -236,7 +236,7 @@ def merge_splits(
     HEADS: constexpr, DIM: constexpr, BLOCK_DIM: constexpr, BLOCK: constexpr,
     FAR: constexpr,
 ):  # fmt: skip
-    """Merge the splits of one row, of all pieces: see `arborsim_torch.kernels.merge`.
+    """Merge the splits of one row, of all pieces: see `arborsim_torch.kernels.dense`.
 
     With `FAR` also the host's part: ``far[kv_heads, rows, far_row]`` has output, log-sum-exp, and
     logits, which `mean_mass` reads.

@@ -196,7 +196,10 @@ class LiveExecutor:
         waiting = np.unique(pairs.token)
         leaves = list(self._cache.leaves)
         while len(waiting):
-            leaf = leaves.pop(0) if leaves else self._deepest(waiting)
+            if not leaves:  # of other paths: the token with the largest position ends one
+                last = waiting[np.argmax(self._cache.position.values[waiting])]
+                leaves = [int(self._cache.tree.node_of_token.values[last])]
+            leaf = leaves.pop(0)
             path = self._cache.tree.path(leaf)
             now = np.isin(waiting, path, assume_unique=True)
             if now.any():
@@ -207,11 +210,6 @@ class LiveExecutor:
         waited_s = waits_on(self._seconds) * (self._mover.held_up.host_s - exposed_s)
         self._measured.time.rehydration_s += self._seconds() - begun - waited_s
         self._measured.rehydrations += 1
-
-    def _deepest(self, tokens: np.ndarray) -> int:
-        """The node of the token with the largest position."""
-        last = tokens[np.argmax(self._cache.position.values[tokens])]
-        return int(self._cache.tree.node_of_token.values[last])
 
 
 _MOST_SAMPLES = 2048

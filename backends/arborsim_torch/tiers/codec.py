@@ -55,10 +55,7 @@ class Plain:
     scaled: ClassVar[bool] = False
 
     def encode(self, x: Tensor) -> tuple[Tensor, None]:
-        """The vectors themselves (no copy).
-
-        Raises `TypeError` if they are of another type: storing them would change them.
-        """
+        """The vectors themselves (no copy); `TypeError` if it would change their type."""
         if x.dtype != self.storage:
             raise TypeError(f"vectors of {x.dtype} in a plain store of {self.storage}")
         return x, None

@@ -160,11 +160,6 @@ class LayerStream:
             self._buffers[turn] = buffer = buffer.new_empty(room)
             self.allocations += 1
         return [
-            buffer[start : start + size].view(part[0].dtype).view(_shape(part))
+            buffer[start : start + size].view(part[0].dtype).view(-1, *part[0].shape[1:])
             for part, start, size in zip(parts, starts, sizes, strict=False)
         ]
-
-
-def _shape(part: Sequence[Tensor]) -> tuple[int, ...]:
-    """The shape of blocks one after the other."""
-    return (sum(len(block) for block in part), *part[0].shape[1:])
