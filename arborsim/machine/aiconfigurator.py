@@ -3,21 +3,21 @@
 PyPI's ``aiconfigurator-core`` (Apache-2.0) holds Parquet tables of GPUs under vLLM, SGLang and
 TensorRT-LLM, one folder per version of an engine.  Of each table the version counts that the
 package calls current; where it lacks one, the newest before that.  Where several kernels were
-measured for one shape, the fastest counts, and of several times of one kernel their median;
-milliseconds become seconds.
+measured for one shape, the fastest counts, and of several times of one kernel their median.
+Milliseconds become seconds.
 
 What is kept:
 
-- ``product``: at least 128 columns of output, and 256 of input;
+- ``product``: at least 128 columns of output, and 256 of input.
 - ``decode`` and ``prefill``: attention in bf16 (in fp8 where a type of cache was mostly measured
   with that) with heads of 64, 128 and 256, without a window, and heads of 64 also with one of 128
   tokens.  Up to 8 KV heads: more were measured only of models without shared KV heads, one number
-  of heads each, and every one would be another layer of the dense grid;
-- ``experts``: gated ones, with tokens routed by a power law (1.2 where it was measured);
+  of heads each, and every one would be another layer of the dense grid.
+- ``experts``: gated ones, with tokens routed by a power law (1.2 where it was measured).
 - ``latent-*``: with weights in fp8 blocks where they were measured, else bf16.  The header's
   ``latent_covers`` is "module" if the time holds all projections of the attention block, down, up
   and output (in fp8 their bytes halve, and so does that part of the time), and "kernel" if it is
-  attention over the latent vectors alone;
+  attention over the latent vectors alone.
 - ``all-reduce``: up to 8 GPUs, in one node.  Sizes are bf16 elements: 2^29 of them on 8 H100 take
   4.0 ms, 2 x 7/8 x 1 GiB at 469 GB/s, and on 2 H100 3.2 ms at 334 GB/s, where NVLink carries 450
   GB/s in a direction and the switch adds up on the way if there are 8.
@@ -78,7 +78,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Taken:
-    """What is taken from the package: ``aiconfigurator.toml``."""
+    """The tables and names that are taken from the package: ``aiconfigurator.toml``."""
 
     systems: Mapping[str, str]
     types: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What the seconds of each term rest on: measured kernels, or numbers of a profile or an engine."""
+"""The basis of each term's seconds: measured kernels, or numbers of a profile or an engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def basis_of(
     prompts: Sequence[int] = (1024,),
     policy: str = "",
 ) -> Basis:
-    """What a term's seconds rest on, at worst.
+    """The basis of a term's seconds, at worst.
 
     `widths` are sequences that decode together, `context` tokens that each of them reads in a
     layer, and `prompts` the tokens of passes over prompts.
@@ -61,7 +61,7 @@ def basis_of(
 
 
 def bases(price: Price) -> dict[str, Basis]:
-    """Of every term that a prompt or a decode iteration of this model can have, at usual sizes."""
+    """The basis of every term of a prompt or an iteration of this model, at usual sizes."""
     geometry, engine = price.cost.geometry, price.engine
     absent = set(PREFILL_TERMS[2:3] if price.measured else PREFILL_TERMS[4:])
     if price.gpus == 1:

@@ -64,7 +64,7 @@ class Sums:
     launch: float = 0.0
 
     def longest(self) -> Longer:
-        """Of the searches' policies, the largest of each."""
+        """The largest of each over the searches' policies."""
         if not self.longer:
             return NO_LONGER
         one_s, several_s = map(max, zip(*self.longer, strict=True))
@@ -109,7 +109,7 @@ class Sums:
             self._add_side(piece, sign)
 
     def _add_side(self, piece: Piece, sign: int) -> None:
-        """What goes on next to the GPU's work; sums of nothing are 0, without rounding."""
+        """Add what goes on next to the GPU's work; sums of nothing are 0, without rounding."""
         self.down_bytes += sign * piece.down_bytes
         self.up_bytes += sign * piece.up_bytes
         if piece.streamed_bytes:
@@ -132,7 +132,7 @@ class Sums:
 
 
 class IterationTime:
-    """What iterations of a batch take, given its sums."""
+    """The time of a batch's iterations, given its sums."""
 
     def __init__(self, price: Price) -> None:
         #: What streaming takes at least, if it does anything: the NVMe may be slower than the link.
@@ -233,7 +233,7 @@ class IterationTime:
         return Span(total, s.hbm * total, flops, memory, exposed, policy, prefill)
 
     def seconds(self, s: Sums, k: int) -> float:
-        """What the next `k` iterations take."""
+        """Seconds of the next `k` iterations."""
         bends = self._bends(s, k)
         total = 0.0
         for first, last in pairwise(bends):

@@ -55,7 +55,7 @@ def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
 
     ``head_dim`` is read where present (it need not be ``hidden / heads``), KV heads default to the
     query heads, and the number of parameters follows from the shape unless ``num_parameters``
-    gives it.  A multimodal model's language model is nested as ``text_config``; the rest of the
+    gives it.  A multimodal model's language model is nested as ``text_config``.  The rest of the
     model is not counted.  Raises `UsageError` if it is not JSON, keys are missing or senseless, or
     the cache has another form.
     """

@@ -10,7 +10,7 @@ overheads::
         + dequantising + layers per_layer + per_step + sequences per_sequence
 
 Layers with a sliding window attend to, read and hold the newest tokens only; with latent attention
-a token is read once for all heads, whose queries then meet the latent vectors themselves; of a
+a token is read once for all heads, whose queries then meet the latent vectors themselves.  Of a
 mixture of experts the weights count that the tokens of a pass are expected to use.
 
 A profile may say that a part of the shorter of the two is not hidden (``overlap < 1``), and that
@@ -67,7 +67,7 @@ class CostModel:
 
     @cached_property
     def _peak_flops_per_s(self) -> float:
-        """What matrix products with the model's weights reach; raises as `_peak_flops_per_s`."""
+        """The rate of matrix products with the model's weights; raises as `_peak_flops_per_s`."""
         return _peak_flops_per_s(self.profile, self.geometry) * self.profile.mfu
 
     # Forward passes.
@@ -82,10 +82,10 @@ class CostModel:
     ) -> np.ndarray:
         """Iterations in which each sequence decodes one token; arrays ``[steps]`` or numbers.
 
-        `attended_tokens` are summed over the sequences; where layers differ, their mean.  In
+        `attended_tokens` are summed over the sequences.  Where layers differ, their mean.  In
         `read_bytes`, keys and values of a shared node count once with a tree-attention kernel, once
-        per branch without; `quantised_bytes` is what those of them that must be dequantised would
-        take in 8 bits.  `fused` attention is one kernel; what others write is `eager_rows_s`.
+        per branch without.  `quantised_bytes` is what those of them that must be dequantised would
+        take in 8 bits.  `fused` attention is one kernel.  What others write is `eager_rows_s`.
         """
         compute_s = self.flops_s(sequences, attended_tokens)
         memory_s = self.weights_read_s(sequences) + self.kv_read_s(read_bytes)
@@ -196,7 +196,7 @@ class CostModel:
     def prompt_rows_s(
         self, tokens: int, present: int = 0, queries: int = ALL_QUERIES, groups: int = 1
     ) -> float:
-        """What reading the attention rows of a pass over a prompt adds to fused attention.
+        """Seconds that reading a prompt's attention rows adds to fused attention.
 
         Eager engines write the ``H n n`` probabilities of every layer out and read them back,
         whatever is wanted of them.  One with `tiles_rows` makes the weights of the last `queries`
@@ -356,7 +356,7 @@ class CostModel:
 
 
 def _peak_flops_per_s(profile: HardwareProfile, geometry: Geometry) -> float:
-    """Of matrix products with a model's weights; those of 4 bits in groups are widened to bf16."""
+    """The peak of products with a model's weights; 4 bits in groups are widened to bf16."""
     kind = geometry.weights or geometry.expert_weights
     if kind not in ("fp8", "fp8_block", "nvfp4"):
         return profile.flops_per_s

@@ -3,7 +3,7 @@
 An engine is a TOML file (``engines/vllm.toml``).  Its constants say by how much a served step
 differs from the sum of its kernels measured one by one; they are *fitted* to published serving runs
 (`arborsim validate published`), or assumed.  A file that names another one as its ``base`` gives
-what differs; ``[gpus.b200]`` gives what differs on one GPU.
+what differs.  ``[gpus.b200]`` gives what differs on one GPU.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class EngineProfile(Sourced):
         self, layers: int, parts: int, rows: bool, recall: str = "stage", ddr_parts: int = 0,
         groups: int = 1,
     ) -> float:  # fmt: skip
-        """What a search adds: its cache is read in `parts`, its attention rows are written out.
+        """Launches that a search adds: it reads `parts` of a cache, and writes attention rows out.
 
         `ddr_parts` of the parts lie in DDR, and are recalled as `recall` says.  Of several cache
         `groups` rows are taken apart.

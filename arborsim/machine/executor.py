@@ -18,11 +18,12 @@ import numpy as np
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.events import TokenRun
 from arborsim.core.formats import FP8, Format
-from arborsim.core.measurements import Measurements, Stored
+from arborsim.core.measurements import Measurements
 from arborsim.core.row_uses import ALL_QUERIES
-from arborsim.core.tiers import MEMORIES, NUM_TIERS, RECALLS, Tier, by_tier, num_tiers
+from arborsim.core.tiers import NUM_TIERS, RECALLS, num_tiers
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import CostModel
+from arborsim.machine.counts import RECOMPUTED, Counts
 from arborsim.machine.machine import (
     Machine,
     decode_rows,
@@ -38,19 +39,11 @@ from arborsim.machine.terms import Term
 from arborsim.machine.transfers import Transfers, stretches
 from arborsim.machine.windows import Windows
 from arborsim.machine.writing import Levels, OpenProgram
-from arborsim.memory.ledger import Ledger, RunProfile
-from arborsim.memory.moves import Changes, MostMoved, Moves, kinds
+from arborsim.memory.ledger import Ledger
+from arborsim.memory.moves import Changes, MostMoved, Moves
 from arborsim.policies.base import Policy
 from arborsim.policies.live_hints import hints_of
 from arborsim.trace.schema import Geometry, TraceInfo
-
-_EVICTING = kinds(lambda source, target: target == Tier.EVICTED)
-_RECOMPUTED = kinds(lambda source, target: source == Tier.EVICTED)
-_OFFLOADING = kinds(lambda source, target: target.offloaded and not source.offloaded)
-_QUANTISING = kinds(lambda source, target: target.rung > source.rung)
-_COUNTED = np.stack([_EVICTING, _RECOMPUTED, _OFFLOADING, _QUANTISING])
-_ROUNDED_BY_GPU = kinds(lambda source, target: target.rung > source.rung and not source.offloaded)
-_IN_HBM = by_tier(lambda tier: tier.in_hbm)
 
 
 class SimulatedExecutor:
@@ -61,12 +54,12 @@ class SimulatedExecutor:
 
     Bytes and seconds are charged for `geometry`, which need not be the recorded model's.  `groups`
     are the cache groups that plans distinguish: 1, layers, or layers x KV heads; `formats` are
-    those of the policy's quantised tiers.  The profile may know what `policy` takes; it is not
-    `fused` if it reads attention rows, which then must be written out; attention reads the cache in
-    `parts`, and rows of the prompt's last `row_queries` tokens count, and with `decode_rows` those
-    of generated ones.  `bounds_page` is its `LiveHints.bounds_page`.  `compact` merges half-empty
-    pages after every decision outside runs.  `record` keeps what `demand` needs; other searches may
-    share the first `prefix_tokens`.
+    those of the policy's quantised tiers.  The profile may know what `policy` takes.  It is not
+    `fused` if it reads attention rows, which then must be written out.  Attention reads the cache
+    in `parts`, and rows of the prompt's last `row_queries` tokens count, and with `decode_rows`
+    those of generated ones.  `bounds_page` is its `LiveHints.bounds_page`.  `compact` merges
+    half-empty pages after every decision outside runs.  `record` keeps what `demand` needs.  Other
+    searches may share the first `prefix_tokens`.  `tiers` is that of the `Ledger`.
     """
 
     def __init__(
@@ -105,8 +98,6 @@ class SimulatedExecutor:
             tiers=tiers,
         )
         self._below = tuple(each.number for each in machine.profile.memories)
-        self._too_wide = geometry.kv_bytes_per_element == 1 and formats[0].bits == 8
-        size = self._ledger.bytes_by_tier
         info = DemandInfo(
             "", 0, policy, "", recall, geometry.name, geometry.kv_bytes_per_token, groups, fused,
             parts=parts, row_queries=row_queries, decode_rows=decode_rows, ddr_parts=ddr_parts,
@@ -115,17 +106,10 @@ class SimulatedExecutor:
             self._cost, self._ledger, recall, not info.eager, machine.tree_attention
         )
         self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
-        self._measured = Measurements()
-        self._moved = MostMoved()
-        self._decided = False  # something was moved or destroyed
+        self._counts = Counts(self._program, self._ledger, self._cost, formats, prefix_tokens)
         self._compact = compact
         self._bounds_page, self._bounds_bytes = bounds_page, 0
-        self._stored_peaks = dict.fromkeys(self._below, 0)
-        self._prefix_tokens = prefix_tokens
-        self._prefix_bytes = 0
         self._buffer_bytes = 0  # of what the last iterations streamed
-        # Quantising on the GPU reads the one and writes the other.
-        self._touched_bytes = _ROUNDED_BY_GPU * (size[:, None] + size[None]).ravel()
 
     @classmethod
     def of(
@@ -175,17 +159,17 @@ class SimulatedExecutor:
         self._ledger.append(run.leaves, run.steps)
         self._paths.turn(run.leaves)
         self._windows.turn(run.leaves)
-        self._look()
+        self._counts.look()
         cost, info = self._cost, self._program.info
         workspace = cost.workspace_bytes(cost.prompt_block(tokens))
         if not info.fused:
             kept = self._machine.keep_matrices and not cost.tiles_rows
             rows = cost.prompt_rows_bytes(tokens, 0, info.row_queries, info.groups)
             workspace += (cost.geometry.layers if kept else 1) * rows
-        self._measured.workspace_bytes = workspace
-        self._measured.prompt_tokens = tokens
-        self._prefix_tokens = min(self._prefix_tokens, tokens)
-        self._count_prefix()
+        self._counts.measured.workspace_bytes = workspace
+        self._counts.measured.prompt_tokens = tokens
+        self._counts.prefix_tokens = min(self._counts.prefix_tokens, tokens)
+        self._counts.count_prefix()
         self._program.put(Op.PREFILL, tokens)
 
     def activate(self, leaves: tuple[int, ...]) -> None:
@@ -197,11 +181,11 @@ class SimulatedExecutor:
         self._transfers.turn()
         self._recompute(forgotten)
         self._program.turn(len(leaves))
-        self._look()
+        self._counts.look()
 
     def advance(self, run: TokenRun, moves: Moves) -> None:
         """Decode the run; after iteration ``t`` carry out the moves of step ``t``."""
-        first = 1 + int(moves.step[0]) if len(moves) and not self._decided else run.steps
+        first = 1 + int(moves.step[0]) if len(moves) and not self._counts.decided else run.steps
         if first < run.steps:  # what comes after the first decision is played by itself
             self.advance(run.part(0, first), moves.between_steps(0, first))
             self.advance(run.part(first, run.steps), moves.between_steps(first, run.steps))
@@ -218,18 +202,18 @@ class SimulatedExecutor:
         for first, last, together in stretches(run.steps, changes, groups, one_by_one):
             inside = moves.between_steps(first, last)
             if together:
-                self._count(self._iterate(decided[first:last], inside))
-                self._first_decision(held=False, moved=len(inside) > 0)
+                self._counts.count(self._iterate(decided[first:last], inside))
+                self._counts.first_decision(held=False, moved=len(inside) > 0)
             else:
                 self._iterate(decided[first:last], Moves.none())
                 self._carry_out(self._ledger.resolve(inside))
-        self._measured.decisions += int(decided.sum())
-        self._measured.generated_tokens += run.num_tokens
-        self._measured.iterations += run.steps
+        self._counts.measured.decisions += int(decided.sum())
+        self._counts.measured.generated_tokens += run.num_tokens
+        self._counts.measured.iterations += run.steps
 
     def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         """Carry out one decision taken over `examined_tokens` tokens."""
-        self._measured.decisions += 1
+        self._counts.measured.decisions += 1
         self._program.put(Op.DECIDE, examined_tokens)
         self._program.settle()
         if self._paths.select(reads):
@@ -241,7 +225,7 @@ class SimulatedExecutor:
             copied_bytes = self._ledger.compact()
             if copied_bytes:
                 self._program.put(Op.COPY, 2 * copied_bytes, Copied.PAGES)
-            self._look()
+            self._counts.look()
 
     def finish(self) -> None:
         """Let transfers end; nothing waits for them any more, so they count as hidden."""
@@ -267,8 +251,8 @@ class SimulatedExecutor:
 
     @property
     def most_moved(self) -> MostMoved:
-        """What moves have asked for at most so far."""
-        return replace(self._moved, link_bytes=self._transfers.peak_link_bytes)
+        """The most that moves have asked for so far."""
+        return replace(self._counts.moved, link_bytes=self._transfers.peak_link_bytes)
 
     def clock(self) -> float:
         """Simulated seconds since the search began."""
@@ -276,47 +260,18 @@ class SimulatedExecutor:
         return self._program.clock.now
 
     def measurements(self) -> Measurements:
-        """What has been measured so far."""
-        program, m = self._program, self._measured
-        program.play()
-        tally, clock = program.tally, program.clock
-        tally.look()
-        m.peak_hbm_kv_bytes = tally.peak_hbm_bytes
-        m.peak_staging_bytes = tally.peak_staging_bytes
-        m.hbm_byte_seconds = tally.hbm_byte_s
-        after = tally.peak_after_bytes
-        m.peak_after_first_decision_bytes = tally.peak_hbm_bytes if after is None else after
-        m.weight_bytes = self._cost.geometry.weight_bytes
-        m.usable_hbm_bytes = self._cost.profile.usable_hbm_bytes
-        m.usable_ddr_bytes = self._cost.profile.ddr_bytes
-        m.to_ddr_bytes, m.from_ddr_bytes = clock.down.carried_bytes, clock.up.carried_bytes
-        busy = tally.busy
-        for memory in self._below:
-            down, up = clock.link(memory, False), clock.link(memory, True)
-            m.stored[MEMORIES[memory]] = Stored(
-                self._stored_peaks[memory], down.carried_bytes, up.carried_bytes,
-                self._cost.profile.beside_hbm[memory].bytes, down.moving_s + up.moving_s,
-            )  # fmt: skip
-        m.time.prefill_s, m.time.decode_s = busy.prefill_s, busy.decode_s
-        m.time.policy_s, m.time.rehydration_s = busy.policy_s, busy.recompute_s
-        m.time.exposed_transfer_s = busy.exposed_s + tally.idle_s
-        m.time.hidden_transfer_s = (
-            program.behind_s
-            + program.side_s
-            - (busy.exposed_s - tally.link_wait_s - tally.moving_s)
-        )
-        m.series = tally.memory()
-        return m
+        """The figures measured so far."""
+        return self._counts.measurements()
 
     def terms(self) -> tuple[Term, ...]:
-        """What the time so far consists of; empty unless it was to be explained."""
+        """The terms of the time so far; empty unless it was to be explained."""
         if not self._machine.explain:
             return ()
         self._program.play()
         return self._program.terms()
 
     def demand(self, **known: Any) -> SearchDemand:
-        """What the search asked for, once it has finished, with what is `known` of it."""
+        """The demand of the search, once it has finished, with what is `known` of it."""
         return self._program.kept(replace(self._program.info, **known))
 
     # Writing.
@@ -348,7 +303,7 @@ class SimulatedExecutor:
         reading = self._recall.reading(path, len(leaves), landing, fetched)
         near = self._recall.mode == "near"  # else what is read in DDR are bounds
         read = reading.read_bytes + near * reading.remote_bytes
-        self._measured.kv_read_bytes += int(np.sum(np.broadcast_to(read, steps)))
+        self._counts.measured.kv_read_bytes += int(np.sum(np.broadcast_to(read, steps)))
         held = np.maximum(run.hbm_page_bytes_before, run.hbm_page_bytes_after)
         if reading.buffer_bytes is not None:
             held = held + reading.buffer_bytes
@@ -360,12 +315,12 @@ class SimulatedExecutor:
             reading.window_bytes if self._recall.mode in ("near", "ondemand") else 0,
             reading.read_bytes, reading.quantised_bytes, np.rint(reading.attended * scale),
             np.rint(reading.rows * scale), np.where(decided, path.length, 0), held,
-            self._prefix_during(run.changes, steps),
+            self._counts.prefix_during(run.changes, steps),
         )  # fmt: skip
         for at, column in enumerate(columns):
             table[:, at] = column
         self._program.iterations(table)
-        self._look(run)
+        self._counts.look(run)
         return run.changes
 
     def _carry_out(self, changes: Changes) -> None:
@@ -376,28 +331,18 @@ class SimulatedExecutor:
         if self._transfers.needs_link(changes):
             self._program.wait()
             self._program.settle()
-        self._count(changes)
+        self._counts.count(changes)
         self._program.settle()
         self._transfers.carry_out(changes)
-        self._look()
-        self._recompute(np.unique(changes.of(_RECOMPUTED).token))
+        self._counts.look()
+        self._recompute(np.unique(changes.of(RECOMPUTED).token))
         self._transfers.wait_for_returning()
         if not self._machine.overlap:
             self._program.wait()
             self._program.settle()
-        self._count_prefix()
+        self._counts.count_prefix()
         self._program.settle_levels()
-        self._first_decision(held=True, moved=True)
-
-    def _first_decision(self, held: bool, moved: bool) -> None:
-        """Tell the machine when something has moved for the first time."""
-        if moved and not self._decided:
-            self._decided = True
-            ledger = self._ledger
-            kept = -(-ledger.held[Tier.HBM] // ledger.groups)
-            self._moved.kept_tokens = self._moved.most_tokens = kept
-            self._program.play()
-            self._program.tally.first_decision(held)
+        self._counts.first_decision(held=True, moved=True)
 
     def _read_bounds(self) -> None:
         """Bounds are read of the pages on the paths, in the groups that leave tokens out."""
@@ -408,9 +353,9 @@ class SimulatedExecutor:
         held = np.array([float(self._paths.readable_without(np.empty(0, dtype=np.int64)))])
         size = int(choosing * self._cost.ondemand_bounds_bytes(held, self._bounds_page)[0])
         self._program.put(Op.COPY, size, Copied.BOUNDS)
-        self._measured.bounds_read_bytes += size
+        self._counts.measured.bounds_read_bytes += size
         grown = max(0, size - self._bounds_bytes)  # they are held all the time
-        self._measured.workspace_bytes += grown
+        self._counts.measured.workspace_bytes += grown
         self._bounds_bytes += grown
 
     def _recompute(self, recovered: np.ndarray) -> None:
@@ -418,49 +363,9 @@ class SimulatedExecutor:
         if len(recovered):
             present = self._paths.readable_without(recovered)
             self._program.put(Op.RECOMPUTE, len(recovered), present)
-            m = self._measured
+            m = self._counts.measured
             m.rehydrations += 1
             m.workspace_bytes = max(m.workspace_bytes, self._cost.workspace_bytes(len(recovered)))
-
-    def _count(self, changes: Changes) -> None:
-        """Count moves by kind, and let the GPU quantise."""
-        if not len(changes):
-            return
-        if self._too_wide and changes.count(_QUANTISING):
-            raise UsageError(
-                f"the policy moves tokens to 8 bits, and the cache of {self._cost.geometry.name} "
-                "is in 8 bits already: set it not to, or use a cache in bf16"
-            )
-        self._moved.note(changes, first=not self._decided)
-        m, groups = self._measured, self._ledger.groups
-        evicted, rehydrated, offloaded, quantised = (_COUNTED @ changes.flow).tolist()
-        m.evicted_tokens += evicted / groups
-        m.rehydrated_tokens += rehydrated / groups
-        m.offloaded_tokens += offloaded / groups
-        m.quantised_tokens += quantised / groups
-        touched_bytes = changes.count(self._touched_bytes)
-        if touched_bytes:
-            self._program.put(Op.COPY, touched_bytes)
-
-    # Counting what needs no clock.
-
-    def _look(self, run: RunProfile | None = None) -> None:
-        """Take in what the ledger holds now, or held in each iteration of a run."""
-        m, ledger = self._measured, self._ledger
-        tokens, ddr_bytes = ledger.hbm_tokens, ledger.ddr_bytes
-        quantised_bytes, exact = ledger.quantised_bytes, ledger.held[Tier.HBM]
-        if run is not None:
-            exact = int(run.counts_before[Tier.HBM].max())
-            tokens = int(max(run.hbm_tokens_before.max(), run.hbm_tokens_after.max()))
-            ddr_bytes = int(run.ddr_bytes_after.max())
-            quantised_bytes = int(run.quantised_bytes_after.max())
-        m.peak_hbm_kv_tokens = max(m.peak_hbm_kv_tokens, tokens)
-        m.peak_ddr_bytes = max(m.peak_ddr_bytes, ddr_bytes)
-        m.peak_quantised_bytes = max(m.peak_quantised_bytes, quantised_bytes)
-        self._moved.most_tokens = max(self._moved.most_tokens, -(-exact // ledger.groups))
-        for memory in self._below:
-            held = ledger.bytes_in(memory)
-            self._stored_peaks[memory] = max(self._stored_peaks[memory], held)
 
     def _levels(self) -> Levels:
         """Pages and streaming buffers, what of them is the shared prefix, DDR, and what is below.
@@ -470,23 +375,7 @@ class SimulatedExecutor:
         ledger = self._ledger
         pages = ledger.hbm_page_bytes + self._windows.held_bytes
         below = map(ledger.bytes_in, self._below)
-        return pages + self._buffer_bytes, self._prefix_bytes, ledger.ddr_bytes, *below
-
-    def _prefix_during(self, changes: Changes, steps: int) -> np.ndarray | int:
-        """Bytes of the shared prefix in HBM once each iteration's moves are done."""
-        if not self._prefix_tokens or not len(changes):
-            return self._prefix_bytes
-        mine = changes.where(changes.token < self._prefix_tokens)
-        size = self._ledger.bytes_by_tier * _IN_HBM
-        net = np.bincount(mine.step, size[mine.target] - size[mine.source], steps)
-        held = self._prefix_bytes + np.cumsum(net).astype(np.int64)
-        self._prefix_bytes = int(held[-1])
-        return np.asarray(held)
-
-    def _count_prefix(self) -> None:
-        if self._prefix_tokens:
-            size = self._ledger.bytes_by_tier * _IN_HBM
-            self._prefix_bytes = int(size[self._ledger.tier[:, : self._prefix_tokens]].sum())
+        return pages + self._buffer_bytes, self._counts.prefix_bytes, ledger.ddr_bytes, *below
 
 
 def _check_recordable(geometry: Geometry, recall: str, compact: bool) -> None:

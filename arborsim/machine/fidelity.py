@@ -47,7 +47,7 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class FidelityFile:
-    """What the file holds."""
+    """The contents of the file."""
 
     date: Text  # when it was made
     version: Text  # of arborsim
@@ -68,7 +68,7 @@ class FidelityFile:
 def fidelity(gpu: str, engine: str, weights: str, gpus: int) -> Fidelity | None:
     """The errors on runs of this kind; None if there was none.
 
-    `gpu` names a profile; one in another host (``h100+ddr5-2tb``) counts as the GPU.
+    `gpu` names a profile.  One in another host (``h100+ddr5-2tb``) counts as the GPU.
     """
     wanted = (gpu.partition("+")[0], engine, _WEIGHTS.get(weights, weights), gpus > 1)
     for each in fidelity_file().group:
@@ -86,7 +86,7 @@ def fidelity_file() -> FidelityFile:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the seconds of a model on a machine rest on."""
+    """The evidence for the seconds of a model on a machine."""
 
     gpu: str  # name of its profile, without the host
     gpus: int  # that serve together
@@ -137,7 +137,7 @@ class Evidence:
 
 
 def evidence(profile: HardwareProfile, geometry: Geometry, gpus: int = 1) -> Evidence:
-    """What seconds of a model on a machine of some GPUs rest on."""
+    """The evidence for seconds of a model on a machine of some GPUs."""
     gpu, weights = profile.name.partition("+")[0], weights_kind(geometry)
     engine = profile.engine.name if profile.engine is not None else ""
     if not profile.kernels or profile.engine is None:

@@ -3,11 +3,11 @@
 `arborsim.machine.kernels` has the times of single kernels; here they are put together as the layers
 of a model need them.  What was not measured is derived from what was:
 
-- fp32 takes twice as long as bf16;
+- fp32 takes twice as long as bf16.
 - products with a type that has no table of its own (int4, or nvfp4 where only the weights are that
-  narrow) take the time of bf16, scaled by a lower bound of arithmetic in bf16 and of bytes moved;
+  narrow) take the time of bf16, scaled by a lower bound of arithmetic in bf16 and of bytes moved.
 - a prompt that is computed on top of cached tokens takes the share of a whole prefill's attention
-  that its pairs of queries and keys are;
+  that its pairs of queries and keys are.
 - layers with a window take its kernels, with the window full.
 """
 

@@ -4,9 +4,9 @@ A table file (``tables/h100-vllm.parquet``) holds the times of one GPU under one
 
 - ``product``: matrix products of `tokens` rows, by output and input width and type of the weights;
 - ``decode`` and ``prefill``: attention of `sequences` sequences with `tokens` cached, or prompt,
-  tokens each, by query heads, KV heads, head size, window (0 for none) and type of the cache;
-- ``experts``: all routed experts of a layer for `tokens` tokens, whose choices are uneven;
-- ``latent-decode`` and ``latent-prefill``: a layer's multi-head latent attention, by heads;
+  tokens each, by query heads, KV heads, head size, window (0 for none) and type of the cache.
+- ``experts``: all routed experts of a layer for `tokens` tokens, whose choices are uneven.
+- ``latent-decode`` and ``latent-prefill``: a layer's multi-head latent attention, by heads.
 - ``all-reduce``: adding up `tokens` bf16 numbers over `gpus` GPUs, captured in a graph or launched.
 
 Between measured points the logarithm of the time is linear in the logarithms of the arguments, so
@@ -55,7 +55,7 @@ LAUNCH_S = 2e-6  # what the lower bounds add, so that they never approach 0
 
 @dataclass(frozen=True)
 class Peak:
-    """What one GPU can do at most."""
+    """The peaks of one GPU."""
 
     flops_per_s: float  # dense, bf16
     bytes_per_s: float
@@ -155,7 +155,7 @@ class Grid:
         return np.asarray(np.exp(found))
 
     def basis(self, *at: float) -> Basis:
-        """What the seconds at a point rest on."""
+        """The basis of the seconds at a point."""
         known, found = self._basis, Basis.MEASURED
         for axis, x in zip(self.axes, at, strict=True):
             if not axis[0] <= x <= axis[-1]:

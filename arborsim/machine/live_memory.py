@@ -1,4 +1,4 @@
-"""What a live search takes of a GPU's memory at most, moment by moment.
+"""The GPU memory that a live search takes at most, moment by moment.
 
 The live backend holds weights, pools of slots and the tensors of the pass that it computes.  Pools
 are reserved for a number of tokens or grow by a quarter, with the old tensor and the new one there
@@ -55,14 +55,14 @@ class LiveSearch:
     """One search as its memory depends on it; tokens, unless named otherwise.
 
     `kept` are those at full precision in HBM after the first decision (the prompt's, if there is
-    none), `most` the largest number from then on.  `reserved` is 0 for pools that grow; they never
+    none), `most` the largest number from then on.  `reserved` is 0 for pools that grow.  They never
     shrink below `keeps`.  Attention rows of the prompt's queries from `rows_from` on are read
-    (None: of none), by cache group if there are several `groups`; of those from `counted_from` on,
+    (None: of none), by cache group if there are several `groups`.  Of those from `counted_from` on,
     large entries of all heads are counted.  `signals` are read at all, and `waiting_bytes` of them
-    wait on the device; `own_bytes` of a block's are made once its layers are computed.
+    wait on the device.  `own_bytes` of a block's are made once its layers are computed.
     `last_rows_bytes` (see there) are needed when the prompt is over.  `apart_bytes` is what lies in
     pools of other formats and in staging buffers, `first_apart_bytes` of it when the first decision
-    is carried out; `first_moving_bytes` and `moving_bytes` are what the moves of that decision and
+    is carried out.  `first_moving_bytes` and `moving_bytes` are what the moves of that decision and
     of later ones need at most, see `moving_bytes`.
     """
 
@@ -129,7 +129,7 @@ class LiveSearch:
         return max(self.moments(), key=lambda moment: moment.bytes)
 
     def device_bytes(self, weight_bytes: int) -> int:
-        """What PyTorch's allocator has given out at most on CUDA."""
+        """The most that PyTorch's allocator gives out on CUDA."""
         return weight_bytes + CUBLAS_BYTES + self.peak.bytes
 
     def pass_bytes(self, tokens: int, read: int) -> int:
@@ -155,7 +155,7 @@ class LiveSearch:
         return self.waiting_bytes + max(layer - self.own_bytes * (read > 0), ended)
 
     def _grown(self, capacity: int, needed: int) -> int:
-        """What a full tensor grows to."""
+        """The size that a full tensor grows to."""
         growth = GROWTH if self.groups == 1 else GROWTH_OF_GROUPS
         return self._pages(max(needed, int(growth * capacity)))
 

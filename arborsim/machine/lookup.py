@@ -73,7 +73,7 @@ def load_profile(
 
     A file may name another profile as its ``base``; it then gives only what differs.  `host` puts
     the GPU into a host: its name, or its TOML file.  `engine` is what serves on it, a name or TOML
-    file: a pass then takes what its measured kernels take, where the profile has them; without, a
+    file: a pass then takes what its measured kernels take, where the profile has them.  Without, a
     pass is priced by the profile's numbers.
     """
     profile = _profile(name_or_path, ())
@@ -229,7 +229,7 @@ PriceRange = Annotated[tuple[float, float], parsed(_price_range)]
 
 @dataclass(frozen=True)
 class Prices:
-    """What an hour of a GPU costs: a dated list."""
+    """The prices of an hour of each GPU: a dated list."""
 
     currency: Text
     date: Text

@@ -1,4 +1,4 @@
-"""What searches are simulated on: a machine, how many share it, and what memory it has for KV."""
+"""The machine that searches are simulated on, how they share it, and its memory for KV."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONTEXT_BYTES = int(0.15 * 2**30)
 
 @dataclass(frozen=True)
 class Machine:
-    """What one search at a time is replayed on."""
+    """The machine that one search at a time is replayed on."""
 
     profile: HardwareProfile
     #: Model whose bytes and seconds are charged; None for the recorded model's own.

@@ -33,7 +33,7 @@ class Number:
 
     @property
     def called(self) -> str:
-        """What it is, in words, and its name: ``"peak bandwidth (hbm_bytes_per_s)"``."""
+        """Its meaning in words, and its name: ``"peak bandwidth (hbm_bytes_per_s)"``."""
         share = "share " if self.about.startswith("of ") else ""
         return f"{share}{self.about} ({self.name})"
 
@@ -74,7 +74,7 @@ def _number(record: Sourced, name: str, before: str = "") -> Number:
 
 
 def assumed_numbers(profile: HardwareProfile) -> tuple[str, ...]:
-    """What is assumed in a profile: plain names with values, as `arborsim hardware` has them."""
+    """The assumed numbers of a profile: names with values, as `arborsim hardware` has them."""
     return tuple(
         f"{number.called}: {number.text.replace(' us', ' µs')}"
         for number in numbers_of(profile)

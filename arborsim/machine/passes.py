@@ -1,4 +1,4 @@
-"""What passes over tokens take on one machine: the numbers that the terms of a price are made of.
+"""The time of passes over tokens on one machine: the numbers that a price's terms are made of.
 
 A pass is priced by a profile's roofline (`arborsim.machine.cost`), or by measured kernels with the
 constants of an engine (`arborsim.machine.forward`).
@@ -52,7 +52,7 @@ class Passes:
             self.sequence_s += 2 * geometry.layers * per_token_s
 
     def _least_s(self, engine: EngineProfile, graphs: bool) -> float:
-        """What launching a pass takes, and all of a step that is the host's."""
+        """Seconds of launching a pass, and of all of a step that is the host's."""
         launch_s = engine.pass_launch_s(self.cost.geometry.layers, graphs)
         return launch_s + self.step_s if launch_s else 0.0
 
@@ -68,7 +68,7 @@ class Passes:
         return self._forward is not None
 
     def products_busy_s(self, tokens: int) -> tuple[float, float]:
-        """What arithmetic, and reading weights, of measured products would take by themselves."""
+        """Seconds of measured products' arithmetic, and of reading their weights, by themselves."""
         if not self.measured or not tokens:
             return 0.0, 0.0
         found = self._busy_s.get(tokens)

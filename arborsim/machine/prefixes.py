@@ -31,7 +31,7 @@ def parts(programs: Sequence[PricedProgram]) -> list[tuple[Part, ...]]:
     """The parts of each search's prefix, from its beginning on; none if it shares nothing.
 
     Without blocks (`DemandInfo.prefix_blocks`) a prefix is one part.  Blocks of the same ids after
-    the same blocks are the same; those that the same searches have are one part.
+    the same blocks are the same.  Those that the same searches have are one part.
     """
     paths = [list(_blocks(each)) for each in programs]
     number: dict[tuple[int, object, int], int] = {}  # of a block: behind which, its id, its tokens
@@ -114,7 +114,7 @@ class Prefix:
     writes: int = 0  # copies into it from HBM that have not ended
 
     def bytes_of(self, tokens: int) -> int:
-        """What the first `tokens` take."""
+        """Bytes of the first `tokens`."""
         return self.bytes * tokens // self.tokens
 
     @property
@@ -147,7 +147,7 @@ class Shelf(OrderedDict[str, Prefix]):
             self._unused.move_to_end(key, last)
 
     def missing_bytes(self, key: str, tokens: int, size_bytes: int) -> int:
-        """What `tokens`, which take `size_bytes`, need beyond what is held."""
+        """Bytes that `tokens`, which take `size_bytes`, need beyond those held."""
         prefix = self.get(key)
         if prefix is None:
             return size_bytes
@@ -265,7 +265,7 @@ class Host:
 
     @property
     def free_bytes(self) -> int:
-        """What searches may take; copies of prefixes count as free."""
+        """Bytes that searches may take; copies of prefixes count as free."""
         return self.ddr_bytes + self.nvme_bytes - self.level.value + self.copies.bytes
 
     @property
@@ -275,7 +275,7 @@ class Host:
         return below / self.level.value if below > 0 else 0.0
 
     def add(self, delta: int) -> None:
-        """What searches hold changes; copies of prefixes make room for it in DDR."""
+        """Change what searches hold; copies of prefixes make room for it in DDR."""
         over = self.level.value + delta - self.ddr_bytes
         if delta > 0 and over > 0 and self.copies.bytes:
             self.level.add(-self.copies.evict(over))
@@ -284,7 +284,7 @@ class Host:
     def begin_copy(self, key: str, prefix: Prefix, spared: Collection[str]) -> int:
         """Take DDR for what of a prefix in HBM has no copy yet; returns the bytes to be copied.
 
-        Older copies but `spared` ones are evicted for it; if it still does not fit, as many blocks
+        Older copies but `spared` ones are evicted for it.  If it still does not fit, as many blocks
         as do are copied.
         """
         if not self._copies_bytes:

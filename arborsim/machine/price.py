@@ -72,7 +72,7 @@ class Price(Passes):
     def pass_s(
         self, sequences: int, tokens: int = 0, prompts: int = 0, longer: Longer = NO_LONGER
     ) -> float:
-        """What nothing hides of a pass, but what each sequence adds.
+        """Seconds of a pass that nothing hides, but for those that each sequence adds.
 
         `sequences` decode, under a policy whose layers take `longer` more; `tokens` of prompts
         are computed with them, `prompts` of which end.
@@ -145,7 +145,7 @@ class Price(Passes):
         return sum(term.seconds for term in self.op_terms(info, op))
 
     def op_terms(self, info: DemandInfo, op: tuple[int, ...]) -> list[Term]:
-        """What a phase other than decoding takes, term by term."""
+        """The time of a phase other than decoding, term by term."""
         kind, one, two = op[:3]
         if kind == Op.PREFILL:
             return self._prefill_terms(one, 0, info)
@@ -225,7 +225,7 @@ class Price(Passes):
         return (tokens - 1) * (self.sequence_s - self._per_sequence_s)
 
     def rows_s(self, tokens: int, present: int, info: DemandInfo, left: int = 0) -> float:
-        """What reading a prompt's attention rows adds to a pass, `left` of its tokens follow."""
+        """Seconds that reading a prompt's attention rows adds; `left` of its tokens follow."""
         if info.fused:
             return 0.0
         queries = max(0, info.row_queries - left)
@@ -246,7 +246,7 @@ class Price(Passes):
         return size_bytes / self._nvme_bytes_per_s
 
     def workspace_bytes(self, demands: Sequence[SearchDemand], chunk: int) -> int:
-        """What the largest forward pass of these searches needs on each GPU."""
+        """HBM for the largest forward pass of these searches on each GPU."""
         largest = 0
         for demand in demands:
             passes = demand.ops[np.isin(demand.ops[:, 0], (Op.PREFILL, Op.RECOMPUTE)), 1]
@@ -315,7 +315,8 @@ class Price(Passes):
             return [*terms, *((plan, Term(name, 0.0)) for name, plan in SIDE_TERMS.values())]
         side = self._side(info, asked)
         waited = np.where(side.stream_s > 0, np.maximum(0.0, side.stream_s - model_s), 0.0)
-        gap_s = side.near_s - (reads - self._shared_reads_s(asked)) - parts["dequantise"]
+        weights_s = self._part_s("kv", asked, shared=True)  # they are read, and no attention
+        gap_s = side.near_s - (reads - weights_s) - parts["dequantise"]
         waited = waited + np.where(side.near_s > 0, np.maximum(0.0, gap_s), 0.0)
         exposed_s = float(waited.sum())
         name, plan = SIDE_TERMS[info.recall]
@@ -323,10 +324,6 @@ class Price(Passes):
         others = {each for _, each in SIDE_TERMS.values()} - {plan}
         terms += [(each, Term(name, 0.0)) for each in others]
         return [*terms, (plan, Term(name, exposed_s, hidden_s))]
-
-    def _shared_reads_s(self, asked: Asked) -> np.ndarray:
-        """Of what is read, what is not attention: the weights."""
-        return self._part_s("kv", asked, shared=True)
 
     def reads(
         self, info: DemandInfo, table: np.ndarray
@@ -351,7 +348,7 @@ class Price(Passes):
         return Asked(policy, fused, sequences, decided, *bytes_, *tokens, chooses * remote)
 
     def _side(self, info: DemandInfo, q: Asked) -> _Side:
-        """What goes on next to the GPU's work in each iteration."""
+        """The work next to the GPU's in each iteration."""
         zeros, no_bytes = np.zeros(len(q.sequences)), np.zeros(len(q.sequences), dtype=np.int64)
         streamed = np.asarray(q.streamed_bytes, dtype=np.int64)
         none = _Side(zeros, zeros, zeros, zeros, streamed, no_bytes, no_bytes, no_bytes)

@@ -43,7 +43,7 @@ NO_LONGER = Longer()
 
 @dataclass(frozen=True)
 class PolicySeconds:
-    """What a policy takes on the host: taking signals in, scoring, deciding."""
+    """The time of a policy on the host: taking signals in, scoring, deciding."""
 
     iteration_s: Seconds = 0.0  # every decode iteration, also those after which nothing is decided
     lane_s: Seconds = 0.0  # the same for each sequence that decodes: its newest token's signals
@@ -99,7 +99,7 @@ class HardwareProfile(Sourced):
     against contiguous block size".  `overlap` is the share of the shorter of computing and reading
     memory that runs during the longer: 1 is a roofline; on a CPU the two can add up.  `policies`
     are those whose own seconds are known, which replace the numbers of decisions.  `evidence` says
-    what a measured profile was derived from, and how well it predicts; nothing computes with it.
+    what a measured profile was derived from, and how well it predicts.  Nothing computes with it.
     """
 
     name: str
@@ -180,7 +180,7 @@ class HardwareProfile(Sourced):
 
     @property
     def digest(self) -> str:
-        """Of all that is known of it: what depends on the same has the same, wherever files lie.
+        """A digest of all that is known of it, wherever its files lie.
 
         Fields that earlier versions did not have count only where they say something.
         """
@@ -220,9 +220,9 @@ class HardwareProfile(Sourced):
         return int(self.hbm_bytes * (1 - self.reserve_share))
 
     def policy_seconds(self, name: str, fused: bool, eager: bool) -> PolicySeconds:
-        """What the policy takes; if it was not measured, a decision of a usual one.
+        """The time of a policy; if it was not measured, that of a usual one.
 
-        `fused` policies read no attention rows; `eager` ones read them of generated tokens.
+        `fused` policies read no attention rows.  `eager` ones read them of generated tokens.
         """
         rows_s = 0.0 if fused else self.decision_rows_s
         layer_s = self.eager_per_layer_s if eager else 0.0

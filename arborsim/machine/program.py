@@ -1,8 +1,8 @@
-"""What one search asks of a machine, whatever else is served: phases in order, as numbers.
+"""The demand of one search on a machine, whatever else is served: phases in order, as numbers.
 
 A program holds bytes and tokens.  Its phases are *ops*; its decode iterations are cut into *pieces*
-in which every quantity grows by the same amount from one iteration to the next; its transfers are
-*chains* of legs that follow one another.  A program that is kept is a `SearchDemand`; one whose
+in which every quantity grows by the same amount from one iteration to the next.  Its transfers are
+*chains* of legs that follow one another.  A program that is kept is a `SearchDemand`.  One whose
 phases know their seconds, by `arborsim.machine.price`, is a `PricedProgram`.
 """
 
@@ -67,7 +67,7 @@ class Op(IntEnum):
 
 
 class Copied(IntEnum):
-    """What a `Op.COPY` is for."""
+    """The purpose of an `Op.COPY`."""
 
     ROUNDED = 0  # tokens are quantised
     PAGES = 1  # half-empty pages are merged
@@ -84,13 +84,9 @@ class Leg:
     hold_after: int
     memory: int = DDR  # to whose link it belongs
 
-    @classmethod
-    def of_row(cls, route: int, size: int, before: int, after: int) -> Leg:
-        """What a row of `SearchDemand.legs` says, its chain aside."""
-        return cls(bool(route % 2), size, before, after, DDR + route // 2)
-
     @property
     def row(self) -> tuple[int, int, int, int]:
+        """Its row in `SearchDemand.legs`, the chain aside."""
         route = 2 * (self.memory - DDR) + self.up
         return route, self.bytes, self.hold_before, self.hold_after
 
@@ -174,14 +170,14 @@ class SearchDemand:
     def peak_stored_bytes(self) -> dict[int, int]:
         """The most bytes in each memory below DDR; those in which it has any."""
         stores = self.ops[self.ops[:, 0] == Op.STORE, 1:3]
-        peaks = {int(memory): 0 for memory in np.unique(stores[:, 0])}
-        return {memory: int(stores[stores[:, 0] == memory, 1].max()) for memory in peaks}
+        found = np.unique(stores[:, 0]).tolist()
+        return {memory: int(stores[stores[:, 0] == memory, 1].max()) for memory in found}
 
     def chains(self) -> list[list[Leg]]:
         """Its transfers, by chain."""
         found: list[list[Leg]] = [[] for _ in range(int((self.ops[:, 0] == Op.SEND).sum()))]
-        for chain, *row in self.legs.tolist():
-            found[chain].append(Leg.of_row(*row))
+        for chain, route, *numbers in self.legs.tolist():
+            found[chain].append(Leg(bool(route % 2), *numbers, DDR + route // 2))
         return found
 
     @property
@@ -401,5 +397,5 @@ class PricedProgram:
         """A transfer has ended: an open program may say what follows it."""
 
     def starve(self) -> simpy.Event:
-        """What the server waits for when it has played all of an open program."""
+        """The event that the server waits for when it has played all of an open program."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What decode iterations read: the tokens on the active paths, by tier, in each recall mode.
+"""The tokens that decode iterations read on the active paths, by tier, in each recall mode.
 
 Tokens in DDR take part in attention; the *recall mode* says how.
 
@@ -6,14 +6,14 @@ Tokens in DDR take part in attention; the *recall mode* says how.
 - ``stream``: they cross PCIe in every iteration, layer by layer, through a double buffer.
 - ``near``: the CPU attends to them where they are and its partial results are merged exactly.
 - ``ondemand``: the pages whose keys could matter most to a query are fetched, as in Quest (Tang et
-  al. 2024, arXiv:2406.10774); the others are not read, which is an approximation.
+  al. 2024, arXiv:2406.10774).  The others are not read, which is an approximation.
 
 A plan may say what is read at all (`Plan.reads`, the *selection*).  The modes then speak of the
 selected tokens alone: ``stage`` fetches those that are newly selected and gives up the buffers of
-those that no longer are; ``stream`` does the same a layer ahead, so that only what computing does
+those that no longer are.  ``stream`` does the same a layer ahead, so that only what computing does
 not hide is waited for.  DDR keeps its copy, so that a token that is no longer selected costs
 nothing.  ``ondemand`` is another thing: the backend chooses inside each pass, from what a policy
-has put into DDR, and fetches the choice again in every step; no plan knows of it.
+has put into DDR, and fetches the choice again in every step.  No plan knows of it.
 
 Layers with a sliding window manage themselves (`arborsim.machine.windows`).
 """
@@ -99,7 +99,7 @@ class ActivePaths:
         return self._turned_to.issuperset(leaves)
 
     def read(self, leaves: tuple[int, ...]) -> None:
-        """Of the active leaves, these decode from now on."""
+        """Let these of the active leaves decode from now on."""
         self.leaves = leaves
         self._per_node = np.zeros(len(self._tree), dtype=np.int64)
         for leaf in leaves:
@@ -212,7 +212,7 @@ class ActivePaths:
 
 @dataclass(frozen=True)
 class Reading:
-    """What each iteration of a run asks for; arrays ``[steps]`` or single numbers."""
+    """The reads of each iteration of a run; arrays ``[steps]`` or single numbers."""
 
     #: Keys and values that the GPU reads: a shared node once with a tree-attention kernel, once per
     #: branch without; what those that must be dequantised would take in 8 bits.
@@ -258,7 +258,7 @@ class Recall:
         landing: PathProfile | None,
         fetched_bytes: np.ndarray | None = None,
     ) -> Reading:
-        """What a run of iterations asks for, in which `sequences` leaves decode together.
+        """The reads of a run of iterations in which `sequences` leaves decode in one batch.
 
         `landing` is the part of `path` that counts as being in DDR but is still read from its old
         place in HBM, because the copy has not finished.  `fetched_bytes`, int64 ``[steps]``, is

@@ -1,4 +1,4 @@
-"""What a run adds up: seconds by cause, peaks, memory over time, what ran out first."""
+"""The sums of a run: seconds by cause, peaks, memory over time, what ran out first."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What became of one search; times in seconds since the run began, -1 if it never happened."""
+    """The outcome of one search; times in seconds since the run began, -1 if it never happened."""
 
     demand: int  # which of the demands it was
     arrival_s: float
@@ -199,7 +199,7 @@ class ServingReport:
 
     @property
     def saturated(self) -> str:
-        """What kept a search waiting first; else what was busy for the largest share of the time.
+        """The resource that kept a search waiting first, else the one that was busy the longest.
 
         One of hbm, host, below, searches, compute, memory, pcie_down, pcie_up.
         """

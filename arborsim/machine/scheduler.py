@@ -196,7 +196,7 @@ class Scheduler:
         return next((op[1] for op in search.priced.ops if op[0] == Op.LEVEL), 0)
 
     def _first_growth(self, search: ServedSearch) -> int:
-        """What its next iterations take beyond what it needs to come in."""
+        """HBM that its next iterations take beyond what it needs to be admitted."""
         for op in search.priced.ops[search.at :]:
             if op[0] == Op.DECODE:
                 held, grows = search.priced.pieces[op[1]].hbm_bytes
@@ -333,7 +333,7 @@ class Scheduler:
         return False
 
     def _drop_host(self, search: ServedSearch, restore: Restore) -> None:
-        """What a search has in DDR must be computed again."""
+        """Drop what a search has in DDR, which must be computed again."""
         if search.ddr_bytes:
             restore.tokens += search.tokens_of(search.ddr_bytes)
             restore.ddr_bytes = search.ddr_bytes

@@ -8,16 +8,16 @@
   when the HBM that it needs now, the growth of all in the next iteration, and the watermark are
   free; alone, it needs no watermark.
 - When the next iteration (or a phase of a search) does not fit HBM, unused shared prefixes
-  lose their last tokens first (`prefixes`); then the search admitted last loses its
+  lose their last tokens first (`prefixes`).  Then the search admitted last loses its
   place, even if it is the one that asks.  Its keys and values in HBM are swapped to the host (all
-  others wait for that) or dropped; back in its place it waits for them, or computes them again.
+  others wait for that) or dropped.  Back in its place it waits for them, or computes them again.
 - A transfer that ends takes or frees HBM when it ends, also within an iteration.  Tokens are
   fetched, and searches go on, between iterations.
 - Iterations that stream tokens from the host begin when the link up is free, and keep it.
-- When the host is full, the copy of the search that lost its place last is dropped; then the
+- When the host is full, the copy of the search that lost its place last is dropped.  Then the
   search admitted last that holds any of the host loses its place and its part of the host.  Both
   compute it all again.  A search that does not fit the machine by itself is refused on arrival.
-- Searches with the same prefix hold it once in HBM; each still reads it for itself.  What is left
+- Searches with the same prefix hold it once in HBM.  Each still reads it for itself.  What is left
   of it from earlier ones is not computed again, and what a copy in DDR has of it is copied back
   (`reuse`).  Such copies take DDR that no search wants.
 """

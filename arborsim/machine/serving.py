@@ -112,7 +112,7 @@ class ServingEngine:
     """A machine with demands priced for it, which can run many times.
 
     All `demands` were recorded for `geometry`; arrivals name them by number.  `profile` is one GPU
-    of the machine; `kv_bytes` takes the place of the HBM that it leaves for keys and values.
+    of the machine.  `kv_bytes` takes the place of the HBM that it leaves for keys and values.
 
     Raises `UsageError` if the model does not fit, or a demand is of another model.
     """
@@ -175,7 +175,7 @@ def _private(priced: PricedProgram, shared: tuple[Part, ...]) -> PricedProgram:
 
 
 def report(server: Server, pool: KvPool) -> ServingReport:
-    """Of a server whose run has ended."""
+    """The report of a server whose run has ended."""
     state = server.state
     tally, clock, host = state.tally, state.clock, state.host
     total_s = clock.now

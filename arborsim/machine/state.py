@@ -25,7 +25,7 @@ def chunk_tokens(options: ServingOptions, engine: EngineProfile | None) -> int:
 
 @dataclass
 class Restore:
-    """What a search that lost its place must do before it goes on."""
+    """The work of a search that lost its place before it goes on."""
 
     swapped_bytes: int = 0  # to be copied back from the host
     tokens: int = 0  # to be computed again
@@ -264,7 +264,7 @@ class State:
         search.stored_bytes[memory] = size_bytes
 
     def nvme_s(self, size_bytes: int) -> float:
-        """What the NVMe takes for its share of such a transfer."""
+        """Seconds of the NVMe for its share of such a transfer."""
         return self.price.nvme_s(int(self.host.below_share * size_bytes))
 
     def passing(self, k: int) -> None:

@@ -47,9 +47,9 @@ class Term:
 
 @dataclass(frozen=True)
 class Asked:
-    """What decode iterations of one search ask for; int64 or float64 ``[n]``.
+    """The work of decode iterations of one search; int64 or float64 ``[n]``.
 
-    `attended` and `rows` are tokens, summed over the sequences; where layers or groups differ, the
+    `attended` and `rows` are tokens, summed over the sequences.  Where layers or groups differ, the
     mean over them.  The others are as in `SearchDemand.pieces`.
     """
 
@@ -221,7 +221,7 @@ def _each(seconds: Callable[..., float], *counts: np.ndarray) -> np.ndarray:
 
 
 def names() -> tuple[str, ...]:
-    """Of all terms, in the order in which they are shown."""
+    """Names of all terms, in the order in which they are shown."""
     decode = [term.name for term in ITERATION_TERMS if term.part != "policy"]
     first, *others = [term.name for term in ITERATION_TERMS if term.part == "policy"]
     policies = (first, "policy: turns", MATRICES, *others, *COPY_TERMS)
@@ -231,7 +231,7 @@ def names() -> tuple[str, ...]:
 
 
 def plan_name(name: str) -> str:
-    """What a term of a phase other than decoding is called in a plan's terms."""
+    """The name in a plan's terms of a term of a phase other than decoding."""
     if name == REHYDRATION:
         return "recomputing evicted tokens"
     if name == MOVES:

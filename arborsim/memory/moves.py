@@ -170,7 +170,7 @@ class Changes:
 
     @cached_property
     def kind(self) -> np.ndarray:
-        """What `kinds` is indexed by; int64 ``[m]``."""
+        """The index into `kinds`; int64 ``[m]``."""
         return np.asarray(self.source * np.int64(MOST_TIERS) + self.target)
 
     @cached_property
@@ -208,7 +208,7 @@ class MostMoved:
         Tokens at full precision in HBM after the first decision, mean of the groups, rounded up;
         None before.
     most_tokens : int
-        The most there are from then on, or without a decision; those on their way to DDR have left.
+        The most there are from then on, or without a decision.  Those on their way out have left.
     link_bytes : int
         Of tokens on their way to DDR or back, as they are stored there.
     reached : bool array ``[tiers]``
@@ -249,7 +249,7 @@ _NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NONE.astype(np.int8), _NONE.astype(n
 def resolve(moves: Moves, tier: np.ndarray, arriving: int = 0) -> Changes:
     """The changes that `moves` make; what stays where it is, is left out.
 
-    `tier`, int8 ``[groups, tokens]``, is where tokens are; the next `arriving` tokens may be among
+    `tier`, int8 ``[groups, tokens]``, is where tokens are.  The next `arriving` tokens may be among
     those that move, coming from HBM.  It is a `PlanError` if a move names a token or group that
     does not exist, or the same twice.
     """

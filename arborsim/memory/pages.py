@@ -119,7 +119,7 @@ class PageTable:
     def compact(self, tier: np.ndarray) -> np.ndarray:
         """Merge the half-empty pages of each node, where that frees pages; those being filled stay.
 
-        Of tiers ``[groups, tokens]``; returns the tokens copied (per group), int64 ``[pools]``.
+        Of tiers ``[groups, tokens]``.  Returns the tokens copied (per group), int64 ``[pools]``.
         """
         copied = np.zeros(_POOLS, dtype=np.int64)
         filling = np.array([page for page, _ in self._filling.values()], dtype=np.int64)
