@@ -133,9 +133,10 @@ def _parameter(made: Declared) -> click.Parameter:
     if kind is bool:
         flags = [made.name, f"{made.flag}/{made.flag.replace('--', '--no-', 1)}"]
         return click.Option(flags, default=None, help=made.help)
+    known: dict[str, Any] = {} if required else {"default": None}  # click takes None for given
     return click.Option(
         [made.name, made.flag], type=kind, multiple=many, required=required, help=made.help,
-        shell_complete=completes, default=None,
+        shell_complete=completes, **known,
     )  # fmt: skip
 
 

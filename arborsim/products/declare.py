@@ -54,7 +54,7 @@ from typing import (
     get_origin,
 )
 
-from arborsim.core.errors import UsageError
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.settings import MOST_COUNT, MOST_INT
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -176,12 +176,12 @@ def _of_class(kind: type) -> Iterator[Declared]:
     known = {each.name: each for each in fields(kind)}
     types = {n: t for c in classes for n, t in _annotations(c).items() if n in known}
     help = {n: text for c in classes for n, text in described(c).items()}
-    seen: set[str] = set()
+    # A field that a class declares anew keeps its place.
+    place = {name: each for each in reversed(classes) for name in _annotations(each)}
     for each in sorted(classes, key=lambda each: order.index(each.panel)):
         for name in _annotations(each):
-            if name not in known or name in seen:
+            if name not in known or place[name] is not each:
                 continue
-            seen.add(name)
             field = known[name]
             kinds, option = _shape(types[name])
             option = Option(panel=each.panel) | option
@@ -271,12 +271,16 @@ class _Runs(Protocol[T]):
 
 def call(name: str, kind: Callable[P, _Runs[T]]) -> Callable[P, T]:
     """The function that takes the options of a dataclass, and returns its `results`."""
+    options = declared(kind)
+    known = [each.name for each in options]
 
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        for each in kwargs:
+            if each not in known:
+                raise UnknownName("keyword", each, known)
         return kind(*args, **kwargs).results()
 
     made: Any = run
-    options = declared(kind)
     by_place = sorted(options, key=lambda each: not each.positional)
     made.__signature__ = inspect.Signature([_parameter(each) for each in by_place])
     made.__name__ = made.__qualname__ = name

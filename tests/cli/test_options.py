@@ -110,6 +110,21 @@ def test_fields_are_options_and_keywords() -> None:
         bake(1, degrees=-1)
 
 
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [("tune t.parquet", "--policy"), ("record", "--out"), ("generate", "--out"),
+     ("hardware import aiconfigurator --engine vllm", "--gpu"), ("replay", "traces"),
+     ("calibrate bands", "--out"), ("import tot a.json", "out")],
+)  # fmt: skip
+def test_what_must_be_given_is_named(
+    typed: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("arborsim: Missing")
+    assert f"'{named}" in error
+
+
 def test_help_shows_what_docstrings_say() -> None:
     command = Command("bake", baked)
     panels = command.panels(click.Context(command))
