@@ -69,8 +69,7 @@ def _attend(
 ) -> Tensor:
     """One pass's attention, ``[seqs, queries, heads, head_dim]``.
 
-    The query heads of a group, and the sequences, become rows of one matrix, so keys and values are
-    never repeated.
+    The query heads of a group, and the sequences, become rows of one matrix: nothing is repeated.
     """
     if layer in state.query_layers:
         state.query_vectors[layer] = query

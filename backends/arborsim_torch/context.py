@@ -32,8 +32,7 @@ class PassContext:
     """The context of one forward pass, and what it leaves behind."""
 
     metadata: AttentionMetadata  #: what the pass reads of the cache
-    #: first query of the pass whose row, averaged over all heads and layers, is collected; None for
-    #: none
+    #: first query of the pass whose mean row over heads and layers is collected; None for none
     first_row: int | None = None
     #: {"layer", "head"}: whose rows to reduce apart: those of layers, or of KV heads
     groups: Literal["layer", "head"] | None = None

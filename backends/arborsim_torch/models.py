@@ -77,8 +77,7 @@ def load_model(
 
     Its name may be that of a reference model, of a folder with safetensors (of a `task`'s own, if
     one is named), an id, or "config:" and the name of a known geometry or a config.json: random
-    weights.  `dtype` "auto" is as stored.  Raises `UsageError` in a line that says what does not
-    work.
+    weights.  `dtype` "auto" is as stored.  Raises `UsageError`.
     """
     check_device(device)
     # transformers' own bars and warnings would run into ours.

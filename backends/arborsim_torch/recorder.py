@@ -46,8 +46,7 @@ class EpisodeRecorder:
     sampler: Sampler
     seed: int
     max_tokens: int  #: generated tokens per path
-    #: give up thoughts that repeat a sibling token by token, unless the search's `keeps_duplicates`
-    #: says that they count
+    #: give up thoughts that repeat a sibling token by token, unless `Search.keeps_duplicates`
     dedupe: bool = True
     on_tokens: Callable[[int], None] | None = None  #: told how many tokens each iteration generated
     listener: recording.Listener | None = None

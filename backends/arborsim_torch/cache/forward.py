@@ -86,8 +86,7 @@ class LayerView:
     values: Tensor
     #: bool ``[seqs or 1, kv_heads or 1, queries, n]``: true = readable; None if all of it is
     mask: Tensor | None
-    #: int64 ``[kv_heads or 1, n]``: position of each entry on its path, None if entry ``p`` has
-    #: position ``p``
+    #: int64 ``[kv_heads or 1, n]``: positions of entries on their path, None for 0, 1, ...
     position: Tensor | None
     positions: int  #: length of the longest path
 
@@ -119,8 +118,7 @@ class AttentionMetadata:
     causal: bool = False
     #: of a layer: what it reads, in place; of passes with one query per sequence
     pieces: Callable[[int], list[PlacedPiece]] | None = None
-    #: sequence of ``[1, kv_heads, n, head_dim]``: if one query reads all there is: keys, then
-    #: values of each layer
+    #: ``[1, kv_heads, n, head_dim]``, keys, then values of a layer, if one query reads them all
     plain: Sequence[Tensor] | None = None
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
     _placed: dict[Hashable, Tensor] = field(default_factory=dict)
@@ -252,8 +250,7 @@ class SlotWriter:
 class SpanWriter:
     """Tokens whose slots follow one another: a step of one sequence, or a block of a prompt."""
 
-    #: ``[1, kv_heads, tokens, head_dim]``: where each layer's keys, then its values go: views of
-    #: the pool
+    #: views ``[1, kv_heads, tokens, head_dim]`` of the pool, for each layer's keys, then values
     targets: list[Tensor]
 
     @classmethod

@@ -126,8 +126,7 @@ class HostStream:
     def take(self, layer: int) -> list[Tensor]:
         """The layer's tensors on the device, while the next layer's set out.
 
-        Returns a list of Tensor ``[records, heads, m, ...]``, of each piece as `Pool.gather` gives
-        them.
+        Returns ``[records, heads, m, ...]`` of each piece, as `Pool.gather` does.
         """
         arrived = iter(self._stream.take(layer))
         found: list[Tensor] = []

@@ -78,8 +78,7 @@ class _Fetched:
 class PageAttention(HostAttention):
     """The pages' part of each layer's attention.
 
-    Each KV head chooses `pages_top` pages in a step.  `fetched_bytes` are those of all pages so
-    far.
+    Each KV head chooses `pages_top` pages in a step.  `fetched_bytes` are those of all so far.
     """
 
     def __init__(self, cache: CacheState, link: HostLink, pages_top: int = PAGES_TOP) -> None:

@@ -209,8 +209,7 @@ class Pool:
     def piece(self, layer: int) -> Piece:
         """A layer's slots, to be read in place; of no room yet.
 
-        Of a ragged slab it has the rows of all heads for each: an index has to begin at the head's
-        `first_row`.
+        Of a ragged slab each head has the rows of all: an index begins at the head's `first_row`.
         """
         known = self._pieces.get(layer)
         if known is None:

@@ -29,8 +29,7 @@ def attend_flash(
 
     `kernel` is a key of `KERNELS`, or "dense"; `choose`'s by default.  Returns outputs and
     log-sum-exps ``[seqs, heads, queries]``.  Raises `ValueError` if the heads do not divide into
-    the KV heads, if there is not one key per query in causal attention, or if there is no such
-    kernel.
+    the KV heads, if there is not one key per query in causal attention, or no such kernel.
     """
     seqs, heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape
@@ -62,8 +61,7 @@ def attend_prefill(
 ) -> tuple[Tensor, Tensor]:
     """Attention of a block of new tokens over a history and over themselves, as of `attend_flash`.
 
-    Query i reads the block's first i + 1 tokens and all of the history, ``[kv_heads, n, head_dim]``
-    in any order.
+    Query i reads the block's first i + 1 tokens and all of the history (in any order).
     """
     own = attend_flash(q, k, v, scale, causal=True, kernel=kernel)
     if history is None or history[0].shape[1] == 0:

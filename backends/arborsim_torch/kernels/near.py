@@ -34,8 +34,7 @@ _scratch = threading.local()
 class HostPiece:
     """Slots of one host pool, of which `attend_host` reads tiles."""
 
-    #: ``[kv_heads, capacity, head_dim]``: of any type, with scales, float32 ``[kv_heads,
-    #: capacity]``, of 8-bit ones
+    #: ``[kv_heads, capacity, head_dim]``; 8-bit ones have scales, float32 ``[kv_heads, capacity]``
     k: Tensor
     v: Tensor
     #: int ``[n]`` or ``[kv_heads, n]``: slots to read, -1 = padding.  None for all in order.
@@ -223,8 +222,7 @@ class Pending:
 
         Of each row of `arborsim_torch.kernels.dense.pack`, on the queries' device: output,
         log-sum-exp, and where they were asked for, the logits of all pieces' entries.  The host
-        waits for the CPU's work, and raises what that raised.  The GPU's current stream waits for
-        the copy.
+        waits for the CPU's work, and raises what that raised; the GPU waits for the copy.
         """
         packed, sent = self._running.result()
         if sent is not None:
@@ -263,8 +261,7 @@ class NearAttention:
         """Begin `attend_host` over all pieces together, which must not change meanwhile.
 
         The queries may still be under computation on the device's current stream; copies into the
-        pieces, of which there is at least one, must have ended.  With `logits` these are wanted,
-        too.
+        pieces, of which there is at least one, must have ended.  `logits` asks for these, too.
         """
         there, ready = self._fetch(q) if self._cuda else (q, None)
 
@@ -303,8 +300,7 @@ class NearAttention:
     def _fetch(self, q: Tensor) -> tuple[Tensor, Any]:
         """Start copying queries to pinned memory; the event says when they are there.
 
-        PyTorch's caching allocators keep pinned and device memory until the copies that use it
-        have ended.
+        PyTorch's caching allocators keep pinned and device memory until its copies have ended.
         """
         self._down.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._down):

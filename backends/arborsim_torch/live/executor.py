@@ -35,8 +35,7 @@ class LiveExecutor:
 
     The forward passes have happened by the time the executor hears of their tokens.  `seconds` is a
     clock.  `moving_s` are the seconds that the host itself worked on moves to and from DDR:
-    gathered, ordered copies and entered what had come.  They are exposed, as the waits for copies
-    are.
+    gathered, ordered copies and entered what had come.  They are exposed, as waits are.
     """
 
     def __init__(self, mover: Mover, seconds: Callable[[], float] = time.perf_counter) -> None:
@@ -218,8 +217,7 @@ _MOST_SAMPLES = 2048
 class LiveGauge:
     """Peaks and a series of what a mover's cache holds.
 
-    `allocated_bytes` is the largest size of the pools' tensors on the model's device, gaps
-    included.
+    `allocated_bytes` is the largest size of the pools' tensors on the device, with gaps.
     """
 
     def __init__(self, mover: Mover) -> None:

@@ -27,8 +27,7 @@ from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.models import rope_of
 from arborsim_torch.reference.tasks import Readers
 
-#: Iterations that are held back at most.  What they observe waits on the device, where it is
-#: bounded by `arborsim_torch.capture`.
+#: Iterations that are held back at most; `arborsim_torch.capture` bounds what waits with them.
 _MOST_HELD = 4096
 
 
@@ -233,8 +232,7 @@ class LiveHeadRows:
     ) -> ShiftedRows:
         """Take in tokens; both float16 ``[tokens, layers, heads or KV heads, head_dim]``.
 
-        Without keys there are queries, but no rows.  Of `count` tokens there may be the last
-        queries only.
+        Without keys there are queries, but no rows.  Of `count` tokens maybe the last ones only.
         """
         count = len(queries) if count is None else count
         if self._queries is None:

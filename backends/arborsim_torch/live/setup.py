@@ -79,8 +79,7 @@ class CacheOptions:
     recall: str = "stage"  #: {"stage", "stream", "near", "ondemand"}
     overlap: bool = True  #: False waits for every copy at once
     page_tokens: int = 16  #: pools grow and shrink by this number of slots
-    #: gather keys and values in the order of tokens, so that results are the same bits wherever
-    #: tokens are: a reference, and slow
+    #: gather in the order of tokens: the same bits wherever tokens are, a reference, and slow
     ordered: bool = False
 
 

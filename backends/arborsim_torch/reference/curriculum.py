@@ -55,8 +55,7 @@ class Stage:
     until_recall: float | None = None
     #: `chain`: fewest and most program lines, log-uniform in between
     lines: tuple[int, int] = (0, 0)
-    #: `chain`: probabilities, one drawn per trace, that a line which is not needed is evaluated all
-    #: the same
+    #: `chain`: probabilities, one per trace, to evaluate a line although it is not needed
     keep: tuple[float, ...] = (0.0, 0.3, 0.6, 1.0)
     filler: float = 1.0  #: `tail`: probability that a line is followed by its filler
 

@@ -46,8 +46,7 @@ class _Arrival:
 class LayerStream:
     """Streams the parts of layers that are in the host's memory.
 
-    `held_up` has the time that `take` waited, and `allocations` says how often a buffer was made
-    anew.
+    `held_up` has the time that `take` waited, `allocations` counts buffers made anew.
     """
 
     def __init__(self, link: HostLink, layers: int) -> None:
