@@ -170,7 +170,7 @@ class AnyShares(Pool):
     drawn_for: str = "group"
 
     @property
-    def together(self) -> str:  # type: ignore[override]
+    def budget_scope(self) -> str:  # type: ignore[override]
         return self.drawn_for
 
     def rng(self, view: CacheView) -> np.random.Generator:
@@ -215,15 +215,15 @@ class RandomlyUneven(StreamPolicy):
     kind=st.sampled_from(["linear", "tree"]),
     seed=st.integers(0, 999),
     share=st.floats(0.2, 0.9),
-    together=st.sampled_from(["group", "layer", "model"]),
+    budget_scope=st.sampled_from(["group", "layer", "model"]),
     per=st.sampled_from(["head", "layer"]),
     adaptation=st.sampled_from(["path", "flat"]),
 )
 def test_any_uneven_allocation_obeys_the_rules_of_a_cache(
-    tmp_path_factory: pytest.TempPathFactory, kind: str, seed: int, share: float, together: str,
-    per: str, adaptation: str,
+    tmp_path_factory: pytest.TempPathFactory, kind: str, seed: int, share: float,
+    budget_scope: str, per: str, adaptation: str,
 ) -> None:  # fmt: skip
-    policy = RandomlyUneven(adaptation, per=per, seed=seed, together=together)
+    policy = RandomlyUneven(adaptation, per=per, seed=seed, budget_scope=budget_scope)
     path = trace_for(
         policy, tmp_path_factory.mktemp("t") / "x.parquet", seed=seed, episodes=1, kind=kind,
         prompt=20, nodes=10, block=(2, 9),
@@ -254,7 +254,7 @@ def test_any_uneven_allocation_obeys_the_rules_of_a_cache(
             before = view.tier.copy()
     except BudgetInfeasible as error:
         assert error.needed_tokens > budget
-        assert len(controller.view().leaves) > 1 or together == "group"
+        assert len(controller.view().leaves) > 1 or budget_scope == "group"
 
 
 UNEVEN = ("pyramidkv", "pyramidkv-flat", "adakv", "adakv-flat", "duoattention")
