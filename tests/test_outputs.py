@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arborsim.products.command import files_named
 
 import arborsim
 from arborsim.cli.app import main
+from arborsim.cli.commands import files_named
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Lock, check_writable, refuse_inputs, scratch, whole, write_text

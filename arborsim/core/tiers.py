@@ -76,7 +76,7 @@ _DDR, _EVICTED = int(Tier.DDR), int(Tier.EVICTED)  # members of an enum are slow
 
 
 def by_tier(rule: Callable[[Tier], Any]) -> np.ndarray:
-    """What `rule` says of each tier, ``[MOST_TIERS]``; 0 or False where there is none."""
+    """`rule` applied to each tier, ``[MOST_TIERS]``; 0 or False where there is none."""
     found = {int(tier): rule(tier) for tier in Tier}
     return np.array([found.get(value, type(found[0])()) for value in range(MOST_TIERS)])
 

@@ -312,20 +312,10 @@ class Watch:
 
 
 class LiveResults(Results):
-    """How many answers are right under each policy and budget, and what its cache took.
-
-    Attributes
-    ----------
-    raw : LiveReport
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """How many answers are right under each policy and budget, and what its cache took."""
 
     kind = "live"
     raw: LiveReport
-
-    def __init__(self, raw: LiveReport, metadata: Mapping[str, Any]) -> None:
-        super().__init__(metadata)
-        self.raw = raw
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per problem, policy and budget.

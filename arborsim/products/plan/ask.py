@@ -334,13 +334,7 @@ def _said(plan: PlanResult) -> str:
 
 
 class PlanResults(Results):
-    """The load that each candidate carries, its cost, and which to take.
-
-    Attributes
-    ----------
-    raw : PlanResult
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """The load that each candidate carries, its cost, and which to take."""
 
     kind = "plan"
     raw: PlanResult
@@ -348,8 +342,7 @@ class PlanResults(Results):
     def __init__(
         self, raw: PlanResult, metadata: Mapping[str, Any], planner: Planner | None = None
     ) -> None:
-        super().__init__(metadata)
-        self.raw = raw
+        super().__init__(raw, metadata)
         self._planner = planner  # None if the results come from a file
 
     @property

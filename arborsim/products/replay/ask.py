@@ -223,13 +223,7 @@ def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]
 
 
 class ReplayResults(Results):
-    """Costs of policies on recorded searches, and what they keep.
-
-    Attributes
-    ----------
-    raw : ReplayResult
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """Costs of policies on recorded searches, and what they keep."""
 
     kind = "replay"
     raw: ReplayResult
@@ -241,8 +235,7 @@ class ReplayResults(Results):
         job: Replay | None = None,
         known: Answers | None = None,
     ) -> None:
-        super().__init__(metadata)
-        self.raw = raw
+        super().__init__(raw, metadata)
         self._known = known  # None for the answers that come with arborsim
         self._job = job  # None if the results come from a file
 

@@ -175,13 +175,7 @@ class Searching:
 
 
 class SearchResults(Results):
-    """How right searches are, and what they cost, problem by problem.
-
-    Attributes
-    ----------
-    raw : tuple of SearchResult
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """How right searches are, and what they cost, problem by problem."""
 
     kind = "search"
     raw: tuple[SearchResult, ...]
@@ -193,8 +187,7 @@ class SearchResults(Results):
         job: SearchJob | None = None,
         skipped: Sequence[SkippedSearch] = (),
     ) -> None:
-        super().__init__(metadata)
-        self.raw = tuple(raw)
+        super().__init__(tuple(raw), metadata)
         self._skipped = tuple(skipped)
         self._job = job  # None if the results come from a file
 

@@ -338,20 +338,10 @@ def _live_run(given: Mapping[str, Any]) -> LiveRun:
 
 
 class SweepResults(Results):
-    """The cells of a sweep, compared.
-
-    Attributes
-    ----------
-    raw : SweepReport
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """The cells of a sweep, compared."""
 
     kind = "sweep"
     raw: SweepReport
-
-    def __init__(self, raw: SweepReport, metadata: Mapping[str, Any]) -> None:
-        super().__init__(metadata)
-        self.raw = raw
 
     @property
     def failed(self) -> dict[str, str]:

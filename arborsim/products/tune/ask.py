@@ -147,20 +147,10 @@ tune = call("tune", TuneOptions)
 
 
 class TuneResults(Results):
-    """Trials of settings, and the front of those that no other beats.
-
-    Attributes
-    ----------
-    raw : Tuned
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """Trials of settings, and the front of those that no other beats."""
 
     kind = "tune"
     raw: Tuned
-
-    def __init__(self, raw: Tuned, metadata: Mapping[str, Any]) -> None:
-        super().__init__(metadata)
-        self.raw = raw
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per trial, in the order in which they began.

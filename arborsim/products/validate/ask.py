@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 
 class ValidationResults(Results):
-    """How far simulated searches are from live ones, in decisions, bytes, seconds and answers.
-
-    Attributes
-    ----------
-    raw : Validation
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """How far simulated searches are from live ones, in decisions, bytes, seconds and answers."""
 
     kind = "validate"
     raw: Validation
@@ -34,8 +28,7 @@ class ValidationResults(Results):
     def __init__(self, raw: Validation, request: Mapping[str, Any]) -> None:
         from arborsim.products.validate.results import metadata_of
 
-        super().__init__(metadata_of(raw))
-        self.raw = raw
+        super().__init__(raw, metadata_of(raw))
         self._request = request
 
     def to_pandas(self) -> pd.DataFrame:
