@@ -14,13 +14,13 @@ from arborsim.cli.app import main
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import HiddenRows, Signal
 from arborsim.core.tree import ThoughtTree
-from arborsim.policies.base import Policy
 from arborsim.searches import make_search
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.capture import Capture
 from arborsim_torch.captured import Captured
+from arborsim_torch.live import policy_search
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler
 from tests.live.pretended.test_policies import compare, run
@@ -175,6 +175,6 @@ def test_a_live_policy_is_given_the_one_layer_that_it_reads(
     monkeypatch.setattr(Captured, "hidden", watched)
     one = run(["hs-cosine"], "cpu", 40, most=20)
     assert given == {1}
-    monkeypatch.setattr(Policy, "hidden_layers", lambda _, layers: frozenset(range(layers)))
+    monkeypatch.setattr(policy_search, "hidden_layers", lambda _, layers: frozenset(range(layers)))
     assert compare(one, run(["hs-cosine"], "cpu", 40, most=20)) == {"hs-cosine"}
     assert given == {1, 6}
