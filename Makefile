@@ -60,10 +60,10 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/importing.py
 
 claims: .venv/.core  ## numbers and verdicts for the claims of papers, from the raw results in reports
-	$(BIN)/arborsim validate claims --out reports/claims --summary README.md --summary docs/claims.md
+	$(BIN)/python -m benchmarks.register --out reports/claims --summary README.md --summary docs/claims.md
 
 pages: .venv/.core  ## pages of the results in reports/claims and reports/validation, minutes
-	$(BIN)/arborsim validate claims --out reports/claims
+	$(BIN)/python -m benchmarks.register --out reports/claims
 	for folder in reports/validation/cpu/*; do $(BIN)/python -c "import arborsim, sys; \
 	    arborsim.load_results(sys.argv[1] + '/results.parquet').report(sys.argv[1] + '/index.html')" \
 	    $$folder; done

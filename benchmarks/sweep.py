@@ -28,7 +28,7 @@ import arborsim
 from arborsim.core.installed import versions
 from arborsim.machine.lookup import load_geometry
 from arborsim.products.generate.lengths import TreeSpec, parse_counts, write_generated
-from arborsim.products.sweep.ask import Sweeping
+from arborsim.products.sweep.ask import Sweeping, SweepOptions
 
 #: 201 cells for each GPU: a policy with 10 settings under 20 budgets, and full retention.
 GRID: dict[str, Any] = {
@@ -44,10 +44,10 @@ def measured(folder: Path, on: str, workers: int, gpus: int) -> dict[str, Any]:
     grid = {**GRID, "traces": str(folder / "tiny.parquet"), "gpus": GRID["gpus"][:gpus]}
     out = folder / f"{on}-{workers}"
     began_s, before_s = time.perf_counter(), _processor_s()
-    tally = Sweeping(grid, out, on=on, workers=workers).run()
+    tally = Sweeping(SweepOptions(grid, out, on=on, workers=workers)).run()
     wall_s, processor_s = time.perf_counter() - began_s, _processor_s() - before_s
     began_s = time.perf_counter()
-    again = Sweeping(grid, out, on=on, workers=workers).run()
+    again = Sweeping(SweepOptions(grid, out, on=on, workers=workers)).run()
     assert (tally.made, again.made) == (201 * gpus, 0)
     return {
         "on": on, "workers": workers, "wall_s": wall_s, "processor_s": processor_s,

@@ -8,9 +8,10 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from arborsim.cli.app import ClickException, load, main
+from arborsim.cli.app import load, main
 from tests.test_documents import DOCUMENTS, ROOT
 
 #: Documents whose commands are run, in their order.
@@ -121,5 +122,5 @@ def test_commands_of_other_documents_parse(document: str, command: str) -> None:
         made, arguments = subcommands[arguments[0]], arguments[1:]
     try:
         made.make_context(f"arborsim {name}", arguments)
-    except ClickException as error:
+    except click.ClickException as error:
         raise AssertionError(f"{document}: {command}\n{error.format_message()}") from error

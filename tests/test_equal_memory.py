@@ -140,7 +140,7 @@ def test_the_command_the_api_and_files(
     command = ["replay", str(trace), "--policy", "h2o,streaming-llm", "--budget", "0.7",
                "--equal", "byte-seconds", "--reference", "h2o", "--no-oracle", "--set",
                "h2o.per=shared"]  # fmt: skip
-    assert main([*command, "--out", str(out), "--report", str(page), "--workers", "2"]) == 0
+    assert main([*command, "--out", str(out), "--report", str(page), "--jobs", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Equal HBM byte-seconds: under each budget every policy takes what h2o takes" in shown
     assert "found" in shown

@@ -29,9 +29,10 @@ from arborsim.play.controller import Controller
 from arborsim.play.meters import AttentionKept, Quality
 from arborsim.play.results import aggregate
 from arborsim.policies.registry import build
-from arborsim.products.replay.page import render
+from arborsim.products.replay.report import report_of
 from arborsim.products.replay.run import Replay
 from arborsim.products.replay.tables import print_replay, to_frame, to_json
+from arborsim.report.report import html
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all
@@ -374,7 +375,7 @@ def test_tables_say_what_is_not_known(tmp_path: Path, width: int, view: str) -> 
     frame = to_frame(result).set_index("policy")
     assert (frame.loc["key-norm", "attention_kept_note"] == "not known per head").all()
     assert (frame.loc["random", "attention_kept_note"] == "").all()
-    assert "not known per head" in render(result)
+    assert "not known per head" in html(report_of(result))
 
 
 def test_each_kind_of_groups_has_its_own_oracle(

@@ -18,10 +18,10 @@ import pytest
 
 import arborsim
 from arborsim.cli.app import main
+from arborsim.cli.commands import files_named
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Lock, check_writable, refuse_inputs, scratch, whole, write_text
-from arborsim.products.command import files_named
 from arborsim.trace.schema import TraceInfo
 from arborsim.trace.writer import TraceWriter
 from tests.helpers.traces import make_info, random_trace_columns

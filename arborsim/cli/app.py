@@ -10,20 +10,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-import typer
-import typer.core
+import click
+import click.shell_completion
 
 from arborsim import __version__
-from arborsim.core.errors import ArborsimError, UsageError
-from arborsim.products.command import PanelCommand
+from arborsim.cli.commands import Command
+from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 from arborsim.report.words import plain
-
-# Typer may use the click package or a copy of its own; this is whichever it raises.
-ClickException: type[Exception] = next(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
-)
 
 #: Help text of each command in the list of commands.
 COMMANDS = {
@@ -50,7 +46,7 @@ COMMANDS = {
 }
 #: The module of each command that is not `command` in the product of its name.
 _HOME = {
-    "results": "sweep.results_command",
+    "results": "sweep.command",
     "inspect": "traces.inspect_command",
     "policies": "catalog.policies",
     "hardware": "catalog.hardware",
@@ -63,71 +59,91 @@ _HOME = {
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "can't start new thread")
 
 
-class Commands(typer.core.TyperGroup):
+#: What asks the program for completions, and where a shell reads how it is asked.
+_COMPLETE = "_ARBORSIM_COMPLETE"
+_SHELLS = {
+    "bash": (".bashrc", f'eval "$({_COMPLETE}=bash_source arborsim)"'),
+    "zsh": (".zshrc", f'eval "$({_COMPLETE}=zsh_source arborsim)"'),
+    "fish": (
+        ".config/fish/completions/arborsim.fish",
+        f"{_COMPLETE}=fish_source arborsim | source",
+    ),
+}
+
+
+class Commands(click.Group):
     """The commands: each is imported when it is run, or asked for its help or completions."""
 
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.commands = {
-            name: typer.core.TyperCommand(name, short_help=said) for name, said in COMMANDS.items()
-        }
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, listed, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name and listed else None, rest
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return load(cmd_name) if cmd_name in COMMANDS else None
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:  # Typer would make it exit code 130 and no word
-            raise typer.Abort from None
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise UnknownName("command", args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 def load(name: str) -> Any:
-    """The command called `name`, or the group of that name, as Typer runs it.
+    """The command called `name`, or the group of that name.
 
-    A module may give its command `SUBCOMMANDS`: functions by name, which take over where their name
-    is the first argument.
+    A module may have `SUBCOMMANDS`: functions by name, which take over where their name is the
+    first argument.  Without a function of the command's name, they are all there is.
     """
-    attribute = "import_" if name == "import" else name
     module = import_module(f"arborsim.products.{_HOME.get(name, f'{name}.command')}")
-    found = getattr(module, attribute)
-    if isinstance(found, typer.Typer):
-        return typer.main.get_command(found)
-    made = _alone(name, found)
-    made.others = {n: _alone(n, each) for n, each in getattr(module, "SUBCOMMANDS", {}).items()}
-    return made
+    below = {each: Command(each, f) for each, f in getattr(module, "SUBCOMMANDS", {}).items()}
+    if function := getattr(module, name, None):
+        return Command(name, function, below)
+    return click.Group(name, {**below}, help=COMMANDS[name], no_args_is_help=True)
 
 
-def _alone(name: str, function: Any) -> Any:
-    """One command, as Typer runs it."""
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=PanelCommand)(function)
-    return typer.main.get_command(alone)
+def _completion(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
+    """Print how the user's shell asks for completions, or write it where the shell reads it."""
+    if not asked or ctx.resilient_parsing:
+        return
+    shell = Path(os.environ.get("SHELL", "")).name
+    if shell not in _SHELLS:
+        raise UsageError(f"{shell or 'this shell'} is not known: completion is for bash, zsh, fish")
+    name, line = _SHELLS[shell]
+    path = Path.home() / name
+    if option.name == "show_completion":
+        print(line)
+        ctx.exit()
+    if not path.exists() or line not in path.read_text(encoding="utf-8"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+    print(f"{path} has it: completion works in a new {shell}")
+    ctx.exit()
 
 
-app = typer.Typer(
-    name="arborsim",
-    cls=Commands,
-    help="What a KV-cache policy costs, and what it breaks, when a language model searches.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help needs no rich, whose import doubles the start-up time
-)
-
-
-def _version(shown: bool) -> None:
+def _version(ctx: click.Context, option: click.Parameter, shown: bool) -> None:
     if shown:
-        typer.echo(f"arborsim {__version__}")
-        raise typer.Exit
+        print(f"arborsim {__version__}")
+        ctx.exit()
 
 
-@app.callback()
-def common(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version."
-    ),
-) -> None:
-    """What a KV-cache policy costs, and what it breaks, when a language model searches."""
+def _flag(name: str, act: Any, help: str) -> click.Option:
+    return click.Option(
+        [name], is_flag=True, is_eager=True, expose_value=False, callback=act, help=help
+    )
+
+
+app = Commands(
+    "arborsim",
+    help="What a KV-cache policy costs, and what it breaks, when a language model searches.",
+    params=[
+        _flag("--version", _version, "Print the version."),
+        _flag("--install-completion", _completion, "Let your shell complete names and options."),
+        _flag("--show-completion", _completion, "Print the line that does so."),
+    ],
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -142,19 +158,15 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with _terminable(), _any_output():
-            code = app(arguments or ["--help"], prog_name="arborsim", standalone_mode=False)
+            code = _run(arguments or ["--help"])
             sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except ArborsimError as error:
         return _fail(str(error))
-    except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted", 130)
-    except ClickException as error:
-        said = error.format_message()  # type: ignore[attr-defined]
-        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: its help
-            print(said)
-            return 0
-        return _fail(f"{said} (--help shows the options)")
+    except KeyboardInterrupt as left:  # which says what it left
+        return _fail(f"interrupted{left}", 130)
+    except click.ClickException as error:
+        return _fail(f"{error.format_message()} (--help shows the options)")
     except BrokenPipeError:  # `arborsim ... | head` has read enough, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -176,6 +188,20 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:  # a full disk, a file that was taken away meanwhile
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
+
+
+def _run(arguments: list[str]) -> Any:
+    """The command's result; help and completions return 0."""
+    if asked := os.environ.get(_COMPLETE):
+        return click.shell_completion.shell_complete(app, {}, "arborsim", _COMPLETE, asked)
+    try:
+        with app.make_context("arborsim", arguments) as context:
+            return app.invoke(context)
+    except click.exceptions.NoArgsIsHelpError as error:  # a group without a command
+        print(error.format_message())
+        return 0
+    except click.exceptions.Exit as done:
+        return done.exit_code
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def thinned(series: MemorySeries, points: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a search put into one memory below DDR."""
+    """A search's use of one memory below DDR."""
 
     peak_bytes: int = 0
     to_bytes: int = 0  # traffic on its link, by direction
@@ -98,7 +98,7 @@ class Stored:
 
 
 def stored_columns(stored: Mapping[str, Stored]) -> dict[str, float]:
-    """What was put into memories below DDR, a column for each figure: ``nvme_peak_bytes``."""
+    """Use of memories below DDR, a column for each figure: ``nvme_peak_bytes``."""
     return {
         f"{memory.lower()}_{name}": value
         for memory, each in stored.items()
@@ -107,7 +107,7 @@ def stored_columns(stored: Mapping[str, Stored]) -> dict[str, float]:
 
 
 def stored_of(row: Mapping[str, Any]) -> dict[str, Stored]:
-    """What `stored_columns` made the columns of a row of."""
+    """The records that `stored_columns` made the columns of a row of."""
     names = [each.name for each in fields(Stored)]
     return {
         memory: Stored(*(row[f"{memory.lower()}_{name}"] for name in names))
@@ -117,7 +117,7 @@ def stored_of(row: Mapping[str, Any]) -> dict[str, Stored]:
 
 
 def stored_together(measured: Sequence[Measurements]) -> dict[str, Stored]:
-    """Of several searches: the largest peak, and sums of the traffic."""
+    """The largest peak of several searches, and sums of their traffic."""
     return {
         memory: Stored(
             max(m.stored[memory].peak_bytes for m in measured),

@@ -109,3 +109,8 @@ def whole_number(text: str) -> int:
     if abs(number) > MOST_COUNT:
         raise ValueError(f"{number} is above {MOST_COUNT}")
     return number
+
+
+def setting_text(value: object) -> str:
+    """A value of a TOML file in the form that ``--set`` has."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

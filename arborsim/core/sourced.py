@@ -18,7 +18,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class Meaning(NamedTuple):
-    """What a number is for, and the unit people quote it in (`scale` of the profile's own)."""
+    """A number's meaning, and the unit people quote it in (`scale` of the profile's own)."""
 
     about: str
     unit: str

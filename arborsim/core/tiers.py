@@ -136,6 +136,13 @@ class Budget:
             )
         return cls(text, tokens=int(number))
 
+    @classmethod
+    def stated(cls, value: object) -> Budget:
+        """A file's budget, a number or a text; a `ValueError` has the rule, as `parsed` wants."""
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError("must be a budget: 2048, or 0.25")
+        return cls.parse(str(value))
+
     def in_tokens(self, full_peak_tokens: int) -> int:
         """Tokens for an episode that peaks at `full_peak_tokens` when nothing is evicted."""
         if self.tokens is not None:

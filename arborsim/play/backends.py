@@ -1,4 +1,4 @@
-"""What a live backend is asked for and what it reports, and how one is found.
+"""Requests to a live backend and its reports, and how one is found.
 
 A backend is a class registered under the entry-point group ``arborsim.backends``; it can live in a
 wheel of its own.  The core imports no framework and sees it only through the `Backend` protocol.
@@ -34,7 +34,7 @@ LayerChoice = tuple[int, ...] | Literal["all"]
 
 @dataclass(frozen=True)
 class RewardChoice:
-    """What scores thoughts."""
+    """A reward for thoughts."""
 
     #: "verifier", "value", a folder with a reward model, or "" for the default of the problems
     name: str = ""
@@ -47,7 +47,7 @@ class RewardChoice:
 
 @dataclass(frozen=True)
 class ModelUsage:
-    """What a model other than the searched one took."""
+    """Time and memory of a model other than the searched one."""
 
     role: str  #: "reward" or "embed"
     name: str
@@ -59,11 +59,9 @@ class ModelUsage:
     tokens: int = 0  #: computed, with padding; 0 where they are not counted
 
     def timing(self) -> dict[str, float]:
-        """What was counted, by its name in a trace's timing profile."""
-        found = {
-            "s": self.wall_s, "weight_bytes": self.weight_bytes,
-            "peak_kv_bytes": self.peak_kv_bytes, "texts": self.texts, "tokens": self.tokens,
-        }  # fmt: skip
+        """Counted figures, by their names in a trace's timing profile."""
+        counted = ("weight_bytes", "peak_kv_bytes", "texts", "tokens")
+        found = {"s": self.wall_s} | {name: getattr(self, name) for name in counted}
         return {f"{self.role}_{what}": float(value) for what, value in found.items() if value}
 
 
@@ -108,7 +106,7 @@ class SearchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRequest(SearchRequest):
-    """What to record."""
+    """Searches to record, and what of them."""
 
     out: Path
     capture: Capture = Capture.SIGNALS
@@ -214,7 +212,7 @@ class LiveResult:
 
 @dataclass(frozen=True)
 class LiveFacts:
-    """What the numbers were made with."""
+    """The model, device and software behind the numbers."""
 
     model: str
     task: str
@@ -251,7 +249,7 @@ class LiveObserver(Observer, Protocol):
         """Whether this result is still missing (a resumed run has some)."""
 
     def full_tokens(self, episode: int) -> int:
-        """What an earlier run found for `LiveResult.full_tokens`; 0 if nothing."""
+        """`LiveResult.full_tokens` of an earlier run; 0 if there is none."""
 
     def finished(self, result: LiveResult) -> None:
         """A search is complete."""

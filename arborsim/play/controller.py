@@ -3,13 +3,13 @@
 The same controller drives a replay, where the executor accounts for bytes and seconds, and a live
 model, where it moves real tensors.  `Controller.handle` is the whole story:
 
-- tokens arrive in runs; the policy says how many iterations may pass before it wants to decide,
-  or decides for the whole run at once;
-- tree events update the tree, then the policy may decide;
+- tokens arrive in runs: the policy says how many iterations may pass before it wants to decide,
+  or decides for the whole run at once,
+- tree events update the tree, then the policy may decide,
 - every decision is checked against the rules that no plan may break, then applied:
 
-1. protected tokens never move down a tier;
-2. what was destroyed stays destroyed, unless the plan recovers it by recomputing;
+1. protected tokens never move down a tier,
+2. what was destroyed stays destroyed, unless the plan recovers it by recomputing,
 3. after a decision, HBM holds no more tokens than the budget, on average over the groups (checked
    by the controller for plans, by `check_run` for every iteration of a run).
 """
@@ -92,7 +92,7 @@ class Executor(Protocol):
         ...
 
     def measurements(self) -> Measurements:
-        """What was measured so far."""
+        """The figures measured so far."""
         ...
 
 
@@ -111,7 +111,7 @@ class Meter:
     def moved(self, moves: Moves, tier: np.ndarray, reads: np.ndarray | None = None) -> None:
         """`moves` were applied outside a run; `tier` is from before them.
 
-        From now on `reads`, bool ``[groups, tokens]``, is read, and what is born later; None: all.
+        From now on `reads`, bool ``[groups, tokens]``, is read, and what is born later, or all.
         """
 
 
@@ -148,10 +148,10 @@ class Controller:
         self._prompt_tokens = 0
         self._margin = policy.pressure_margin(budget_tokens)
         formats = policy.formats
-        self._together = by_tier(
+        self._scaled_jointly = by_tier(
             lambda t: formats[min(t.rung, len(formats)) - 1].together if t.rung else 1
         )
-        self._groups_tokens = bool((self._together > 1).any())
+        self._groups_tokens = bool((self._scaled_jointly > 1).any())
 
     def run(self, events: Iterable[Event]) -> None:
         """Handle all events of a search."""
@@ -196,7 +196,7 @@ class Controller:
         return view, max(1, min(self.policy.next_decision(view), self._until_pressure(view)))
 
     def view(self) -> CacheView:
-        """What the policy may see now."""
+        """The view that the policy has now."""
         return self._view(self.executor.tier)
 
     def _view(self, tier: np.ndarray) -> CacheView:
@@ -214,7 +214,7 @@ class Controller:
         )
 
     def _slots_now(self) -> np.ndarray | None:
-        """Places of all tokens: new ones come last."""
+        """The slots of all tokens: new ones come last."""
         if self._slots is not None:
             groups, known = self._slots.shape
             fresh = np.arange(known, self.executor.tier.shape[1])
@@ -313,7 +313,7 @@ class Controller:
             self._slots = plan.slots
         moves = Moves.between(view.tier, plan.tiers)
         if self._groups_tokens:
-            moves = in_whole_groups(moves, self._together, self.tree, self._leaves)
+            moves = in_whole_groups(moves, self._scaled_jointly, self.tree, self._leaves)
         for meter in self._meters:
             meter.moved(moves, view.tier, plan.reads)
         self.executor.apply(moves, examined_tokens=view.num_tokens, reads=plan.reads)
@@ -378,10 +378,10 @@ def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> No
         token = plan.token[on_path & unsafe][0]
         raise PlanError(f"{policy.name} moves protected token {token} down")
 
-    leaving = np.bincount(changes.step, _LEAVES_HBM[changes.kind], steps).astype(np.int64)
+    removed = np.bincount(changes.step, _LEAVES_HBM[changes.kind], steps).astype(np.int64)
     groups = len(view.tier)
     start = int(view.held.sum()) - groups * run.num_tokens
-    used = start + groups * width * np.arange(1, steps + 1) - np.cumsum(leaving)
+    used = start + groups * width * np.arange(1, steps + 1) - np.cumsum(removed)
     over = used > groups * view.budget_tokens
     if over.any():
         mean = -(-int(used[np.argmax(over)]) // groups)

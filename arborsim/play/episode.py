@@ -135,7 +135,11 @@ def record_demand(
     played = play_episode(episode, Cell(policy, budget), executor, meters=meters)
     verdicts = episode.correct[episode.kind == Kind.ANSWER]
     demand = executor.demand(
-        trace=trace, episode=episode.index, budget=budget.text, prefix=prefix,
-        prefix_tokens=prefix_tokens, solved=int(verdicts[-1]) if len(verdicts) else -1,
-    )  # fmt: skip
+        trace=trace,
+        episode=episode.index,
+        budget=budget.text,
+        prefix=prefix,
+        prefix_tokens=prefix_tokens,
+        solved=int(verdicts[-1]) if len(verdicts) else -1,
+    )
     return demand, played.measured

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arborsim.core.documents import RecordLog
-from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.core.measurements import MemorySeries, thinned
 from arborsim.core.records import MOST_FLOAT, convert
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
-from arborsim.policies.registry import find, parameters, values_of
+from arborsim.policies.registry import values_of
 
 if TYPE_CHECKING:
     from arborsim.play.episode import Cell
@@ -33,46 +33,26 @@ _NS = 9  # decimals of a second
 
 def describe(request: LiveRequest) -> dict[str, Any]:
     """Everything that determines the results of `request`, as JSON; paths of outputs are not."""
-    others = {"cells", "command", "embed", "machine", "prompts", "reward", "trace"}
-    kinds = {f.name: f for f in fields(LiveRequest) if f.name not in others}
+    apart = {"cells", "command", "machine", "prompts", "trace"}
     found: dict[str, Any] = {
-        name: getattr(request, name) for name in sorted(kinds)
-        # Logs from before there was a choice hold the default.
-        if name not in _NEW_OPTIONS or getattr(request, name) != kinds[name].default
-    }  # fmt: skip
+        each.name: getattr(request, each.name)
+        for each in fields(LiveRequest)
+        if each.name not in apart
+    }
+    found["reward"] = asdict(request.reward)
     found["cells"] = [
         {"policy": c.policy.name, "budget": c.budget.text, "settings": values_of(c.policy)}
         for c in request.cells
     ]
-    if request.reward.name:  # likewise
-        found["reward"] = asdict(request.reward)
-    if request.embed:
-        found["embed"] = request.embed
     if request.prompts is not None:
         try:
-            found["prompts_sha256"] = _digest(request.prompts.read_bytes())
+            found["prompts_sha256"] = hashlib.sha256(request.prompts.read_bytes()).hexdigest()
         except OSError as error:
             raise UsageError(f"--prompts {request.prompts}: {error.strerror}") from error
     if request.machine is not None:
         profile = request.machine.profile
         found["gpu"] = {"name": profile.name, "sha256": profile.digest}
     return dict(json.loads(json.dumps(found, default=str)))
-
-
-def stored(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A request as an earlier version described it, with the settings that policies got since.
-
-    A setting that did not exist had the effect of its default.
-    """
-    cells = []
-    for cell in request.get("cells", []):
-        try:
-            known = parameters(find(cell["policy"], code=False))
-        except ArborsimError:  # a policy of the user's that is not here: as it was written
-            known = {}
-        defaults = {name: each.default for name, each in known.items()}
-        cells.append({**cell, "settings": json.loads(json.dumps(defaults)) | cell["settings"]})
-    return {**request, "cells": cells}
 
 
 @dataclass(frozen=True)
@@ -100,11 +80,6 @@ def request_of(head: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 _PLAIN: dict[str, type[Any]] = {"int": int, "float": float, "bool": bool, "str": str}
-_NEW_OPTIONS = ("chat", "graphs", "stop", "top_p")
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 class LiveRecords(RecordLog[LiveResult]):
@@ -127,16 +102,15 @@ class LiveRecords(RecordLog[LiveResult]):
 
 
 class LiveLog(LiveRecords):
-    """A log to write to, and what an earlier run has left in it (`records`).
+    """A log to write to, with the results of an earlier run (`records`).
 
-    `resume` goes on after the results that `path` holds, if it exists; `overwrite` replaces `path`,
+    `resume` goes on after the results of `path`, if it exists.  `overwrite` replaces `path`,
     but not before the new run has begun.
 
     Raises
     ------
     UsageError
-        The file exists and neither option was given; it is damaged; or it holds the results of
-        another request.
+        The file exists and neither option was given, or it is damaged or of another request.
     """
 
     def __init__(
@@ -148,7 +122,7 @@ class LiveLog(LiveRecords):
         if path.exists() and not resume and not overwrite:
             raise UsageError(f"--out {path}: the file exists: --resume goes on, --overwrite redoes")
         if path.exists() and resume and (head := self.read()):
-            self._compare("request", stored(request_of(head, path)), self._request)
+            self._compare("request", request_of(head, path), self._request)
             self._facts = convert(LiveFacts, head.get("facts"), f"{path}: facts")
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
@@ -157,17 +131,10 @@ class LiveLog(LiveRecords):
         Raises `UsageError` if that cannot be written, or comes from another model or version.
         """
         if self._facts is not None:
-            there, here = asdict(self._facts), asdict(facts)
-            # Logs of earlier versions name less software.
-            shared = there["software"].keys() & here["software"].keys()
-            for each in (there, here):
-                each["software"] = {name: each["software"][name] for name in sorted(shared)}
-                del each["conditions"]
+            there, here = (asdict(replace(each, conditions={})) for each in (self._facts, facts))
             self._compare("model, device or version", there, here)
-        self.open({
-            "facts": facts, "episodes": episodes, "request": self._request,
-            "command": self._command,
-        })  # fmt: skip
+        head = {"facts": facts, "episodes": episodes, "request": self._request}
+        self.open(head | {"command": self._command})
 
     def add(self, record: Any) -> None:
         """Store a result, its memory series thinned; it is on the disk afterwards."""

@@ -55,14 +55,14 @@ class _OfWhatIsRead(Meter):
 class AttentionKept(_OfWhatIsRead):
     """Share of the recorded attention of generated tokens that falls on tokens that are read.
 
-    The recording saw the whole cache; what it attended to and the policy has evicted, or does not
+    The recording saw the whole cache: what it attended to and the policy has evicted, or does not
     read, is lost.  Each row is a distribution, so rows weigh the same: what a row loses is a share
     of what the row itself sums to, which float16 leaves a little above or below 1.
 
     `rows` names what it is measured on.  One group: the mean row over all layers and heads
     (`Signal.ATTENTION`).  Several groups: each on its own rows, the mean over the query heads that
     read it, of the captured layers (`Signal.HEAD_ATTENTION`, or for groups that are layers
-    `Signal.LAYER_ATTENTION`); a row of theirs that is not a number (a softmax that overflowed) is
+    `Signal.LAYER_ATTENTION`).  A row of theirs that is not a number (a softmax that overflowed) is
     left out.
     """
 
@@ -373,7 +373,7 @@ class Quality:
         return cls(frozenset(rows), output_error and all(reader.has(each) for each in VECTORS))
 
     def rows(self, grouping: str) -> Signal | None:
-        """What attention kept is measured on for a policy of this grouping; None if unknown."""
+        """The rows that tell attention kept of policies of this grouping; None without any."""
         return next((signal for signal in _ROWS[grouping] if signal in self.attention), None)
 
     def kept_note(self, grouping: str) -> str:
@@ -385,7 +385,7 @@ class Quality:
         return f"not known per {grouping}" if unknown else ""
 
     def reads(self, groupings: Iterable[str]) -> frozenset[Signal]:
-        """What must be read from the trace for them, for policies of these groupings."""
+        """Signals to read from the trace for them, for policies of these groupings."""
         rows = {rows for grouping in groupings if (rows := self.rows(grouping)) is not None}
         return frozenset(rows | (set(VECTORS) if self.output_error else set()))
 

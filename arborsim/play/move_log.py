@@ -1,4 +1,4 @@
-"""What two runs of a policy are compared by: their moves, and what they read."""
+"""A log of moves and reads, by which two runs of a policy are compared."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MoveLog(Meter):
 
 
 def _as_wide(reads: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
-    """What is read of all tokens, bool ``[groups, tokens]``: those born later are."""
+    """The tokens that are read, bool ``[groups, tokens]``: those born later are."""
     wide = np.ones(shape, dtype=bool)
     if reads is not None:
         wide[:, : reads.shape[1]] = reads

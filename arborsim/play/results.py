@@ -1,5 +1,4 @@
-"""What a replay hands to tables and reports: a record per search, a row per trace, policy and
-budget, and notes on times that are assumed and on what does not fit the machine."""
+"""Results of replays: a record per search, and a row per trace, policy and budget."""
 
 from __future__ import annotations
 
@@ -18,10 +17,8 @@ from arborsim.core.measurements import (
     stored_together,
 )
 from arborsim.core.score import Score
-from arborsim.core.units import quantity
 
 if TYPE_CHECKING:
-    from arborsim.machine.profile import HardwareProfile
     from arborsim.machine.terms import Term
     from arborsim.play.pictures import TokenMap, TreePicture
 
@@ -37,9 +34,9 @@ ANY = "any"
 MARK = "\u2020"
 #: The setting that gives GPU, host, model and type of its cache in a line.
 MACHINE = "simulated on"
-_MOST_NAMED = 6
 _CLOCKS_S = 0.01  # live searches are shown by the same records
-_AS_IF = "The figures are those of a machine with enough memory."
+_UNKNOWN: Any = math.nan
+TIMES = tuple(each.name for each in fields(TimeSplit))
 
 
 @dataclass(frozen=True)
@@ -172,11 +169,8 @@ class ReplayResult:
 
     def rows(self, left_out: Iterable[LeftOut] = ()) -> tuple[Row, ...]:
         """One row per trace, policy and budget (`aggregate`), with its answers."""
-        found = self.found()
-        return tuple(
-            replace(row, answers=self.answers.get(row.cell), equal=found.get(row.cell))
-            for row in aggregate(self.episodes, left_out)
-        )
+        answers, equal, rows = self.answers, self.found(), aggregate(self.episodes, left_out)
+        return tuple(replace(r, answers=answers.get(r.cell), equal=equal.get(r.cell)) for r in rows)
 
 
 @dataclass(frozen=True)
@@ -197,53 +191,50 @@ class Relative:
 class Row:
     """One policy under one budget, over all searches of a trace.
 
-    Peaks are the largest over searches (`mean_*`: the mean); times, tokens, byte-seconds, moves and
-    traffic are summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if
-    unknown for all searches).  `oracle_gap` is what the oracle that decides for the same groups
-    (`per`) keeps under the same budget, less what this policy keeps: a share, NaN if there is no
-    such oracle;
-    negative for policies that lose less than evicting must: they quantise, offload, recompute or
-    hold more than the budget (not `bounded`).  `fits` is whether the machine has the memory for
-    every search.  A row that was left out has its reason in `left_out`, and NaN for figures.
+    Peaks are the largest over searches (`mean_*`: the mean).  Times, tokens, byte-seconds, moves
+    and traffic are summed.  `attention_kept` and `output_error` are weighted by generated tokens
+    (NaN if unknown for all searches).  `oracle_gap` is what the oracle that decides for the same
+    groups (`per`) keeps under the same budget, less what this policy keeps: negative for policies
+    that quantise, offload, recompute or hold more than the budget (not `bounded`), NaN without such
+    an oracle.  `fits` is whether the machine has the memory for every search.  A row that was left
+    out has its reason in `left_out`, and NaN for figures.
     """
 
     trace: str
     policy: str
     budget: str
-    searches: int
-    prompt_tokens: int
-    generated_tokens: int
-    iterations: int
-    peak_hbm_kv_bytes: int
-    mean_peak_hbm_kv_bytes: float
-    peak_hbm_kv_tokens: int
-    peak_ddr_bytes: int
-    peak_quantised_bytes: int
-    mean_peak_ddr_bytes: float
-    evicted_tokens: float
-    offloaded_tokens: float
-    quantised_tokens: float
-    rehydrated_tokens: float
-    rehydrations: int
-    to_ddr_bytes: int
-    from_ddr_bytes: int
-    decisions: int
-    kv_read_bytes: int
-    bounds_read_bytes: int
-    peak_after_first_decision_bytes: int
-    hbm_byte_seconds: float
-    time: TimeSplit
-    attention_kept: float
-    output_error: float
+    searches: int = _UNKNOWN
+    prompt_tokens: int = _UNKNOWN
+    generated_tokens: int = _UNKNOWN
+    iterations: int = _UNKNOWN
+    peak_hbm_kv_bytes: int = _UNKNOWN
+    mean_peak_hbm_kv_bytes: float = _UNKNOWN
+    peak_hbm_kv_tokens: int = _UNKNOWN
+    peak_ddr_bytes: int = _UNKNOWN
+    peak_quantised_bytes: int = _UNKNOWN
+    mean_peak_ddr_bytes: float = _UNKNOWN
+    evicted_tokens: float = _UNKNOWN
+    offloaded_tokens: float = _UNKNOWN
+    quantised_tokens: float = _UNKNOWN
+    rehydrated_tokens: float = _UNKNOWN
+    rehydrations: int = _UNKNOWN
+    to_ddr_bytes: int = _UNKNOWN
+    from_ddr_bytes: int = _UNKNOWN
+    decisions: int = _UNKNOWN
+    kv_read_bytes: int = _UNKNOWN
+    bounds_read_bytes: int = _UNKNOWN
+    peak_after_first_decision_bytes: int = _UNKNOWN
+    hbm_byte_seconds: float = _UNKNOWN
+    time: TimeSplit = field(default_factory=lambda: TimeSplit(*[math.nan] * len(TIMES)))
+    attention_kept: float = _UNKNOWN
+    output_error: float = _UNKNOWN
     bounded: bool = True
     fits: bool = True
-    oracle_gap: float = math.nan
-    #: As in `EpisodeResult`
-    per: str = "shared"
+    oracle_gap: float = _UNKNOWN
+    per: str = ""  # as in `EpisodeResult`
     kept_note: str = ""
-    relative: Relative = field(default_factory=Relative)
-    #: Counted live; None where that was not done
-    answers: Answered | None = None
+    relative: Relative = Relative()
+    answers: Answered | None = None  # counted live; None where that was not done
     stored: dict[str, Stored] = field(default_factory=dict)  # by memory below DDR
     left_out: str = ""
     equal: EqualBudget | None = None  # in a comparison at equal memory
@@ -307,11 +298,8 @@ def at_budget(policy: str, budget: str) -> str:
 
 def oracles(results: Iterable[EpisodeResult]) -> dict[tuple[str, int, str, str], float]:
     """Attention that an oracle keeps, by trace, episode, budget and what it decides for (`per`)."""
-    return {
-        (r.trace, r.episode, r.budget, r.per): r.attention_kept
-        for r in results
-        if r.policy in ORACLES
-    }
+    bounds = (each for each in results if each.policy in ORACLES)
+    return {(r.trace, r.episode, r.budget, r.per): r.attention_kept for r in bounds}
 
 
 def aggregate(
@@ -319,27 +307,24 @@ def aggregate(
 ) -> tuple[Row, ...]:
     """One row per (trace, policy, budget), and one for each of `left_out`.
 
-    Rows follow the traces as they came; within a trace full retention leads, then budgets and,
-    within a budget, policies as they came: so that neighbours are what one wants to compare.  What
-    was left out under a budget follows what was not; budgets under which all was, being too small,
-    come first.
+    Rows follow the traces as they came: within a trace full retention leads, then budgets and,
+    within a budget, policies as they came.  What was left out under a budget follows what was not.
+    Budgets under which all was, being too small, come first.
     """
     cells: dict[tuple[str, str, str], list[EpisodeResult]] = {}
     for result in episodes:
         cells.setdefault((result.trace, result.policy, result.budget), []).append(result)
     rows = [_row(results) for results in cells.values()]
     ran = {row.budget for row in rows}
-    rows += map(_left_out_row, left_out)
+    rows += [Row(w.trace, w.policy, w.budget or ANY, left_out=w.reason) for w in left_out]
     traces = list(dict.fromkeys(row.trace for row in rows))
     budgets = list(dict.fromkeys(row.budget for row in rows if not row.is_baseline))
     budgets.sort(key=ran.__contains__)
-    rows.sort(
-        key=lambda row: (
-            traces.index(row.trace),
-            -1 if row.is_baseline else budgets.index(row.budget),
-        )
-    )
-    return related(rows)
+
+    def place(row: Row) -> tuple[int, int]:
+        return traces.index(row.trace), -1 if row.is_baseline else budgets.index(row.budget)
+
+    return related(sorted(rows, key=place))
 
 
 R = TypeVar("R", bound="Row")
@@ -353,30 +338,27 @@ def related(
     Those that share a `place` (a trace on a machine) are compared.
     """
     baselines = {place(row): row for row in reversed(rows) if row.is_baseline}
-    bounds = {
-        (place(row), row.budget, row.per): row.attention_kept for row in rows if row.is_oracle
-    }
-    return tuple(
-        replace(
-            row,
-            oracle_gap=bounds.get((place(row), row.budget, row.per), math.nan) - row.attention_kept,
-            relative=_relative(row, baselines[at]) if (at := place(row)) in baselines
-            else Relative(),
-        )
-        for row in rows
-    )  # fmt: skip
+    known = (row for row in rows if row.is_oracle)
+    bounds = {(place(row), row.budget, row.per): row.attention_kept for row in known}
+
+    def found(row: R) -> R:
+        bound, full = bounds.get((place(row), row.budget, row.per)), baselines.get(place(row))
+        gap = math.nan if bound is None else bound - row.attention_kept
+        return replace(row, oracle_gap=gap, relative=_relative(row, full) if full else Relative())
+
+    return tuple(map(found, rows))
 
 
 def _row(results: list[EpisodeResult]) -> Row:
-    first = results[0]
-    measured = [result.measured for result in results]
-
-    def over_searches(combine: Callable[[Iterable[Any]], Any], *names: str) -> dict[str, Any]:
-        return {name: combine(getattr(m, name) for m in measured) for name in names}
-
-    parts = {
-        p.name: math.fsum(getattr(m.time, p.name) for m in measured) for p in fields(TimeSplit)
-    }
+    first, measured = results[0], [result.measured for result in results]
+    known = {each.name for each in fields(Row)} - {"time", "stored"}
+    found: dict[str, Any] = {}
+    for each in fields(Measurements):
+        if each.name in known:
+            values = (getattr(m, each.name) for m in measured)
+            add = math.fsum if each.type == "float" else sum
+            found[each.name] = max(values) if each.name.startswith("peak_") else add(values)
+    parts = (math.fsum(getattr(m.time, name) for m in measured) for name in TIMES)
     return Row(
         trace=first.trace,
         policy=first.policy,
@@ -384,19 +366,7 @@ def _row(results: list[EpisodeResult]) -> Row:
         searches=len(results),
         mean_peak_hbm_kv_bytes=sum(m.peak_hbm_kv_bytes for m in measured) / len(results),
         mean_peak_ddr_bytes=sum(m.peak_ddr_bytes for m in measured) / len(results),
-        **over_searches(
-            max, "peak_hbm_kv_bytes", "peak_hbm_kv_tokens", "peak_ddr_bytes",
-            "peak_quantised_bytes", "peak_after_first_decision_bytes",
-        ),
-        **over_searches(
-            sum, "prompt_tokens", "generated_tokens", "iterations", "rehydrations", "to_ddr_bytes",
-            "from_ddr_bytes", "decisions", "kv_read_bytes", "bounds_read_bytes",
-        ),
-        **over_searches(
-            math.fsum, "evicted_tokens", "offloaded_tokens", "quantised_tokens",
-            "rehydrated_tokens", "hbm_byte_seconds",
-        ),
-        time=TimeSplit(**parts),
+        time=TimeSplit(*parts),
         stored=stored_together(measured),
         attention_kept=_mean((r.attention_kept, r.measured.generated_tokens) for r in results),
         output_error=_mean((r.output_error, r.measured.generated_tokens) for r in results),
@@ -404,28 +374,19 @@ def _row(results: list[EpisodeResult]) -> Row:
         fits=all(m.fits for m in measured),
         per=first.per,
         kept_note=first.kept_note,
-    )  # fmt: skip
-
-
-def _left_out_row(left_out: LeftOut) -> Row:
-    nothing = dict.fromkeys((each.name for each in fields(Row)), math.nan)
-    known: dict[str, Any] = {
-        "trace": left_out.trace, "policy": left_out.policy, "budget": left_out.budget or ANY,
-        "left_out": left_out.reason, "answers": None, "equal": None, "stored": {},
-        "time": TimeSplit(*[math.nan] * len(fields(TimeSplit))),
-        "relative": Relative(), "per": "", "kept_note": "", "bounded": True, "fits": True,
-    }  # fmt: skip
-    return Row(**{**nothing, **known})
+        **found,
+    )
 
 
 def _relative(row: Row, full: Row) -> Relative:
-    return Relative(
-        peak_hbm=_ratio(row.peak_hbm_kv_bytes, full.peak_hbm_kv_bytes),
-        mean_peak_hbm=_ratio(row.mean_peak_hbm_kv_bytes, full.mean_peak_hbm_kv_bytes),
-        time=_ratio(row.total_s, full.total_s),
-        tokens_per_s=_ratio(row.tokens_per_s, full.tokens_per_s),
-        attention_kept=_ratio(row.attention_kept, full.attention_kept),
+    pairs = (
+        (row.peak_hbm_kv_bytes, full.peak_hbm_kv_bytes),
+        (row.mean_peak_hbm_kv_bytes, full.mean_peak_hbm_kv_bytes),
+        (row.total_s, full.total_s),
+        (row.tokens_per_s, full.tokens_per_s),
+        (row.attention_kept, full.attention_kept),
     )
+    return Relative(*(_ratio(*pair) for pair in pairs))
 
 
 def _mean(weighted: Iterable[tuple[float, int]]) -> float:
@@ -437,68 +398,3 @@ def _mean(weighted: Iterable[tuple[float, int]]) -> float:
 
 def _ratio(value: float, base: float) -> float:
     return value / base if base else math.nan
-
-
-def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> list[str]:
-    """A note on policies that take time on a machine on which theirs was not measured.
-
-    A slow decision can make a policy look slower than full retention, and is then no finding.
-    """
-    named = [name for name in dict.fromkeys(policies) if name not in profile.policies]
-    if not named or not profile.is_assumed("decision_base_s"):
-        return []
-    whose = ", ".join(named) if len(named) <= _MOST_NAMED else f"{len(named)} policies"
-    return [
-        f"Policy time of {whose} is assumed ({quantity('seconds', profile.decision_base_s)} a "
-        "decision), not measured: `arborsim calibrate hardware` measures it on your machine."
-    ]
-
-
-def does_not_fit(searches: Iterable[tuple[str, str, Measurements]], machine: str) -> list[str]:
-    """A line per trace: what does not fit in its largest search, and how much memory it lacks.
-
-    Of each search: its trace, what ran (``"h2o at budget 0.5"``), and what it took.  `machine` is a
-    name.
-    """
-    traces: dict[str, dict[str, list[Measurements]]] = {}
-    for trace, what, measured in searches:
-        if not measured.fits:
-            traces.setdefault(trace, {}).setdefault(what, []).append(measured)
-    return [_unfit(trace, runs, machine) for trace, runs in traces.items()]
-
-
-def _unfit(trace: str, runs: Mapping[str, list[Measurements]], machine: str) -> str:
-    """What does not fit, by what ran."""
-    first = next(iter(runs.values()))[0]
-    weights, hbm, ddr = (
-        quantity("bytes", size)
-        for size in (first.weight_bytes, first.usable_hbm_bytes, first.usable_ddr_bytes)
-    )
-    if over := _over(first.weight_bytes, first.usable_hbm_bytes):
-        return (
-            f"Nothing fits on {trace}: the weights alone are {weights}, and {machine} has {hbm} of "
-            f"HBM to use, which is {quantity('bytes', over)} too little. {_AS_IF}"
-        )
-    lacking = "; ".join(f"{what} lacks {_lacking(own)}" for what, own in runs.items())
-    return (
-        f"Does not fit on {trace}: {lacking}. {machine} has {hbm} of HBM and {ddr} of DDR to use; "
-        f"a search needs the weights ({weights}), its activations and its KV. {_AS_IF}"
-    )
-
-
-def _lacking(unfit: Sequence[Measurements]) -> str:
-    """``"1.2 GB of HBM"``: the most that any of the searches lacks."""
-    lacks = {
-        "HBM": max(_over(m.needed_hbm_bytes, m.usable_hbm_bytes) for m in unfit),
-        "DDR": max(_over(m.peak_ddr_bytes, m.usable_ddr_bytes) for m in unfit),
-        **{
-            memory: max(_over(each.peak_bytes, each.usable_bytes), 0)
-            for memory, each in stored_together(unfit).items()
-        },
-    }
-    return " and ".join(f"{quantity('bytes', n)} of {tier}" for tier, n in lacks.items() if n)
-
-
-def _over(needed: int, usable: int) -> int:
-    """Bytes that are missing; a machine of unknown size lacks nothing."""
-    return max(0, needed - usable) if usable else 0

@@ -1,4 +1,4 @@
-"""What a caller chooses, by name or as objects: policies, budgets, settings, and the machine.
+"""Policies, budgets and settings that a caller chooses, by name or as objects.
 
 The command line passes texts (``"h2o,snapkv"``, ``"0.25"``, ``"h2o.per=shared"``); Python may also
 pass lists, numbers, a dict of settings and policies that it made itself.
@@ -9,36 +9,43 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.settings import MOST_COUNT, whole_number
+from arborsim.products.declare import AnyPath, Option
 
 if TYPE_CHECKING:
     from arborsim.core.geometry import Geometry
     from arborsim.core.tiers import Budget
-    from arborsim.machine.machine import Machine
     from arborsim.policies.base import Policy
 
 #: Names by comma, classes (``"package.module:Class"``), compositions (``"mine.toml"``), policies.
-Policies: TypeAlias = "str | Policy | Sequence[str | Policy]"
+Policies: TypeAlias = Annotated[
+    "str | Policy | Sequence[str | Policy]", Option("policy", many=True, complete="policy")
+]
+OnePolicy: TypeAlias = Annotated["str | Policy", Option(complete="policy")]
 #: Shares of full retention's peak (float in (0, 1]), tokens (int), or texts of the command line.
-Budgets: TypeAlias = "float | int | str | Budget | Sequence[float | int | str | Budget]"
+Budgets: TypeAlias = Annotated[
+    "float | int | str | Budget | Sequence[float | int | str | Budget]",
+    Option("budget", many=True),
+]
 #: By parameter, or by policy and parameter: ``{"sinks": 4, "h2o.per": "shared"}``.
-Settings: TypeAlias = "Mapping[str, Any] | Sequence[str]"
-Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+Settings: TypeAlias = Annotated[Mapping[str, Any] | Sequence[str], Option("set")]
+Files: TypeAlias = AnyPath | Sequence[AnyPath]
+Traces: TypeAlias = Annotated[Files, Option(complete="trace")]
 
 RECALLS = ("stage", "stream", "near", "ondemand")
 
 
 def names(text: str | Sequence[str]) -> list[str]:
-    """``"a, b,c"``, or several of these, as names without repetitions."""
+    """The names in ``"a, b,c"``, or several of these, each once."""
     whole = text if isinstance(text, str) else ",".join(text)
     return list(dict.fromkeys(name.strip() for name in whole.split(",") if name.strip()))
 
 
 def whole_numbers(given: str | int | Sequence[int], option: str) -> list[int]:
-    """``"16,64"``, 16 or [16, 64] as numbers of 1 or more."""
+    """Numbers of 1 or more: ``"16,64"``, 16 or [16, 64]."""
     text = given if isinstance(given, str) else ",".join(map(str, listed(given)))
     try:
         found = [whole_number(part) for part in text.split(",") if part.strip()]
@@ -69,19 +76,6 @@ def files(given: Files) -> list[Path]:
     if not found:
         raise UsageError("no trace was given: name a file, such as one that arborsim record made")
     return found
-
-
-def at_least(least: int, most: int = MOST_COUNT, **given: int | None) -> None:
-    """Refuse a number that is too small or too large, or no whole number."""
-    for name, value in given.items():
-        if value is None or (isinstance(value, int) and least <= value <= most):
-            continue
-        rule = (
-            f"from {least} to {most:,}"
-            if isinstance(value, int) and value > most
-            else (f"of {least} or more")
-        )
-        raise UsageError(f"{name} must be a whole number {rule}, not {value!r:.40}")
 
 
 def budgets(given: Budgets) -> list[Budget]:
@@ -144,7 +138,7 @@ class ChosenPolicies:
 
     @property
     def all_names(self) -> list[str]:
-        """Of those looked up and those given, in the order in which they run."""
+        """Names of those looked up and those given, in the order in which they run."""
         return [*self.names, *(policy.name for policy in self.made)]
 
     def build(self, settings: Mapping[str, Mapping[str, str]]) -> list[Policy]:
@@ -176,19 +170,6 @@ def _policy(given: Any) -> Policy:
     )
 
 
-def setting_texts(given: Settings) -> list[str]:
-    """``name=value`` texts, as ``--set`` takes them."""
-    if not isinstance(given, Mapping):
-        return [str(each) for each in listed(given)]
-    return [f"{name}={_setting_text(value)}" for name, value in given.items()]
-
-
-def _setting_text(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
 def assigned(setting: str, form: str = "name=value") -> tuple[str, str]:
     """Name and value of a ``--set``, which has that form."""
     name, equals, value = (part.strip() for part in setting.partition("="))
@@ -198,7 +179,7 @@ def assigned(setting: str, form: str = "name=value") -> tuple[str, str]:
 
 
 def policy_settings(chosen: Sequence[str], given: Iterable[str]) -> dict[str, dict[str, str]]:
-    """What ``--set`` gives to each of the chosen policies, as `registry.build` takes it.
+    """Settings that ``--set`` gives to each of the chosen policies, as `registry.build` takes them.
 
     ``parameter=value`` is for every chosen policy that has the parameter.  In
     ``policy.parameter=value`` a policy is meant only if one of that name was chosen: parameters of
@@ -253,43 +234,17 @@ def check_recall(recall: str, known: Sequence[str] = RECALLS) -> None:
         raise UnknownName("recall mode", recall, known)
 
 
-def machine(
-    traces: Sequence[Path],
-    *,
-    gpu: str,
-    host: str,
-    engine: str,
-    model: str,
-    kv_dtype: str,
-    weights: str,
-    recall: str,
-    page_size: int,
-    tree_attention: bool,
-    **more: bool,
-) -> Machine:
-    """The simulated machine; `more` are fields of `Machine` of that name."""
-    from arborsim.machine.lookup import load_profile
-    from arborsim.machine.machine import Machine
-    from arborsim.memory.pages import MOST_PAGE_TOKENS
-
-    check_recall(recall)
-    at_least(1, MOST_PAGE_TOKENS, page_size=page_size)
-    profile = load_profile(gpu, host or None, engine)
-    geometry = _geometry(traces, str(model), str(kv_dtype), str(weights))
-    return Machine(profile, geometry, recall, page_size, tree_attention, **more)
-
-
-def _geometry(traces: Sequence[Path], model: str, kv_dtype: str, weights: str) -> Geometry | None:
+def geometry(traces: Sequence[Path], model: str, kv_dtype: str, weights: str) -> Geometry | None:
     """The model that is charged; None for the recorded one, as it was recorded."""
     from arborsim.machine.config import with_types
     from arborsim.machine.lookup import load_geometry
     from arborsim.trace.reader import open_trace
 
-    geometry = load_geometry(model) if model else None
-    if geometry is None and (weights or kv_dtype):
+    found = load_geometry(model) if model else None
+    if found is None and (weights or kv_dtype):
         recorded = list(dict.fromkeys(open_trace(path).info.geometry for path in traces))
         if len(recorded) != 1:
             option = "--weights" if weights else "--kv-dtype"
             raise UsageError(f"{option}: the traces were recorded on several models; give --model")
-        geometry = recorded[0]
-    return geometry and with_types(geometry, weights, kv_dtype)
+        found = recorded[0]
+    return found and with_types(found, weights, kv_dtype)

@@ -78,10 +78,13 @@ def _busy(point: LoadPoint) -> str:
     """Where the machine's time goes at the largest load."""
     busy = point.busy
     parts = {
-        "prefill": busy.prefill_s, "recomputing": busy.recompute_s, "decoding": busy.decode_s,
-        "policies": busy.policy_s, "waiting for transfers": busy.exposed_s,
+        "prefill": busy.prefill_s,
+        "recomputing": busy.recompute_s,
+        "decoding": busy.decode_s,
+        "policies": busy.policy_s,
+        "waiting for transfers": busy.exposed_s,
         "idle": max(0.0, point.total_s - busy.total_s),
-    }  # fmt: skip
+    }
     shares = [f"{name} {100 * part / point.total_s:.1f}%" for name, part in parts.items() if part]
     return f"at the largest load the machine's time goes into {', '.join(shares)}"
 
@@ -89,17 +92,13 @@ def _busy(point: LoadPoint) -> str:
 def _print(console: Console, terms: Sequence[Term], whole_s: float, replayed: bool = False) -> None:
     """Names, seconds and their share of the whole; for a replay, what they rest on and hide."""
     unit = scale_for("seconds", [whole_s / 1000])  # small terms count, too
-    rows = [
-        (f"  {term.name}", unit.show(term.seconds),
-         f"{term.seconds / whole_s:.1%}" if whole_s else "-", term.basis.name.lower(),
-         unit.show(term.hidden_s) if term.hidden_s else "")
-        for term in terms
-    ]  # fmt: skip
+    rows = []
+    for term in terms:
+        share = f"{term.seconds / whole_s:.1%}" if whole_s else "-"
+        hidden = unit.show(term.hidden_s) if term.hidden_s else ""
+        seconds, basis = unit.show(term.seconds), term.basis.name.lower()
+        rows.append((f"  {term.name}", seconds, share, basis, hidden))
     rows.append(("  total", unit.show(whole_s), "100.0%" if whole_s else "-", "", ""))
-    heads = [
-        "  term",
-        unit.unit,
-        "share",
-        *(["rests on", f"hidden {unit.unit}"] if replayed else []),
-    ]
+    heads = ["  term", unit.unit, "share"]
+    heads += ["rests on", f"hidden {unit.unit}"] if replayed else []
     print_list(console, heads, [row[: len(heads)] for row in rows])

@@ -1,23 +1,15 @@
-"""What Ctrl-C does."""
+"""Commands that Ctrl-C ends with a word on what is left."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import typer
-
-
-def interrupted(left: str) -> int:
-    """Print what Ctrl-C left; returns the exit code."""
-    typer.echo(f"arborsim: interrupted{left}", err=True)
-    return 130
-
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C in work that leaves nothing behind: says so, and ends with exit code 130."""
+def interruptible(left: str = "; nothing was written") -> Iterator[None]:
+    """Ctrl-C in this work ends the command with exit code 130, and says what it left."""
     try:
         yield
     except KeyboardInterrupt:
-        raise typer.Exit(interrupted("; nothing was written")) from None
+        raise KeyboardInterrupt(left) from None

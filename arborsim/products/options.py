@@ -1,132 +1,205 @@
-"""Options that several commands share, in groups that become parts of a request."""
+"""Options that several products share."""
 
 from __future__ import annotations
 
+import json as documents
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
-from arborsim.products.command import argument, option, panel
+from arborsim.products.choices import Budgets, Policies, Settings
+from arborsim.products.declare import AnyPath, Count, InPython, Option, Options, Positive, Written
 
-machine_option, run_option, output_option = panel("Machine"), panel("Run"), panel("Output")
-expert_option = panel("Expert")  # what is hardly ever needed; help shows it last
+if TYPE_CHECKING:
+    from arborsim.machine.machine import Machine
+    from arborsim.products.results import Results
 
-
-def traces_argument() -> Any:
-    return argument(..., "Trace files.", complete="trace")
-
-
-def json_option() -> Any:
-    return output_option(False, "Print JSON instead of tables.", "--json")
-
-
-def calibration_option() -> Any:
-    about = (
-        "Settings of policies from a calibration, a file or name, where --set or a workload gives "
-        "none; repeatable."
-    )
-    return option([], about, complete="calibration")
+Json = Annotated[bool, Option(panel="Output")]
+#: Traces that a command reads.
+TraceFiles = Annotated[Sequence[Path], Option(complete="trace")]
+#: An option that is hardly ever needed; help shows these last.
+Expert = Option(panel="Expert")
+Calibrations = Annotated[str | Sequence[str], Option(complete="calibration")]
 
 
-@dataclass(frozen=True)
-class PolicyOptions:
-    """Policies with their settings, and the budgets that they run under."""
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(Options):
+    """Policies with their settings, and the budgets that they run under.
 
-    policy: list[str] = option(
-        ["full"], "Policies by comma, or 'all'; repeatable.", complete="policy"
-    )
-    budget: list[str] = option(
-        ["0.5"], "Tokens (2048) or share of what full retention holds (0.25), by comma; repeatable."
-    )
-    set_: list[str] = option(
-        [], "name=value, or NAME.name=value for one policy or search; repeatable.", "--set"
-    )
+    Parameters
+    ----------
+    policies
+        Policies by name (by comma, or all), package.module:Class, or the file of a composition;
+        repeatable.
 
-    def fields(self) -> dict[str, Any]:
-        """As arguments of the functions that `arborsim` exports."""
-        return {"policies": self.policy, "budgets": self.budget, "settings": self.set_}
+        In Python also policies made there.
+    budgets
+        Tokens (2048) or share of what full retention holds (0.25), by comma; repeatable.
 
+        In Python a float in (0, 1] is a share, an int a number of tokens.
+    settings
+        name=value, or NAME.name=value for one policy or search; repeatable.
 
-@dataclass(frozen=True)
-class MachineOptions:
-    """The machine and model that are charged for."""
+        In Python also a mapping: ``{"sinks": 4, "h2o.per": "shared"}``.
+    """
 
-    gpu: str = machine_option("h100", "GPU profile: a name or a TOML file.", complete="gpu")
-    host: str = machine_option("", "Host to put the GPU into: a name or file.", complete="host")
-    engine: str = machine_option(
-        "vllm",
-        "What serves on it: vllm, sglang, trtllm, transformers, live, live-graphs or a file.",
-        complete="engine",
-    )
-    model: str = machine_option(
-        "",
-        "Model to charge bytes and seconds for: a name or config.json.",
-        complete="model",
-        shown="recorded",
-    )
-    kv_dtype: str = machine_option("", "Type of its cache: fp8, bf16, ...", shown="the model's")
-    weights: str = machine_option("", "Type of its weights: fp8, int4, ...", shown="the model's")
-    recall: str = machine_option(
-        "stage", "How DDR tokens are read: stage, stream, near or ondemand."
-    )
-    page_size: int = machine_option(1, "Tokens per KV page.", min=1)
-    tree_attention: bool = machine_option(
-        True, "Read ancestors that branches share once per batch."
-    )
-
-    def fields(self) -> dict[str, Any]:
-        """As arguments of the functions that `arborsim` exports."""
-        return dict(vars(self))
+    policies: Policies = "full"
+    budgets: Budgets = 0.5
+    settings: Settings = ()
 
 
-@dataclass(frozen=True)
-class JobOptions:
-    """Which recorded searches are replayed, and by how many processes."""
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions(Options, panel="Machine"):
+    """The machine and model that are charged for.
 
-    quality: bool = option(True, "Measure attention kept, where it was recorded (a large column).")
-    first: int = run_option(0, "Number of the first episode.", min=0)
-    episodes: int = run_option(0, "Episodes per trace.", shown="all", min=0)
-    jobs: int = run_option(1, "Processes that share the episodes; same results.", min=1)
-    strict: bool = run_option(
-        False, "Stop where a policy or budget cannot run: no row that says why.", "--strict"
-    )
+    Parameters
+    ----------
+    gpu
+        GPU profile: a name or a TOML file.
+    host
+        Host to put the GPU into: a name or file.
+    engine
+        What serves on it: vllm, sglang, trtllm, transformers, live, live-graphs or a file.
+    model
+        Model to charge bytes and seconds for: a name or config.json.
+    kv_dtype
+        Type of its cache: fp8, bf16, ...
+    weights
+        Type of its weights: fp8, int4, ...
+    recall
+        How DDR tokens are read: stage, stream, near or ondemand.
+    page_size
+        Tokens per KV page.
+    tree_attention
+        Read ancestors that branches share once per batch.
+    """
 
-    def fields(self) -> dict[str, Any]:
-        """As arguments of the functions that `arborsim` exports."""
-        return {
-            "quality": self.quality, "first": self.first, "episodes": self.episodes or None,
-            "workers": self.jobs, "strict": self.strict,
-        }  # fmt: skip
+    gpu: Annotated[str, Option(complete="gpu")] = "h100"
+    host: Annotated[str, Option(complete="host")] = ""
+    engine: Annotated[str, Option(complete="engine")] = "vllm"
+    model: Annotated[str, Option(complete="model", shown="recorded")] = ""
+    kv_dtype: Annotated[str, Option(shown="the model's")] = ""
+    weights: Annotated[str, Option(shown="the model's")] = ""
+    recall: str = "stage"
+    page_size: Positive = 1
+    tree_attention: bool = True
+
+    def machine(self, traces: Sequence[Path], **more: bool) -> Machine:
+        """The simulated machine; `more` are fields of `Machine` of that name."""
+        from arborsim.machine.lookup import load_profile
+        from arborsim.machine.machine import Machine
+        from arborsim.memory.pages import MOST_PAGE_TOKENS
+        from arborsim.products.choices import check_recall, geometry
+        from arborsim.products.declare import at_least
+
+        check_recall(self.recall)
+        at_least(1, MOST_PAGE_TOKENS, page_size=self.page_size)
+        profile = load_profile(self.gpu, self.host or None, self.engine)
+        charged = geometry(traces, str(self.model), str(self.kv_dtype), str(self.weights))
+        return Machine(profile, charged, self.recall, self.page_size, self.tree_attention, **more)
 
 
-@dataclass(frozen=True)
-class OutputOptions:
-    """Files to write."""
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(Options, panel="Run"):
+    """Which recorded searches are replayed, and by how many processes.
 
-    out: Path | None = output_option(None, "Write results to this file.", writes=True)
-    report: Path | None = output_option(None, "Write a self-contained HTML page.", writes=True)
+    Parameters
+    ----------
+    quality
+        Measure attention kept, where it was recorded (a large column).
+    first
+        Number of the first episode.
+    episodes
+        Episodes per trace.
+    strict
+        Stop where a policy or budget cannot run: no row that says why.
+    workers
+        Processes that share the episodes; same results.
+
+        A script then needs ``if __name__ == "__main__":``, as for all of Python's multiprocessing.
+    progress
+        Show a bar on standard error once it takes longer than two seconds.
+    """
+
+    quality: Annotated[bool, Option(panel="Options")] = True
+    first: Count = 0
+    episodes: Annotated[Count | None, Option(shown="all")] = None
+    strict: bool = False
+    workers: Annotated[Positive, Option(name="jobs", silent=True)] = 1
+    progress: InPython = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Options, panel="Output"):
+    """A page to write, and what to print.
+
+    Parameters
+    ----------
+    report
+        Write a self-contained HTML page.
+    json
+        Print JSON instead of tables.
+    """
+
+    report: Written | None = None
+    json: bool = False
 
     @property
     def files(self) -> dict[str, Path]:
         """The files that were asked for, by option."""
         given = {f"--{each.name}": getattr(self, each.name) for each in fields(self)}
-        return {option: path for option, path in given.items() if isinstance(path, Path)}
+        order = sorted(given.items(), key=lambda each: each[0] != "--out")
+        return {option: path for option, path in order if isinstance(path, Path)}
 
     def check(self) -> None:
-        """Refuse, before the work, what cannot be written.
+        """Refuse, before the work, what cannot be written."""
+        check_files(self.files)
 
-        `command` has refused files that the command reads.
-        """
-        for name, path in self.files.items():
-            if name == "--report":
-                check_ending(path, name, ".html")
-            check_writable(path, name)
+    def print(self, results: Results, files: Mapping[str, Path] | None = None) -> None:
+        """Write the page, then print results and the names of all `files`, or JSON alone."""
+        if self.report is not None:
+            results.report(self.report)
+        if self.json:
+            print(results.to_json())
+            return
+        results.print()
+        for path in (self.files if files is None else files).values():
+            print(f"wrote {path}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(ReportOptions, panel="Output"):
+    """Files to write, and what to print.
+
+    Parameters
+    ----------
+    out
+        Write results: .parquet, .csv or .json.
+    """
+
+    out: Written | None = None
+
+    def check(self) -> None:
+        from arborsim.core.tables import check_format
+
+        if self.out is not None:
+            check_format(self.out)
+        super().check()
+
+
+def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
+    """The files that were asked for, by option; refuses what cannot be written."""
+    found = {option: Path(path) for option, path in files.items() if path is not None}
+    for name, path in found.items():
+        if name == "--report":
+            check_ending(path, name, ".html")
+        check_writable(path, name)
+    return found
 
 
 def check_ending(path: Path, option: str, ending: str) -> None:
@@ -140,15 +213,6 @@ def command_line() -> str:
     return shlex.join(["arborsim", *sys.argv[1:]])
 
 
-def search_help() -> str:
-    """The names that an option for searches takes; asks no installed package for its own."""
-    from arborsim.searches import SHIPPED
-
-    return f"{', '.join(SHIPPED)}; or package.module:Class."
-
-
 def print_json(document: Any) -> None:
     """Print it as strict JSON."""
-    import json
-
-    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    print(documents.dumps(document, indent=2, allow_nan=False))

@@ -16,7 +16,8 @@ from arborsim.machine.cost import CostModel
 from arborsim.machine.fidelity import bases_text, evidence
 from arborsim.machine.price import Price
 from arborsim.machine.weights import weights_type
-from arborsim.play.results import BASELINE, MACHINE, assumed_policy_time, at_budget, does_not_fit
+from arborsim.play.cautions import assumed_policy_time, does_not_fit
+from arborsim.play.results import BASELINE, MACHINE, at_budget
 from arborsim.policies.registry import values_of
 from arborsim.report.words import counted
 
@@ -53,7 +54,7 @@ def machine_line(machine: Machine, recorded: Sequence[Geometry]) -> str:
 
 
 def machine_settings(machine: Machine, recorded: Sequence[Geometry]) -> dict[str, str]:
-    """What the appendix of a page says of the machine and the model."""
+    """Facts about the machine and the model for the appendix of a page."""
     charged = _charged(machine, recorded)
     as_recorded = "" if machine.geometry else " (as recorded)"
     return {
@@ -93,7 +94,7 @@ def machine_facts(machine: Machine, recorded: Sequence[Geometry]) -> dict[str, A
 
 
 def _bases(machine: Machine, geometry: Geometry) -> str:
-    """What the terms of the time rest on."""
+    """The basis of the terms of the time."""
     try:
         return bases_text(bases(Price(CostModel(machine.profile, geometry))))
     except UsageError as error:  # a model that the engine cannot serve
@@ -146,7 +147,7 @@ def search_heading(job: SearchJob, reader: TraceReader, results: Sequence[Search
 
 
 def search_notes(machine: Machine, results: Sequence[SearchResult]) -> list[str]:
-    """What to know about figures of searches on a bank: assumed times, and what does not fit."""
+    """Notes on figures of searches on a bank: assumed times, and what does not fit."""
     timed = (r.policy for r in results if r.simulated.measured.time.policy_s)
     runs = (
         (

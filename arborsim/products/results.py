@@ -1,4 +1,4 @@
-"""What every function of the API returns, and how it is read from a file again."""
+"""Results that every function of the API returns, and how they are read from a file again."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class Results(ABC):
         of the libraries, machine and model, `settings`, and what to know about the figures
         (`assumed`, `notes`, `left_out`, `does_not_fit`).  It is stored in every Parquet file that
         `save` writes.
+    raw : object
+        The records that tables and pages are made of.  They may change between versions.
 
     Notes
     -----
@@ -46,8 +48,8 @@ class Results(ABC):
     kind: ClassVar[str]
     raw: Any
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self.metadata = dict(metadata)
+    def __init__(self, raw: Any, metadata: Mapping[str, Any]) -> None:
+        self.raw, self.metadata = raw, dict(metadata)
 
     @abstractmethod
     def to_pandas(self) -> pd.DataFrame:

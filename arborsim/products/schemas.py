@@ -85,9 +85,8 @@ def _complete(schema: Any) -> Any:
 
 
 def _object(properties: Mapping[str, Schema]) -> Schema:
-    return {
-        "type": "object", "properties": dict(properties), "required": sorted(properties),
-    }  # fmt: skip
+    required = sorted(properties)
+    return {"type": "object", "properties": dict(properties), "required": required}
 
 
 def _array(items: Schema) -> Schema:
@@ -135,21 +134,21 @@ _TEXTS, _SETTINGS = _array(TEXT), _mapping(TEXT)
 _VERDICT: Schema = {"type": ["boolean", "null"]}
 
 
+def _texts(*names: str) -> dict[str, Schema]:
+    return dict.fromkeys(names, TEXT)
+
+
 def _replay(records: dict[str, Schema]) -> Schema:
     from arborsim.play.results import LeftOut, Row
-    from arborsim.products.replay.tables import flat_sample
+    from arborsim.products.replay.tables import DERIVED, flat_sample
 
-    more = {**_numbers("tokens_per_s", "read_bytes_per_token", "total_s"), "moved_bytes": COUNT}
-    return _object({
-        "settings": _SETTINGS,
-        "assumed": _TEXTS,
-        # What could not run is a row, too, of which hardly anything is known.
-        "rows": _array(_extended(Row, records, more, unknown=True)),
-        "episodes": _array(_flat(flat_sample())),
-        "notes": _TEXTS,
-        "does_not_fit": _TEXTS,
-        "left_out": _array(_record(LeftOut, records)),
-    })  # fmt: skip
+    more = {name: COUNT if name.endswith("_bytes") else NUMBER for name in DERIVED}
+    # What could not run is a row, too, of which hardly anything is known.
+    row = _extended(Row, records, more, unknown=True)
+    lists = dict.fromkeys(("assumed", "notes", "does_not_fit"), _TEXTS)
+    lists |= {"rows": _array(row), "episodes": _array(_flat(flat_sample()))}
+    left_out = _array(_record(LeftOut, records))
+    return _object({"settings": _SETTINGS, **lists, "left_out": left_out})
 
 
 def _search(records: dict[str, Schema]) -> Schema:
@@ -162,15 +161,10 @@ def _search(records: dict[str, Schema]) -> Schema:
     plain = {f.name: empty[str(f.type)] for f in fields(SearchResult) if f.type in empty}
     nothing = Simulated(Measurements(), 0, 0.0, 0.0, 0, 0.0)
     sample = SearchResult(**plain, correct=None, simulated=nothing)
-    return _object({
-        "heading": TEXT,
-        "settings": _SETTINGS,
-        **dict.fromkeys(("assumed", "verdicts", "notes", "left_out"), _TEXTS),
-        "rows": _array(
-            _extended(SearchRow, records, ratios, ("figures", "reference"), unknown=True)
-        ),
-        "searches": _array(_flat(sample.flat(), correct=_VERDICT)),
-    })  # fmt: skip
+    row = _extended(SearchRow, records, ratios, ("figures", "reference"), unknown=True)
+    lists = dict.fromkeys(("assumed", "verdicts", "notes", "left_out"), _TEXTS)
+    lists |= {"rows": _array(row), "searches": _array(_flat(sample.flat(), correct=_VERDICT))}
+    return _object({"heading": TEXT, "settings": _SETTINGS, **lists})
 
 
 def _plan(records: dict[str, Schema]) -> Schema:
@@ -184,17 +178,12 @@ def _live(records: dict[str, Schema]) -> Schema:
     from arborsim.products.live.tables import DERIVED, SILENT, LiveRow, flat
 
     derived = _numbers(*DERIVED, "hbm_vs_full", "speed_vs_full")
-    sample = flat(LiveResult(0, "", "", 0, None, 0, 0, 0.0))
-    rows = _extended(LiveRow, records, derived, SILENT)
-    return _object({
-        "facts": _record(LiveFacts, records),
-        "request": {"type": "object"},
-        "command": TEXT,
-        "shadow": FLAG,
-        "rows": _array(rows),
-        "results": _array(_flat(sample, correct=_VERDICT, steps_right=_COUNT, steps=_COUNT)),
-        "notes": _TEXTS,
-    })  # fmt: skip
+    unknown = {"correct": _VERDICT, "steps_right": _COUNT, "steps": _COUNT}
+    result = _flat(flat(LiveResult(0, "", "", 0, None, 0, 0, 0.0)), **unknown)
+    rows = _array(_extended(LiveRow, records, derived, SILENT))
+    asked = {"request": {"type": "object"}, "command": TEXT, "shadow": FLAG}
+    found = {"rows": rows, "results": _array(result), "notes": _TEXTS}
+    return _object({"facts": _record(LiveFacts, records), **asked, **found})
 
 
 def _results(records: dict[str, Schema]) -> Schema:
@@ -203,29 +192,22 @@ def _results(records: dict[str, Schema]) -> Schema:
     kinds = {"str": {"type": ["string", "null"]}, "int": _COUNT, "float": NUMBER, "bool": _VERDICT}
     cell = {name: kinds[kind] for name, kind in COLUMNS_OF_CELLS.items()} | _numbers(*RELATIVE)
     group = _object(_numbers(*GROUP_FIGURES))  # and a text for each of `by`
-    return _object({
-        "folder": TEXT, "cells": COUNT, "superseded": COUNT, "by": _TEXTS,
-        "rows": {"anyOf": [_array(_object(cell)), _array(group)]},
-    })  # fmt: skip
+    rows = {"anyOf": [_array(_object(cell)), _array(group)]}
+    counts = {"cells": COUNT, "superseded": COUNT}
+    return _object({"folder": TEXT, **counts, "by": _TEXTS, "rows": rows})
 
 
 def _tune(records: dict[str, Schema]) -> Schema:
     from arborsim.products.tune.run import Figures
 
-    figures = [
-        f"{where}_{each.name}" for where in ("tuned", "held_out") for each in fields(Figures)
-    ]
-    texts = dict.fromkeys(("kind", "version", "command"), TEXT)
-    return _object({
-        "metadata": _object({
-            **texts, "format": COUNT, "versions": _SETTINGS, "settings": _SETTINGS,
-            "question": {"type": "object"}, "varied": _array(_TEXTS),
-        }),
-        # And a value for each setting that was varied.
-        "trials": _array(_object({
-            "trial": COUNT, **_numbers("budget", *figures), "front": FLAG, "reason": TEXT,
-        })),
-    })  # fmt: skip
+    names = [each.name for each in fields(Figures)]
+    figures = [f"{where}_{name}" for where in ("tuned", "held_out") for name in names]
+    said = {"format": COUNT, "versions": _SETTINGS, "settings": _SETTINGS, "varied": _array(_TEXTS)}
+    asked = {"question": {"type": "object"}}
+    metadata = _object({**_texts("kind", "version", "command"), **said, **asked})
+    # And a value for each setting that was varied.
+    trial = {"trial": COUNT, **_numbers("budget", *figures), "front": FLAG, "reason": TEXT}
+    return _object({"metadata": metadata, "trials": _array(_object(trial))})
 
 
 def _inspect(records: dict[str, Schema]) -> Schema:
@@ -235,44 +217,39 @@ def _inspect(records: dict[str, Schema]) -> Schema:
 
 
 def _policies(records: dict[str, Schema]) -> Schema:
-    texts = ("name", "family", "paper", "official", "summary", "description", "formula", "score",
-             "allocate", "place", "schedule", "recover", "granularity")  # fmt: skip
-    parameter = _object({
-        **dict.fromkeys(("name", "type", "unit", "allowed", "about"), TEXT), "default": {},
-    })  # fmt: skip
-    return _one_or_all(_object({
-        **dict.fromkeys(texts, TEXT),
+    said = ("name", "family", "paper", "official", "summary", "description", "formula")
+    blocks = ("score", "allocate", "place", "schedule", "recover", "granularity")
+    parameter = {**_texts("name", "type", "unit", "allowed", "about"), "default": {}}
+    policy = {
+        **_texts(*said, *blocks),
         "per": {"enum": ["shared", "layer", "head"]},
         **dict.fromkeys(("reads", "tiers", "deviations"), _TEXTS),
         **dict.fromkeys(("fused", "knows_budget", "keeps_budget"), FLAG),
         "formats": _array(_object({"bits": COUNT, "about": TEXT})),
-        "parameters": _array(parameter),
-    }))  # fmt: skip
+        "parameters": _array(_object(parameter)),
+    }
+    return _one_or_all(_object(policy))
 
 
 def _hardware(records: dict[str, Schema]) -> Schema:
     from arborsim.machine.numbers import Number
 
-    price = {**_numbers("low", "high"), **dict.fromkeys(("currency", "date", "source"), TEXT)}
-    return _one_or_all(_object({
-        "name": TEXT,
-        "numbers": _array(_record(Number, records)),
-        "kernels": _SETTINGS,
-        "price_per_hour": {"anyOf": [_object(price), {"type": "null"}]},
-    }))  # fmt: skip
+    price = _object({**_numbers("low", "high"), **_texts("currency", "date", "source")})
+    numbers = {"numbers": _array(_record(Number, records)), "kernels": _SETTINGS}
+    known = {"name": TEXT, **numbers, "price_per_hour": {"anyOf": [price, {"type": "null"}]}}
+    return _one_or_all(_object(known))
 
 
 def _models(records: dict[str, Schema]) -> Schema:
     from arborsim.core.geometry import Geometry
     from arborsim.machine.machine import KvRoom
 
-    more = ("active_parameters", "weight_bytes", "expert_bytes", "kv_bytes_per_token",
-            "kv_bytes_per_token_beyond_the_window")  # fmt: skip
+    cache = ("kv_bytes_per_token", "kv_bytes_per_token_beyond_the_window")
+    more = ("active_parameters", "weight_bytes", "expert_bytes", *cache)
     # Tokens are null where the cache stops growing.
     pool = _extended(KvRoom, records, {"pool_bytes": COUNT, "tokens": _COUNT})
-    return _one_or_all(_extended(
-        Geometry, records, {**dict.fromkeys(more, COUNT), "gpu": TEXT, "pool": pool}
-    ))  # fmt: skip
+    known = {**dict.fromkeys(more, COUNT), "gpu": TEXT, "pool": pool}
+    return _one_or_all(_extended(Geometry, records, known))
 
 
 def _doctor(records: dict[str, Schema]) -> Schema:

@@ -122,7 +122,7 @@ class _Axis:
 
 @dataclass
 class _Series:
-    """What one trace of a figure draws."""
+    """The points or line of one trace of a figure."""
 
     name: str  #: in the legend; "" for none
     points: list[tuple[float, float]]

@@ -22,17 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.documents import strict
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.outputs import write_bytes, write_text
-from arborsim.report import page
+from arborsim.core.outputs import write_bytes
+from arborsim.report import page, report
 from arborsim.report.characters import drawn
 from arborsim.report.page import Figure
+from arborsim.report.report import Choice, Facts, Figures, Report, Section
 from arborsim.report.table import terminal
 from arborsim.report.words import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from arborsim.report.table import Table
 
 #: The endings of files that a plot can be written to.
 FORMATS = (".html", ".svg", ".png")
@@ -80,14 +79,14 @@ def print_plots(plots: Sequence[Plot], console: Console | None = None, height: i
 
 
 def write(
-    plots: Sequence[Plot], path: Path, *, dark: bool = False, command: str = "",
-    settings: Mapping[str, str] = MappingProxyType({}), title: str = "",
-    table: Table[Any] | None = None, heading: str = "", notes: Sequence[str] = (), csv: str = "",
-) -> None:  # fmt: skip
+    plots: Sequence[Plot],
+    path: Path,
+    *,
+    dark: bool = False,
+    command: str = "",
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Write plots to one file, as its name's ending says; the same plots give the same bytes.
-
-    A page may have a title of its own, and a table with its heading, notes and data above the
-    plots.
 
     A page follows its reader's light or dark theme, and says what command and settings made the
     results; an image has one of the themes, and several plots below each other.
@@ -100,18 +99,22 @@ def write(
     """
     check_format(path)
     if path.suffix == ".html":
-        text = page.render(
-            "plot", ("plot.js",), {"plots": [each.figure for each in plots], "csv": csv},
-            title=title or _title(plots), subtitle=command, plots=plots, settings=settings,
-            table=table, heading=heading, notes=notes,
-        )  # fmt: skip
-        write_text(path, text)
-        return
-    write_bytes(path, _image(themed(stacked(plots), dark), path.suffix[1:]))
+        about = (Facts("Settings", settings),)
+        report.write(Report("plot", _title(plots), command, sections(plots), about), path)
+    else:
+        write_bytes(path, _image(themed(stacked(plots), dark), path.suffix[1:]))
+
+
+def sections(plots: Sequence[Plot]) -> list[Section]:
+    """A part of a page for each plot."""
+    return [
+        Section(f"plot-{n}", plot.title, (Figures(f"plot-{n}", [Choice(plot.figure)]), *plot.notes))
+        for n, plot in enumerate(plots)
+    ]
 
 
 def _title(plots: Sequence[Plot]) -> str:
-    """What all plots show: the title of one, or what the titles of several end with."""
+    """The title of one plot, or the common end of the titles of several."""
     if len(plots) == 1:
         return plots[0].title
     ends = dict.fromkeys(plot.title.rpartition(": ")[2] for plot in plots)
@@ -150,10 +153,9 @@ def _image(figure: Figure, form: str) -> bytes:
 
 def _rendered(asked: bytes) -> tuple[bytes, str]:
     """The image that kaleido makes of a figure and options, else why there is none."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _RENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-    ) as process:  # fmt: skip
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    made = [sys.executable, "-c", _RENDER]
+    with subprocess.Popen(made, **pipes, start_new_session=True) as process:
         try:
             image, said = process.communicate(asked, timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -225,9 +227,9 @@ class _Block:
 
 def _text(text: str, y: float, size: int) -> Figure:
     """Lines across an image from a height on down."""
-    return {"text": text, "xref": "paper", "yref": "paper", "x": 0, "y": y, "xanchor": "left",
-            "yanchor": "top", "align": "left", "showarrow": False,
-            "font": {"size": size}}  # fmt: skip
+    place = {"xref": "paper", "yref": "paper", "x": 0, "y": y, "xanchor": "left"}
+    look = {"yanchor": "top", "align": "left", "showarrow": False, "font": {"size": size}}
+    return {"text": text, **place, **look}
 
 
 def _moved(shape: Figure, x: str, y: str) -> Figure:
@@ -242,10 +244,10 @@ def _moved(shape: Figure, x: str, y: str) -> Figure:
 def themed(figure: Figure, dark: bool = False) -> Figure:
     """With colours for names of colours, and the look that pages give their figures."""
     colours = palette(dark)
-    line = {"gridcolor": "var(--line)", "zerolinecolor": "var(--line)",
-            "linecolor": "var(--soft)", "automargin": True}  # fmt: skip
-    legend = {"orientation": "h", "x": 0, "xanchor": "left", "yanchor": "top",
-              "entrywidthmode": "pixels", "traceorder": "normal"}  # fmt: skip
+    line = {"linecolor": "var(--soft)", "automargin": True}
+    line |= dict.fromkeys(("gridcolor", "zerolinecolor"), "var(--line)")
+    legend = {"orientation": "h", "x": 0, "xanchor": "left", "yanchor": "top"}
+    legend |= {"entrywidthmode": "pixels", "traceorder": "normal"}
     kinds = {"axis": line, "legend": legend}
     layout = {
         key: {**kinds[kind[1]], **value}
@@ -253,12 +255,16 @@ def themed(figure: Figure, dark: bool = False) -> Figure:
         else value
         for key, value in figure["layout"].items()
     }
+    card, ink = "var(--card)", "var(--ink)"
     look = {
-        "template": "none", "paper_bgcolor": "var(--card)", "plot_bgcolor": "var(--card)",
-        "font": {"color": "var(--ink)", "family": _FONT, "size": 13}, "margin": _MARGIN,
-        "hoverlabel": {"bgcolor": "var(--card)", "font": {"color": "var(--ink)"}},
+        "template": "none",
+        "paper_bgcolor": card,
+        "plot_bgcolor": card,
         "width": _WIDTH,
-    }  # fmt: skip
+        "font": {"color": ink, "family": _FONT, "size": 13},
+        "margin": _MARGIN,
+        "hoverlabel": {"bgcolor": card, "font": {"color": ink}},
+    }
     return dict(_coloured({"data": figure["data"], "layout": {**look, **layout}}, colours))
 
 

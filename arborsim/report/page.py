@@ -19,6 +19,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,27 +38,39 @@ MOST_BARS = 24
 
 
 def render(
-    product: str, scripts: Sequence[str] = (), data: Any = None, *, draws: bool = True, **facts: Any
+    product: str,
+    scripts: Sequence[str | Path] = (),
+    data: Any = None,
+    *,
+    draws: bool = True,
+    template: str = "",
+    style: str = "",
+    **facts: Any,
 ) -> str:
     """The page of a product; the same facts give the same bytes.
 
-    `product` names the template, ``PRODUCT.html``, and the style that is its own.  `scripts` are
-    assets that follow ``page.js`` and, if the page `draws`, plotly.js; `data` is JSON for them.  A
-    page without scripts has no script at all.  `facts` are all else that the template shows.
+    `product` names what of the style sheet is its own, and the `template` if no other is named.
+    `scripts` are assets that follow ``page.js`` and, if the page `draws`, plotly.js; `data` is JSON
+    for them.  `style` follows the style sheet, and `facts` are all else that the template shows.
     """
-    return _templates().get_template(f"{product}.html").render(
-        product=product,
-        style=Markup(asset("page.css")),
-        script=Markup("\n".join(map(asset, ("page.js", *scripts)))) if scripts else "",
-        plotly=Markup(_plotly()) if scripts and draws else "",
-        data=Markup(in_script(data)),
-        **facts,
-    )  # fmt: skip
+    return (
+        _templates()
+        .get_template(f"{template or product}.html")
+        .render(
+            product=product,
+            style=Markup(asset("page.css") + style),
+            script=Markup("\n".join(map(asset, ("page.js", *scripts)))),
+            plotly=Markup(_plotly()) if draws else "",
+            data=Markup(in_script(data)),
+            **facts,
+        )
+    )
 
 
-def asset(name: str) -> str:
-    """The text of a file that ships with this package."""
-    return (files("arborsim.report") / "assets" / name).read_text(encoding="utf-8")
+def asset(name: str | Path) -> str:
+    """The text of a file that ships with this package, or of one elsewhere."""
+    found = name if isinstance(name, Path) else files("arborsim.report") / "assets" / name
+    return found.read_text(encoding="utf-8")
 
 
 def in_script(value: Any) -> str:
@@ -76,10 +89,8 @@ def _plotly() -> str:
 
 @cache
 def _templates() -> Environment:
-    made = Environment(
-        loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+    rules: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
+    made = Environment(loader=FunctionLoader(asset), trim_blocks=True, lstrip_blocks=True, **rules)
     made.filters["headings"] = _headings
     return made
 
@@ -107,12 +118,12 @@ def figure(data: list[Figure], x: Figure, y: Figure, height: int, **layout: Any)
 
 
 def colour(number: int) -> str:
-    """Of a line, by its number."""
+    """The colour of a line, by its number."""
     return f"var(--c{number % COLOURS})"
 
 
 def symbol(number: int) -> str:
-    """Of a line's markers, by its number."""
+    """The symbol of a line's markers, by its number."""
     return SYMBOLS[number % len(SYMBOLS)]
 
 
@@ -143,8 +154,13 @@ def size_axis(values: Sequence[float], far: float) -> Figure:
 
 def named_axis(places: Sequence[float], names: Sequence[str], ends: tuple[float, float]) -> Figure:
     """An axis whose ticks are names."""
-    return {"tickvals": list(places), "ticktext": list(names), "range": list(ends),
-            "zeroline": False, "showgrid": False}  # fmt: skip
+    plain = {"zeroline": False, "showgrid": False}
+    return {"tickvals": list(places), "ticktext": list(names), "range": list(ends), **plain}
+
+
+def scatter(name: str, x: Any, y: Any, mode: str = "lines", **look: Any) -> Figure:
+    """Points, or a line."""
+    return {"type": "scatter", "mode": mode, "name": label(name), "x": x, "y": y, **look}
 
 
 #: The axis of shares of right answers.
@@ -152,25 +168,34 @@ ACCURACY_AXIS = {"title": {"text": "accuracy (%)"}, "range": [-3, 103], "zerolin
 
 
 def accuracies(
-    name: str, rows: Sequence[Any], x: Sequence[float | None], paint: str, number: int,
-    texts: Sequence[str], intervals: bool = True, **others: Any,
-) -> Figure:  # fmt: skip
+    name: str,
+    rows: Sequence[Any],
+    x: Sequence[float | None],
+    paint: str,
+    number: int,
+    texts: Sequence[str],
+    intervals: bool = True,
+    **look: Any,
+) -> Figure:
     """Accuracies of rows in per cent, with their intervals, and texts where they are pointed at."""
-    y, low, high = (
-        [100 * getattr(row, part) for row in rows] for part in ("accuracy", "low", "high")
-    )
-    whiskers = {
-        "type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": paint,
-        "array": [round(top - at, 4) for at, top in zip(y, high, strict=True)],
-        "arrayminus": [round(at - end, 4) for at, end in zip(y, low, strict=True)],
-        "visible": intervals,
-    }  # fmt: skip
+    y, marker = [round(100 * row.accuracy, 4) for row in rows], {"size": 9, "color": paint}
+    tips = {"customdata": list(texts), "hovertemplate": "%{customdata}<extra></extra>"}
+    own = {"marker": {**marker, "symbol": symbol(number)}, **tips, "mode": "markers", **look}
+    return scatter(name, list(x), y, error_y=whiskers(rows, paint, intervals), **own)
+
+
+def whiskers(rows: Sequence[Any], paint: str, visible: bool = True) -> Figure:
+    """Intervals of accuracies in per cent."""
     return {
-        "type": "scatter", "mode": "markers", "name": label(name), "x": list(x),
-        "y": [round(each, 4) for each in y], "error_y": whiskers,
-        "marker": {"color": paint, "size": 9, "symbol": symbol(number)},
-        "customdata": list(texts), "hovertemplate": "%{customdata}<extra></extra>", **others,
-    }  # fmt: skip
+        "type": "data",
+        "symmetric": False,
+        "thickness": 1.5,
+        "width": 4,
+        "color": paint,
+        "array": [round(100 * row.high - 100 * row.accuracy, 4) for row in rows],
+        "arrayminus": [round(100 * row.accuracy - 100 * row.low, 4) for row in rows],
+        "visible": visible,
+    }
 
 
 def side_by_side(number: int, lines: int) -> float:
@@ -193,14 +218,17 @@ def stacked_bars(
     labels = [label(name) for name in names]
     data = [
         {
-            "type": "bar", "orientation": "h", "name": title, "y": places,
+            "type": "bar",
+            "orientation": "h",
+            "name": title,
+            "y": places,
             "x": [rounded(value) for value in values],
             "customdata": labels,
             "marker": {"color": f"var(--{paint})"},
             "hovertemplate": f"%{{customdata}}<br>{title} %{{x:.4g}} {unit}<extra></extra>",
         }
         for title, values, paint in parts
-    ]  # fmt: skip
+    ]
     shown = labels if ticks is None else [label(tick) for tick in ticks]
     rows = named_axis(places, shown, (len(names) - 0.5, -0.5))
     return figure(data, axis, rows, 150 + 25 * len(names), barmode="stack", bargap=0.3)
@@ -208,27 +236,31 @@ def stacked_bars(
 
 def area(name: str, x: Any, values: np.ndarray, paint: str, unit: str) -> Figure:
     """A layer of stacked areas."""
-    return {
-        "type": "scatter", "mode": "lines", "stackgroup": "stack", "name": name, "x": x,
-        "y": packed(values),
-        "line": {"width": 0, "color": f"var(--{paint})"}, "fillcolor": f"var(--{paint})",
-        "hovertemplate": f"%{{y:.4g}} {unit}",
-    }  # fmt: skip
+    look: Figure = {
+        "line": {"width": 0, "color": f"var(--{paint})"},
+        "fillcolor": f"var(--{paint})",
+    }
+    tip = f"%{{y:.4g}} {unit}"
+    return scatter(name, x, packed(values), stackgroup="stack", hovertemplate=tip, **look)
+
+
+_BOUND = {"color": "var(--bound)"}
 
 
 def limit_line(text: str, value: float | None) -> Figure:
-    """Of a layout: a dashed line across the plot, and what it means above its right end."""
+    """A dashed line across the plot, and what it means above its right end, for a layout."""
     if value is None:
         return {"shapes": [], "annotations": []}
-    paint = {"color": "var(--bound)"}
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value,
-            "line": {**paint, "width": 1.5, "dash": "dash"}}  # fmt: skip
-    meaning = {"text": text, "xref": "paper", "x": 1, "y": value, "xanchor": "right",
-               "yanchor": "bottom", "showarrow": False, "font": paint}  # fmt: skip
+    where = {"text": text, "xref": "paper", "x": 1, "y": value, "showarrow": False}
+    meaning = {**where, "xanchor": "right", "yanchor": "bottom", "font": _BOUND}
+    line = _dashed(xref="paper", x0=0, x1=1, y0=value, y1=value)
     return {"shapes": [line], "annotations": [meaning]}
 
 
 def upright(value: float) -> Figure:
     """A dashed line from bottom to top."""
-    return {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": value, "x1": value,
-            "line": {"color": "var(--bound)", "width": 1.5, "dash": "dash"}}  # fmt: skip
+    return _dashed(yref="paper", y0=0, y1=1, x0=value, x1=value)
+
+
+def _dashed(**ends: Any) -> Figure:
+    return {"type": "line", **ends, "line": {**_BOUND, "width": 1.5, "dash": "dash"}}

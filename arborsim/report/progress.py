@@ -188,7 +188,7 @@ class LiveBar:
 
 @contextmanager
 def shown(progress: bool, total: int) -> Iterator[Callable[[str, int], None]]:
-    """What work reports to: a `PatientProgress` over `total` units, or nothing."""
+    """The callback that work reports to: a `PatientProgress` over `total` units, or nothing."""
     if not progress:
         yield lambda what, units: None
         return

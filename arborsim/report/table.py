@@ -1,20 +1,22 @@
 """One kind of column and one table, for terminals and for pages.
 
 A `Column` says what a figure of a row is called, how it is read and in which unit it is shown.  A
-`Table` puts rows under columns.  `print_tables` prints it at the width of a terminal; the template
-``parts.html`` writes it into a page from `Table.heads` and `Table.bodies`.  `print_list` and `grid`
-are for rows of text that only terminals show.
+`Table` puts rows under columns.  `arborsim.report.lines` prints it at the width of a terminal; the
+template ``parts.html`` writes it into a page from `Table.heads` and `Table.bodies`.  `print_list`
+and `grid` are for rows of text that only terminals show.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-import textwrap
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from importlib.resources import files
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from arborsim.core.units import Scale, scale_for
 from arborsim.report.words import plain
@@ -30,9 +32,6 @@ R = TypeVar("R", contravariant=True)
 NAME, LABEL, REMARK = "name", "label", "remark"
 #: When a column is left out: where no row knows its figure, or where it is zero in all as well.
 UNKNOWN, NOTHING = "unknown", "nothing"
-#: Spaces between the columns of a terminal's table, and from how many characters on names fold.
-_FORMS = ((3, 20), (2, 20), (1, 20), (1, 14))
-_WORDS = 9  # characters of a line of words among numbers
 _TEXT = Scale("", 1.0, 0)  # of columns that hold text
 #: Characters of a line, at least: below, tables would be cut.
 LEAST_WIDTH = 60
@@ -69,7 +68,7 @@ class Column(Generic[R]):
         return self.kind in (NAME, LABEL, REMARK)
 
     def figures(self, row: R) -> list[float]:
-        """What stands in the row's cell."""
+        """The numbers in the row's cell."""
         return [read(row) for read in self.parts or (self.value,)]
 
     def show(self, row: R, scale: Scale = _TEXT) -> str:
@@ -89,6 +88,46 @@ class Column(Generic[R]):
         known = [v for row in rows for v in self.figures(row) if not math.isnan(v)]
         said = any(v or self.hide == UNKNOWN for v in known) or any(map(self.words, rows))
         return bool(self.hide) and not said
+
+
+def read_columns(
+    package: str,
+    functions: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+    base: Mapping[str, Column[Any]] = MappingProxyType({}),
+) -> dict[str, tuple[Column[Any], ...]]:
+    """The columns that ``columns.toml`` of a package declares, by group.
+
+    `value`, `text` and `words` name one of `functions`, else attributes of a row: a figure is NaN
+    where one on its way is None.  A column without a title is one of that key in `base` or further
+    up, with what is said in place of what is said there.
+    """
+    known = dict(base)
+
+    def made(key: str, said: dict[str, Any]) -> Column[Any]:
+        for part in {"value", "text", "words"} & said.keys():
+            said[part] = functions.get(said[part]) or partial(_read, said[part].split("."))
+        if "decimals" in said:
+            fixed = Scale("", 1.0, said.pop("decimals"))
+            said["scale"] = lambda values: fixed
+        if "head" in said:
+            said["head"] = tuple(said["head"])
+        if "title" in said:
+            known[key] = Column(key, **said)
+            return known[key]
+        return replace(known[key], **said)
+
+    text = (files(package) / "columns.toml").read_text(encoding="utf-8")
+    groups = tomllib.loads(text).items()
+    return {name: tuple(made(*each) for each in group.items()) for name, group in groups}
+
+
+def _read(path: Sequence[str], row: Any) -> Any:
+    """The attribute, or the value of a mapping, that a path leads to."""
+    for name in path:
+        row = row[name] if isinstance(row, dict) else getattr(row, name)
+        if row is None:
+            return math.nan
+    return row
 
 
 def name_column(title: str, text: Callable[[R], str], kind: str = NAME) -> Column[R]:
@@ -160,7 +199,7 @@ class Table(Generic[R]):
         """For a page: columns and their units."""
         units = scales(self.columns, self.rows)
         for column in self.columns:
-            unit = _unit(column, units)
+            unit = unit_of(column, units)
             yield column, {"us": "µs", "x": "×"}.get(unit, unit)
 
     def bodies(self) -> Iterator[tuple[str, list[tuple[R, list[TableCell]]]]]:
@@ -169,19 +208,19 @@ class Table(Generic[R]):
         made = [(c, ", ".join(filter(None, (c.title, unit)))) for c, unit in self.heads()]
         for section in dict.fromkeys(map(self.section, self.rows)):
             own = [row for row in self.rows if self.section(row) == section]
-            yield (
-                section if self.titled else "",
-                [(row, self._reasoned(row, [self._cell(c, row, units[c.key], label)
-                                            for c, label in made])) for row in own],
-            )  # fmt: skip
+            cells = ([self._cell(c, row, units[c.key], name) for c, name in made] for row in own)
+            reasoned = [
+                (row, self._reasoned(row, each)) for row, each in zip(own, cells, strict=True)
+            ]
+            yield section if self.titled else "", reasoned
 
     def _reasoned(self, row: R, cells: list[TableCell]) -> list[TableCell]:
         """With the row's reason, if it has one, in place of figures that a page shows at once."""
         if not (reason := self.reason(row)):
             return cells
         names = sum(column.kind in (NAME, LABEL) for column in self.columns)
-        behind = [replace(cell, text="", value="") for cell, column in
-                  zip(cells, self.columns, strict=True) if self.behind(column)]  # fmt: skip
+        pairs = zip(cells, self.columns, strict=True)
+        behind = [replace(cell, text="", value="") for cell, c in pairs if self.behind(c)]
         span = len(cells) - names - len(behind)
         why = TableCell(reason, "", "text wrap", label="left out", span=span)
         return [*cells[:names], why, *behind]
@@ -205,11 +244,12 @@ class Table(Generic[R]):
         return TableCell(text, f"{value:.9g}" if known else "", look, share, label)
 
     def definitions(self) -> dict[str, str]:
-        """What its columns mean."""
+        """Meanings of its columns."""
         return {column.title: column.about for column in self.columns if column.about}
 
 
-def _unit(column: Column[R], units: dict[str, Scale]) -> str:
+def unit_of(column: Column[R], units: dict[str, Scale]) -> str:
+    """The unit of a column, with what it is taken per."""
     unit = units[column.key].unit
     return f"{unit}·{column.per}" if column.per else unit
 
@@ -235,161 +275,6 @@ def print_heading(console: Console, name: str, about: str) -> None:
     from rich.text import Text
 
     console.print(Text(plain(name), style="bold").append(plain(f"  {about}"), style="not bold"))
-
-
-def print_tables(
-    console: Console,
-    groups: Iterable[tuple[str, Table[R]]],
-    *,
-    implied: Sequence[str] = (),
-    names: Sequence[str] = (),
-) -> None:
-    """Print titled tables over the same rows with as much air between the columns as fits.
-
-    Neighbours share a table where they fit side by side.  Where there is no room, figures that are
-    zero or unknown in all rows go first, then columns with keys in `implied`; those in `names` go
-    from all tables but the first, where a number identifies rows.
-    """
-    joined = _joined(console, groups)
-    for place, (title, table) in enumerate(joined):
-        title = title if len(joined) > 1 else ""
-        airy = []
-        if place and names:
-            airy = [_drawn(title, table, *form) for form in _FORMS[:2]]
-            table = table.without(names)
-        known = [row for row in table.rows if not table.reason(row)]
-        choices = [table, table.without(c.key for c in table.columns if c.empty(known))]
-        for key in implied:
-            choices.append(choices[-1].without([key]))
-        made = (_drawn(title, some, *form) for some in choices for form in _FORMS)
-        fitting = next((each for each in (*airy, *made) if each.width <= console.width), None)
-        for drawn in [fitting] if fitting else _parts(title, choices[1], console.width):
-            drawn.print(console)
-
-
-def _joined(console: Console, groups: Iterable[tuple[str, Table[R]]]) -> list[tuple[str, Table[R]]]:
-    """Neighbouring groups share a table where that fits the width."""
-    found: list[tuple[str, Table[R]]] = []
-    for title, table in groups:
-        if all(column.kind == NAME for column in table.columns):
-            continue
-        if found:
-            before, first = found[-1]
-            both = first.under(list(dict.fromkeys([*first.columns, *table.columns])))
-            if _drawn("", both, *_FORMS[1]).width <= console.width:
-                joined = f"{before}, {title[0].lower()}{title[1:]}" if before and title else before
-                found[-1] = (joined, both)
-                continue
-        found.append((title, table))
-    return found
-
-
-def _parts(title: str, table: Table[R], width: int) -> Iterator[_Drawn]:
-    """A table that is too wide for any form, as several with the same names."""
-    leading = [column for column in table.columns if column.kind in (NAME, LABEL)]
-    part: list[Column[R]] = []
-    for column in (column for column in table.columns if column not in leading):
-        grown = table.under([*leading, *part, column])
-        if part and _drawn(title, grown, *_FORMS[-1]).width > width:
-            yield _drawn(title, table.under([*leading, *part]), *_FORMS[-1])
-            title, part = "", []
-        part.append(column)
-    yield _drawn(title, table.under([*leading, *part]), *_FORMS[-1])
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """A table as lines of text, of which those of reasons are still to be folded."""
-
-    title: str
-    heads: list[str]
-    #: Lines of each row, with its style; None for the space between sections.
-    rows: list[tuple[list[str], str] | None]
-    reasons: dict[int, str]  #: in place of figures, by number of the row
-    width: int
-    start: int  #: where figures begin
-
-    def print(self, console: Console) -> None:
-        """Print it; a reason may use all of the terminal's width."""
-        from rich.text import Text
-
-        def put(line: str, style: str = "") -> None:
-            console.print(Text(line.rstrip(), style=style), no_wrap=True, crop=False)
-
-        if self.title:
-            put(self.title, "italic")
-        put("")
-        for head in self.heads:
-            put(head, "bold")
-        put(" " + "─" * (self.width - 1))
-        for number, row in enumerate(self.rows):
-            lines, style = row or ([""], "")
-            if number in self.reasons:
-                room = max(console.width - self.start, _WORDS)
-                said = textwrap.wrap(self.reasons[number], room, break_on_hyphens=False)
-                lines = [
-                    (one[: self.start].ljust(self.start) + two).rstrip()
-                    for one, two in itertools.zip_longest(lines, said, fillvalue="")
-                ]
-            for line in lines:
-                put(line, style)
-        put("")
-
-
-def _drawn(title: str, table: Table[R], gap: int, longest: int) -> _Drawn:
-    """Draw a table with `gap` spaces between its columns and names of up to `longest` a line."""
-    units = scales(table.columns, table.rows)
-    columns = []  # of each: how it is set, its width, lines of its head, lines of its cells
-    start = 1
-    for column in table.columns:
-        leads = column.kind in (NAME, LABEL)
-        head = list(column.head) or [column.title.lower() if column.kind == NAME else column.title]
-        if column.kind != NAME:
-            unit = _unit(column, units)
-            # A long unit takes a line per word.
-            head += unit.split(" ") if len(unit) > 5 else [unit]
-        head = [plain(line) for line in head if line]  # units, too, come from files
-        cells = [
-            _folded(column, row, units[column.key], longest)
-            if leads or not table.reason(row)
-            else []
-            for row in table.rows
-        ]
-        width = max((len(line) for lines in (head, *cells) for line in lines), default=0)
-        columns.append((str.ljust if column.kind == NAME else str.rjust, width, head, cells))
-        start += (width + gap) * leads
-
-    def joined(parts: Sequence[list[str]], below: bool = False) -> list[str]:
-        """Lines of all columns side by side; the shorter end at the top, or at the bottom."""
-        height = max(1, *map(len, parts))
-        padded = []
-        for (align, width, _, _), part in zip(columns, parts, strict=True):
-            blank = [""] * (height - len(part))
-            whole = [*blank, *part] if below else [*part, *blank]
-            padded.append([align(text, width) for text in whole])
-        return [" " + (" " * gap).join(line) for line in zip(*padded, strict=True)]
-
-    rows: list[tuple[list[str], str] | None] = []
-    reasons = {}
-    before = None
-    for number, row in enumerate(table.rows):
-        if before is not None and table.section(row) != before:
-            rows.append(None)
-        before = table.section(row)
-        if reason := table.reason(row):
-            reasons[len(rows)] = plain(reason)
-        lines = joined([cells[number] for _, _, _, cells in columns])
-        rows.append((lines, "bold" if table.look(row) == "chosen" else ""))
-    heads = joined([head for _, _, head, _ in columns], below=True)
-    return _Drawn(title, heads, rows, reasons, max(map(len, heads)), start)
-
-
-def _folded(column: Column[R], row: R, scale: Scale, longest: int) -> list[str]:
-    """The lines of a cell; names and words that stand for a number take several."""
-    text = plain(column.show(row, scale))
-    if column.kind == NAME:
-        return textwrap.wrap(text, longest) or [""]
-    return [text] if text != column.words(row) else textwrap.wrap(text, _WORDS)
 
 
 def print_list(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -434,10 +319,8 @@ def grid(
     from rich.text import Text
 
     cells = [[Text(each) if isinstance(each, str) else each for each in row] for row in rows]
-    table = RichTable(
-        box=None, show_header=bool(heads), header_style="dim", pad_edge=False,
-        padding=(0, padding, 0, 0),
-    )  # fmt: skip
+    look: dict[str, Any] = {"header_style": "dim", "pad_edge": False}
+    table = RichTable(box=None, show_header=bool(heads), padding=(0, padding, 0, 0), **look)
     columns = len(heads) or len(cells[0])
     for i in range(columns):
         table.add_column(

@@ -61,14 +61,6 @@ def digits(value: float, least: int = 3) -> str:
     return f"{value:,.{min(decimals, 9)}f}"
 
 
-def money(bounds: tuple[float, float] | None, currency: str) -> str:
-    """``"1.20 to 1.80 USD"``; one number if both ends are the same."""
-    if bounds is None:
-        return "no price given"
-    low, high = digits(bounds[0]), digits(bounds[1])
-    return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
-
-
 def plain_scale(values: Sequence[float], unit: str) -> Scale:
     """A column of numbers without prefixes (loads, prices).
 

@@ -24,10 +24,9 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from arborsim_torch.cache.forward import HostShare, LayerView, PlacedElsewhere, PlacedPiece
 from arborsim_torch.context import ForwardContext, PassContext
-from arborsim_torch.kernels.dense import attend, pack, wide_product
+from arborsim_torch.kernels.dense import attend, merge, pack, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.fused import sdpa
-from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.piece import MeanRows, in_triton
 from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.kernels.rows import adds_rows, attend_rows, count_paid
@@ -70,8 +69,7 @@ def _attend(
 ) -> Tensor:
     """One pass's attention, ``[seqs, queries, heads, head_dim]``.
 
-    The query heads of a group, and the sequences, become rows of one matrix, so keys and values are
-    never repeated.
+    The query heads of a group, and the sequences, become rows of one matrix: nothing is repeated.
     """
     if layer in state.query_layers:
         state.query_vectors[layer] = query
@@ -237,12 +235,8 @@ def _placed(view: LayerView) -> LayerView:
     return replace(view, position=spots)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Masks are made from positions and paths: transformers need not build any."""
-    return None
-
-
 def register() -> None:
     """Make `NAME` known to transformers; calling it again does no harm."""
     AttentionInterface.register(NAME, tree_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    # Masks are made from positions and paths: transformers need not build any.
+    AttentionMaskInterface.register(NAME, lambda *_, **__: None)

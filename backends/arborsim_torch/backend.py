@@ -78,8 +78,7 @@ class TorchBackend:
 
         `meters` are for the controllers: of an episode and a cell.  Returns what reward and
         embedding models took.  Raises `UsageError` if the request cannot work.  A
-        `KeyboardInterrupt`, or what `watch` raises, is passed on: the results so far have been
-        handed over.
+        `KeyboardInterrupt`, or what `watch` raises, is passed on, after the results so far.
         """
         _check(request)
         from arborsim_torch.episodes import trace_info

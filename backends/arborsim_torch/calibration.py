@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.products.calibrate.backend import (
-    Masking,
-    MaskingRequest,
-    Maskings,
-    ModelChoice,
-    OccludedTrace,
-    OcclusionRequest,
-    Occlusions,
-    OnProgress,
-)
+from arborsim.products.calibrate import backend
 from arborsim.products.calibrate.bands import sliding_windows
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import TreeDecoder
@@ -47,7 +38,9 @@ class Reasoning:
         return len(self.tokens) - ANSWER_TOKENS
 
 
-def occlude(request: OcclusionRequest, on_progress: OnProgress) -> Occlusions:
+def occlude(
+    request: backend.OcclusionRequest, on_progress: backend.OnProgress
+) -> backend.Occlusions:
     """Occlude every window of correct greedy reasonings (see `OcclusionRequest`).
 
     Occluded tokens become the vocabulary's padding token, at the same positions.
@@ -85,13 +78,13 @@ def occlude(request: OcclusionRequest, on_progress: OnProgress) -> Occlusions:
             done += len(part)
             on_progress("occluding windows", done, len(jobs))
     traces = tuple(
-        OccludedTrace(r.problem.index, hidden_change(loaded.model, r), own, changed)
+        backend.OccludedTrace(r.problem.index, hidden_change(loaded.model, r), own, changed)
         for r, own, changed in zip(solved, windows, flipped, strict=True)
     )
-    return Occlusions(loaded.name, PAD, tried, traces)
+    return backend.Occlusions(loaded.name, PAD, tried, traces)
 
 
-def mask(request: MaskingRequest, on_progress: OnProgress) -> Maskings:
+def mask(request: backend.MaskingRequest, on_progress: backend.OnProgress) -> backend.Maskings:
     """Continue after the end of each block, with and without its keys and values.
 
     Raises `UsageError`: the blocks were recorded on another model, or on other problems.
@@ -129,7 +122,7 @@ def mask(request: MaskingRequest, on_progress: OnProgress) -> Maskings:
                     right[i] = answer_line(task, generation.tokens) == truth
             done += len(part)
             on_progress("masking blocks", done, len(problems))
-    return Maskings(found[False], found[True])
+    return backend.Maskings(found[False], found[True])
 
 
 def answer_line(task: ChainTask, generated: Sequence[int]) -> tuple[int, ...] | None:
@@ -153,7 +146,7 @@ def hidden_change(model: Any, reasoning: Reasoning) -> np.ndarray:
     return change[len(prompt) :]
 
 
-def _load(choice: ModelChoice) -> tuple[LoadedModel, ChainTask]:
+def _load(choice: backend.ModelChoice) -> tuple[LoadedModel, ChainTask]:
     options = choice.task_options
     loaded = load_model(choice.model, choice.task, choice.device, task_options=options)
     if not isinstance(loaded.task, ChainTask):
@@ -165,7 +158,10 @@ def _load(choice: ModelChoice) -> tuple[LoadedModel, ChainTask]:
 
 
 def _solve(
-    loaded: LoadedModel, task: ChainTask, request: OcclusionRequest, on_progress: OnProgress
+    loaded: LoadedModel,
+    task: ChainTask,
+    request: backend.OcclusionRequest,
+    on_progress: backend.OnProgress,
 ) -> tuple[list[Reasoning], int]:
     """The first correct greedy reasonings, and how many problems were tried."""
     solved: list[Reasoning] = []
@@ -208,7 +204,7 @@ def _any_problem(task: ChainTask, split: str, index: int) -> Problem:
         raise UsageError(f"task {task.name} has no split {split!r}: use train or test") from None
 
 
-def _problem(task: ChainTask, split: str, item: Masking) -> Problem:
+def _problem(task: ChainTask, split: str, item: backend.Masking) -> Problem:
     problem = _any_problem(task, split, item.problem)
     if problem.prompt != item.prompt:
         raise UsageError(

@@ -225,17 +225,13 @@ class Capture:
                     before, count = self._sums.get(node, (0.0, 0))
                     total = own[first - start : stop - start].sum(0)
                     self._sums[node] = (total + before, count + stop - first)
-        if self._signals & _OF_KEYS or self._takes_keys:
+        kept = (self._vectors | self._sizes) & {Signal.KEYS, Signal.VALUES}
+        if self._signals & _OF_KEYS or (self._vector_layers and kept):
             self._take_vectors(decoder, starts, tokens)
         if self._window.waits and cache.length(0) == self._prompt:
             self._of_window = self._window.finish(cache.kv_heads, cache.keys)
         if self.keeps or self._pending_bytes > MAX_PENDING_BYTES:
             self._cross({})
-
-    @property
-    def _takes_keys(self) -> bool:
-        wanted = self._vectors | self._sizes
-        return bool(self._vector_layers and wanted & {Signal.KEYS, Signal.VALUES})
 
     @property
     def _pending_bytes(self) -> int:

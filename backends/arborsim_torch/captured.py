@@ -36,8 +36,7 @@ class Captured:
     rest: list[float] = field(default_factory=list)  #: what sparse rows leave out
     #: per token mean and variance of each captured layer, one after the other
     layer_rows: list[np.ndarray] = field(default_factory=list)
-    #: dict of RowUse to ``[seqs, groups, positions]``: rows of the run, reduced; not part of a
-    #: trace
+    #: rows of the run, reduced, ``[seqs, groups, positions]``; not part of a trace
     reduced: dict[RowUse, np.ndarray] = field(default_factory=dict)
 
     def add(self, column: str, values: np.ndarray) -> None:

@@ -32,8 +32,7 @@ class PassContext:
     """The context of one forward pass, and what it leaves behind."""
 
     metadata: AttentionMetadata  #: what the pass reads of the cache
-    #: first query of the pass whose row, averaged over all heads and layers, is collected; None for
-    #: none
+    #: first query of the pass whose mean row over heads and layers is collected; None for none
     first_row: int | None = None
     #: {"layer", "head"}: whose rows to reduce apart: those of layers, or of KV heads
     groups: Literal["layer", "head"] | None = None
@@ -123,10 +122,7 @@ class PassContext:
             self._fold()
 
     def count(self, large: Tensor) -> None:
-        """Take one layer's numbers of large entries, int64 ``[kv_heads, seqs, group, queries]``.
-
-        0 if a row is not a number.
-        """
+        """Take a layer's counts, int64 ``[kv_heads, seqs, group, queries]``; 0 of rows with NaN."""
         self._counts.append(large)
 
     def block_rows(self, device: torch.device) -> BlockRows:
@@ -249,10 +245,7 @@ class PassContext:
         return torch.stack(self._group_newest, dim=1).flatten(1, 2)
 
     def group_sums(self) -> Tensor:
-        """Sum of the rows that are numbers, ``[seqs, groups, positions]``.
-
-        Float64, or float32 of one query.
-        """
+        """Sum of rows without NaN, ``[seqs, groups, positions]``; float32 of one query or 64."""
         if self._group_sums:
             return torch.stack(self._group_sums, dim=1).flatten(1, 2)
         newest = self.group_newest()
@@ -265,10 +258,7 @@ def _group_mean(by_head: Tensor) -> Tensor:
 
 
 def _by_position(by_head: Tensor, view: LayerView) -> Tensor:
-    """One value per position on the path: ``[seqs, heads, queries, positions]``.
-
-    Positions whose token is not held get 0.
-    """
+    """One value per position on the path, ``[seqs, heads, queries, positions]``; 0 if not held."""
     kv_heads, seqs, group, queries, _ = by_head.shape
     if view.position is None:
         return by_head.transpose(0, 1).flatten(1, 2)

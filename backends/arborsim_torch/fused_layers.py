@@ -77,10 +77,7 @@ def unknown(model: Any) -> str:
 
 
 def _is(module: Any, name: str, hooks: bool = False) -> bool:
-    """Whether a module is of transformers' class, and computes what that does.
-
-    `hooks`: whether it may have hooks.
-    """
+    """Whether a module is and computes as transformers' class; it may have `hooks`."""
     kind = type(module)
     if kind.__name__ != name or kind.__module__ != _CODE or "forward" in vars(module):
         return False

@@ -77,8 +77,7 @@ def load_model(
 
     Its name may be that of a reference model, of a folder with safetensors (of a `task`'s own, if
     one is named), an id, or "config:" and the name of a known geometry or a config.json: random
-    weights.  `dtype` "auto" is as stored.  Raises `UsageError` in a line that says what does not
-    work.
+    weights.  `dtype` "auto" is as stored.  Raises `UsageError`.
     """
     check_device(device)
     # transformers' own bars and warnings would run into ours.
@@ -183,7 +182,9 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
         "use a smaller geometry, --dtype bfloat16, or another device",
     )
     model = model.to_empty(device=device)
-    _restore_buffers(model)
+    for module in model.modules():  # buffers are computed, not drawn
+        if next(module.buffers(recurse=False), None) is not None:
+            model._init_weights(module)
     generator = torch.Generator(device=model.device).manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -206,13 +207,6 @@ def check_room(option: str, needed_bytes: int, device: str, advice: str) -> None
             f"{option}: its weights take {needed_bytes / 1e9:.1f} GB, but {free / 1e9:.1f} GB are "
             f"free on {device}: {advice}"
         )
-
-
-def _restore_buffers(model: Any) -> None:
-    """Buffers are computed, not drawn: let transformers do that, module by module."""
-    for module in model.modules():
-        if any(True for _ in module.buffers(recurse=False)):
-            model._init_weights(module)
 
 
 def cache_shape(model: Any) -> CacheShape:

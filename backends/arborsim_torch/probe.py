@@ -34,11 +34,12 @@ def probe() -> dict[str, Any]:
     torch was built for.  ``gpus``: name and memory of each.  ``attention``: what computes it on the
     first GPU and why, by use.
     """
-    broken = {name: why for name, module in MODULES.items() if (why := _fails(name, module))}
+    installed = {name: module for name, module in MODULES.items() if _installed(name)}
+    broken = {name: why for name, module in installed.items() if (why := _import(module))}
     found: dict[str, Any] = {"broken": broken, "backend": "", "cuda": False, "gpus": []}
-    if "torch" in broken or not _installed("torch"):
+    if "torch" in broken or "torch" not in installed:
         return found
-    if not broken.keys() & {"transformers", "safetensors"} and _installed("transformers"):
+    if not broken.keys() & {"transformers", "safetensors"} and "transformers" in installed:
         found["backend"] = _import("arborsim_torch.backend")
     found |= _gpus()
     if found["cuda"] and not found["backend"]:
@@ -51,10 +52,6 @@ def _installed(name: str) -> bool:
         return bool(version(name))
     except PackageNotFoundError:
         return False
-
-
-def _fails(name: str, module: str) -> str:
-    return _import(module) if _installed(name) else ""
 
 
 def _import(module: str) -> str:

@@ -17,8 +17,7 @@ CHAIN = '{"prompt": "...", "tokens": [...]}'
 def read_lines(path: Path, expected: str) -> list[tuple[int, Mapping[str, Any]]]:
     """The objects of a JSON-lines file with their line numbers; empty lines are skipped.
 
-    Raises `UsageError`, which names the file and the line that is wrong.  `expected` says what
-    belongs there.
+    Raises `UsageError`, which names file and line that are wrong.  `expected` belongs there.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -20,20 +20,12 @@ from torch import Tensor
 from arborsim.core.errors import UsageError
 from arborsim.searches import ROOT, Expansion, Search, ask, handed_in
 from arborsim.trace.schema import End, Kind
+from arborsim_torch import recording
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.completion import Completion
 from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder
 from arborsim_torch.prefixes import PrefixDecoder
-from arborsim_torch.recording import (
-    EpisodeResult,
-    EventRows,
-    Frontier,
-    Iterations,
-    Listener,
-    LiveNode,
-    verdict_number,
-)
 from arborsim_torch.reference.tasks import Problem, Readers
 from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.rewards.exact import SourceReward
@@ -54,11 +46,10 @@ class EpisodeRecorder:
     sampler: Sampler
     seed: int
     max_tokens: int  #: generated tokens per path
-    #: give up thoughts that repeat a sibling token by token, unless the search's `keeps_duplicates`
-    #: says that they count
+    #: give up thoughts that repeat a sibling token by token, unless `Search.keeps_duplicates`
     dedupe: bool = True
     on_tokens: Callable[[int], None] | None = None  #: told how many tokens each iteration generated
-    listener: Listener | None = None
+    listener: recording.Listener | None = None
     #: A new one; by default one that keeps everything until the search drops it
     cache: TieredCache | None = None
     prefill_block: int = PREFILL_BLOCK  #: prompt tokens per forward pass
@@ -72,9 +63,9 @@ class EpisodeRecorder:
     #: compute what several thoughts begin with only once, without a listener or token signals
     share_prefixes: bool = False
     graphs: bool = True  #: see `TreeDecoder`
-    nodes: list[LiveNode] = field(default_factory=list, init=False)
+    nodes: list[recording.LiveNode] = field(default_factory=list, init=False)
 
-    def run(self, problem: Problem) -> EpisodeResult:
+    def run(self, problem: Problem) -> recording.EpisodeResult:
         """Search `problem`; the columns are one episode of a trace."""
         steps = self.steps(problem)
         try:
@@ -82,7 +73,7 @@ class EpisodeRecorder:
             while True:
                 tokens = steps.send(self.decoder.step(tokens))
         except StopIteration as end:
-            result: EpisodeResult = end.value
+            result: recording.EpisodeResult = end.value
             return result
 
     def prepare(self, tokens: list[int]) -> Pass:
@@ -90,7 +81,7 @@ class EpisodeRecorder:
         assert isinstance(self.decoder, TreeDecoder), "thoughts that share prefixes run alone"
         return self.decoder.prepare(tokens)
 
-    def steps(self, problem: Problem) -> Iterations[EpisodeResult]:
+    def steps(self, problem: Problem) -> recording.Iterations[recording.EpisodeResult]:
         """The search as a coroutine: it yields the tokens of an iteration and wants the logits.
 
         So that the iterations of several searches can be computed together (`run_batched`).
@@ -98,7 +89,7 @@ class EpisodeRecorder:
         self.problem = problem
         readers = self._readers_of_prompt()
         self._readers = None if readers is None else list(readers)
-        self.rows = EventRows()
+        self.rows = recording.EventRows()
         self.decoder = self._make_decoder()
         noise = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
         reward, models = self.reward or SourceReward(self.source), (self.embedder, self.capture)
@@ -107,7 +98,7 @@ class EpisodeRecorder:
         if self.embedder is not None and self.capture is not None:
             self.capture.embeddings = False
         self._began = self.clock()
-        self._frontier = Frontier(self.nodes, self.rows.depth)
+        self._frontier = recording.Frontier(self.nodes, self.rows.depth)
         self._draws = Draws(self.sampler, self.source, problem, self.nodes)
         self._generated, self._forward_s = 0, 0.0
         self._prefill()
@@ -126,7 +117,7 @@ class EpisodeRecorder:
                 columns["readers"] = self._readers
         counts = (self._generated, len(self.nodes) - 1, len(problem.prompt), self.rows.iteration)
         seconds = (prefill_s, decode_s, self._forward_s)
-        return EpisodeResult(columns, correct, *counts, *seconds, self._steps)
+        return recording.EpisodeResult(columns, correct, *counts, *seconds, self._steps)
 
     def _readers_of_prompt(self) -> list[Readers] | None:
         """None if it is not asked for, or the source does not know."""
@@ -169,10 +160,10 @@ class EpisodeRecorder:
         for position, token in enumerate(self.problem.prompt):
             known = {"position": position, "token": token, "entropy": entropy[position]}
             self.rows.add(Kind.PREFILL, ROOT, **known)
-        self.nodes.append(LiveNode(parent=-1, generated=[], logits=logits))
+        self.nodes.append(recording.LiveNode(parent=-1, generated=[], logits=logits))
         self._frontier.enter(ROOT)
 
-    def _search(self) -> Iterations[None]:
+    def _search(self) -> recording.Iterations[None]:
         active: list[int] = []
         while True:
             if not active or not self.search.synchronous:
@@ -225,7 +216,7 @@ class EpisodeRecorder:
             n = self.rows.open(parent)
             self.decoder.open(n, parent)
             self.nodes[parent].visits += 1
-            self.nodes.append(LiveNode(parent, list(self.nodes[parent].generated)))
+            self.nodes.append(recording.LiveNode(parent, list(self.nodes[parent].generated)))
             new.append(n)
         for n in wish.children:
             self._frontier.visited(n)
@@ -241,7 +232,7 @@ class EpisodeRecorder:
             self.listener.turned(turned, tuple(self.nodes[n].parent for n in turned))
         return leaves
 
-    def _iterate(self, active: list[int]) -> Iterations[list[tuple[int, float]]]:
+    def _iterate(self, active: list[int]) -> recording.Iterations[list[tuple[int, float]]]:
         """Feed every leaf its token and draw the next; returns the leaves whose thought ended."""
         fed = self._draws.feed(active)
         begun = self.clock()
@@ -286,7 +277,7 @@ class EpisodeRecorder:
         node.text = self._completion.text(node)
         node.entropy = float(np.float32(entropy))  # a bank hands out no more digits than that
         known = {name: getattr(node, name) for name in ("reward", "text", "embedding", "answer")}
-        correct = verdict_number(node.correct)
+        correct = recording.verdict_number(node.correct)
         self.rows.add(Kind.BOUNDARY, n, entropy=entropy, correct=correct, end=int(end), **known)
         if self.listener is not None:
             self.listener.closed(n, node.reward, entropy)
@@ -309,7 +300,7 @@ class EpisodeRecorder:
         self._steps = self.source.steps(self.problem, self.nodes[chosen].generated)
         self.rows.time_s = self._clock()
         text = self.source.text(self.nodes[chosen].generated)
-        self.rows.add(Kind.ANSWER, chosen, text=text, correct=verdict_number(correct))
+        self.rows.add(Kind.ANSWER, chosen, text=text, correct=recording.verdict_number(correct))
         if self.listener is not None:
             self.listener.answered(correct)
         return correct

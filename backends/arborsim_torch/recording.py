@@ -68,8 +68,7 @@ class LiveNode:
     logits: Tensor | None = None  #: after its last token, to draw its children's first tokens from
     embedding: np.ndarray | None = None
     text: str | None = None  #: its own, once complete
-    #: of the next token's distribution after its last token, nats, as it is stored; NaN if it is
-    #: not complete
+    #: nats of the next token's distribution after its last, as stored; NaN: not complete
     entropy: float = math.nan
     answer: str | None = None  #: what it answers, if it is finished and its source can read that
     twin: int = -1  #: the first complete sibling that says the same, or the node itself

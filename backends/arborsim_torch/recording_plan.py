@@ -81,7 +81,8 @@ def make_plan(
         layers = _existing("--qkv-layers", chosen, loaded)
     row_layers = _row_layers(request, loaded, path_tokens)
     embedder = load_embedder(request.embed, request.device) if request.embed else None
-    of_layers = (layers, row_layers, _hidden_layers(request, loaded))
+    hidden = _captured_layers("--hidden-layers", request.hidden_layers, request, loaded)
+    of_layers = (layers, row_layers, hidden)
     reward = _reward(request, loaded, source)
     return RecordingPlan(source, episodes, max_tokens, sparse, *of_layers, reward, embedder)
 
@@ -129,9 +130,7 @@ def _reward(request: RecordRequest, loaded: LoadedModel, source: Source) -> Rewa
 
 
 def _row_layers(request: RecordRequest, loaded: LoadedModel, path_tokens: int) -> tuple[int, ...]:
-    layers = _existing("--attention-layers", request.attention_layers, loaded)
-    if layers and request.capture is Level.TREE:
-        raise UsageError("--attention-layers needs --capture signals or --capture qkv")
+    layers = _captured_layers("--attention-layers", request.attention_layers, request, loaded)
     if layers and path_tokens > DENSE_UP_TO:
         raise UsageError(
             f"--attention-layers stores whole rows, of paths up to {DENSE_UP_TO} tokens, but these "
@@ -140,10 +139,12 @@ def _row_layers(request: RecordRequest, loaded: LoadedModel, path_tokens: int) -
     return layers
 
 
-def _hidden_layers(request: RecordRequest, loaded: LoadedModel) -> tuple[int, ...]:
-    layers = _existing("--hidden-layers", request.hidden_layers, loaded)
+def _captured_layers(
+    option: str, chosen: LayerChoice, request: RecordRequest, loaded: LoadedModel
+) -> tuple[int, ...]:
+    layers = _existing(option, chosen, loaded)
     if layers and request.capture is Level.TREE:
-        raise UsageError("--hidden-layers needs --capture signals or --capture qkv")
+        raise UsageError(f"{option} needs --capture signals or --capture qkv")
     return layers
 
 

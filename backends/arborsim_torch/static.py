@@ -243,8 +243,7 @@ def _not_gathered(layer: int) -> Any:
 def block_outputs(layers: Any, take: Callable[[Tensor], None]) -> Iterator[None]:
     """Hand over the output of every block when it comes.
 
-    Hooks, not ``output_hidden_states``: its last entry is the normalised state, not the last
-    block's output.
+    Hooks: the last entry of ``output_hidden_states`` is the normalised state, no output.
     """
 
     def hook(_module: Any, _args: Any, output: Any) -> None:

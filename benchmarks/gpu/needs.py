@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 MANIFEST = "bundle.json"  #: arborsim's version, a Python's, and what is in a bundle
 LIBRARIES = "lib"  #: a bundle's folder of what machines with PyTorch lack, a folder for each
 #: Requirements of arborsim that a validation on a GPU does without: pages, plots, the command line.
-UNUSED = frozenset({"jinja2", "plotly", "rich", "scipy", "typer"})
+UNUSED = frozenset({"click", "jinja2", "plotly", "rich", "scipy"})
 #: Those of `extras` in `pyproject.toml` which the live backend needs.
 _EXTRA = "torch"
 

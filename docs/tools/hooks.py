@@ -136,11 +136,36 @@ def api() -> Iterator[str]:
     exported = {name: getattr(arborsim, name) for name in arborsim.__all__}
     for name, each in sorted(exported.items(), key=lambda item: isinstance(item[1], type)):
         each = getattr(each, "_function", each)  # of a package that has the function's name
+        if hasattr(each, "options"):
+            yield from _call(name, each)
+            continue
         yield from (
             f"::: {each.__module__}.{name}",
             "    options:",
             "      inherited_members: true",
         )
+
+
+def _call(name: str, function: Any) -> Iterator[str]:
+    """A function that is declared by its options (`arborsim.products.declare`)."""
+    import inspect
+    from dataclasses import MISSING
+
+    from arborsim.products.declare import declared
+
+    said = inspect.cleandoc(function.__doc__)
+    about, _, rest = said.partition("\nParameters\n")
+    example = rest.partition("\nExamples\n--------\n")[2]
+    options = sorted(declared(function.options), key=lambda each: not each.positional)
+    yield from ("", f'## <span id="arborsim.{name}"></span>`{name}`', "", about.strip(), "")
+    yield from ("| parameter | default | meaning |", "| --- | --- | --- |")
+    for each in options:
+        shown = f": {each.option.shown}" if each.option.shown else ""
+        default = "" if each.default is MISSING else f"`{each.default!r}`{shown}"
+        yield f"| `{each.name}` | {default} | {_cell(' '.join(each.about.split()))} |"
+    yield from ("", "```python", example.strip(), "```", "")
+    result = re.search(r"\nReturns\n-------\n(.*)", rest)
+    yield from ("", f"Returns `{result.group(1)}`.", "") if result else ()
 
 
 def columns() -> Iterator[str]:

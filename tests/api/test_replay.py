@@ -51,7 +51,7 @@ def test_the_call_and_the_command_write_the_same_bytes(
         "h2o.per=shared",
     ]
     command += ["--episodes", "2", "--model", "llama-3.1-8b"]
-    assert main([*command, "--workers", "2", "--out", str(theirs)]) == 0
+    assert main([*command, "--jobs", "2", "--out", str(theirs)]) == 0
     assert mine.read_bytes() == theirs.read_bytes()
     capsys.readouterr()
     assert main([*command, "--json"]) == 0

@@ -11,7 +11,7 @@ import pytest
 import arborsim
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
-from arborsim.products.search.ask import Searching, SearchResults
+from arborsim.products.search.ask import Searching, SearchOptions, SearchResults
 from tests.cli.test_search_command import write_bank
 
 
@@ -64,12 +64,7 @@ def test_summary_and_json_agree(results: SearchResults) -> None:
 
 
 def test_what_is_done_survives_an_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    searching = Searching(
-        bank, algorithms="rebase", widths=4, sweep="", keep_duplicates=False, policies="full",
-        budgets=0.5, settings=(), quality=True, first=0, episodes=None, strict=False,
-        workers=1, gpu="h100", host="", engine="vllm", model="", kv_dtype="", weights="",
-        recall="stage", page_size=1, tree_attention=True,
-    )  # fmt: skip
+    searching = Searching(SearchOptions(bank, algorithms="rebase", widths=4))
     done = []
 
     def stop(what: str, units: int) -> None:

@@ -184,7 +184,7 @@ CASES = {
     "search class of a live run": (
         "live --search searches:Idle --policy full", "'searches:Idle' has no expand"),
     "unknown view": ("replay good.parquet --view matirx", "did you mean matrix"),
-    "no workers": ("replay good.parquet --workers 0", "--jobs"),
+    "no workers": ("replay good.parquet --jobs 0", "--jobs"),
     "unknown calibration": (
         "replay good.parquet --policy epikv --calibration no.toml", "no such calibration"),
     "a calibration that is none": (

@@ -1,94 +1,190 @@
-"""Options as dataclasses, help by panel, completion of names, and how long a command may be."""
+"""Options declared once: the call, the command, its help, and completion of names."""
 
 from __future__ import annotations
 
-import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import click
 import pytest
-import typer
 
-import arborsim.products
+import arborsim
 from arborsim.cli.app import COMMANDS, load, main
-from arborsim.products.command import (
-    NAMES,
-    RENAMED,
-    PanelCommand,
-    argument,
-    command,
-    completing,
-    option,
-    panel,
+from arborsim.cli.commands import NAMES, Command, complete
+from arborsim.core.errors import UsageError
+from arborsim.core.settings import MOST_INT
+from arborsim.products.declare import (
+    Count,
+    InPython,
+    Option,
+    Options,
+    call,
+    declared,
+    described,
+    equivalent,
 )
+from arborsim.products.options import JobOptions, MachineOptions, PolicyOptions
 
-SOURCES = sorted(
-    path
-    for path in Path(arborsim.products.__file__).parent.rglob("*.py")
-    if "command" in path.stem or path.parent.name == "catalog"
-)
-LONGEST_COMMAND = 60
+#: Every option as it is accepted, with its type, range and default.
+KNOWN = Path(__file__).with_name("options.txt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat(Options, panel="Heat"):
+    """How hot.
+
+    Parameters
+    ----------
+    degrees
+        How hot.
+
+        In Python also a float.
+    """
+
+    degrees: Count = 180
 
 
 @dataclass(frozen=True)
-class Oven:
-    """Options of a test."""
+class Oven(Heat):
+    """Bake.
 
-    shelf: int = option(..., "Which shelf.")
-    degrees: int = panel("Expert")(180, "How hot.", min=0)
-    what: list[str] = option(["bread"], "Repeatable.", "--what", "-w")
+    Parameters
+    ----------
+    shelf
+        Which ``shelf``.
+    what
+        Repeatable.
+    mode
+        How.
+
+    Returns
+    -------
+    str
+    """
+
+    shelf: int
+    _: KW_ONLY
+    what: Annotated[Sequence[str], Option("bake", default=["bread"])] = ()
+    mode: Literal["air", "grill"] | None = None
+    fan: bool = True
+    quiet: InPython = False
+
+    def results(self) -> str:
+        return f"{self.shelf} {self.degrees} {[*self.what]} {self.mode} {self.fan} {self.quiet}"
 
 
-def run(function: object, *arguments: str) -> None:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(cls=PanelCommand)(function)  # type: ignore[type-var]
-    app(list(arguments), standalone_mode=False)
+bake = call("bake", Oven)
 
 
-def test_fields_are_options_and_come_back_as_their_dataclass() -> None:
-    seen = []
+def baked(oven: Oven, *, timer: int = 5) -> str:
+    """Bake.
 
-    @command
-    def heat(
-        oven: Oven,
-        where: str = argument(..., "A kitchen."),
-        timer: int = option(5, "Minutes."),
-    ) -> None:
-        seen.append((where, oven, timer))
+    Parameters
+    ----------
+    timer
+        Minutes.
+    """
+    return f"{oven.results()} {timer}"
 
-    run(heat, "home", "--shelf", "2", "-w", "cake", "--what", "tart")
-    run(heat, "home", "--shelf", "1", "--degrees", "90", "--timer", "9")
-    assert seen == [
-        ("home", Oven(2, 180, ["cake", "tart"]), 5),
-        ("home", Oven(1, 90, ["bread"]), 9),
+
+def run(*arguments: str) -> Any:
+    return Command("bake", baked).main(list(arguments), standalone_mode=False)
+
+
+def test_fields_are_options_and_keywords() -> None:
+    assert bake(2, what=["cake"], quiet=True) == "2 180 ['cake'] None True True"
+    given = ("2", "--bake", "cake", "--bake", "tart", "--no-fan", "--mode", "air", "--timer", "9")
+    assert run(*given) == "2 180 ['cake', 'tart'] air False False 9"
+    assert run("1", "--degrees", "90") == "1 90 ['bread'] None True False 5"
+    for wrong in ([], ["1", "--degrees", "-1"], ["1", "--quiet"], ["1", "--mode", "sun"]):
+        with pytest.raises(click.ClickException):
+            run(*wrong)
+    with pytest.raises(UsageError, match="degrees must be a whole number of 0 or more, not -1"):
+        bake(1, degrees=-1)
+
+
+def test_help_shows_what_docstrings_say() -> None:
+    command = Command("bake", baked)
+    panels = command.panels(click.Context(command))
+    assert panels["Arguments"] == [("shelf", "Which shelf.  [required]")]
+    assert panels["Heat"] == [("--degrees INTEGER", "How hot.  [default: 180; x>=0]")]
+    assert ("--fan / --no-fan", "  [default: fan]") in panels["Options"]
+    assert ("--mode [air|grill]", "How.") in panels["Options"]
+    assert command.help == "Bake."
+    assert str(inspect.signature(bake)).startswith("(shelf: int, *, what: ")
+    assert "degrees\n    How hot." in inspect.getdoc(bake).partition("Returns")[0]
+
+
+def test_a_call_is_kept_as_the_command_that_does_the_same() -> None:
+    assert equivalent("bake", Oven(2)) == "arborsim bake 2"
+    oven = Oven(1, what=("cake", "tart"), fan=False, quiet=True, degrees=90)
+    assert equivalent("bake", oven) == "arborsim bake 1 --bake cake,tart --no-fan --degrees 90"
+    assert equivalent("bake", Oven(1, what=(object,))).startswith("arborsim.bake('1', what=(")
+
+
+def every_command() -> Iterator[tuple[str, Command]]:
+    """The commands and those below them."""
+    for name in COMMANDS:
+        made = load(name)
+        below = {**getattr(made, "others", {}), **getattr(made, "commands", {})}
+        found = {"": made, **below} if isinstance(made, Command) else below
+        yield from ((f"{name} {each}".strip(), one) for each, one in found.items())
+
+
+def text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(text, value))
+    said = str(value).lower() if isinstance(value, bool) else str(value)
+    return "" if value in (None, MISSING) else said
+
+
+def line(name: str, made: Any) -> str:
+    """An option of `KNOWN`."""
+    option = made.option
+    default = made.default if option.default is None else option.default
+    kinds = {bool: "flag", str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH"}
+    kind = "|".join(made.kind) if isinstance(made.kind, tuple) else kinds[made.kind]
+    most = None if option.most == MOST_INT else option.most
+    span = f" {text(option.least)}..{text(most)}" if (option.least, most) != (None, None) else ""
+    flag = made.name.upper() if made.argument else made.flag
+    need = " required" if default is MISSING else ""
+    return f"{name}: {flag} {kind}{'...' * option.many}{span}{need} = {text(default)}".rstrip()
+
+
+def test_every_option_is_taken_as_it_was() -> None:
+    found = [
+        line(name, each)
+        for name, one in every_command()
+        for each in one.options
+        if not each.option.python
     ]
-    with pytest.raises(Exception, match="shelf"):
-        run(heat, "home")
+    assert sorted(found) == sorted(KNOWN.read_text().splitlines())
 
 
-def test_the_default_of_a_group_is_the_default_of_its_options() -> None:
-    seen = []
-
-    @command
-    def cool(oven: Oven = Oven(shelf=0, degrees=4, what=["milk"])) -> None:
-        seen.append(oven)
-
-    run(cool)
-    run(cool, "--degrees", "6")
-    assert seen == [Oven(0, 4, ["milk"]), Oven(0, 6, ["milk"])]
+def test_every_option_is_described() -> None:
+    for name, one in every_command():
+        assert one.help, name
+        for each in one.options:
+            assert each.help, f"{name} {each.name}"
+            assert each.help.endswith((".", "]", ")")), each.help
 
 
-def test_two_options_of_one_name_are_refused() -> None:
-    def bake(oven: Oven, other: Oven) -> None:
-        """Never run."""
-
-    with pytest.raises(ValueError, match="shelf"):
-        command(bake)
+def test_no_description_is_of_an_option_that_is_not_there() -> None:
+    groups = {each.group for _, one in every_command() for each in one.options}
+    assert groups
+    for name in ("replay", "search", "live", "record", "plan", "sweep", "results", "tune"):
+        kind = getattr(arborsim, name).options
+        known = {each.name for each in declared(kind)}
+        for each in (kind, PolicyOptions, JobOptions, MachineOptions):
+            assert set(described(each)) <= known | {one.name for one in declared(each)}
+        assert set(inspect.signature(getattr(arborsim, name)).parameters) == known
 
 
 @pytest.mark.parametrize("columns", ["80", "160"])
@@ -110,40 +206,11 @@ def test_help_has_panels_and_fits(
         assert "Options:" in panels[:2]
 
 
-def test_every_command_is_listed_with_its_own_first_line() -> None:
-    for name in COMMANDS:
-        assert load(name).help, name
-
-
-def every_command() -> Iterator[tuple[str, PanelCommand]]:
-    """The commands and those below them."""
-    for name in COMMANDS:
-        made = load(name)
-        below = {**getattr(made, "others", {}), **getattr(made, "commands", {})}
-        found = {"": made, **below} if isinstance(made, PanelCommand) else below
-        yield from ((f"{name} {each}".strip(), one) for each, one in found.items())
-
-
-def parsed(command: PanelCommand, *words: str) -> typer.Context:
-    return command.make_context("it", list(words), resilient_parsing=True)  # type: ignore[no-any-return]
-
-
-def shown(command: PanelCommand) -> list[str]:
+def shown(command: Command) -> list[str]:
     """The names that help has, with what they take."""
-    panels = command.panels(parsed(command)).values()
-    return [words for panel in panels for words, _ in panel]
-
-
-@pytest.mark.parametrize("old", RENAMED)
-def test_earlier_names_of_options_are_taken_and_not_shown(old: str) -> None:
-    new = RENAMED[old]
-    having = [each for _, each in every_command() if any(new in p.opts for p in each.params)]
-    assert having
-    for one in having:
-        taken = parsed(one, new, "2").params
-        assert taken != parsed(one).params
-        assert parsed(one, old, "2").params == parsed(one, f"{old}=2").params == taken
-        assert not [each for each in shown(one) if old in each.replace(",", " ").split()]
+    return [
+        words for panel in command.panels(click.Context(command)).values() for words, _ in panel
+    ]
 
 
 def test_help_names_no_type_of_python() -> None:
@@ -155,11 +222,10 @@ def test_help_names_no_type_of_python() -> None:
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_names_can_be_completed(kind: str) -> None:
-    complete = completing(kind)
-    known = complete("")
+    known = complete(kind, "")
     assert known
-    assert complete(f"x,{known[-1]}")[0] == f"x,{known[-1]}"
-    assert complete("no such name") == []
+    assert complete(kind, f"x,{known[-1]}")[0] == f"x,{known[-1]}"
+    assert complete(kind, "no such name") == []
 
 
 def test_files_and_folders_can_be_completed(
@@ -169,8 +235,8 @@ def test_files_and_folders_can_be_completed(
     (tmp_path / "many").mkdir()
     for name in ("mine.parquet", "mine.txt", "mine.jsonl", "other.parquet"):
         (tmp_path / name).touch()
-    assert completing("trace")("m") == ["many/", "mine.parquet"]
-    assert completing("results")("m") == ["many/", "mine.jsonl", "mine.parquet"]
+    assert complete("trace", "m") == ["many/", "mine.parquet"]
+    assert complete("results", "m") == ["many/", "mine.jsonl", "mine.parquet"]
 
 
 @pytest.mark.parametrize(
@@ -189,25 +255,42 @@ def test_files_and_folders_can_be_completed(
     ],
 )
 def test_a_shell_is_offered_names(typed: str, offered: str) -> None:
-    asked = {"_ARBORSIM_COMPLETE": "complete_bash", "COMP_WORDS": typed,
+    asked = {"_ARBORSIM_COMPLETE": "bash_complete", "COMP_WORDS": typed,
              "COMP_CWORD": str(typed.count(" "))}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "arborsim"], env={**os.environ, **asked}, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
-    assert offered in done.stdout.split(), done.stderr
+    assert f"plain,{offered}" in done.stdout.split(), done.stderr
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_offered_every_command(shell: str) -> None:
-    asked = {"_ARBORSIM_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "arborsim ",
-             "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+    word = "" if shell == "fish" else "1"
+    asked = {"_ARBORSIM_COMPLETE": f"{shell}_complete", "COMP_WORDS": "arborsim ",
+             "COMP_CWORD": word}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "arborsim"], env={**os.environ, **asked}, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
     for name in COMMANDS:
         assert name in done.stdout, done.stderr
+
+
+def test_completion_is_installed_once_where_the_shell_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for shell, name in (("bash", ".bashrc"), ("fish", ".config/fish/completions/arborsim.fish")):
+        monkeypatch.setenv("SHELL", f"/bin/{shell}")
+        assert main(["--show-completion"]) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert f"_ARBORSIM_COMPLETE={shell}_source" in line
+        assert main(["--install-completion"]) == main(["--install-completion"]) == 0
+        assert (tmp_path / name).read_text() == f"{line}\n"
+    monkeypatch.setenv("SHELL", "/bin/csh")
+    assert main(["--install-completion"]) == 2
+    assert "csh is not known" in capsys.readouterr().err
 
 
 def test_help_imports_no_command_and_a_command_nothing_heavy() -> None:
@@ -223,28 +306,3 @@ def test_help_imports_no_command_and_a_command_nothing_heavy() -> None:
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
         )
         assert shown.stdout.splitlines()[-1] == "[]", arguments
-
-
-def commands(tree: ast.Module) -> list[ast.FunctionDef]:
-    """The functions of a file that are commands: called as the file is, or made commands."""
-    return [
-        node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        and (
-            node.name.rstrip("_") in COMMANDS
-            or any("command" in ast.dump(each) for each in node.decorator_list)
-        )
-    ]
-
-
-def test_a_command_is_its_signature_and_a_few_lines() -> None:
-    found = {}
-    for path in SOURCES:
-        for function in commands(ast.parse(path.read_text())):
-            assert function.end_lineno is not None
-            found[f"{path.stem}.{function.name}"] = function.end_lineno - function.lineno + 1
-    names = {name.rpartition(".")[2].rstrip("_") for name in found}
-    assert names >= set(COMMANDS) - {"calibrate", "hardware"}  # these have commands of their own
-    too_long = {name: lines for name, lines in found.items() if lines > LONGEST_COMMAND}
-    assert too_long == {}

@@ -12,7 +12,7 @@ from arborsim.machine.report import PrefixTokens
 from arborsim.products.plan.printed import legend, print_plan
 from arborsim.products.plan.recommend import Demanded, recommend
 from arborsim.products.plan.results import PlanResult, middle_solved, ranked
-from arborsim.products.plan.sentences import shared_prefixes
+from arborsim.products.plan.words import shared_prefixes
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan
 

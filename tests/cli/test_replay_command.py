@@ -104,7 +104,7 @@ def test_workers_give_the_same_json(trace: Path, capsys: pytest.CaptureFixture[s
             "--json",
             *SHARED,
         ]
-        assert main([*command, "--workers", workers]) == 0
+        assert main([*command, "--jobs", workers]) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
 
@@ -214,7 +214,7 @@ def test_a_class_in_the_working_directory(
         "--set",
         "per=shared",
     ]
-    assert main([*command, "--workers", "2"]) == 0
+    assert main([*command, "--jobs", "2"]) == 0
     assert "of-my-own" in capsys.readouterr().out
 
 

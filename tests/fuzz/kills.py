@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from arborsim.core.tables import holds_key
-from arborsim.products.validate.page import write_page
+from arborsim.products.validate.report import write_page
 from arborsim.products.validate.results import read_results
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
@@ -46,8 +46,8 @@ LOADED = [
 LOADED += [f"arborsim.products.{name}" for name in [
     "live.command", "record.command", "replay.command", "search.command", "sweep.command",
     "plan.command", "live.ask", "record.ask", "replay.ask", "search.ask", "sweep.ask", "plan.ask",
-    "live.tables", "replay.page", "replay.run", "search.run", "plan.plan", "plan.files",
-    "sweep.run", "tune.ask", "tune.run", "tune.command", "validate.command", "validate.page",
+    "live.tables", "replay.report", "replay.run", "search.run", "plan.plan", "plan.files",
+    "sweep.run", "tune.ask", "tune.run", "tune.command", "validate.command", "validate.report",
 ]]  # fmt: skip
 #: Python's audit events of changing files, apart from writing into those that are open.
 CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}

@@ -100,7 +100,7 @@ def _replays() -> list[Case]:
         _replay("matrices", "chain-tree", *few, *_MODEL, "--keep-matrices"),
         _replay("no-quality", "chain-tree", *few, *_MODEL, "--no-quality", "--no-oracle"),
         _replay("no-tree-attention", "chain-tree", *ddr, *_MODEL, "--no-tree-attention"),
-        _replay("workers", "game24-tot", *few, *_MODEL, "--workers", "2", count=2),
+        _replay("workers", "game24-tot", *few, *_MODEL, "--jobs", "2", count=2),
         _replay("hierarchy-set", "chain-tree", "--policy", "hierarchy,redundancy", "--set",
                 "evict_ratio=0.05", "--set", "hierarchy.quantised_ratio=0.3", "--budget", "0.5",
                 *_MODEL),

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 
 from arborsim_torch.kernels import fused
 from arborsim_torch.kernels import packages as kernel_packages
-from arborsim_torch.kernels.dense import attend, attend_weights
+from arborsim_torch.kernels.dense import attend, attend_weights, merge
 from arborsim_torch.kernels.flash import attend_flash, attend_prefill, choose
-from arborsim_torch.kernels.merge import merge
 
 from .oracle_attention import assert_near, by_group, literal, numbers
 

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from arborsim_torch.kernels import near
-from arborsim_torch.kernels.dense import attend
-from arborsim_torch.kernels.merge import merge
+from arborsim_torch.kernels.dense import attend, merge
 from arborsim_torch.kernels.near import HostPiece, NearAttention, attend_host
 
 from .oracle_attention import assert_near, literal, numbers

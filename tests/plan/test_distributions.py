@@ -15,10 +15,10 @@ from arborsim.core.errors import UsageError
 from arborsim.products.generate.lengths import (
     Counts,
     Empirical,
-    Fixed,
     LogNormal,
     Uniform,
     check_range,
+    fixed,
     parse_counts,
 )
 from arborsim.trace.importers.fields import MOST_TOKENS
@@ -34,8 +34,8 @@ def drawn(counts: Counts, count: int = DRAWS, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(
     ("given_", "expected"),
     [
-        (7, Fixed(7)),
-        ("7", Fixed(7)),
+        (7, fixed(7)),
+        ("7", fixed(7)),
         ([3, 3, 9], Empirical((3, 3, 9))),
         ("uniform:low=2,high=5", Uniform(2, 5)),
         ("lognormal: sigma=0.5, median=80", LogNormal(80, 0.5)),
@@ -91,7 +91,7 @@ def test_bounds_are_those_of_the_distribution_not_of_a_draw() -> None:
     with pytest.raises(UsageError, match=r"depth must be in \[1, 8\], not 1 to 9$"):
         check_range(Uniform(1, 9), "depth", 8)
     with pytest.raises(UsageError, match=r"depth must be in \[1, 8\], not 0$"):
-        check_range(Fixed(0), "depth", 8)
+        check_range(fixed(0), "depth", 8)
     with pytest.raises(UsageError, match=rf"not 1 to {MOST_TOKENS}: set most$"):
         check_range(LogNormal(3, 1), "depth", 8)
 
@@ -127,7 +127,7 @@ def test_empirical_keeps_the_shares_of_its_numbers() -> None:
 
 whole = st.integers(1, 5000)
 any_counts: Callable[..., st.SearchStrategy[Counts]] = lambda: st.one_of(  # noqa: E731
-    st.builds(Fixed, whole),
+    st.builds(fixed, whole),
     st.builds(lambda a, b: Uniform(min(a, b), max(a, b)), whole, whole),
     st.builds(lambda m, s, more: LogNormal(m, s, m + more), whole, st.floats(0, 10), whole),
     st.builds(lambda v: Empirical(tuple(v)), st.lists(whole, min_size=1, max_size=9)),

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.core.documents import plain
 from arborsim.core.sourced import Basis
 from arborsim.machine import fidelity
 from arborsim.machine.config import with_types
@@ -31,13 +30,12 @@ from arborsim.products.plan.results import (
     compared_cost,
     fleet_for,
     paid,
-    paid_solved,
 )
-from arborsim.products.plan.sentences import key_figures
 from arborsim.products.plan.statistics import Estimate, cost_per_solved
 from arborsim.products.plan.tables import candidates as candidates_csv
+from arborsim.products.plan.words import key_figures
 from arborsim.products.provenance import machine_settings
-from arborsim.products.validate.published import overall
+from arborsim.products.validate.published_errors import overall
 from tests.plan.make import small_plan, small_workload
 
 _FILE = FidelityFile(
@@ -164,7 +162,7 @@ def test_errors_of_seconds_make_fleets_and_not_single_machines_dearer_step_by_st
     per_hour = 3600 * load  # searches
     expected = [1000 * fewest * 1.0 / per_hour, 1000 * most * 3.0 / per_hour]
     assert paid(row, fleet, "searches/s") == pytest.approx(expected)
-    assert paid_solved(row, fleet, "searches/s") == pytest.approx([x / 0.6 for x in expected])
+    assert paid(row, fleet, "searches/s", solved=True) == pytest.approx([x / 0.6 for x in expected])
     # At its own largest load a machine carries more or less; clients get more or less done.
     assert paid(row, point, "searches/s") == pytest.approx([cost[0] / off, cost[1] * off])
     idle = fleet.machines * largest / load
@@ -172,7 +170,7 @@ def test_errors_of_seconds_make_fleets_and_not_single_machines_dearer_step_by_st
         [idle * cost[0] / off, idle * cost[1] * off]
     )
     bare = replace(point, cost_per_1000=None, cost_per_solved=None)
-    assert paid(row, bare, "searches/s") is paid_solved(row, bare, "searches/s") is None
+    assert paid(row, bare, "searches/s") is paid(row, bare, "searches/s", solved=True) is None
 
 
 @pytest.mark.parametrize(
@@ -306,21 +304,6 @@ def test_a_plan_looks_its_evidence_up_and_its_files_hold_it(tmp_path: Path) -> N
     again = msgspec.convert(document["candidates"][2]["evidence"], Evidence)
     assert again.sentence() == plan.candidates[2].evidence.sentence()  # type: ignore[union-attr]
     assert "evidence_basis" in candidates_csv(plan).splitlines()[0]
-
-
-def test_logs_from_before_hold_candidates_without_evidence(tmp_path: Path) -> None:
-    log = files.PlanLog(tmp_path / "log", small_workload())
-    log.write([small_plan().candidates[0]])
-    head, line = log.path.read_text().splitlines()
-    record = json.loads(line)
-    del record["evidence"]
-    log.path.write_text(f"{head}\n{json.dumps(record)}\n")
-    found = files.PlanLog(log.path, small_workload()).resume()[0]
-    assert found.evidence is None
-    assert found.error is None
-    assert plain(replace(found, evidence=small_plan().candidates[0].evidence)) == plain(
-        small_plan().candidates[0]
-    )
 
 
 def test_the_page_shows_evidence_and_widened_costs() -> None:

@@ -19,10 +19,10 @@ from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_geometry
 from arborsim.products.generate.lengths import (
     Empirical,
-    Fixed,
     LogNormal,
     TreeSpec,
     Uniform,
+    fixed,
     generate_search,
     write_generated,
 )
@@ -32,7 +32,7 @@ from arborsim.trace.reader import TraceReader
 
 GEOMETRY = load_geometry("llama-3.1-8b")
 SIGNIFICANCE = 1e-3
-SMALL = TreeSpec(Fixed(5), Uniform(1, 9), depth=Fixed(4), branching=Fixed(2))
+SMALL = TreeSpec(fixed(5), Uniform(1, 9), depth=fixed(4), branching=fixed(2))
 
 
 def searches(spec: TreeSpec, count: int, seed: int = 0) -> list[WrittenSearch]:
@@ -52,7 +52,7 @@ def expanded(search: WrittenSearch) -> set[int]:
 
 
 def test_a_beam_of_4_of_16() -> None:
-    spec = replace(SMALL, first=Fixed(16), branching=Fixed(4), pruned=(0.75,))
+    spec = replace(SMALL, first=fixed(16), branching=fixed(4), pruned=(0.75,))
     for search in searches(spec, 20):
         assert level_sizes(search) == [16, 16, 16, 16]
         assert [len(batch.pruned) for batch in search.batches] == [12, 12, 12, 0]
@@ -62,15 +62,15 @@ def test_a_beam_of_4_of_16() -> None:
 
 
 def test_best_of_n_and_a_chain() -> None:
-    best = generate_search(replace(SMALL, first=Fixed(8), branching=Fixed(1)), 0, 0)
+    best = generate_search(replace(SMALL, first=fixed(8), branching=fixed(1)), 0, 0)
     assert level_sizes(best) == [8, 8, 8, 8]
     assert [thought.parent for thought in best.batches[1].thoughts] == list(range(1, 9))
-    chain = generate_search(replace(SMALL, branching=Fixed(1)), 0, 0)
+    chain = generate_search(replace(SMALL, branching=fixed(1)), 0, 0)
     assert [thought.parent for b in chain.batches for thought in b.thoughts] == [0, 1, 2, 3]
 
 
 def test_levels_are_pruned_and_finish_as_stated_for_each() -> None:
-    spec = replace(SMALL, first=Fixed(8), branching=Fixed(2), pruned=(0.5, 0.0), finished=(0, 0.5))
+    spec = replace(SMALL, first=fixed(8), branching=fixed(2), pruned=(0.5, 0.0), finished=(0, 0.5))
     for search in searches(spec, 20):
         # 8, half given up; 4 x 2, half finished; 4 x 2, half finished; 4 x 2, the last.
         assert level_sizes(search) == [8, 8, 8, 8]
@@ -88,7 +88,7 @@ def test_one_thought_always_stays_unless_all_have_finished() -> None:
 
 def test_shares_hold_on_average_where_they_make_no_whole_number() -> None:
     # 3 thoughts, 0.4 of them given up: 1 with probability 0.8, 2 with 0.2.
-    spec = replace(SMALL, first=Fixed(3), depth=Fixed(2), pruned=(0.4,))
+    spec = replace(SMALL, first=fixed(3), depth=fixed(2), pruned=(0.4,))
     counts = [len(search.batches[0].pruned) for search in searches(spec, 2000)]
     assert set(counts) == {1, 2}
     low, high = stats.binom(2000, 0.2).ppf([0.0005, 0.9995])
@@ -96,7 +96,7 @@ def test_shares_hold_on_average_where_they_make_no_whole_number() -> None:
 
 
 def test_parallel_splits_levels_but_changes_no_tree() -> None:
-    spec = replace(SMALL, first=Fixed(7), branching=Fixed(1), pruned=(0.5,), rewards=True)
+    spec = replace(SMALL, first=fixed(7), branching=fixed(1), pruned=(0.5,), rewards=True)
     whole, split = generate_search(spec, 3, 1), generate_search(replace(spec, parallel=3), 3, 1)
     assert [len(batch.thoughts) for batch in split.batches][:3] == [3, 3, 1]
     assert [bool(batch.pruned) for batch in split.batches][:3] == [False, False, True]
@@ -107,7 +107,7 @@ def test_parallel_splits_levels_but_changes_no_tree() -> None:
 
 
 def test_rewards_decide_who_is_given_up_and_who_answers() -> None:
-    spec = replace(SMALL, first=Fixed(12), branching=Fixed(3), pruned=(0.6,), rewards=True)
+    spec = replace(SMALL, first=fixed(12), branching=fixed(3), pruned=(0.6,), rewards=True)
     for search in searches(spec, 20):
         rewards = {}
         for batch in search.batches:
@@ -123,7 +123,7 @@ def test_rewards_decide_who_is_given_up_and_who_answers() -> None:
 
 def test_lengths_and_depths_are_distributed_as_stated() -> None:
     spec = TreeSpec(
-        LogNormal(50_000, 0.4, 400_000), LogNormal(10_000, 0.3), Uniform(2, 4), Fixed(3), None,
+        LogNormal(50_000, 0.4, 400_000), LogNormal(10_000, 0.3), Uniform(2, 4), fixed(3), None,
         pruned=(2 / 3,),
     )  # fmt: skip
     found = searches(spec, 600)
@@ -137,7 +137,7 @@ def test_lengths_and_depths_are_distributed_as_stated() -> None:
 
 
 def test_branching_is_drawn_for_each_block() -> None:
-    spec = replace(SMALL, branching=Empirical((1, 3)), first=Fixed(40), depth=Fixed(2))
+    spec = replace(SMALL, branching=Empirical((1, 3)), first=fixed(40), depth=fixed(2))
     children = []
     for search in searches(spec, 30):
         parents = [thought.parent for thought in search.batches[1].thoughts]
@@ -169,10 +169,10 @@ def test_search_i_is_the_same_however_many_are_drawn_and_other_seeds_differ() ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"branching": Fixed(0)}, r"^branching must be in \[1, 65536\], not 0$"),
+        ({"branching": fixed(0)}, r"^branching must be in \[1, 65536\], not 0$"),
         ({"first": Uniform(0, 2)}, r"^first must be in \[1, 65536\], not 0 to 2$"),
         ({"depth": LogNormal(4, 1)}, r"^depth must be in \[1, 4096\], not 1 to \d+: set most$"),
-        ({"prompt_tokens": Fixed(0)}, "^prompt_tokens must be in"),
+        ({"prompt_tokens": fixed(0)}, "^prompt_tokens must be in"),
         ({"thought_tokens": Uniform(0, 3)}, "^thought_tokens must be in"),
         ({"pruned": (0.5, 1.5)}, r"^pruned must be shares in \[0, 1\], not \[0.5, 1.5\]$"),
         ({"finished": ()}, "^finished must be shares"),
@@ -188,18 +188,18 @@ def test_what_cannot_be_drawn(changes: dict[str, object], message: str) -> None:
 
 def test_trees_that_explode_are_refused_by_level() -> None:
     with pytest.raises(UsageError, match="level 3 of a tree has 1000000 thoughts, more than 65536"):
-        generate_search(replace(SMALL, branching=Fixed(100)), 0, 0)
+        generate_search(replace(SMALL, branching=fixed(100)), 0, 0)
     with pytest.raises(UsageError, match="level 2 of a tree has 24000005 tokens down to it"):
-        generate_search(replace(SMALL, thought_tokens=Fixed(4_000_000)), 0, 0)
+        generate_search(replace(SMALL, thought_tokens=fixed(4_000_000)), 0, 0)
 
 
 specs = st.builds(
     TreeSpec,
-    prompt_tokens=st.builds(Fixed, st.integers(1, 20)),
-    thought_tokens=st.sampled_from([Fixed(1), Uniform(1, 12), LogNormal(4, 1.0, 30)]),
-    depth=st.sampled_from([Fixed(1), Uniform(1, 5)]),
-    branching=st.sampled_from([Fixed(1), Fixed(2), Uniform(1, 3)]),
-    first=st.sampled_from([None, Fixed(4), Uniform(1, 6)]),
+    prompt_tokens=st.builds(fixed, st.integers(1, 20)),
+    thought_tokens=st.sampled_from([fixed(1), Uniform(1, 12), LogNormal(4, 1.0, 30)]),
+    depth=st.sampled_from([fixed(1), Uniform(1, 5)]),
+    branching=st.sampled_from([fixed(1), fixed(2), Uniform(1, 3)]),
+    first=st.sampled_from([None, fixed(4), Uniform(1, 6)]),
     pruned=st.lists(st.floats(0, 1), min_size=1, max_size=3).map(tuple),
     finished=st.lists(st.floats(0, 1), min_size=1, max_size=3).map(tuple),
     parallel=st.integers(0, 5),
@@ -262,7 +262,7 @@ def test_generated_trees_move_tokens_between_tiers_and_bring_them_back(
         'use_attention = false\n[place]\nddr = inf\n[schedule]\nuse = "tree-events"\n'
         '[recover]\nuse = "fetch"\n'
     )
-    spec = replace(SMALL, prompt_tokens=Fixed(20), thought_tokens=Fixed(30), first=Fixed(6),
+    spec = replace(SMALL, prompt_tokens=fixed(20), thought_tokens=fixed(30), first=fixed(6),
                    pruned=(0.5,), parallel=2, rewards=True)  # fmt: skip
     write_generated(spec, 2, 0, GEOMETRY, tmp_path / "t.parquet")
     # A level of six in batches of two: the search turns away from branches and comes back.

@@ -496,7 +496,7 @@ def test_shared_prefixes_are_counted_by_where_they_were_found() -> None:
     assert found.hbm > found.computed, "the others do"
     assert found.ddr == 0, "nothing was copied there"
     row = next(csv.DictReader(io.StringIO(candidates_csv(small_plan()))))
-    assert row["prefix_tokens_hbm"] == str(found.hbm)
+    assert row["prefixes_hbm"] == str(found.hbm)
 
 
 def test_recall_modes_of_policies_without_ddr_are_one_candidate() -> None:

@@ -17,8 +17,9 @@ from arborsim.core.errors import UsageError
 from arborsim.core.tables import FORMATS, made_by
 from arborsim.play.backends import LiveResult
 from arborsim.products.plan import files
+from arborsim.products.plan.answers import read_accuracies
 from arborsim.products.plan.ask import PlanResults
-from arborsim.products.plan.files import PlanLog, read_accuracies
+from arborsim.products.plan.files import PlanLog
 from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.timeline import timeline, trace_events, write_perfetto
 from tests.plan.make import small_plan, small_workload

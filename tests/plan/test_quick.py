@@ -22,7 +22,7 @@ ASKED: dict[str, Any] = {
     "tree": "depth=6,width=16,thought=80", "solved": 0.6,
 }  # fmt: skip
 FLAGS = [
-    "plan", "--model", "llama-3.1-8b", "--gpus", "l40s,h100", "--rate", "20/min", "--p95", "60s",
+    "plan", "--model", "llama-3.1-8b", "--gpu", "l40s,h100", "--rate", "20/min", "--p95", "60s",
     "--tree", "depth=6,width=16,thought=80", "--solved", "0.6",
 ]  # fmt: skip
 
@@ -165,7 +165,7 @@ def test_a_trace_is_found_from_the_folder_of_the_file(
         "plan",
         "--model",
         "qwen3-8b",
-        "--gpus",
+        "--gpu",
         "h100",
         "--p99",
         "2 min",
@@ -192,7 +192,7 @@ def test_the_command_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     (["plan", "--tree", "depth=6,width=16,thought=80"], "--model is missing"),
     (["plan", "--model", "llama-3.1-8b", "--p95", "9s"], "--gpu is missing"),
     (["plan", "w.toml", "--rate", "1/s"], "--rate asks without a file: w.toml says it itself"),
-    (["plan", "w.toml", "--policies", "full"], "--policy asks without a file"),
+    (["plan", "w.toml", "--policy", "full"], "--policy asks without a file"),
     (["plan", "w.toml", "--kv-dtype", "fp8"], "--kv-dtype asks without a file"),
     ([*FLAGS, "--write", "no/such/folder.toml"], "there is no directory no/such"),
 ])  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from arborsim.machine.report import Utilisation
 from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.runs import Bench, Run, mean_shares, runs_out, used_shares
-from arborsim.products.plan.words import resource
+from arborsim.products.plan.words import first_out
 from tests.plan.make import small_plan, small_workload
 
 
@@ -113,11 +113,16 @@ def test_space_that_ran_out_earlier_over_all_runs_counts() -> None:
 
 
 def test_time_is_not_said_to_run_out_where_runs_are_too_short() -> None:
-    point = small_plan().candidates[0].at_largest
+    base = small_plan().candidates[0]
+    point = base.at_largest
     assert point is not None
-    point = replace(point, saturated="compute", used=replace(point.used, compute=0.43))
-    assert resource(point, "run length") == "busiest is compute (43% of the time)"
-    said = "what runs out first is compute (busy 43% of the time)"
-    assert resource(point, "target") == resource(point, "throughput") == said
-    space = resource(replace(point, saturated="hbm"), "run length")
-    assert space.startswith("what runs out first is HBM space (on average"), "searches waited"
+    busy = replace(point, saturated="compute", used=replace(point.used, compute=0.43))
+
+    def said(limit: str, saturated: str = "compute") -> str:
+        point = replace(busy, saturated=saturated)
+        return first_out(replace(base, at_largest=point, limited_by=limit))
+
+    unseen = "not seen in runs of this length; busiest is compute (43% of the time)"
+    assert said("run length") == unseen
+    assert said("target") == said("throughput") == "compute (busy 43% of the time)"
+    assert said("run length", "hbm").startswith("HBM space (on average"), "searches waited"

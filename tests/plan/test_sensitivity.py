@@ -16,7 +16,7 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, SearchDemand
 from arborsim.machine.serving import ServingEngine
 from arborsim.policies.registry import build
-from arborsim.products.generate.lengths import Fixed, TreeSpec, write_generated
+from arborsim.products.generate.lengths import TreeSpec, fixed, write_generated
 from arborsim.products.plan.demands import stretched
 from arborsim.products.plan.evaluate import SHARES, evaluate, load_curve
 from arborsim.products.plan.plan import Planner
@@ -71,7 +71,7 @@ def test_stretching_keeps_the_whole_length_and_nothing_negative(seed: int, facto
 def recorded(folder: Path, policy: str, scale: int) -> list[SearchDemand]:
     """One generated tree with thoughts of 40 tokens, or `scale` times as many."""
     geometry = load_geometry("llama-3.1-8b")
-    spec = TreeSpec(Fixed(100 * scale), Fixed(40 * scale), Fixed(4), Fixed(2), pruned=(0.5,))
+    spec = TreeSpec(fixed(100 * scale), fixed(40 * scale), fixed(4), fixed(2), pruned=(0.5,))
     path = folder / f"{scale}.parquet"
     write_generated(spec, 1, 7, geometry, path, True)
     machine = Machine(load_profile("h100"), geometry, recall="stage")

@@ -18,7 +18,7 @@ from scipy import stats
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_geometry
-from arborsim.products.generate.lengths import Counts, Fixed, Uniform
+from arborsim.products.generate.lengths import Counts, Uniform, fixed
 from arborsim.products.generate.synthetic import (
     BankSpec,
     Dense,
@@ -33,14 +33,14 @@ from arborsim.searches.walk import walk
 from arborsim.trace.schema import End
 
 GEOMETRY = load_geometry("llama-3.1-8b")
-SMALL = BankSpec(Fixed(5), Uniform(1, 9), Fixed(4))
+SMALL = BankSpec(fixed(5), Uniform(1, 9), fixed(4))
 
 
 def dense(
     spec: BankSpec, first: int, branching: int, seed: int = 0, number: int = 0
 ) -> SyntheticBank:
     bank = SyntheticBank.of(spec, seed, number)
-    grow(bank, Dense(Fixed(first), Fixed(branching)))
+    grow(bank, Dense(fixed(first), fixed(branching)))
     return bank
 
 
@@ -58,7 +58,7 @@ def nodes(bank: SyntheticBank) -> list[int]:
 
 
 def test_a_bank_has_the_stated_depth_branching_and_lengths() -> None:
-    bank = dense(replace(SMALL, depth=Fixed(5)), first=6, branching=3)
+    bank = dense(replace(SMALL, depth=fixed(5)), first=6, branching=3)
     found = nodes(bank)
     assert np.bincount([bank.depth[n] for n in found])[1:].tolist() == [6, 18, 54, 162, 486]
     assert {len(children(bank, n)) for n in found if bank.depth[n] < 5} == {3}
@@ -87,7 +87,7 @@ def test_depth_is_drawn_per_problem_and_thoughts_finish_early_as_stated() -> Non
 def test_rewards_of_parent_and_child_have_the_stated_correlation(
     stated: float, spread: float
 ) -> None:
-    spec = replace(SMALL, depth=Fixed(2), reward_correlation=stated, reward_spread=spread)
+    spec = replace(SMALL, depth=fixed(2), reward_correlation=stated, reward_spread=spread)
     bank = dense(spec, first=1600, branching=1)
     below = [n for n in nodes(bank) if bank.depth[n] == 2]
     pairs = np.array([(bank.score[bank.parent[n]], bank.score[n]) for n in below])
@@ -100,7 +100,7 @@ def test_rewards_of_parent_and_child_have_the_stated_correlation(
 
 @pytest.mark.parametrize(("truth", "right"), [(0.0, 0.5), (0.5, 0.2), (0.8, 0.5), (1.0, 0.3)])
 def test_last_rewards_tell_right_answers_as_well_as_stated(truth: float, right: float) -> None:
-    spec = replace(SMALL, depth=Fixed(1), truth=truth, difficulty=0.0, right=right)
+    spec = replace(SMALL, depth=fixed(1), truth=truth, difficulty=0.0, right=right)
     bank = dense(spec, first=4000, branching=1)
     found = nodes(bank)
     verdict = np.array([bool(bank.verdict[n]) for n in found])
@@ -114,7 +114,7 @@ def test_last_rewards_tell_right_answers_as_well_as_stated(truth: float, right: 
 
 def test_difficulty_is_what_a_problems_answers_have_in_common() -> None:
     def spread_of_shares(difficulty: float) -> float:
-        spec = replace(SMALL, depth=Fixed(1), truth=0.0, difficulty=difficulty)
+        spec = replace(SMALL, depth=fixed(1), truth=0.0, difficulty=difficulty)
         banks = [dense(spec, 64, 1, number=number) for number in range(60)]
         return float(np.std([np.mean([bool(b.verdict[n]) for n in nodes(b)]) for b in banks]))
 
@@ -128,7 +128,7 @@ def test_difficulty_is_what_a_problems_answers_have_in_common() -> None:
 def test_siblings_say_no_more_than_the_stated_number_of_things(
     seed: int, meanings: int, common: float
 ) -> None:
-    spec = replace(SMALL, depth=Fixed(2), meanings=meanings, common=common)
+    spec = replace(SMALL, depth=fixed(2), meanings=meanings, common=common)
     bank = dense(spec, first=12, branching=12, seed=seed)
     for parent in [0, *children(bank, 0)]:
         vectors = np.array([bank.embedding[n] for n in children(bank, parent)], dtype=np.float64)
@@ -142,14 +142,14 @@ def test_siblings_say_no_more_than_the_stated_number_of_things(
 
 
 def test_every_thought_can_have_a_meaning_of_its_own() -> None:
-    bank = dense(replace(SMALL, depth=Fixed(1), meanings=0), first=100, branching=1)
+    bank = dense(replace(SMALL, depth=fixed(1), meanings=0), first=100, branching=1)
     vectors = np.array([bank.embedding[n] for n in nodes(bank)], dtype=np.float64)
     assert len(set(similar(vectors, 0.05))) == 100
 
 
 @pytest.mark.parametrize("repeated", [0.0, 0.3, 1.0])
 def test_as_many_thoughts_repeat_a_sibling_as_stated(repeated: float) -> None:
-    bank = dense(replace(SMALL, depth=Fixed(3), repeated=repeated), first=30, branching=10)
+    bank = dense(replace(SMALL, depth=fixed(3), repeated=repeated), first=30, branching=10)
     found = nodes(bank)
     later = [n for n in found if n != children(bank, bank.parent[n])[0]]
     repeats = [n for n in later if bank.twin[n] != n]
@@ -185,7 +185,7 @@ def test_a_thought_is_the_same_whichever_search_asks_first(seed: int, order: lis
 def test_searches_walk_a_written_bank_as_they_walked_it_when_it_was_drawn(
     tmp_path: Path, dedupe: bool
 ) -> None:
-    spec = replace(SMALL, depth=Fixed(5), finished=(0.0, 0.2), repeated=0.2)
+    spec = replace(SMALL, depth=fixed(5), finished=(0.0, 0.2), repeated=0.2)
     recipe = recipe_for(["rebase", "ets", "beam-4", "mcts"], [8, 16], ["lambda_b=1.5"], dedupe)
     out = tmp_path / "bank.parquet"
     write_synthetic(spec, recipe, 3, 7, GEOMETRY, out)
@@ -226,8 +226,8 @@ def asked(**given: Any) -> Callable[[], BankSpec]:
         (asked(right=0.0), "right must be a share between 0 and 1"),
         (asked(finished=()), "finished must be shares"),
         (asked(meanings=-1), "meanings 0 or more"),
-        (asked(depth=Fixed(0)), "depth must be in [1, 4096], not 0"),
-        (lambda: dense(replace(SMALL, depth=Fixed(20)), 4, 4), "more than 1000000"),
+        (asked(depth=fixed(0)), "depth must be in [1, 4096], not 0"),
+        (lambda: dense(replace(SMALL, depth=fixed(20)), 4, 4), "more than 1000000"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], said: str) -> None:
@@ -236,14 +236,14 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("branching", "finished"), [(Fixed(4), (0.0,)), (Uniform(1, 7), (0.1,)), (Fixed(6), (0.5,))]
+    ("branching", "finished"), [(fixed(4), (0.0,)), (Uniform(1, 7), (0.1,)), (fixed(6), (0.5,))]
 )
 def test_a_tree_that_is_too_large_is_refused_before_it_is_drawn(
     branching: Counts, finished: tuple[float, ...]
 ) -> None:
-    bank = SyntheticBank.of(replace(SMALL, depth=Fixed(20), finished=finished), 0, 0)
+    bank = SyntheticBank.of(replace(SMALL, depth=fixed(20), finished=finished), 0, 0)
     with pytest.raises(UsageError, match="or more, more than 1000000: lower branching"):
-        grow(bank, Dense(Fixed(4), branching))
+        grow(bank, Dense(fixed(4), branching))
     assert len(bank.parent) < 50_000
 
 
@@ -267,5 +267,5 @@ def test_options_that_do_not_go_together(
 def test_counts_are_distributions() -> None:
     recipe: Counts = Uniform(1, 3)
     bank = SyntheticBank.of(SMALL, 0, 0)
-    grow(bank, Dense(Fixed(2), recipe))
+    grow(bank, Dense(fixed(2), recipe))
     assert {len(children(bank, n)) for n in nodes(bank) if bank.depth[n] < 4} == {1, 2, 3}

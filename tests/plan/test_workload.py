@@ -19,10 +19,9 @@ from arborsim.core.documents import to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.records import located
 from arborsim.machine.machine import Machine, ServingOptions
-from arborsim.play.live_log import stored
 from arborsim.products.calibrate.documents import read_calibration
 from arborsim.products.generate.arrivals import ClientLoop, Poisson, Recorded
-from arborsim.products.generate.lengths import Fixed, Uniform, generate_search
+from arborsim.products.generate.lengths import Uniform, fixed, generate_search
 from arborsim.products.plan import workload as module
 from arborsim.products.plan.workload import Generated, Workload
 from arborsim.products.plan.workload_file import (
@@ -74,7 +73,7 @@ def test_the_smallest_workload_and_its_defaults() -> None:
     assert (entry.name, entry.weight) == ("generated 1", 1.0)
     assert isinstance(entry.source, Generated)
     spec = entry.source.spec
-    assert (spec.thought_tokens, spec.depth, spec.branching) == (Uniform(2, 6), Fixed(3), Fixed(2))
+    assert (spec.thought_tokens, spec.depth, spec.branching) == (Uniform(2, 6), fixed(3), fixed(2))
     assert (spec.first, spec.pruned, spec.finished, spec.solved) == (None, (0.5,), (0.0,), None)
     assert found.arrivals == Poisson(None)
     (candidate,) = found.candidates()
@@ -468,11 +467,11 @@ def test_any_value_anywhere_is_a_workload_or_one_clear_line(data: st.DataObject)
 
 CODE = """
 from pathlib import Path
-from arborsim.policies.methods.h2o import H2O
+from arborsim.policies.methods.raas import Raas
 
 Path("imported").touch()
 
-class Mine(H2O):
+class Mine(Raas):
     name = "mine"
 """
 
@@ -513,6 +512,4 @@ def test_other_files_import_no_code(code: Path) -> None:
     policy, search = "named_in_a_file:Mine", "named_in_a_file:Search"
     assert answers.defaults_of(policy) == {}
     assert answers.Searched.of_request({"search": search}, "", "").search == search
-    cells = [{"policy": policy, "settings": {}}]
-    assert stored({"cells": cells}) == {"cells": cells}
     assert not code.exists()

@@ -157,7 +157,7 @@ def test_worker_processes_import_it_again(here: Path) -> None:
     for workers in (1, 2):
         out = here / f"{workers}.csv"
         command = f"search {bank} --algorithm surest_searches:Surest,rebase --width 4"
-        assert main(f"{command} --workers {workers} --out {out}".split()) == 0
+        assert main(f"{command} --jobs {workers} --out {out}".split()) == 0
         frames.append(out.read_bytes())
     assert frames[0] == frames[1]
     rows = pd.read_csv(here / "1.csv")

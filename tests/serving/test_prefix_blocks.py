@@ -132,6 +132,14 @@ def test_what_hbm_lost_comes_back_from_ddr_part_by_part() -> None:
     assert report.from_host_bytes == 12 * KV
 
 
+def test_the_last_token_of_a_prompt_that_is_all_there_is_computed() -> None:
+    """The next one comes from it."""
+    made = [with_blocks(chain(2 * BLOCK, 1), (1, 2), BLOCK) for _ in range(2)]
+    report = play(made, one_by_one([(1, 2)] * 2), 100, SLOW, prefix_block_tokens=BLOCK)
+    found = 2 * BLOCK - 1
+    assert report.prefixes == PrefixTokens(hbm=found, ddr=0, computed=4 * BLOCK - found)
+
+
 def test_without_sharing_nothing_is_found() -> None:
     prompts = [(1, 2, 3)] * 3
     made = [with_blocks(chain(13, 1), p, BLOCK) for p in prompts]

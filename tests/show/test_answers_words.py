@@ -87,16 +87,17 @@ def test_what_is_not_the_same_is_marked_and_said():
 
 
 def test_notes_tell_masked_tokens_from_removed_ones():
-    """The authors' form of H2O was counted under a mask, EpiKV's with tokens removed."""
-    _, both = replayed("chain-linear", "0.85", h2o={"per": "head"}, epikv={})
-    assert [row.answers.masked for row in both] == [False, True, False]
-    assert footnotes(both)[0].startswith(
-        "right: answers counted live, tokens really removed, or masked (h2o), on "
-    )
-    masked = [row for row in both if row.policy != "epikv"]
-    assert "live, tokens masked, not removed, on chain" in footnotes(masked)[0]
-    kept = [row for row in both if row.policy != "h2o"]
-    assert "live, tokens really removed, on chain" in footnotes(kept)[0]
+    """Full retention removes nothing; what was counted under a mask is known by its source."""
+    _, rows = replayed("game24-tot", "0.5", epikv={"recent": 8})
+    assert [row.policy for row in rows] == ["full", "h2o", "epikv"]
+    assert "live, tokens really removed, on game24" in footnotes(rows)[0]
+    masked = [
+        replace(row, answers=replace(row.answers, source=f"{row.answers.source}, masked"))
+        for row in rows
+    ]
+    both = [rows[0], masked[1], rows[2]]
+    assert "live, tokens really removed, or masked (h2o), on game24" in footnotes(both)[0]
+    assert "live, tokens masked, not removed, on game24" in footnotes([rows[0], *masked[1:]])[0]
 
 
 def test_settings_that_are_not_the_defaults_stand_below_the_table():

@@ -10,15 +10,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from arborsim.cli.app import main
 from arborsim.core.tables import read_table
-from arborsim.products.validate.claim_numbers import Measured, Number
-from arborsim.products.validate.claims import Claim, Judged, Paper, PaperHead, Verdict, to_frame
-from arborsim.products.validate.claims_page import render, write_page
-from arborsim.products.validate.claims_tables import figure, number_text, readme, summary_markdown
+from arborsim.report.report import html
+from benchmarks.register.__main__ import main
+from benchmarks.register.claims import Claim, Judged, Paper, PaperHead, Verdict, to_frame
+from benchmarks.register.numbers import Measured, Number
+from benchmarks.register.page import report_of, write_page
+from benchmarks.register.tables import figure, number_text, readme, summary_markdown
 from tests.show.test_html import EVIL
 
 VERDICTS = tuple(Verdict)
+
+
+def render(*given: Any) -> str:
+    return html(report_of(*given))
 
 
 def papers(name: str = "H2O") -> tuple[Paper, ...]:
@@ -134,7 +139,7 @@ def test_the_command_writes_table_page_and_summary(
     monkeypatch.chdir(tmp_path)
     document = tmp_path / "doc.md"
     document.write_text("before\n<!-- claims -->\nold\n<!-- /claims -->\nafter\n")
-    command = ["validate", "claims", str(folder), "--out", str(folder), "--summary", str(document)]
+    command = [str(folder), "--out", str(folder), "--summary", str(document)]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "1 of 1 claim of 1 paper can be tested here: reproduced 0, in form 1" in said
@@ -168,7 +173,7 @@ def test_what_cannot_be_written_is_one_line_before_anything_is(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "doc.md").write_text("no marks\n")
     before = sorted(tmp_path.rglob("*"))
-    assert main(["validate", "claims", str(folder), *options]) == 2
+    assert main([str(folder), *options]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

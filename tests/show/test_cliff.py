@@ -138,9 +138,9 @@ def test_a_replay_is_plotted_by_what_was_counted_for_its_task():
 
 def test_a_replays_page_shows_its_own_task_and_settings():
     (made,) = of_replay(game(), "g")
-    coloured = [t["name"] for t in made["figure"]["data"] if t.get("name") != "others"]
+    coloured = [t["name"] for t in made.figure["data"] if t.get("name") != "others"]
     assert {"h2o per=shared", "epikv recent=8"} <= set(coloured)
-    assert made["title"] == "game24, tot-bfs"
+    assert made.labels[1] == "game24, tot-bfs"
     assert not of_replay(game(), "other")
     assert not of_replay(game(), "g", Answers())[:0]
 
@@ -169,10 +169,9 @@ def test_every_figure_is_of_one_kind_of_problems(searched):
 
 def test_equal_answers_are_named_together_and_oracles_have_no_row_of_answers():
     rows = answered(game()).rows()
-    texts = replay_figures.pareto(rows, replay_figures.RIGHT)["efficient"]
+    texts = replay_figures.pareto(rows, replay_figures.RIGHT).texts
     assert "not visibly different" in texts[0]
     assert all(name in texts[0] for name in ("h2o", "epikv"))
     oracle = replace(rows[-1], policy="oracle", answers=None)
-    first = replay_figures.heat([*rows, oracle])["metrics"][0]
-    assert first["title"] == "Right answers"
-    assert {each["name"] for each in first["policies"]} == {"h2o", "epikv"}
+    first = replay_figures.heat([*rows, oracle], replay_figures.RIGHT)
+    assert set(first.figure["data"][0]["y"]) == {"h2o", "epikv"}

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from arborsim.core.errors import UsageError
 from arborsim.play.backends import LiveResult
-from arborsim.products.compare.page import Pair, change, compare, print_comparison, said
+from arborsim.products.compare.match import Pair, change, compare
+from arborsim.products.compare.report import print_comparison, said
 from arborsim.products.live.tables import LiveReport
 from arborsim.report.table import Column
 from tests.live.test_live_log import FACTS

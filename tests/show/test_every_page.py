@@ -10,11 +10,12 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.products.plan import page as plan_page
-from arborsim.products.replay import page as replay_page
-from arborsim.products.validate import claims_page, published_page
-from arborsim.products.validate import page as validation_page
-from arborsim.products.validate.claims import read_papers
+from arborsim.products.replay import report as replay_page
+from arborsim.products.validate import published_report as published_page
+from arborsim.products.validate import report as validation_page
 from arborsim.products.validate.results import read_results
+from benchmarks.register import page as claims_page
+from benchmarks.register.claims import read_papers
 from tests.show import plan_synthetic, synthetic, test_published_page
 from tests.show.test_search_page import POLICIES, SEARCHES, evil_bank
 
@@ -80,7 +81,7 @@ def test_nothing_is_clipped_or_empty(
     page.on("request", lambda request: complaints.append(f"{name}: request {request.url}")
             if not request.url.startswith(("file:", "blob:", "data:")) else None)  # fmt: skip
     page.goto(pages[name].as_uri())
-    if name not in ("validation", "claims"):  # which draw nothing
+    if name not in ("claims",):  # which draws nothing
         page.wait_for_selector(".main-svg")
     page.wait_for_function("document.readyState === 'complete'")
     root = "document.documentElement"

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +19,17 @@ from arborsim.play.pictures import NodeRecord
 from arborsim.play.results import LeftOut, ReplayResult, aggregate
 from arborsim.products.replay import figures as figures
 from arborsim.products.replay import trees as forest
-from arborsim.products.replay.figures import ERROR, KEPT, TIMES, efficient, heat, pareto
-from arborsim.products.replay.page import render, write_report
+from arborsim.products.replay.figures import ERROR, KEPT, PEAK, TIMES, efficient, heat, pareto
+from arborsim.products.replay.report import report_of, write_report
+from arborsim.report.report import html
 from tests.show.synthetic import OTHERS, POLICIES, chain, result, tree
 
 VOID = {"meta", "input", "link", "br", "hr", "img"}
 EVIL = "</script><script>window.broken=1</script><img src=x onerror='window.broken=1'>&\u2028"
+
+
+def render(*given: Any) -> str:
+    return html(report_of(*given))
 
 
 class Page(HTMLParser):
@@ -121,7 +127,7 @@ def test_names_from_files_stay_text():
     for end in "tpbkvaqd":
         assert EVIL + end in page.text
     data = json.loads(page.data)
-    assert data["traces"] == [EVIL + "t"]
+    assert data["figures"]["pareto"][0]["labels"][0] == EVIL + "t"
     assert data["trees"]["films"][1]["frames"][0]["label"] == EVIL + "f"
 
 
@@ -133,8 +139,8 @@ def test_placeholders_in_names_are_not_filled():
 def test_labels_for_plotly_are_escaped():
     name = "<a href='http://x'>p</a>"
     rows = aggregate(replace(e, policy=name) for e in result(policies=("h2o",)).episodes)
-    for figure in (pareto(rows, KEPT)["figure"], figures.time_splits(rows)):
-        assert "<a" not in json.dumps(figure)
+    for made in (pareto(rows, KEPT), heat(rows, KEPT), *figures.time_splits(rows)):
+        assert "<a" not in json.dumps(made.figure)
 
 
 def test_figures_are_what_plotly_expects():
@@ -142,9 +148,9 @@ def test_figures_are_what_plotly_expects():
 
     replay = result()
     rows = aggregate(replay.episodes)
-    drawn = [pareto(rows, metric)["figure"] for metric in (KEPT, TIMES)]
+    drawn = [pareto(rows, metric).figure for metric in (KEPT, TIMES)]
     drawn += [
-        *(each["figure"] for each in figures.time_splits(rows)),
+        *(each.figure for each in figures.time_splits(rows)),
         *(figures.memory(e, 100) for e in replay.episodes),
     ]
     for figure in drawn:
@@ -244,9 +250,9 @@ def test_the_oracle_is_no_choice():
     assert [(row.policy, row.budget) for row in best] == [
         ("h2o", "0.25"), ("h2o", "0.5"), ("full", "any")]  # fmt: skip
     drawn = pareto(rows, KEPT)
-    assert "oracle" not in drawn["policies"]
-    assert any(trace["name"].startswith("oracle") for trace in drawn["figure"]["data"])
-    assert drawn["efficient"][0].startswith("h2o at budget 0.25: 25.0% of full retention's memory")
+    assert "oracle" not in drawn.lines
+    assert any(trace["name"].startswith("oracle") for trace in drawn.figure["data"])
+    assert drawn.texts[0].startswith("h2o at budget 0.25: 25.0% of full retention's memory")
 
 
 @pytest.mark.parametrize("metric", [KEPT, TIMES, ERROR])
@@ -272,21 +278,21 @@ def test_efficient_settings_are_those_that_nothing_beats(metric):
 
 def test_heat_shades_run_from_worst_to_best():
     rows = aggregate(result(policies=("full", "h2o", "oracle", "random")).episodes)
-    kept, time, peak = heat(rows)["metrics"]
-    assert [policy["name"] for policy in kept["policies"]] == ["oracle", "h2o", "random"]
-    assert kept["policies"][0]["shade"][1] == 1
-    assert kept["policies"][2]["shade"][0] == 0
-    assert peak["policies"][0]["shade"] == [1, 0], "less memory is better"
-    assert time["unit"] == "times full retention"
+    kept, time, peak = (heat(rows, metric) for metric in (KEPT, TIMES, PEAK))
+    (cells,) = kept.figure["data"]
+    assert cells["y"] == ["oracle", "h2o", "random"]
+    assert cells["z"][0][1] == 1
+    assert cells["z"][2][0] == 0
+    assert peak.figure["data"][0]["z"][0] == [1, 0], "less memory is better"
+    assert "(times full retention)" in time.note
 
 
 def test_cells_that_were_left_out_have_no_shade():
     replay = result(policies=("full", "h2o", "random"))
     some = [e for e in replay.episodes if (e.policy, e.budget) != ("random", "0.25")]
-    (kept, *_) = heat(aggregate(some))["metrics"]
-    h2o, random = kept["policies"]
-    assert None not in h2o["shade"]
-    assert (random["name"], random["shade"][0], random["text"][0]) == ("random", None, "")
+    (cells,) = heat(aggregate(some), KEPT).figure["data"]
+    assert None not in cells["z"][0]
+    assert (cells["y"][1], cells["z"][1][0], cells["text"][1][0]) == ("random", None, "")
 
 
 def test_errors_are_for_users(tmp_path):
@@ -304,5 +310,5 @@ def test_who_holds_more_than_the_budget_is_marked_on_the_page():
     assert "\u2020 does not keep to the budget" in page.text
     assert "raas: a caution." in page.text
     assert "full\u2020" not in page.text
-    (kept, *_) = heat(aggregate(broken))["metrics"]
-    assert [one["name"] for one in kept["policies"]] == ["random", "h2o\u2020"]
+    (cells,) = heat(aggregate(broken), KEPT).figure["data"]
+    assert cells["y"] == ["random", "h2o\u2020"]

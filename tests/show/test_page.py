@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from arborsim.products.replay.page import write_report
+from arborsim.products.replay.report import write_report
 from tests.show.synthetic import OTHERS, POLICIES, result
 from tests.show.test_html import EVIL, evil
 
@@ -71,8 +71,8 @@ def test_it_draws_and_fits(opened, report, tmp_path, width, height, scheme):
         svg = page.locator(f"#{name} .main-svg").first.bounding_box()
         assert svg["width"] <= box["width"] + 1
     assert page.locator("#pareto .scatterlayer .trace").count() > 5
-    assert page.locator("#pareto-efficient li").count() >= 1
-    assert page.locator("#heat tbody tr").count() == 7
+    assert page.locator("#pareto-texts li").count() >= 1
+    assert page.locator("#heat .yaxislayer-above text").count() == 7
     assert page.locator("#map .heatmaplayer image").count() == 1
     assert page.locator("#tree-box .node").count() > 20
     ink = page.evaluate("getComputedStyle(document.body).color")
@@ -109,12 +109,12 @@ def test_play_runs_to_the_end(opened, report):
 def test_pickers_choose_policy_search_and_trace(opened, report):
     page = opened(report)
     # The smallest, and among equals the fastest: no answers were counted.
-    assert page.eval_on_selector("#memory-cell", "s => s.value") == "random, budget 0.25"
-    for cell in ("#memory-cell", "#tree-cell"):
+    assert page.eval_on_selector("#memory-policy", "s => s.value") == "random, budget 0.25"
+    for cell in ("#memory-policy", "#tree-cell"):
         page.select_option(cell, "hierarchy, budget 0.25")
     layers = "#memory .scatterlayer .trace"
     assert page.locator(layers).count() == 5
-    page.select_option("#memory-cell", "full")
+    page.select_option("#memory-policy", "full")
     sync_api.expect(page.locator(layers)).to_have_count(1)
     before = widths(page)
     page.select_option("#tree-cell", "full")
@@ -127,29 +127,29 @@ def test_pickers_choose_policy_search_and_trace(opened, report):
     )
     assert len(set(tops)) == 1
     ticks = page.text_content("#time")
-    page.select_option("#trace", "linear.parquet")
+    page.select_option("#time-trace", "linear.parquet")
     sync_api.expect(page.locator("#time")).not_to_have_text(ticks)
 
 
-def test_buttons_switch_and_a_policy_can_be_highlighted(opened, report):
+def test_a_figure_is_chosen_and_a_policy_highlighted(opened, report):
     page = opened(report)
-    heat = page.inner_text("#heat tbody")
-    page.click("#heat-metric >> text=Peak HBM")
-    assert page.inner_text("#heat tbody") != heat
-    assert page.get_attribute("#heat-metric >> text=Peak HBM", "aria-pressed") == "true"
+    cells = page.text_content("#heat .heatmaplayer")
+    page.select_option("#heat-figure", "Peak HBM")
+    assert page.text_content("#heat .heatmaplayer") != cells
+    assert page.inner_text("#heat-note").startswith("Peak HBM (%) by budget; less is better")
     traces = page.locator("#pareto .scatterlayer .trace").count()
-    page.select_option("#pareto-policy", "random")
+    page.select_option("#pareto-highlight", "random")
     sync_api.expect(page.locator("#pareto .scatterlayer .trace")).to_have_count(traces + 1)
-    page.click("#pareto-metric >> text=Time")
-    assert page.eval_on_selector("#pareto-policy", "s => s.value") == "random"
-    assert "×" in page.inner_text("#pareto-efficient")
+    page.select_option("#pareto-figure", "Time")
+    assert page.eval_on_selector("#pareto-highlight", "s => s.value") == "random"
+    assert "×" in page.inner_text("#pareto-texts")
 
 
 def test_many_policies_are_shown_budget_by_budget(opened, tmp_path):
     replay = result(policies=(*POLICIES, *OTHERS), budgets=("0.1", "0.25", "0.5"), episodes=1)
     write_report(replay, tmp_path / "many.html")
     page = opened(tmp_path / "many.html", 390, 844)
-    assert page.locator("#heat tbody tr").count() == len(POLICIES) + len(OTHERS) - 1
+    assert page.locator("#heat .yaxislayer-above text").count() == len(POLICIES) + len(OTHERS) - 1
     page.select_option("#time-budget", "0.5")
     sync_api.expect(page.locator("#time .yaxislayer-above text").nth(1)).to_contain_text("0.5")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -164,8 +164,8 @@ def test_a_figure_without_data_goes_and_comes_back(opened, tmp_path):
     write_report(replace(replay, episodes=episodes), tmp_path / "partly.html")
     page = opened(tmp_path / "partly.html")
     for trace, drawn in (("b.parquet", False), ("a.parquet", True), ("b.parquet", False)):
-        page.select_option("#trace", trace)
-        metrics = page.locator("#pareto-metric button").all_inner_texts()
+        page.select_option("#pareto-trace", trace)
+        metrics = page.locator("#pareto-figure option").all_inner_texts()
         assert metrics == (["Attention kept", "Time"] if drawn else ["Time"])
         sync_api.expect(page.locator("#pareto .xaxislayer-above")).to_have_count(1)
 

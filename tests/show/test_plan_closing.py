@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from arborsim.products.plan.closing import counted, finding, fitting
-from arborsim.products.plan.printed import print_plan
+from arborsim.products.plan.printed import counted, finding, fitting, print_plan
 from arborsim.products.plan.recommend import Demanded, recommend
 from arborsim.products.plan.results import Fleet, PlanResult
 from arborsim.products.plan.statistics import Estimate, cost_per_solved

@@ -16,7 +16,7 @@ import arborsim
 from arborsim.core.errors import UsageError
 from arborsim.play.results import Answered, aggregate
 from arborsim.products.plot import plots
-from arborsim.products.sweep import tables as sweep
+from arborsim.products.sweep import report as sweep
 from arborsim.report import images
 from arborsim.trace.reader import TraceReader
 from tests.show.plan_synthetic import plan as plan_of

@@ -10,10 +10,14 @@ import pytest
 
 from arborsim.products.validate.aiconfigurator import Prediction
 from arborsim.products.validate.published import PlayedRun, Simulated, compare
-from arborsim.products.validate.published_page import render, write_page
-from arborsim.products.validate.published_tables import Published
+from arborsim.products.validate.published_report import Published, report_of, write_page
+from arborsim.report.report import html
 from tests.show.test_html import EVIL
 from tests.validate.test_published import RUN
+
+
+def render(*given: Any) -> str:
+    return html(report_of(*given))
 
 
 def result(name: str = "llama-3.1-8b") -> Published:

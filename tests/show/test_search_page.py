@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.products.search.page import SearchReport, write_search_page
+from arborsim.products.search.report import SearchReport, write_search_page
 from arborsim.products.search.trees import MOST_NODES
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
@@ -284,17 +284,17 @@ class TestInBrowser:
         page = opened()
         axis = page.locator("#size .xtitle")
         sync_api.expect(axis).to_have_text("KV size (REBASE at width 8 is 1)")
-        page.click("#size-kind >> text=Time")
+        page.select_option("#size-against", "Time")
         sync_api.expect(axis).to_contain_text("simulated time per search")
         ticks = page.text_content("#size .xaxislayer-above")
-        page.select_option("#size-cell", "streaming-llm at 0.6")
-        page.click("#size-kind >> text=Peak HBM")
+        page.select_option("#size-policy", "streaming-llm at 0.6")
+        page.select_option("#size-against", "Peak HBM")
         assert page.text_content("#size .xaxislayer-above") != ticks
-        page.select_option("#size-line", "beam-sqrt")
+        page.select_option("#size-highlight", "beam-sqrt")
         faint = "all => all.filter(e => getComputedStyle(e).opacity < 1).length"
-        sync_api.expect(page.locator("#size .scatterlayer .trace")).to_have_count(4)
-        assert page.eval_on_selector_all("#size .scatterlayer .trace", faint) == 2
-        page.select_option("#size-line", "none")
+        sync_api.expect(page.locator("#size .scatterlayer .trace")).to_have_count(6)
+        assert page.eval_on_selector_all("#size .scatterlayer .trace", faint) == 4
+        page.select_option("#size-highlight", "none")
         assert page.eval_on_selector_all("#size .scatterlayer .trace", faint) == 0
 
     def test_the_table_sorts_within_a_policy(self, opened: Opener) -> None:
@@ -324,7 +324,7 @@ class TestInBrowser:
         write_search_page(report, tmp_path / "bare.html")
         page = opened(path=tmp_path / "bare.html")
         for hidden in ("size-section", "width-section", "tree-section"):
-            assert not page.locator(f"#{hidden}").is_visible()
+            assert page.locator(f"#{hidden}").count() == 0
         assert "it is not known which searches were right" in page.inner_text(".lead")
         assert "n/a" in page.inner_text("#comparison")
         assert page.locator("#comparison tbody tr").count() == 1

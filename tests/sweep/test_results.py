@@ -25,7 +25,7 @@ from arborsim.products.schemas import schema_of
 from arborsim.products.sweep.arms import shown
 from arborsim.products.sweep.cells import _BLANK, _DIGEST, Folder, sealed
 from arborsim.products.sweep.compare import compared, group_frame, grouping, groups, kept
-from arborsim.products.sweep.tables import notes, overall, places
+from arborsim.products.sweep.report import notes, overall, places
 from tests.sweep.grids import small
 
 
@@ -110,8 +110,8 @@ def test_numbers_of_markers_that_are_near_stand_in_one(cells: Path) -> None:
         for row, kept, size in zip(rows, kept_by, sizes, strict=True)
     ]  # fmt: skip
     drawn = replay_figures.pareto(full, replay_figures.KEPT)
-    assert drawn["figure"]["data"][-1]["text"] == ["1", "", "", "2–4", "5", "6"]
-    assert len(drawn["efficient"]) == 6
+    assert drawn.figure["data"][-1]["text"] == ["1", "", "", "2–4", "5", "6"]
+    assert len(drawn.texts) == 6
 
 
 def test_no_cell_is_written_over(
@@ -300,13 +300,6 @@ def test_values_that_no_cell_has_are_refused(
     assert str(caught.value).startswith(f"{file}: {said}")
 
 
-def test_cells_of_versions_that_lack_a_parameter_are_read(cells: Path, tmp_path: Path) -> None:
-    damaged(cells, tmp_path, first=None)
-    assert len(arborsim.results(tmp_path / "copy").to_pandas()) == len(
-        arborsim.results(cells).to_pandas()
-    )
-
-
 def test_every_bit_of_a_cell_counts(cells: Path, tmp_path: Path) -> None:
     """Those of the footer, too, which Parquet has no checksum for."""
     file = copied(cells, tmp_path)
@@ -329,9 +322,9 @@ def test_every_bit_of_a_cell_counts(cells: Path, tmp_path: Path) -> None:
     [
         (lambda table: pa.concat_tables([table, table]), "a cell has one row, not 2"),
         (lambda table: table.slice(0, 0), "a cell has one row, not 0"),
-        (lambda table: table.drop(["policy"]), "the file is damaged (no policy)"),
-        (lambda table: table.append_column("polcy", table["policy"]), "has a column 'polcy' of"),
-        (lambda table: table.set_column(15, "first", pa.array([0.5])), "'first' of type double"),
+        (lambda table: table.drop(["policy"]), "has these columns"),
+        (lambda table: table.append_column("polcy", table["policy"]), "has these columns"),
+        (lambda table: table.set_column(15, "first", pa.array([0.5])), "has these columns"),
     ],
 )
 def test_a_cell_has_one_row_of_its_columns(
@@ -355,17 +348,3 @@ def test_a_small_cell_that_expands_is_refused(
     assert file.stat().st_size < 40_000
     with pytest.raises(ArborsimError, match=r"stand for .* GB or more \(column more\)"):
         arborsim.results(tmp_path / "copy")
-
-
-def test_cells_without_a_digest_are_read(cells: Path, tmp_path: Path) -> None:
-    """Those of earlier versions of arborsim, whose names have no dash."""
-    file = copied(cells, tmp_path)
-    table = pq.read_table(file)
-    old = file.with_name(f"{'0' * 32}.parquet")
-    place = table.column_names.index("address")
-    pq.write_table(table.set_column(place, "address", pa.array(["0" * 32])), old)
-    with pytest.raises(ArborsimError, match="have the same parameters, but other inputs"):
-        arborsim.results(tmp_path / "copy")
-    file.unlink()
-    found = [arborsim.results(each).to_pandas() for each in (cells, tmp_path / "copy")]
-    pd.testing.assert_frame_equal(*[each.drop(columns="address") for each in found])

@@ -27,7 +27,7 @@ from arborsim.core.records import parse_toml
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.products.schemas import schema_of
 from arborsim.products.sweep import ask as api
-from arborsim.products.sweep.ask import Sweeping
+from arborsim.products.sweep.ask import Sweeping, SweepOptions
 from arborsim.products.sweep.cells import Folder, Made, made
 from arborsim.products.sweep.grid import example_grid, grid_of
 from arborsim.products.sweep.jobs import Job, jobs_of
@@ -126,7 +126,7 @@ def test_a_folder_shows_what_was_swept_last(
     swept = {}
     for number, name in enumerate("ABAB"):
         trace.write_bytes(contents[name])
-        sweeping = Sweeping(grid, out)
+        sweeping = Sweeping(SweepOptions(grid, out))
         assert sweeping.run().made == (3 if number < 2 else 0)
         found = sweeping.results()
         assert swept.setdefault(name, names_of(found)) == names_of(found)
@@ -157,7 +157,7 @@ def test_a_sweep_killed_while_it_arranges_a_folder_goes_on(tmp_path: Path) -> No
     jobs = [jobs_in(tmp_path)[:6]]
     (tmp_path / "a.parquet").unlink()
     make_trace(tmp_path / "a.parquet", seed=9, episodes=1)
-    jobs.append(Sweeping(tmp_path / "grid.toml", tmp_path / "out").jobs[:6])
+    jobs.append(Sweeping(SweepOptions(tmp_path / "grid.toml", tmp_path / "out")).jobs[:6])
     folder = Folder(tmp_path / "out")
     for version in jobs:
         fill(folder, version, lambda job: made(job, "left out", reason="a test"), local(0))
@@ -180,25 +180,6 @@ def test_a_sweep_killed_while_it_arranges_a_folder_goes_on(tmp_path: Path) -> No
     assert {path.stem for path in folder.files()} == {job.address for job in jobs[0]}
 
 
-def test_cells_of_earlier_versions_are_put_aside(tmp_path: Path) -> None:
-    """Their names do not tell their settings; what is damaged stays where it is."""
-    jobs = jobs_in(tmp_path)[:2]
-    folder = Folder(tmp_path / "out")
-    for job, name in zip(jobs, ("0" * 32, "1" * 32), strict=True):
-        old = made(replace_address(job, name), "left out", reason="a test")
-        folder._made(name).write_bytes(old.content)
-    folder._made("2" * 32).write_bytes(b"PAR1, damaged")
-    folder.arrange(jobs[:1])
-    assert {path.stem for path in folder.files()} == {"1" * 32, "2" * 32}
-    assert folder.file("0" * 32, "earlier").exists()
-
-
-def replace_address(job: Job, address: str) -> Job:
-    changed = Job(job.head, job.given, job.inputs)
-    vars(changed)["address"] = address
-    return changed
-
-
 def test_what_a_cell_depends_on_is_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +187,8 @@ def test_what_a_cell_depends_on_is_its_address(
 
     def addresses(folder: Path, text: str = ONE) -> set[str]:
         (folder / "grid.toml").write_text(text)
-        return {job.address for job in Sweeping(folder / "grid.toml", folder / "out").jobs}
+        options = SweepOptions(folder / "grid.toml", folder / "out")
+        return {job.address for job in Sweeping(options).jobs}
 
     gpu = 'base = "h100"\nname = "mine"\n'
     text = ONE + 'gpus = ["my.toml"]\n'
@@ -321,9 +303,8 @@ BAD = {
     ONE.replace(H2O, '{ use = "h2o", set = { sinks = [] } }'): "set.sinks is empty",
     ONE + "[[cells]]\npolicy = 3": "unknown key of [[cells]] 1 'policy': did you mean policies",
     ONE + "[cells]": "cells must be blocks: [[cells]]",
-    ONE.replace(H2O, '"h2o"'): "policy h2o reads queries, which a.parquet does not hold: record it "
-    'with --capture qkv --qkv-layers all, or set = { per = "shared" }: one ranking for all heads, '
-    "not its authors' form",
+    ONE.replace(H2O, '"h2o"'): "record it with --capture qkv --qkv-layers all, or set = { per = "
+    '"shared" }: one ranking for all heads, not its authors\' form',
     "[[live]]\n": "[[live]] 1: policies names nothing",
     '[[live]]\npolicies = "h2o"\ntsk = "chain"': "unknown key 'tsk': did you mean task",
     '[[live]]\npolicies = "h2o"\nout = "x"': "unknown key 'out'",
@@ -433,7 +414,7 @@ def test_live_cells_are_those_of_a_live_run(tmp_path: Path) -> None:
 
 
 def jobs_in(tmp_path: Path) -> list[Job]:
-    return Sweeping(small(tmp_path), tmp_path / "out").jobs
+    return Sweeping(SweepOptions(small(tmp_path), tmp_path / "out")).jobs
 
 
 def test_two_sweeps_share_a_folder(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
+from click.testing import CliRunner
 from scipy.stats import binomtest
-from typer.testing import CliRunner
 
+from arborsim.cli.commands import Command
 from arborsim.core.documents import to_json
 from arborsim.core.events import Transition
 from arborsim.core.observations import Signal
@@ -197,10 +197,10 @@ def test_policies_and_what_they_miss(tmp_path, monkeypatch):
 
 
 def run(path: Path, *options: str, columns: int = 80, charset: str = "utf-8") -> str:
-    app = typer.Typer()
-    app.command()(inspect)
     environment = {"COLUMNS": str(columns), "TERM": "dumb"}
-    result = CliRunner(charset=charset).invoke(app, [str(path), *options], env=environment)
+    result = CliRunner(charset=charset).invoke(
+        Command("inspect", inspect), [str(path), *options], env=environment
+    )
     assert result.exit_code == 0, result.output
     return result.output
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import arborsim
-from arborsim.products.generate.lengths import Fixed, TreeSpec, write_generated
+from arborsim.products.generate.lengths import TreeSpec, fixed, write_generated
 from arborsim.products.generate.synthetic import BankSpec, Dense, write_synthetic
 from arborsim.trace.reader import TraceReader, open_trace
 from tests.helpers.traces import make_info, make_trace
@@ -43,7 +43,7 @@ def test_replay(tmp_path: Path, opened: list[str]) -> None:
 
 
 def test_replay_at_equal_memory(tmp_path: Path, opened: list[str]) -> None:
-    spec = TreeSpec(Fixed(40), Fixed(30))
+    spec = TreeSpec(fixed(40), fixed(30))
     trace = tmp_path / "t.parquet"
     write_generated(spec, MANY, 0, make_info().geometry, trace)
     opened.clear()
@@ -55,8 +55,8 @@ def test_search(tmp_path: Path, opened: list[str]) -> None:
     counts = []
     for problems in (FEW, MANY):
         bank = tmp_path / f"{problems}.parquet"
-        spec = BankSpec(Fixed(20), Fixed(8), Fixed(2))
-        dense = Dense(Fixed(4), Fixed(2))
+        spec = BankSpec(fixed(20), fixed(8), fixed(2))
+        dense = Dense(fixed(4), fixed(2))
         write_synthetic(spec, dense, problems, 0, make_info().geometry, bank)
         opened.clear()
         found = arborsim.search(bank, algorithms="beam-4", widths=4, policies="full")
@@ -69,7 +69,7 @@ def test_plan(tmp_path: Path, opened: list[str]) -> None:
     counts = []
     for searches in (FEW, MANY):
         trace = tmp_path / f"{searches}.parquet"
-        write_generated(TreeSpec(Fixed(40), Fixed(30)), searches, 0, make_info().geometry, trace)
+        write_generated(TreeSpec(fixed(40), fixed(30)), searches, 0, make_info().geometry, trace)
         workload = tmp_path / f"{searches}.toml"
         workload.write_text(
             SMALL[: SMALL.index("[[mix]]")].replace("= 40", f"= {8 * searches}")

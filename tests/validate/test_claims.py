@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.cli.app import main
 from arborsim.core.documents import to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import clopper_pearson
-from arborsim.products.validate.claim_numbers import Measured, Number, Sources, evaluate
-from arborsim.products.validate.claims import COLUMNS, Verdict, read_papers, to_frame
+from benchmarks.register.__main__ import main
+from benchmarks.register.claims import COLUMNS, Verdict, read_papers, to_frame
+from benchmarks.register.numbers import Measured, Number, Sources, evaluate
 
 N = 40
 
@@ -257,10 +257,10 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     changes, said = BAD[name]
     folder = write(root, changed(CLAIM, **changes))
-    assert main(["validate", "claims", str(folder), "--root", str(root)]) == 2
+    assert main([str(folder), "--root", str(root)]) == 2
     error = capsys.readouterr().err
     assert said in error
-    assert error.startswith(f"arborsim: {folder / 'paper.toml'}: ")
+    assert error.startswith(f"register: {folder / 'paper.toml'}: ")
     assert error.count("\n") == 1
     assert "Traceback" not in error
 

@@ -20,9 +20,9 @@ from arborsim.machine.machine import Machine
 from arborsim.play.controller import Controller
 from arborsim.play.episode import Cell, play_episode
 from arborsim.policies.registry import build
-from arborsim.products.validate.claims import read_papers
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
+from benchmarks.register.claims import read_papers
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from arborsim.core.observations import Signal  # noqa: E402
-from arborsim.products.validate.claims import read_papers  # noqa: E402
 from arborsim.trace.reader import TraceReader  # noqa: E402
 from benchmarks.claims import Store  # noqa: E402
 from benchmarks.claims.epikv import (  # noqa: E402
@@ -26,6 +25,7 @@ from benchmarks.claims.epikv import (  # noqa: E402
     smoothed,
     state_rows,
 )
+from benchmarks.register.claims import read_papers  # noqa: E402
 
 
 def test_signals_are_those_of_the_shipped_recording() -> None:

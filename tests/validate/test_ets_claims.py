@@ -17,14 +17,14 @@ from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.play.controller import Controller
 from arborsim.play.episode import Cell, play_episode
-from arborsim.products.generate.lengths import Fixed
+from arborsim.products.generate.lengths import fixed
 from arborsim.products.generate.synthetic import write_synthetic
-from arborsim.products.validate.claims import Paper, read_papers
 from arborsim.searches.arms import Recipe, arms_of
 from arborsim.searches.bank import open_bank, read_bank
 from arborsim.searches.visited import visited
 from arborsim.searches.walk import walk
 from benchmarks.claims.ets import SPEC, Freed, searched
+from benchmarks.register.claims import Paper, read_papers
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "reports" / "claims"
@@ -45,7 +45,7 @@ def paper() -> Paper:
 def test_cells_come_out_as_they_are_stored(
     stored: pd.DataFrame, depth: int, width: int, problems: int
 ) -> None:
-    again = pd.DataFrame(searched(replace(SPEC, depth=Fixed(depth)), width, range(problems)))
+    again = pd.DataFrame(searched(replace(SPEC, depth=fixed(depth)), width, range(problems)))
     cell = stored[(stored["experiment"] == "depth") & (stored["depth"] == depth)]
     cell = cell[(cell["width"] == width) & (cell["episode"] < problems)]
     for key in ("episode", "algorithm", "lambda_b", *FIGURES):
@@ -76,7 +76,7 @@ def test_a_difference_of_answers_is_worked_out_from_the_raw_rows(paper: Paper) -
 def test_freed_keeps_what_the_search_has_not_given_up(tmp_path: Path) -> None:
     arms = [arm for name in ("rebase", "ets") for arm in arms_of(name, [8], {})]
     path, geometry = tmp_path / "bank.parquet", load_geometry("llama-3.2-1b")
-    spec = replace(SPEC, depth=Fixed(4), prompt_tokens=Fixed(6), thought_tokens=Fixed(5))
+    spec = replace(SPEC, depth=fixed(4), prompt_tokens=fixed(6), thought_tokens=fixed(5))
     write_synthetic(spec, Recipe(arms=tuple(arms), dedupe=False), 1, 0, geometry, path)
     bank = read_bank(open_bank(path), 0, embeddings=True)
     machine = Machine(load_profile("h100"), geometry)

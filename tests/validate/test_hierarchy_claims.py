@@ -17,11 +17,11 @@ from arborsim.core.tiers import Budget
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.play.episode import Cell
 from arborsim.policies.registry import build
-from arborsim.products.validate.claims import read_papers
 from arborsim_torch import reference
 from benchmarks.claims import Store
 from benchmarks.claims.hierarchy import counted, counting, sizes, transfers
 from benchmarks.claims.masked import Batch, Rule, observe, search
+from benchmarks.register.claims import read_papers
 
 LINES = 10
 CLAIMS = Path(__file__).parents[2] / "reports" / "claims"

@@ -19,12 +19,13 @@ from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, iterations
 from arborsim.policies.registry import build
-from arborsim.products.generate.lengths import Fixed, TreeSpec, write_generated
-from arborsim.products.validate import published
+from arborsim.products.generate.lengths import TreeSpec, fixed, write_generated
+from arborsim.products.validate import published, published_errors
 from arborsim.products.validate.aiconfigurator import Prediction, installed
-from arborsim.products.validate.published import PlayedRun, compare, error_lines
+from arborsim.products.validate.published import PlayedRun, compare
+from arborsim.products.validate.published_errors import error_lines
 from arborsim.products.validate.published_log import Kept, PublishedLog
-from arborsim.products.validate.published_tables import Published, print_published, to_frame
+from arborsim.products.validate.published_report import Published, print_published, to_frame
 from arborsim.products.validate.serving import ServingRun, read_runs
 from tests.helpers.demands import record_demands
 
@@ -148,7 +149,7 @@ def test_validate_without_a_subcommand_is_what_it_was(capsys: pytest.CaptureFixt
 def test_a_request_is_what_a_replay_would_record(model: str, prompt: int, tmp_path: Path) -> None:
     geometry, output = load_geometry(model), 60
     trace = tmp_path / "linear.parquet"
-    write_generated(TreeSpec(Fixed(prompt), Fixed(output)), 1, 0, geometry, trace)
+    write_generated(TreeSpec(fixed(prompt), fixed(output)), 1, 0, geometry, trace)
     machine = Machine(load_profile("h100"), geometry)
     (recorded,) = record_demands(trace, build("full"), Budget("-", share=1.0), machine)
     made = published.request(geometry, prompt, output)
@@ -374,18 +375,18 @@ def played(tpot_ms: float, **changed: object) -> PlayedRun:
 
 def test_targets_are_met_or_missed_on_judged_runs() -> None:
     runs = [played(8.4), played(8.8), played(80.0, id="00000002"), played(8.2, tensor_parallel=2)]
-    found = {target.name: target for target in published.targets(runs)}
+    found = {target.name: target for target in published_errors.targets(runs)}
     one = found["time per output token on one GPU, median"]
     assert one.n == 2
     assert one.reached == pytest.approx(0.075)
     assert not one.met
     assert found["time per output token on several GPUs, median"].met
-    assert [each.run.tensor_parallel for each in published.worst(runs)] == [1, 1, 2]
+    assert [each.run.tensor_parallel for each in published_errors.worst(runs)] == [1, 1, 2]
 
 
 def test_without_judged_runs_nothing_is_claimed(capsys: pytest.CaptureFixture[str]) -> None:
     runs = (played(8.4, id="00000002"), compare(replace(RUN, gpu="tpu")))
-    assert published.targets(runs) == []
+    assert published_errors.targets(runs) == []
     print_published(Published(runs, {}))
     said = capsys.readouterr().out
     assert "No judged run could be played." in said
@@ -429,7 +430,8 @@ def test_the_summary_is_read_as_it_was_written(sample: Path, tmp_path: Path) -> 
     from arborsim.core.records import read_toml
 
     found = read_toml(FidelityFile, path)
-    assert found.group == published.by_kind([published.compare(run) for run in read_runs(sample)])
+    found_by = [published.compare(run) for run in read_runs(sample)]
+    assert found.group == published_errors.by_kind(found_by)
     assert found.to_text() == path.read_text()
 
 

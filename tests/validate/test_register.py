@@ -15,8 +15,8 @@ from pandas.testing import assert_frame_equal
 from scipy.stats import beta
 
 from arborsim.core.tables import read_table
-from arborsim.products.validate.claims import Paper, read_papers, to_frame
-from arborsim.products.validate.claims_tables import readme, with_summary
+from benchmarks.register.claims import Paper, read_papers, to_frame
+from benchmarks.register.tables import readme, with_summary
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "reports" / "claims"

@@ -69,7 +69,7 @@ class Oracle(StreamPolicy):
     """Evict by the schedule that loses the least attention of all schedules without return.
 
     The schedule is an assignment of tokens to forced evictions, solved exactly from the recorded
-    attention (`arborsim.signals.offline`).  Belady's rule, one eviction at a time, is not optimal
+    attention (`arborsim.signals.offline`); Belady's rule, one eviction at a time, is not optimal
     here because attention is spread over time.  By default nothing is protected and the whole tree
     is one pool, which constrains it least; protect what another policy protects to compare the two.
 

@@ -19,7 +19,7 @@ class FreeKV(PageReader):
 
     DDR keeps its copy of what is fetched, so that giving a page up costs nothing, and a page that
     is chosen again crosses PCIe no second time.  With ``--recall stream`` pages are fetched a layer
-    ahead of their use, as published.  With ``stage`` decoding waits for them.
+    ahead of their use, as published; with ``stage`` decoding waits for them.
     """
 
     sinks: int = setting(

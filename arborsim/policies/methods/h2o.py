@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect, ProtectSome
@@ -36,15 +35,15 @@ class H2O(StreamPolicy):
         "first generated token, as in the code of EpiKV and of the memory-hierarchy paper",
     )
 
-    name: ClassVar[str] = "h2o"
-    paper: ClassVar[str] = "Zhang et al. 2023, arXiv:2306.14048"
-    official: ClassVar[str] = (
+    name = "h2o"
+    paper = "Zhang et al. 2023, arXiv:2306.14048"
+    official = (
         "Zefan-Cai/KVCache-Factory@c97f9d7: update_kv of H2OKVCluster read, not run: it adds up "
         "the attention of all queries of the prompt, cuts the prompt alone, and its window is fixed"
     )
-    summary: ClassVar[str] = "keep the most attended tokens and a recent window"
-    formula: ClassVar[str] = "s(i) = sum over queries t of a_t(i)"
-    deviations: ClassVar[tuple[str, ...]] = (
+    summary = "keep the most attended tokens and a recent window"
+    formula = "s(i) = sum over queries t of a_t(i)"
+    deviations = (
         "grouped-query attention: a group's probabilities are averaged over its query heads "
         "(the paper's models have none)",
     )

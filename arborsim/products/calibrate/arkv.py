@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 
 POLICY = "arkv"
 #: Searched range of each setting, on a logarithmic scale; all hold the published value.
-RANGES: dict[str, tuple[float, float]] = {
-    "tau1": (0.5, 20.0),
-    "tau2": (0.5, 20.0),
-    "tau3": (0.5, 20.0),
-    "gamma": (0.1, 1000.0),
-}
+RANGES = dict.fromkeys(("tau1", "tau2", "tau3"), (0.5, 20.0)) | {"gamma": (0.1, 1000.0)}
 
 Values = Mapping[str, float]
 #: The error of a setting on some episodes, one number per episode.
@@ -63,8 +58,8 @@ class Tuning:
 
 def published() -> dict[str, float]:
     """The defaults of the policy, which are the paper's."""
-    return {field.name: default_of(field) for field, _ in settings_of(find(POLICY))
-            if field.name in RANGES}  # fmt: skip
+    fields = {field.name: field for field, _ in settings_of(find(POLICY))}
+    return {name: default_of(fields[name]) for name in RANGES}
 
 
 def tune(

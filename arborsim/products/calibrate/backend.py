@@ -1,4 +1,4 @@
-"""What a calibration asks of a live model or a machine, without importing any framework.
+"""Requests of a calibration to a live model or a machine, without importing any framework.
 
 A backend that can say what answers depend on is a `CalibratingBackend`; one that can measure the
 machine it runs on is a `MeasuringBackend`.
@@ -126,7 +126,7 @@ def get_calibrating_backend() -> CalibratingBackend:
 
 @dataclass(frozen=True)
 class HardwareRequest:
-    """What to measure."""
+    """Hardware to measure, and with which model."""
 
     #: A reference model, a folder, or ``config:`` and a geometry's name (random weights)
     model: str = "chain"

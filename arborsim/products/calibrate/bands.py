@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -107,10 +107,8 @@ def find_bands(traces: Sequence[OccludedTrace], seed: int) -> Bands:
         np.stack([rolling_mean_std(_NOTHING, g, ROLLING)[0] for g in change.astype(np.float64).T])
         for change in (trace.hidden_change for trace in traces)
     ]
-    rho = np.array([
-        [spearman(change, own) for change in layers]
-        for layers, own in zip(smooth, labels, strict=True)
-    ])  # fmt: skip
+    pairs = zip(smooth, labels, strict=True)
+    rho = np.array([[spearman(change, own) for change in layers] for layers, own in pairs])
     mean = np.nanmean(rho, axis=0)
     informative = rho[~np.isnan(rho).all(axis=1)]
     low, high = bootstrap(lambda chosen: informative[chosen].mean(axis=0), len(informative), seed)
@@ -181,6 +179,9 @@ def bands_calibration(
     """EpiKV's layers and bands as shares of the depth."""
     depth = len(bands.mean)
     single = {"layer_a": bands.a / depth, "layer_b": bands.b / depth}
+    ends = ("a_first", "a_last", "b_first", "b_last")
+    layers = (*bands.band_a, *bands.band_b)
+    edges = {name: layer / depth for name, layer in zip(ends, layers, strict=True)}
     verdict = (
         "as in the paper, A is positive and B negative"
         if bands.opposed
@@ -194,16 +195,7 @@ def bands_calibration(
         tokens=bands.tokens,
         seed=seed,
         command=command,
-        policies={
-            "epikv": single,
-            "hs-variance": single,
-            "band-adaptive": {
-                "a_first": bands.band_a[0] / depth,
-                "a_last": bands.band_a[1] / depth,
-                "b_first": bands.band_b[0] / depth,
-                "b_last": bands.band_b[1] / depth,
-            },
-        },
+        policies={"epikv": single, "hs-variance": single, "band-adaptive": edges},
         finding=(
             f"A: layer {bands.a} of {depth} (rho {bands.shown(bands.a)}), "
             f"B: layer {bands.b} (rho {bands.shown(bands.b)}); {verdict}"
@@ -242,17 +234,16 @@ def bands_figure(bands: Bands, title: str) -> Figure:
     colours = [MUTED] * len(layers)
     for (first, last), colour in ((bands.band_a, MAIN), (bands.band_b, SECOND)):
         colours[first : last + 1] = [colour] * (last + 1 - first)
-    means = plot.Bar(
-        x=layers, y=bands.mean, error_y=interval(bands.low, bands.mean, bands.high),
-        marker_color=colours, name="mean over traces, 95% interval",
-    )  # fmt: skip
-    single = plot.Scatter(
-        x=np.repeat(layers, len(bands.per_trace)), y=bands.per_trace.T.ravel(), mode="markers",
-        marker={"color": "rgba(120, 120, 120, 0.35)", "size": 6}, name="single traces",
-    )  # fmt: skip
-    pooled = plot.Scatter(
-        x=layers, y=bands.pooled, mode="markers", name="all tokens pooled",
-        marker={"color": "#111", "symbol": "line-ew-open", "size": 14},
-    )  # fmt: skip
+
+    def points(x: np.ndarray, y: np.ndarray, name: str, **marker: Any) -> plot.Scatter:
+        return plot.Scatter(x=x, y=y, name=name, mode="markers", marker=marker)
+
+    ends = interval(bands.low, bands.mean, bands.high)
+    means = plot.Bar(x=layers, y=bands.mean, error_y=ends, marker_color=colours)
+    means.name = "mean over traces, 95% interval"
+    every = np.repeat(layers, len(bands.per_trace)), bands.per_trace.T.ravel()
+    single = points(*every, "single traces", color="rgba(120, 120, 120, 0.35)", size=6)
+    look = {"color": "#111", "symbol": "line-ew-open", "size": 14}
+    pooled = points(layers, bands.pooled, "all tokens pooled", **look)
     x = {"title": "layer (A and B coloured)", "dtick": 1}
     return figure(title, [means, single, pooled], x, "Spearman rho with importance")

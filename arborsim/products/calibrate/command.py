@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.outputs import check_writable
 from arborsim.products.choices import names
-from arborsim.products.command import group, option, subcommand
+from arborsim.products.declare import Count, Option, Options, Positive, Seed, Written
 from arborsim.products.interrupt import interruptible
-from arborsim.products.options import command_line, expert_option, traces_argument
+from arborsim.products.options import Expert, TraceFiles, command_line
 from arborsim.report.progress import Stages
 
 if TYPE_CHECKING:
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
     from arborsim.products.calibrate.documents import Calibration
     from arborsim.products.calibrate.hardware import PassAgreement
 
-calibrate = group("Find hyper-parameters of policies, or what a machine can do, by measuring.")
-Regenerate = StrEnum("Regenerate", ["answer", "rest"])
 #: What the table of a machine shows: a number's name, how it is scaled, and its unit.
 _SHOWN = (
     ("flops_per_s", 1e-12, "TFLOP/s"), ("mfu", 100, "%"), ("hbm_bytes_per_s", 1e-9, "GB/s"),
@@ -39,18 +34,26 @@ _SHOWN = (
 )  # fmt: skip
 
 
-def seed_option() -> Any:
-    return option(0, "Of what is drawn.", min=0)
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options):
+    """The model that is measured.
 
+    Parameters
+    ----------
+    model
+        chain, or a folder with weights of that task.
+    task
+        chain, for a folder with own weights.
+    device
+        cpu or cuda.
+    batch
+        Sequences at a time.
+    """
 
-@dataclass(frozen=True)
-class ModelOptions:
-    """The model that is measured."""
-
-    model: str = option("chain", "chain, or a folder with weights of that task.")
-    task: str = option("", "chain, for a folder with own weights.")
-    device: str = option("cpu", "cpu or cuda.")
-    batch: int = option(32, "Sequences at a time.", min=1)
+    model: str = "chain"
+    task: str = ""
+    device: str = "cpu"
+    batch: Positive = 32
 
     def choice(self, **options: int) -> ModelChoice:
         """The model, with those of its task's options that were given."""
@@ -60,12 +63,20 @@ class ModelOptions:
         return ModelChoice(self.model, self.task, given, self.device, batch=self.batch)
 
 
-@dataclass(frozen=True)
-class CalibrationOutput:
-    """The calibration and its plot."""
+@dataclass(frozen=True, kw_only=True)
+class CalibrationOutput(Options):
+    """The calibration and its plot.
 
-    out: Path = option(..., "The calibration to write (TOML).", writes=True)
-    plot: Path | None = option(None, "The plot to write.", shown="OUT with .html", writes=True)
+    Parameters
+    ----------
+    out
+        The calibration to write (TOML).
+    plot
+        The plot to write.
+    """
+
+    out: Written
+    plot: Annotated[Written | None, Option(shown="OUT with .html")] = None
 
     @property
     def page(self) -> Path:
@@ -87,23 +98,37 @@ class CalibrationOutput:
         write_text(self.out, made.to_toml())
         write_figure(figure, self.page)
         for line in (*notes, made.finding, f"wrote {self.out} and {self.page}"):
-            typer.echo(line)
+            print(line)
 
 
-@subcommand(calibrate, "Measure this machine: a profile for `replay --gpu FILE`.")
 def hardware(
-    out: Path = option(Path("machine.toml"), "The profile to write (TOML).", writes=True),
-    model: str = option("chain", "chain, a folder, or config:NAME (random weights)."),
-    device: str = option("cpu", "cpu, cuda or cuda:1."),
-    quick: bool = option(False, "Fewer sizes and repetitions.", "--quick"),
-    policy: str = option(
-        "", "Policies to time, by comma.", complete="policy", shown="as many as 150 seconds allow"
-    ),
-    overwrite: bool = option(False, "Replace the file.", "--overwrite"),
+    *,
+    out: Written = Path("machine.toml"),
+    model: str = "chain",
+    device: str = "cpu",
+    quick: bool = False,
+    policy: Annotated[str, Option(complete="policy", shown="as many as 150 seconds allow")] = "",
+    overwrite: bool = False,
 ) -> None:
-    """A profile of this machine for `replay --gpu FILE`: copies, kernels, overheads, decisions.
+    """Measure this machine: a profile for `replay --gpu FILE`.
 
-    Overheads are fitted to forward passes of the model; the error on others is reported.
+    It has copies, kernels, overheads and decisions. Overheads are fitted to forward passes of the
+    model; the error on others is reported.
+
+    Parameters
+    ----------
+    out
+        The profile to write (TOML).
+    model
+        chain, a folder, or config:NAME (random weights).
+    device
+        cpu, cuda or cuda:1.
+    quick
+        Fewer sizes and repetitions.
+    policy
+        Policies to time, by comma.
+    overwrite
+        Replace the file.
     """
     from datetime import UTC, datetime
 
@@ -132,28 +157,45 @@ def hardware(
     rows = [(name, f"{getattr(profile, name) * scale:.3g}", unit) for name, scale, unit in _SHOWN]
     _table(("number", "value", "unit"), rows)
     for line in (*measured.notes, *_show_agreements(agreements), f"wrote {out}"):
-        typer.echo(line)
+        print(line)
 
 
-@subcommand(calibrate, "EpiKV's layers and bands of hidden-state change.")
 def bands(
     output: CalibrationOutput,
-    model: ModelOptions = ModelOptions(),
-    traces: int = option(24, "Correct greedy reasonings to use.", min=2),
-    lines: int = option(0, "chain: program lines.", shown="96", min=0),
-    split: str = option("train", "Problems: train or test."),
-    first: int = option(0, "Number of the first problem.", min=0),
-    window: int = expert_option(32, "Occluded tokens.", min=1),
-    stride: int = expert_option(16, "Tokens between windows.", min=1),
-    regenerate: Regenerate = expert_option(
-        Regenerate.answer, "After a window: the answer alone (the paper), or the rest."
-    ),
-    seed: int = seed_option(),
+    model: ModelOptions,
+    *,
+    traces: Annotated[int, Option(least=2)] = 24,
+    lines: Annotated[Count, Option(shown="96")] = 0,
+    split: str = "train",
+    first: Count = 0,
+    window: Annotated[Positive, Expert] = 32,
+    stride: Annotated[Positive, Expert] = 16,
+    regenerate: Annotated[Literal["answer", "rest"], Expert] = "answer",
+    seed: Seed = 0,
 ) -> None:
-    """EpiKV's layers and bands: where hidden-state change tells important tokens.
+    """EpiKV's layers and bands of hidden-state change.
 
     Windows of correct greedy reasonings are occluded; a token is important if the answer changes.
     Sets layers of epikv and hs-variance and bands of band-adaptive.
+
+    Parameters
+    ----------
+    traces
+        Correct greedy reasonings to use.
+    lines
+        chain: program lines.
+    split
+        Problems: train or test.
+    first
+        Number of the first problem.
+    window
+        Occluded tokens.
+    stride
+        Tokens between windows.
+    regenerate
+        After a window: the answer alone (the paper), or the rest.
+    seed
+        Seed of what is drawn.
     """
     from arborsim.products.calibrate.backend import OcclusionRequest, get_calibrating_backend
     from arborsim.products.calibrate.bands import bands_calibration, bands_figure, find_bands
@@ -162,33 +204,41 @@ def bands(
     if stride > window:
         raise UsageError(f"--stride {stride} leaves tokens between windows of {window} untested")
     choice = model.choice(lines=lines)
-    request = OcclusionRequest(choice, traces, split, first, window, stride, regenerate.value)
+    request = OcclusionRequest(choice, traces, split, first, window, stride, regenerate)
     with interruptible(), Stages() as stages:
         occlusions = get_calibrating_backend().occlude(request, stages)
         try:
             found = find_bands(occlusions.traces, seed)
         except UsageError as error:
-            hint = "" if regenerate is Regenerate.rest else "; try --regenerate rest"
+            hint = "" if regenerate == "rest" else "; try --regenerate rest"
             raise UsageError(f"nothing was written: {error}{hint}") from None
     made = bands_calibration(found, occlusions, request, seed, command_line())
     notes = _show_bands(found, made.traces, occlusions.padding)
     output.write(made, bands_figure(found, made.finding), notes)
 
 
-@subcommand(calibrate, "ArborKV's theta: what a block is worth.")
 def msve(
     output: CalibrationOutput,
-    traces: list[Path] = traces_argument(),
-    model: ModelOptions = ModelOptions(),
-    ridge: float = expert_option(
-        1.0, "Penalty on coefficients of features of unit size.", min=1e-9
-    ),
-    seed: int = seed_option(),
+    traces: TraceFiles,
+    model: ModelOptions,
+    *,
+    ridge: Annotated[float, Expert, Option(least=1e-09)] = 1.0,
+    seed: Seed = 0,
 ) -> None:
-    """ArborKV's theta: what search value, certainty and attention say of a block's worth.
+    """ArborKV's theta: what a block is worth.
 
-    Every block on the path to a right answer is hidden from what follows, which is generated anew;
-    a logistic fit tells from the features which blocks the answer needs.
+    Theta weighs search value, certainty and attention. Every block on the path to a right answer is
+    hidden from what follows, which is generated anew; a logistic fit tells from the features which
+    blocks the answer needs.
+
+    Parameters
+    ----------
+    traces
+        Trace files.
+    ridge
+        Penalty on coefficients of features of unit size.
+    seed
+        Seed of what is drawn.
     """
     from arborsim.products.calibrate import msve as fitting
     from arborsim.products.calibrate.backend import get_calibrating_backend
@@ -218,18 +268,29 @@ def msve(
     output.write(made, fitting.msve_figure(found, made.finding), notes)
 
 
-@subcommand(calibrate, "ARKV's temperatures and gamma.")
 def arkv(
     output: CalibrationOutput,
-    traces: list[Path] = traces_argument(),
-    budget: str = option("0.25,0.5", "Budgets to tune for, as of replay."),
-    trials: int = option(40, "The published values included.", min=1),
-    seed: int = seed_option(),
+    traces: TraceFiles,
+    *,
+    budget: str = "0.25,0.5",
+    trials: Positive = 40,
+    seed: Seed = 0,
 ) -> None:
-    """ARKV's temperatures and gamma: least error of the attention output in replays.
+    """ARKV's temperatures and gamma.
 
-    Tunes on every second episode of traces of --capture qkv, by Optuna, and checks on the others.
-    Needs no model.
+    They are those of the least error of the attention output in replays. Tunes on every second
+    episode of traces of --capture qkv, by Optuna, and checks on the others. Needs no model.
+
+    Parameters
+    ----------
+    traces
+        Trace files.
+    budget
+        Budgets to tune for, as of replay.
+    trials
+        The published values included.
+    seed
+        Seed of what is drawn.
     """
     from arborsim.products.calibrate import arkv as tuning
 
@@ -250,6 +311,9 @@ def arkv(
     _table(("setting", "published", "found", "searched"), rows)
     notes = [f"{trials} trials on {len(own)} episodes; {len(others)} others held out"]
     output.write(made, tuning.arkv_figure(found, made.finding), notes)
+
+
+SUBCOMMANDS = {"hardware": hardware, "bands": bands, "msve": msve, "arkv": arkv}
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -24,6 +24,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.installed import revision, versions
 from arborsim.core.outputs import write_text
 from arborsim.core.records import convert, located, parse_toml, read_text
+from arborsim.core.settings import setting_text
 from arborsim.policies.registry import build
 from arborsim.trace.reader import TraceReader
 
@@ -38,7 +39,7 @@ _MADE_BY = "make one with `arborsim calibrate`"
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was found on a model."""
+    """Settings of policies that were found on a model."""
 
     kind: Literal["bands", "msve", "arkv", "tune"]
     model: str  # name of the model it was found on
@@ -69,14 +70,14 @@ def software(*packages: str) -> dict[str, str]:
 
 
 def recordings(readers: Iterable[TraceReader]) -> dict[str, dict[str, Any]]:
-    """What a calibration says about recordings that it rests on, by file name."""
-    return {
-        each.path.name: {
-            "search": each.info.search, "searches": each.num_episodes, "seed": each.info.seed,
-            **each.info.search_parameters,
-        }
-        for each in readers
-    }  # fmt: skip
+    """Facts about the recordings that a calibration rests on, by file name."""
+
+    def about(reader: TraceReader) -> dict[str, Any]:
+        info = reader.info
+        found = {"search": info.search, "searches": reader.num_episodes, "seed": info.seed}
+        return found | dict(info.search_parameters)
+
+    return {each.path.name: about(each) for each in readers}
 
 
 def rounded(value: Any, form: str = ".6f") -> Any:
@@ -173,8 +174,7 @@ def apply(
 
 def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
     """TOML values in the form that ``--set`` has."""
-    return {name: str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in values.items()}  # fmt: skip
+    return {name: setting_text(value) for name, value in values.items()}
 
 
 def interval(low: np.ndarray, value: np.ndarray, high: np.ndarray) -> dict[str, Any]:

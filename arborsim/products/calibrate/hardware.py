@@ -45,9 +45,9 @@ _COMPUTE, _MEMORY, _OVERHEAD = 0, 1, slice(2, 6)
 _UNKNOWNS = 6
 #: Fields of a `HardwareProfile` that follow from timed passes.
 _FITTED = (
-    "mfu", "kv_read_efficiency", "overlap", "per_layer_s", "per_step_s", "per_sequence_s",
-    "wide_per_layer_s",
-)  # fmt: skip
+    *("mfu", "kv_read_efficiency", "overlap"),
+    *("per_layer_s", "per_step_s", "per_sequence_s", "wide_per_layer_s"),
+)
 RESERVE_SHARE = 0.1  # what fragmentation takes cannot be measured on a machine that is idle
 GOOD_ERROR = 0.1  #: median error on passes held out, above which the fit is to be doubted
 _DIGITS = ".6g"  # as many as mean anything
@@ -133,16 +133,15 @@ def fit_moves(moves: Sequence[Moved]) -> dict[str, float]:
     if len(moves) < len(_MOVES):
         return {}
     seconds = np.array([one.seconds for one in moves])
-    rows = np.array([
-        [one.transfers, one.transfers * one.groups, one.size_bytes] for one in moves
-    ]) / seconds[:, None]  # fmt: skip
+    counts = [[one.transfers, one.transfers * one.groups, one.size_bytes] for one in moves]
+    rows = np.array(counts) / seconds[:, None]
     unit = rows.max(axis=0)
     x = nonnegative_least_squares(rows / unit, np.ones(len(seconds)))
     return dict(zip(_MOVES, map(float, x / unit), strict=True))
 
 
 def predicted_s(profile: HardwareProfile, geometry: Geometry, one: Pass) -> float:
-    """What the cost model, as replays use it, says of a pass."""
+    """Seconds of a pass by the cost model, as replays use it."""
     model = CostModel(profile, _shape(one, geometry))
     if one.kind == "prefill":
         return model.prefill_s(one.tokens)
@@ -168,12 +167,12 @@ def agreement(
 
 
 def _shape(one: Pass, geometry: Geometry) -> Geometry:
-    """Of the model that was run: the first layers of the whole one."""
+    """The geometry of the model that was run: the first layers of the whole one."""
     return replace(geometry, layers=one.layers, parameters=one.parameters)
 
 
 def _work(one: Pass, geometry: Geometry) -> list[float]:
-    """What each unknown is multiplied with."""
+    """The factor of each unknown."""
     shape = _shape(one, geometry)
     flops = 2.0 * one.parameters * one.lanes * one.tokens
     pairs = one.lanes * one.attended
@@ -190,9 +189,13 @@ def _work(one: Pass, geometry: Geometry) -> list[float]:
 
 
 def _alternate(
-    work: np.ndarray, weights_s: np.ndarray, seconds: np.ndarray, least: np.ndarray,
-    overlap: float, compute_bound: bool,
-) -> tuple[float, np.ndarray]:  # fmt: skip
+    work: np.ndarray,
+    weights_s: np.ndarray,
+    seconds: np.ndarray,
+    least: np.ndarray,
+    overlap: float,
+    compute_bound: bool,
+) -> tuple[float, np.ndarray]:
     """Sum of squared relative errors and the unknowns, starting from one guess for all passes."""
     bound = np.full(len(seconds), compute_bound)
     best = (np.inf, least)
@@ -233,9 +236,7 @@ def make_profile(
     flops = max(kernels.matrix_flops.values())
     memory = _memory_peak(measured)
     weights = min(kernels.weights_bytes, memory)
-    alone = {
-        "decision_base_s": decisions.base_s, "decision_per_token_s": decisions.per_token_s,
-    }  # fmt: skip
+    alone = {"decision_base_s": decisions.base_s, "decision_per_token_s": decisions.per_token_s}
     fitted: dict[str, Any] = fit_passes(measured.passes, measured.geometry, flops, memory, weights)
     fitted |= fit_policies(measured.policies) or alone
     up, down = np.array(link.h2d), np.array(link.d2h)
@@ -346,7 +347,7 @@ def _sources(measured: HardwareMeasurements, decisions: DecisionCost, date: str)
 
 
 def _host_sources(measured: HardwareMeasurements) -> dict[str, str]:
-    """What the numbers of `fit_launches` and `fit_moves` are from."""
+    """Sources of the numbers of `fit_launches` and `fit_moves`."""
     how = dict.fromkeys(fit_launches(measured.launches), "a small kernel, until it is launched")
     if measured.launches is not None and measured.launches.steps:
         depths = " and ".join(map(str, sorted(measured.launches.steps)))
@@ -368,29 +369,28 @@ def _evidence(
     def columns(kind: type, records: tuple[Any, ...]) -> dict[str, list[Any]]:
         return {each.name: [getattr(one, each.name) for one in records] for each in fields(kind)}
 
-    evidence: dict[str, Any] = rounded(
-        plain({
-            "command": command,
-            "date": date,
-            "device": measured.device,
-            "model": measured.geometry.name,
-            "dtype": measured.dtype,
-            "notes": measured.notes,
-            "versions": measured.versions,
-            "agreement": found,
-            "link": measured.link,
-            "kernels": measured.kernels,
-            **({} if measured.launches is None else {"launches": _spreads(measured.launches)}),
-            **({"moves": columns(Moved, measured.moves)} if measured.moves else {}),
-            "passes": columns(Pass, measured.passes),
-            "policies": columns(PolicyTime, measured.policies),
-            "decisions": {
-                "sizes": decisions.sizes,
-                "run_s": decisions.run_s,
-                "base_s": {name: base for name, (base, _) in decisions.policies.items()},
-                "per_token_s": {name: slope for name, (_, slope) in decisions.policies.items()},
-            },
-        }),
-        _DIGITS,
-    )  # fmt: skip
-    return evidence
+    by_policy = decisions.policies.items()
+    alone = {
+        "sizes": decisions.sizes,
+        "run_s": decisions.run_s,
+        "base_s": {name: base for name, (base, _) in by_policy},
+        "per_token_s": {name: slope for name, (_, slope) in by_policy},
+    }
+    evidence: dict[str, Any] = {
+        "command": command,
+        "date": date,
+        "device": measured.device,
+        "model": measured.geometry.name,
+        "dtype": measured.dtype,
+        "notes": measured.notes,
+        "versions": measured.versions,
+        "agreement": found,
+        "link": measured.link,
+        "kernels": measured.kernels,
+        **({} if measured.launches is None else {"launches": _spreads(measured.launches)}),
+        **({"moves": columns(Moved, measured.moves)} if measured.moves else {}),
+        "passes": columns(Pass, measured.passes),
+        "policies": columns(PolicyTime, measured.policies),
+        "decisions": alone,
+    }
+    return dict(rounded(plain(evidence), _DIGITS))

@@ -68,7 +68,7 @@ class HiddenBlock:
 
 @dataclass(frozen=True)
 class Searches:
-    """What was asked of the model about all traces."""
+    """The blocks of all traces, with the answers of the model."""
 
     readers: Sequence[TraceReader]
     blocks: Sequence[HiddenBlock]
@@ -265,9 +265,8 @@ def msve_figure(msve: Msve, title: str) -> Figure:
 
     rows = np.array([msve.low, msve.theta, msve.high])
     rows /= np.maximum(np.abs(rows[[0, 2]]).max(axis=0), 1e-12)
-    points = Scatter(
-        x=rows[1], error_x=interval(*rows), mode="markers", marker={"color": MAIN, "size": 12},
-        y=[f"{name} ({value:.3g})" for name, value in zip(FEATURES, msve.theta, strict=True)],
-    )  # fmt: skip
+    names = [f"{name} ({value:.3g})" for name, value in zip(FEATURES, msve.theta, strict=True)]
+    points = Scatter(x=rows[1], y=names, error_x=interval(*rows), mode="markers")
+    points.marker = {"color": MAIN, "size": 12}
     x = {"title": "theta, as a share of the far end of its 95% interval"}
     return figure(title, [points], x).add_vline(0, line_color=MUTED)

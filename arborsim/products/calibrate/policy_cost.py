@@ -1,7 +1,7 @@
-"""What policies cost: their decisions alone on this host, and all of it in live searches.
+"""The cost of policies: their decisions alone on this host, and all of it in live searches.
 
 *Decisions*: real policies decide over views of several sizes whose scores are random numbers.  The
-views hold one chain, all of it in HBM, with more tokens than the budget allows; what is timed is
+views hold one chain, all of it in HBM, with more tokens than the budget allows.  What is timed is
 `Policy.decide`, from view to plan, and `Policy.decide_run`, per iteration, where there is one.
 
 *Searches*: a live search takes signals off the model, keeps scores up to date, lets the controller
@@ -118,25 +118,26 @@ def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict
     ends = np.cumsum(lengths)
     vectors = rng.random((_FEW, _LAYERS, _KV_HEADS, _HEAD_DIM)).astype(np.float16)
     queries = np.ones((_FEW, _LAYERS, _HEADS, _HEAD_DIM), dtype=np.float16)
-    layer_ends, root, places = 2 * _LAYERS * ends, np.zeros(1, dtype=np.int32), np.arange(_FEW)
+    layer_ends, root, order = 2 * _LAYERS * ends, np.zeros(1, dtype=np.int32), np.arange(_FEW)
     per_layer: dict[Any, Any] = {
         signal: rng.random((_FEW, _LAYERS)).astype(np.float16) for signal in PER_LAYER
     }
+    per_token = per_layer | {
+        Signal.KEY_SKETCH: rng.random((_FEW, 16)).astype(np.float16),
+        Signal.EVICTION_TIME: rng.random((_FEW, GROUPS[policy.grouping])),
+        Signal.READERS: np.zeros((_FEW, _READERS), dtype=np.int32),
+    }
+    layers = tuple(range(_LAYERS))
     observed = Observations(
         _FEW,
         DenseRows(1 / np.repeat(lengths, lengths), ends),
-        {
-            **per_layer,
-            Signal.KEY_SKETCH: rng.random((_FEW, 16)).astype(np.float16),
-            Signal.EVICTION_TIME: rng.random((_FEW, GROUPS[policy.grouping])),
-            Signal.READERS: np.zeros((_FEW, _READERS), dtype=np.int32),
-        },
-        LayerRows(tuple(range(_LAYERS)), np.ones(layer_ends[-1], dtype=np.float16), layer_ends),
-        VectorRows(queries, vectors, places, np.zeros_like(places), root, root - 1, SHAPE.rope),
+        per_token,
+        LayerRows(layers, np.ones(layer_ends[-1], dtype=np.float16), layer_ends),
+        VectorRows(queries, vectors, order, np.zeros_like(order), root, root - 1, SHAPE.rope),
         vectors,
         vectors,
-        HiddenRows(tuple(range(_LAYERS)), vectors.reshape(_FEW, _LAYERS, -1)),
-    )  # fmt: skip
+        HiddenRows(layers, vectors.reshape(_FEW, _LAYERS, -1)),
+    )
     run = TokenRun((0,), _FEW, np.zeros(_FEW, dtype=np.int32), observed)
     book = ScoreBook(policy.scores(), _LAYERS)
     book.begin(run, _chain(_FEW), generated=False)
@@ -237,7 +238,7 @@ def fit_policies(times: Sequence[PolicyTime]) -> dict[str, float]:
 def seconds_of(
     times: Sequence[PolicyTime], decisions: Mapping[str, tuple[float, float]]
 ) -> dict[str, PolicySeconds]:
-    """What each policy takes that was also timed without decisions, in order of the timing.
+    """Seconds of each policy that was also timed without decisions, in order of the timing.
 
     `decisions` holds base and seconds per token of `Policy.decide` alone: for policies that hardly
     ever decided, whose searches say little about a decision.  Those that decide on trees only are
@@ -279,7 +280,7 @@ def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float] | None)
 
 
 def _quiet_seconds(quiet: Sequence[Quiet]) -> PolicySeconds:
-    """What iterations and turns take: over lengths of thoughts, then over sequences."""
+    """Seconds of iterations and turns: over lengths of thoughts, then over sequences."""
     # A thought of n iterations spreads one turn over them: 1 / n turns per iteration.
     pairs = {
         lanes: _base_and_slope({1 / one.thought: one.per_iteration_s for one in each})
@@ -292,7 +293,7 @@ def _quiet_seconds(quiet: Sequence[Quiet]) -> PolicySeconds:
 
 
 def _base_and_slope(seconds: Mapping[float, float]) -> tuple[float, float]:
-    """Of the line through the first and the last point; neither negative."""
+    """Base and slope of the line through the first and the last point; neither negative."""
     few, many = min(seconds), max(seconds)
     slope = max(0.0, (seconds[many] - seconds[few]) / (many - few)) if many > few else 0.0
     return max(0.0, seconds[few] - few * slope), slope

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
-from arborsim.products.command import command
-from arborsim.products.options import json_option
+from arborsim.products.options import Json
 
 if TYPE_CHECKING:
     from arborsim.core.installed import Installation
 
 
-@command
-def doctor(json: bool = json_option()) -> int:
+def doctor(
+    *,
+    json: Json = False,
+) -> int:
     """Show what is installed here, which commands work with it, and how to get the others.
 
     Exit code 1 if something is broken that every command needs.
+
+    Parameters
+    ----------
+    json
+        Print JSON instead of tables.
     """
     from arborsim.core.documents import to_json
     from arborsim.core.installed import examine
 
     found = examine()
     if json:
-        typer.echo(to_json(found))
+        print(to_json(found))
     else:
         _print(found)
     return 0 if found.sound else 1

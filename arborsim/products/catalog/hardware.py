@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
-from arborsim.products.command import argument, command, option
-from arborsim.products.options import json_option, print_json
+from arborsim.products.declare import Option, Written
+from arborsim.products.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,17 +17,27 @@ if TYPE_CHECKING:
     from arborsim.machine.lookup import Prices
     from arborsim.machine.profile import HardwareProfile
 
-Source = StrEnum("Source", ["aiconfigurator"])
 
-
-@command
 def hardware(
-    name: str = argument("", "One GPU, in detail: a name or TOML file.", complete="gpu"),
-    host: str = option("", "Put the GPU into this host: a name or file.", complete="host"),
-    prices: Path | None = option(None, "Your prices: a TOML file like the shipped one."),
-    json: bool = json_option(),
+    name: Annotated[str, Option(complete="gpu")] = "",
+    *,
+    host: Annotated[str, Option(complete="host")] = "",
+    prices: Path | None = None,
+    json: Json = False,
 ) -> None:
-    """List the GPUs and hosts, or explain one: every number with unit, source and date."""
+    """List the GPUs and hosts, or explain one: every number with unit, source and date.
+
+    Parameters
+    ----------
+    name
+        One GPU, in detail: a name or TOML file.
+    host
+        Put the GPU into this host: a name or file.
+    prices
+        Your prices: a TOML file like the shipped one.
+    json
+        Print JSON instead of tables.
+    """
     from arborsim.machine.lookup import load_prices, load_profile, profile_names
     from arborsim.report.table import terminal
 
@@ -46,22 +53,30 @@ def hardware(
         _list(console, found, priced, host)
 
 
-@command
 def import_(
-    source: Source = argument(..., "Where the times are from: PyPI's aiconfigurator-core."),
-    gpu: str = option(..., "The GPU, as the source calls it: b200_sxm."),
-    engine: str = option(..., "The inference engine: vllm, sglang, trtllm."),
-    out: Path | None = option(
-        None,
-        "The profile to make; the tables lie next to it.",
-        shown="GPU-ENGINE.toml",
-        writes=True,
-    ),
-    overwrite: bool = option(False, "Replace both files.", "--overwrite"),
+    source: Literal["aiconfigurator"],
+    *,
+    gpu: str,
+    engine: str,
+    out: Annotated[Written | None, Option(shown="GPU-ENGINE.toml")] = None,
+    overwrite: bool = False,
 ) -> None:
     """Import measured kernels of a GPU and an engine, as a profile.
 
     Needs the extra `kernels`.
+
+    Parameters
+    ----------
+    source
+        Where the times are from: PyPI's aiconfigurator-core.
+    gpu
+        The GPU, as the source calls it: b200_sxm.
+    engine
+        The inference engine: vllm, sglang, trtllm.
+    out
+        The profile to make; the tables lie next to it.
+    overwrite
+        Replace both files.
     """
     from arborsim.machine.aiconfigurator import read, write_profile
     from arborsim.report.table import print_list, terminal
@@ -78,12 +93,9 @@ def import_(
         rows.append([table, ", ".join(of_type), f"{sum(of_type.values()):,}", version])
     print_list(terminal(), ["table", "types", "rows", engine], rows)
     megabytes = tables.stat().st_size / 1e6
-    typer.echo(f"\n{found.header['source']}, {found.header['licence']}")
+    print(f"\n{found.header['source']}, {found.header['licence']}")
     use = f"arborsim replay TRACE --gpu {out} --engine {engine}"
-    typer.echo(f"wrote {out} and {tables} ({megabytes:.2f} MB): {use}")
-
-
-SUBCOMMANDS = {"import": import_}
+    print(f"wrote {out} and {tables} ({megabytes:.2f} MB): {use}")
 
 
 def _check_profile(out: Path, overwrite: bool) -> None:
@@ -105,15 +117,13 @@ def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
     from arborsim.machine.numbers import numbers_of
 
     price = prices.of(profile.name)
+    said = {name: getattr(prices, name) for name in ("currency", "date", "source")}
     return {
         "name": profile.name,
         "numbers": [asdict(number) for number in numbers_of(profile)],
         "kernels": _kernels(profile),
-        "price_per_hour": {
-            "low": price[0], "high": price[1], "currency": prices.currency, "date": prices.date,
-            "source": prices.source,
-        } if price else None,
-    }  # fmt: skip
+        "price_per_hour": {"low": price[0], "high": price[1], **said} if price else None,
+    }
 
 
 def _kernels(profile: HardwareProfile) -> dict[str, str]:
@@ -135,9 +145,11 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
     from arborsim.report.words import plain
 
     columns = {
-        "hbm_bytes": ("memory\nGB", 1e9, 1), "hbm_bytes_per_s": ("GB/s", 1e9, 0),
-        "flops_per_s": ("TFLOP/s", 1e12, 0), "h2d_bytes_per_s": ("PCIe\nGB/s", 1e9, 0),
-    }  # fmt: skip
+        "hbm_bytes": ("memory\nGB", 1e9, 1),
+        "hbm_bytes_per_s": ("GB/s", 1e9, 0),
+        "flops_per_s": ("TFLOP/s", 1e12, 0),
+        "h2d_bytes_per_s": ("PCIe\nGB/s", 1e9, 0),
+    }
     hosts = [load_host(name) for name in ([host] if host else host_names())]
     if host:
         console.print(f"Each GPU in host {hosts[0].name}:", style="bold", markup=False)
@@ -153,11 +165,8 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
     heads = [head for head, _, _ in columns.values()]
     print_list(console, ["GPU", *heads, "assumed", f"{plain(prices.currency)}/h"], rows)
     console.print()
-    rows = [
-        [host.name, f"{host.ddr_bytes / 1e9:.0f}", f"{host.ddr_bytes_per_s / 1e9:.0f}",
-         f"{host.h2d_bytes_per_s / 1e9:.0f}"]
-        for host in hosts
-    ]  # fmt: skip
+    parts = ("ddr_bytes", "ddr_bytes_per_s", "h2d_bytes_per_s")
+    rows = [[host.name, *(f"{getattr(host, part) / 1e9:.0f}" for part in parts)] for host in hosts]
     print_list(console, ["host", "DDR\nGB", "GB/s", "PCIe\nGB/s"], rows)
     for note in (
         "",
@@ -185,11 +194,10 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
     from arborsim.report.words import plain
 
     console.print(Text(plain(profile.name), style="bold"))
-    rows = [
-        (each.name, each.text,
-         Text.assemble(each.about, "\n", (each.source, "yellow" if each.assumed else "dim")))
-        for each in numbers_of(profile)
-    ]  # fmt: skip
+    rows = []
+    for each in numbers_of(profile):
+        source = each.source, "yellow" if each.assumed else "dim"
+        rows.append((each.name, each.text, Text.assemble(each.about, "\n", source)))
     console.print(grid(rows, ("number", "value", "what it is, and where it is from")))
     if kernels := _kernels(profile):
         measured = "; ".join(f"{name}: {versions}" for name, versions in kernels.items())

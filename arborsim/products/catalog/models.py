@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from arborsim.products.command import argument, command, option
-from arborsim.products.options import json_option, print_json
+from arborsim.products.declare import Option, Positive
+from arborsim.products.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,16 +15,32 @@ if TYPE_CHECKING:
     from arborsim.machine.profile import HardwareProfile
 
 
-@command
 def models(
-    name: str = argument("", "One model, in detail: a name or a config.json.", complete="model"),
-    gpu: str = option("h100", "GPU to count tokens on: a name or TOML file.", complete="gpu"),
-    kv_dtype: str = option("", "Type of the cache: fp8, bf16, ...", shown="the model's"),
-    weights: str = option("", "Type of the weights: fp8, int4, ...", shown="the model's"),
-    prefill_tokens: int = option(8192, "Prompt tokens of the largest pass: its workspace.", min=1),
-    json: bool = json_option(),
+    name: Annotated[str, Option(complete="model")] = "",
+    *,
+    gpu: Annotated[str, Option(complete="gpu")] = "h100",
+    kv_dtype: Annotated[str, Option(shown="the model's")] = "",
+    weights: Annotated[str, Option(shown="the model's")] = "",
+    prefill_tokens: Positive = 8192,
+    json: Json = False,
 ) -> None:
-    """List the models, or explain one: bytes of a token, weights, and what a GPU has room for."""
+    """List the models, or explain one: bytes of a token, weights, and what a GPU has room for.
+
+    Parameters
+    ----------
+    name
+        One model, in detail: a name or a config.json.
+    gpu
+        GPU to count tokens on: a name or TOML file.
+    kv_dtype
+        Type of the cache: fp8, bf16, ...
+    weights
+        Type of the weights: fp8, int4, ...
+    prefill_tokens
+        Prompt tokens of the largest pass: its workspace.
+    json
+        Print JSON instead of tables.
+    """
     from arborsim.machine.config import with_types
     from arborsim.machine.lookup import geometry_names, load_geometry, load_profile
     from arborsim.machine.machine import kv_room
@@ -67,14 +83,13 @@ def _list(
 ) -> None:
     from arborsim.report.table import print_list
 
-    rows = [
-        [each.name, f"{each.parameters / 1e9:.2f}", f"{each.weight_bytes / 1e9:.2f}",
-         str(each.layers),
-         f"{each.kv_bytes_per_token:,}", _form(each), _tokens(pool)]
-        for each, pool in rooms
-    ]  # fmt: skip
-    heads = ["model", "weights\n1e9", "their\nGB", "layers", "KV B/\ntoken", "cache",
-             f"tokens\non {profile.name}"]  # fmt: skip
+    rows = []
+    for each, pool in rooms:
+        sizes = f"{each.parameters / 1e9:.2f}", f"{each.weight_bytes / 1e9:.2f}", str(each.layers)
+        cache = f"{each.kv_bytes_per_token:,}", _form(each), _tokens(pool)
+        rows.append([each.name, *sizes, *cache])
+    heads = ["model", "weights\n1e9", "their\nGB", "layers", "KV B/\ntoken", "cache"]
+    heads.append(f"tokens\non {profile.name}")
     print_list(console, heads, rows)
     for note in (
         "",
@@ -110,17 +125,22 @@ def _explain(
         console.print(Text(text))
     console.print(Text(f"Room for the cache on {profile.name}", style="bold"))
     share = profile.reserve_share
+    workspace = (
+        f"activations of one layer in a pass over {together:,} prompt tokens (--prefill-tokens); "
+        "`arborsim plan` takes the longest pass of its mix"
+    )
+    context = (
+        "of driver and libraries: 0.15 GiB (BLIS, read 2026-11); `arborsim plan` does not take it "
+        "off"
+    )
     parts = (
         ("memory", pool.hbm_bytes, ""),
         ("- reserve", pool.reserve_bytes, f"{share:.0%}: {profile.source('reserve_share')}"),
         ("- weights", pool.weight_bytes, ""),
-        ("- workspace", pool.activation_bytes,
-         f"activations of one layer in a pass over {together:,} prompt tokens (--prefill-tokens); "
-         "`arborsim plan` takes the longest pass of its mix"),
-        ("- context", pool.context_bytes, "of driver and libraries: 0.15 GiB (BLIS, read 2026-11); "
-         "`arborsim plan` does not take it off"),
+        ("- workspace", pool.activation_bytes, workspace),
+        ("- context", pool.context_bytes, context),
         ("= pool", pool.pool_bytes, "" if pool.pool_bytes > 0 else "the model does not fit"),
-    )  # fmt: skip
+    )
     rows = [[name, f"{size / 1e9:,.2f} GB", why] for name, size, why in parts]
     rows.append(["tokens", _tokens(pool), "of one sequence"])
     console.print(grid(rows, right={1}, dim={2}))

@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from inspect import cleandoc
-from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from textwrap import TextWrapper
+from typing import TYPE_CHECKING, Annotated, Any
 
-from arborsim.products.command import argument, command
-from arborsim.products.options import json_option, output_option, print_json
+from arborsim.products.declare import Option
+from arborsim.products.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,19 +32,35 @@ _BLOCKS = ("score", "allocate", "place", "schedule", "recover")
 _PER = {"shared": "shared by all layers", "layer": "per layer", "head": "per layer and KV head"}
 #: Short words for signals, where those of their names will not do.
 _SIGNALS = {
-    "hidden_change": "hidden state", "key_variance": "key var.", "value_variance": "value var.",
-    "lag_key": "lag", "lag_value": "lag", "attention_layers": "layers' attention",
-    "eviction_time": "future", "rope": "RoPE", "hidden": "hidden vectors",
-}  # fmt: skip
+    "hidden_change": "hidden state",
+    "hidden": "hidden vectors",
+    "rope": "RoPE",
+    "key_variance": "key var.",
+    "value_variance": "value var.",
+    "lag_key": "lag",
+    "lag_value": "lag",
+    "eviction_time": "future",
+    "attention_layers": "layers' attention",
+}
 
 
-@command
 def policies(
-    name: str = argument("", "One policy, in detail: a name, file or class.", complete="policy"),
-    json: bool = json_option(),
-    markdown: bool = output_option(False, "Print docs/policies.md.", "--markdown"),
+    name: Annotated[str, Option(complete="policy")] = "",
+    *,
+    json: Json = False,
+    markdown: Annotated[bool, Option(panel="Output")] = False,
 ) -> None:
-    """List the policies, or explain one: its method, source, parameters and what it reads."""
+    """List the policies, or explain one: its method, source, parameters and what it reads.
+
+    Parameters
+    ----------
+    name
+        One policy, in detail: a name, file or class.
+    json
+        Print JSON instead of tables.
+    markdown
+        Print docs/policies.md.
+    """
     from arborsim.policies.registry import available
     from arborsim.report.table import terminal
 
@@ -61,7 +77,7 @@ def policies(
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """What `--json` says of the policy called `name`, at ``package.module:Class`` or in a file."""
+    """Facts of the policy called `name`, at ``package.module:Class`` or in a file."""
     from arborsim.policies.registry import build, find, parameters
 
     kind, policy = find(name), build(name)
@@ -123,16 +139,16 @@ def document(found: Sequence[Mapping[str, Any]]) -> str:
     for facts in found:
         names = [each["name"] for each in facts["parameters"]]
         published = [name for name in names if name.startswith("as_")]
-        cells = (f"`{facts['name']}`", facts["paper"], facts["official"],
-                 " ".join(f"`{name}`" for name in published) or "-")  # fmt: skip
+        settings = " ".join(f"`{name}`" for name in published) or "-"
+        cells = (f"`{facts['name']}`", facts["paper"], facts["official"], settings)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     lines += ["", "## Differences"]
+    item = TextWrapper(116, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
     for facts in found:
         if facts["deviations"]:
             lines += ["", f"### {facts['name']}", ""]
             for each in facts["deviations"]:
-                lines += wrap(_plain(each), 116, initial_indent="- ", subsequent_indent="  ",
-                              break_on_hyphens=False)  # fmt: skip
+                lines += item.wrap(_plain(each))
     return "\n".join(lines) + "\n"
 
 
@@ -209,13 +225,13 @@ def tier_code(facts: Mapping[str, Any]) -> str:
 
 
 def _unit(facts: Mapping[str, Any]) -> str:
-    """What a decision is about, in a few words."""
+    """The unit of a decision, in a few words."""
     grain = facts["granularity"].partition(",")[0]
     return grain if facts["per"] == "shared" else f"{grain} per {facts['per']}"
 
 
 def _sees(facts: Mapping[str, Any]) -> str:
-    """What it reads, in short words."""
+    """The signals that it reads, in short words."""
     found = [_SIGNALS.get(each, each.replace("_", " ")) for each in facts["reads"]]
     return ", ".join(dict.fromkeys(found)) or "-"
 
@@ -250,11 +266,10 @@ def _list(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
         if not rows:
             continue
         first = family == families[0]
-        table = Table(
-            *(Column(head, width=width, overflow="fold") for head, width in widths.items()),
-            title=family, title_justify="left", title_style="bold", show_header=first, box=None,
-            pad_edge=False, padding=(0, 2, 0, 0), header_style="dim",
-        )  # fmt: skip
+        heads = (Column(head, width=width, overflow="fold") for head, width in widths.items())
+        look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": None}
+        look |= {"pad_edge": False, "padding": (0, 2, 0, 0), "header_style": "dim"}
+        table = Table(*heads, title=family, show_header=first, **look)
         for i in rows:
             table.add_row(*(Text(cells[i]) for cells in columns.values()))
         if not first:
@@ -344,11 +359,11 @@ def _show_parameters(console: Console, parameters: Sequence[Mapping[str, Any]]) 
 
     if console.width >= _WIDE:
         heads = ("  name", "default", "unit", "allowed", "meaning")
-        rows = [
-            (f"  {each['name']}", _shown(each["default"]), each["unit"],
-             each["allowed"] or each["type"], each["about"])
-            for each in parameters
-        ]  # fmt: skip
+        rows = []
+        for each in parameters:
+            allowed = each["allowed"] or each["type"]
+            name, default = f"  {each['name']}", _shown(each["default"])
+            rows.append((name, default, each["unit"], allowed, each["about"]))
         console.print(grid(rows, heads))
         return
     for each in parameters:

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-
-import typer
+from typing import Annotated
 
 from arborsim.core.errors import UsageError
-from arborsim.products.command import argument, command, option
-from arborsim.products.options import json_option
+from arborsim.products.declare import Option
+from arborsim.products.options import Json
 
 
-@command
 def compare(
-    first: Path = argument(..., "Results: the file of --out, or a live log.", complete="results"),
-    second: Path = argument(..., "The same of another run.", complete="results"),
-    fail_over: str = option(
-        "", "Exit with code 1 if a figure differs by more than this: 5%.", shown="never"
-    ),
-    json: bool = json_option(),
+    first: Annotated[Path, Option(complete="results")],
+    second: Annotated[Path, Option(complete="results")],
+    *,
+    fail_over: Annotated[str, Option(shown="never")] = "",
+    json: Json = False,
 ) -> int:
     """Compare two runs of replay, search, plan or live.
 
     Searches that both hold are matched one by one.  Shows what made the runs differ, the second
     run's figures with their difference from the first, and what only one of them holds.
+
+    Parameters
+    ----------
+    first
+        Results: the file of --out, or a live log.
+    second
+        The same of another run.
+    fail_over
+        Exit with code 1 if a figure differs by more than this: 5%.
+    json
+        Print JSON instead of tables.
     """
-    from arborsim.products.compare.page import compare as matched
-    from arborsim.products.compare.page import print_comparison, to_json
+    from arborsim.products.compare.match import compare as matched
+    from arborsim.products.compare.report import print_comparison, to_json
     from arborsim.products.results import load_results
 
     limit = _limit(fail_over)
@@ -38,7 +46,7 @@ def compare(
     names = str(first), str(second)
     commands = a.metadata.get("command", ""), b.metadata.get("command", "")
     if json:
-        typer.echo(to_json(found, names, commands))
+        print(to_json(found, names, commands))
     else:
         print_comparison(found, names, commands)
     return int(found.largest() > limit)

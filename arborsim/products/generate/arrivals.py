@@ -30,7 +30,7 @@ from arborsim.trace.reader import TraceReader, open_trace
 
 
 class Stream(IntEnum):
-    """What is drawn; the numbers are part of every result and stay as they are."""
+    """Purposes of random draws; the numbers are part of every result and stay as they are."""
 
     SEARCHES = 0  # lengths and trees of generated searches
     MIX = 1  # which search arrives

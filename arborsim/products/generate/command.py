@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from arborsim.core.errors import UsageError
-from arborsim.products.command import command, option, panel
+from arborsim.products.declare import Count, Option, Options, Seed, Written
 from arborsim.products.options import command_line
 from arborsim.report.progress import PatientProgress
 
@@ -19,30 +16,46 @@ if TYPE_CHECKING:
     from arborsim.products.generate.synthetic import BankSpec, Dense
     from arborsim.searches.arms import Recipe
 
-bank_option = panel("Banks (for arborsim search)")
-Rewards = StrEnum("Rewards", ["none", "uniform"])
 
+@dataclass(frozen=True, kw_only=True)
+class TreeOptions(Options):
+    """The lengths and trees that searches are drawn from.
 
-@dataclass(frozen=True)
-class TreeOptions:
-    """The lengths and trees that searches are drawn from."""
+    Parameters
+    ----------
+    prompt_tokens
+        Tokens of a prompt: 1024, uniform:low=64,high=512,
+        lognormal:median=200,sigma=0.6[,most=4096] or file:NAME (one number a line).
+    thought_tokens
+        Tokens of a thought.
+    depth
+        Levels of thoughts.
+    branching
+        Children of a block that is expanded.
+    first
+        Children of the prompt.
+    pruned
+        Share of each level given up; 0.5,0.75: per level, last one stays.
+    finished
+        Share of what stays that has an answer and is not expanded.
+    parallel
+        Most thoughts decoded side by side.
+    rewards
+        uniform: the lowest of drawn rewards are given up.
+    solved
+        Share of searches with a correct answer.
+    """
 
-    prompt_tokens: str = option(
-        "lognormal:median=512,sigma=0.8,most=8192",
-        "Tokens of a prompt: 1024, uniform:low=64,high=512, "
-        "lognormal:median=200,sigma=0.6[,most=4096] or file:NAME (one number a line).",
-    )
-    thought_tokens: str = option("lognormal:median=128,sigma=0.6,most=2048", "Tokens of a thought.")
-    depth: str = option("8", "Levels of thoughts.")
-    branching: str = option("1", "Children of a block that is expanded.")
-    first: str = option("", "Children of the prompt.", shown="as --branching")
-    pruned: str = option("0", "Share of each level given up; 0.5,0.75: per level, last one stays.")
-    finished: str = option("0", "Share of what stays that has an answer and is not expanded.")
-    parallel: int = option(0, "Most thoughts decoded side by side.", shown="a whole level", min=0)
-    rewards: Rewards = option(Rewards.none, "uniform: the lowest of drawn rewards are given up.")
-    solved: float | None = option(
-        None, "Share of searches with a correct answer.", shown="not judged"
-    )
+    prompt_tokens: str = "lognormal:median=512,sigma=0.8,most=8192"
+    thought_tokens: str = "lognormal:median=128,sigma=0.6,most=2048"
+    depth: str = "8"
+    branching: str = "1"
+    first: Annotated[str, Option(shown="as --branching")] = ""
+    pruned: str = "0"
+    finished: str = "0"
+    parallel: Annotated[Count, Option(shown="a whole level")] = 0
+    rewards: Literal["none", "uniform"] = "none"
+    solved: Annotated[float | None, Option(shown="not judged")] = None
 
     def spec(self) -> TreeSpec:
         """Raises `UsageError` for what is no distribution or share."""
@@ -57,38 +70,63 @@ class TreeOptions:
             _shares(self.pruned, "--pruned"),
             _shares(self.finished, "--finished"),
             self.parallel,
-            self.rewards is Rewards.uniform,
+            self.rewards == "uniform",
             self.solved,
         )
 
 
-@dataclass(frozen=True)
-class BankOptions:
-    """Thoughts that several searches can be run on: what they are worth, and what they mean."""
+@dataclass(frozen=True, kw_only=True)
+class BankOptions(Options, panel="Banks (for arborsim search)"):
+    """Thoughts that several searches can be run on: what they are worth, and what they mean.
 
-    bank: bool = bank_option(
-        False,
-        "Draw thoughts for searches to walk later, with rewards, meanings and answers.",
-        "--bank",
+    Parameters
+    ----------
+    bank
+        Draw thoughts for searches to walk later, with rewards, meanings and answers.
+    for_
+        Hold only what these searches ask for, e.g. rebase,ets.
+    width
+        Widths of --for.
+    set_
+        An option of --for, name=value; repeatable.
+    keep_duplicates
+        Searches of --for go on with thoughts that repeat a sibling.
+    reward_correlation
+        Correlation of a reward with the parent's.
+    reward_spread
+        Rewards lie this wide around 0.5.
+    truth
+        Correlation of last rewards with right answers (biserial).
+    right
+        Share of answers that are right.
+    difficulty
+        Share of what makes an answer right that is the problem.
+    wrong_answers
+        Different wrong answers of a problem.
+    meanings
+        Different things that siblings say; 0: each its own.
+    common
+        Share of meanings that all thoughts of a level may have.
+    repeated
+        Share of siblings that repeat an older one word for word.
+    """
+
+    bank: bool = False
+    for_: Annotated[str, Option(complete="algorithm", shown="--first and --branching children")] = (
+        ""
     )
-    for_: str = bank_option(
-        "", "Hold only what these searches ask for, e.g. rebase,ets.", "--for",
-        shown="--first and --branching children", complete="algorithm",
-    )  # fmt: skip
-    width: str = bank_option("", "Widths of --for.", shown="16")
-    set_: list[str] = bank_option([], "An option of --for, name=value; repeatable.", "--set")
-    keep_duplicates: bool = bank_option(
-        False, "Searches of --for go on with thoughts that repeat a sibling.", "--keep-duplicates"
-    )
-    reward_correlation: float = bank_option(0.8, "Of a reward with the parent's.")
-    reward_spread: float = bank_option(1.0, "Rewards lie this wide around 0.5.")
-    truth: float = bank_option(0.5, "Correlation of last rewards with right answers (biserial).")
-    right: float = bank_option(0.5, "Share of answers that are right.")
-    difficulty: float = bank_option(0.3, "Share of what makes an answer right that is the problem.")
-    wrong_answers: int = bank_option(8, "Different wrong answers of a problem.")
-    meanings: int = bank_option(4, "Different things that siblings say; 0: each its own.")
-    common: float = bank_option(0.5, "Share of meanings that all thoughts of a level may have.")
-    repeated: float = bank_option(0.0, "Share of siblings that repeat an older one word for word.")
+    width: Annotated[str, Option(shown="16")] = ""
+    set_: Sequence[str] = ()
+    keep_duplicates: bool = False
+    reward_correlation: float = 0.8
+    reward_spread: float = 1.0
+    truth: float = 0.5
+    right: float = 0.5
+    difficulty: float = 0.3
+    wrong_answers: int = 8
+    meanings: int = 4
+    common: float = 0.5
+    repeated: float = 0.0
 
     def spec(self, trees: TreeOptions) -> BankSpec:
         """Raises `UsageError` for what is no distribution or share, or not part of a bank."""
@@ -111,7 +149,7 @@ class BankOptions:
         )
 
     def recipe(self, trees: TreeOptions) -> Recipe | Dense:
-        """What the bank is to hold."""
+        """The recipe of the bank."""
         from arborsim.products.choices import names, whole_numbers
         from arborsim.products.generate.lengths import parse_counts
         from arborsim.products.generate.synthetic import Dense
@@ -129,25 +167,36 @@ class BankOptions:
                 "--for holds what its searches ask for: leave out --branching, --first"
             )
         widths = whole_numbers(self.width or "16", "--width")
-        return recipe_for(names(self.for_), widths, self.set_, not self.keep_duplicates)
+        return recipe_for(names(self.for_), widths, list(self.set_), not self.keep_duplicates)
 
 
-@command
 def generate(
-    out: Path = option(..., "The trace to make.", writes=True),
-    trees: TreeOptions = TreeOptions(),
-    searches: int = option(100, "How many searches.", min=1, max=10_000_000),
-    seed: int = option(0, "Of all draws; search i depends on it and i.", min=0),
-    model: str = option(
-        "llama-3.1-8b", "Geometry to charge for: a name, or a config.json.", complete="model"
-    ),
-    overwrite: bool = option(False, "Replace the trace.", "--overwrite"),
-    bank: BankOptions = BankOptions(),
+    trees: TreeOptions,
+    bank: BankOptions,
+    *,
+    out: Written,
+    searches: Annotated[int, Option(least=1, most=10000000)] = 100,
+    seed: Seed = 0,
+    model: Annotated[str, Option(complete="model")] = "llama-3.1-8b",
+    overwrite: bool = False,
 ) -> None:
     """Make a trace of searches drawn from distributions of lengths and trees.
 
     It holds structure and lengths, no signals: policies that read none can be replayed on it. With
     --bank it holds thoughts that several searches can be run on.
+
+    Parameters
+    ----------
+    out
+        The trace to make.
+    searches
+        How many searches.
+    seed
+        Of all draws; search i depends on it and i.
+    model
+        Geometry to charge for: a name, or a config.json.
+    overwrite
+        Replace the trace.
     """
     from arborsim.machine.lookup import load_geometry
     from arborsim.products.generate.lengths import write_generated
@@ -168,7 +217,7 @@ def generate(
         else:
             tokens = write_generated(trees.spec(), *rest)
     held = "problems" if bank.bank else "searches"
-    typer.echo(f"wrote {out}: {searches:,} {held}, {tokens:,} tokens; no signals, no seconds")
+    print(f"wrote {out}: {searches:,} {held}, {tokens:,} tokens; no signals, no seconds")
 
 
 def _shares(text: str, option: str) -> tuple[float, ...]:

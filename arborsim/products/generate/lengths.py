@@ -1,23 +1,24 @@
 """Searches drawn from stated distributions of lengths and trees, as traces.
 
 A generated search is level-synchronous, as beam search, REBASE and tree-of-thoughts are: every
-block that the search goes on from gets children; the thoughts of a level are written side by side;
+block that the search goes on from gets children.  The thoughts of a level are written side by side,
 then a share of them is given up, a share of the others has finished, and the rest is expanded.  It
-knows lengths and structure only: no token ids, no signals, no seconds.  What policies may read of
-it is what an imported trace offers.
+has lengths and structure, but no token ids, signals or seconds: policies may read what an imported
+trace offers.
 
 Distributions are of whole numbers: tokens of a prompt or thought, levels and branches of a tree.
 In text (`--thought-tokens`, or a key of a workload file)::
 
     256                                     always that many
     uniform:low=64,high=512                 every whole number between them, both included
-    lognormal:median=200,sigma=0.6          sigma is that of the logarithm; most=4096 caps it
+    lognormal:median=200,sigma=0.6          sigma is that of the logarithm, most=4096 caps it
     file:lengths.txt                        drawn from the numbers in a file, one a line
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -48,24 +49,6 @@ MOST = {
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """Always the same number."""
-
-    value: int
-
-    @property
-    def text(self) -> str:
-        return str(self.value)
-
-    @property
-    def range(self) -> tuple[int, int]:
-        return self.value, self.value
-
-    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        return np.full(count, self.value, dtype=np.int64)
-
-
-@dataclass(frozen=True)
 class Uniform:
     """Every whole number from `low` to `high`, both included, equally likely."""
 
@@ -78,7 +61,8 @@ class Uniform:
 
     @property
     def text(self) -> str:
-        return f"uniform:low={self.low},high={self.high}"
+        one = self.low == self.high
+        return str(self.low) if one else f"uniform:low={self.low},high={self.high}"
 
     @property
     def range(self) -> tuple[int, int]:
@@ -138,8 +122,13 @@ class Empirical:
         return np.asarray(self.values, dtype=np.int64)[rng.integers(0, len(self.values), count)]
 
 
-Counts = Fixed | Uniform | LogNormal | Empirical
+Counts = Uniform | LogNormal | Empirical
 _FORMS: dict[str, type[Uniform | LogNormal]] = {"uniform": Uniform, "lognormal": LogNormal}
+
+
+def fixed(value: int) -> Uniform:
+    """Always the same number; nothing is drawn for it."""
+    return Uniform(value, value)
 
 
 def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
@@ -151,7 +140,7 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
         if isinstance(given, list):
             return Empirical(convert(tuple[int, ...], given, "its numbers:"))
         if not isinstance(given, str):
-            return Fixed(convert(int, given, "it"))
+            return fixed(convert(int, given, "it"))
         form, colon, rest = given.strip().partition(":")
         if form == "file" and colon:
             return _from_file(base / rest.strip())
@@ -160,7 +149,7 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
                 raise UnknownName("distribution", form, [*_FORMS, "file"])
             return convert(_FORMS[form], _parameters(form, rest), form)
         try:
-            return Fixed(int(form))
+            return fixed(int(form))
         except ValueError:
             raise UsageError(
                 f"'{given:.40}' is no distribution: give a whole number, uniform:low=64,high=512, "
@@ -193,33 +182,29 @@ def _parameters(form: str, text: str) -> dict[str, object]:
 def _number(text: str) -> int | float | str:
     """The number that a text is; the text itself if it is none."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            pass
     return text
 
 
 def _from_file(path: Path) -> Empirical:
-    values = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        text = line.partition("#")[0].strip()
-        if text:
-            values.append(convert(int, _number(text), f"{path}, line {number},"))
+    lines = (line.partition("#")[0].strip() for line in read_text(path).splitlines())
+    where = ((f"{path}, line {number},", text) for number, text in enumerate(lines, 1) if text)
+    values = [convert(int, _number(text), line) for line, text in where]
     if not values:
         raise UsageError(f"{path} holds no number")
     return Empirical(tuple(values), path.name)
 
 
-_ONE = Fixed(1)
+_ONE = fixed(1)
 
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """What searches are drawn from; refuses what no trace can hold.
+    """The distributions that searches are drawn from; refuses what no trace can hold.
 
-    Best-of-N is ``first=N`` with ``branching=1``; a beam of width k out of N is ``first=N,
-    branching=N/k, pruned=1-k/N``; a chain has ``branching=1``.
+    Best-of-N is ``first=N`` with ``branching=1``, a beam of width k out of N is ``first=N,
+    branching=N/k, pruned=1-k/N``, a chain has ``branching=1``.
     """
 
     #: Tokens of the prompt, and of each thought.
@@ -299,11 +284,10 @@ class _Tree:
         for level in range(depth):
             last = level == depth - 1
             nodes = self._level(frontier, level, last)
-            ended = nodes
-            if not last:
-                ended = self._some(nodes, self._number(len(nodes), self._spec.finished, level))
+            count = 0 if last else self._number(len(nodes), self._spec.finished, level)
+            ended = nodes if last else self._some(nodes, count)
             self._finished += ended.tolist()
-            frontier = _without(nodes, ended)
+            frontier = np.setdiff1d(nodes, ended, assume_unique=True)
             if len(frontier) == 0:
                 break
         return self._batches, self._answer()
@@ -313,25 +297,22 @@ class _Tree:
         spec, rng = self._spec, self._rng
         per_block = spec.first if level == 0 and spec.first else spec.branching
         children = per_block.draw(rng, len(frontier))
-        if children.sum() > MOST_THOUGHTS:
-            raise _too_large(level, f"{children.sum()} thoughts, more than {MOST_THOUGHTS}")
+        _check_size(level, int(children.sum()), MOST_THOUGHTS, "thoughts")
         parents = np.repeat(frontier, children)
         tokens = spec.thought_tokens.draw(rng, len(parents))
         self._tokens += int(tokens.sum())
-        if self._tokens > MOST_TOKENS:
-            raise _too_large(level, f"{self._tokens} tokens down to it, more than {MOST_TOKENS}")
+        _check_size(level, self._tokens, MOST_TOKENS, "tokens down to it")
         nodes = np.arange(len(parents)) + len(self._rewards)
         rewards = rng.random(len(nodes)) if spec.rewards else np.full(len(nodes), np.nan)
         self._rewards += rewards.tolist()
         pruned = nodes[:0] if last else self._pruned(nodes, rewards, level)
-        columns = (parents.tolist(), tokens.tolist(), rewards.tolist())
-        thoughts = [Thought(*of) for of in zip(*columns, strict=True)]
+        thoughts = list(map(Thought, parents.tolist(), tokens.tolist(), rewards.tolist()))
         width = spec.parallel or len(thoughts)
         batches = [thoughts[start : start + width] for start in range(0, len(thoughts), width)]
         self._batches += [ThoughtBatch(each, ()) for each in batches[:-1]]
         # A level is judged when all of it is there.
         self._batches.append(ThoughtBatch(batches[-1], pruned.tolist()))
-        return _without(nodes, pruned)
+        return np.setdiff1d(nodes, pruned, assume_unique=True)
 
     def _pruned(self, nodes: np.ndarray, rewards: np.ndarray, level: int) -> np.ndarray:
         count = min(self._number(len(nodes), self._spec.pruned, level), len(nodes) - 1)
@@ -355,34 +336,28 @@ class _Tree:
 
     def _answer(self) -> FinalAnswer:
         spec, rng = self._spec, self._rng
-        if spec.rewards:
-            node = max(self._finished, key=self._rewards.__getitem__)
-        else:
+        node = max(self._finished, key=self._rewards.__getitem__)
+        if not spec.rewards:
             node = self._finished[int(rng.integers(len(self._finished)))]
         correct = -1 if spec.solved is None else int(rng.random() < spec.solved)
         return FinalAnswer(node, correct)
 
 
-def _without(nodes: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Sorted, distinct `nodes` that are not among `left`, which are some of them."""
-    if not len(left):
-        return nodes
-    stay = np.ones(len(nodes), dtype=bool)
-    stay[np.searchsorted(nodes, left)] = False
-    return nodes[stay]
-
-
-def _too_large(level: int, what: str) -> UsageError:
-    return UsageError(
-        f"level {level + 1} of a tree has {what}: give up a larger share (pruned), or lower "
-        "lengths, branching or depth"
-    )
+def _check_size(level: int, count: int, most: int, what: str) -> None:
+    if count > most:
+        raise UsageError(
+            f"level {level + 1} of a tree has {count} {what}, more than {most}: give up a larger "
+            "share (pruned), or lower lengths, branching or depth"
+        )
 
 
 def generated_info(
-    parameters: dict[str, object], seed: int, geometry: Geometry, command: str = "", *,
+    parameters: dict[str, object],
+    seed: int,
+    geometry: Geometry,
+    command: str = "",
     bank: bool = False,
-) -> TraceInfo:  # fmt: skip
+) -> TraceInfo:
     """Metadata of a generated trace: what was stated, and what is unknown."""
     return TraceInfo(
         geometry=geometry,
@@ -414,7 +389,6 @@ def write_generated(
     with what was written and its number of tokens.
     """
     drawn = tuple(generate_search(spec, seed, number) for number in range(searches))
-    contents = Contents(drawn, (), searches)
     info = generated_info(spec.parameters(), seed, geometry, command)
-    write_trace(contents, info, out, overwrite, advance)
+    write_trace(Contents(drawn, (), searches), info, out, overwrite, advance)
     return sum(search.num_tokens for search in drawn)

@@ -6,14 +6,14 @@ they are drawn when a search asks, from a seed and the path to them, so that a t
 whichever search comes first, and nothing is stored that no search visits.
 
 *Rewards.*  A thought has a hidden quality z, standard normal, with z = r z(parent) + sqrt(1 - r^2)
-noise; those of the first level are independent.  Its reward is Phi(z), uniform on [0, 1], brought
+noise.  Those of the first level are independent.  Its reward is Phi(z), uniform on [0, 1], brought
 to [0.5 - spread / 2, 0.5 + spread / 2].  r is chosen so that rewards of parent and child have just
 the stated Pearson (and Spearman) correlation: that of Phi of two normals is 6 / pi asin(r / 2).
 
 *Answers.*  A thought of the last level holds an answer, and so does a share of the others.  It is
 right where t z + sqrt(d) difficulty + sqrt(1 - t^2 - d) noise exceeds a threshold, which is such
 that the stated share is right over all problems.  t, the *truth* of rewards, is the biserial
-correlation of a last thought's reward (as normal score) with being right; `difficulty` is the same
+correlation of a last thought's reward (as normal score) with being right.  `difficulty` is the same
 for all thoughts of a problem.  Wrong answers are one of a few texts, equally often.
 
 *Meanings.*  The children of a thought say one of a few things each, in different words: embeddings
@@ -54,7 +54,7 @@ _IDEAS = 1 << 32  # in a seed, in the place of the number of a block
 
 @dataclass(frozen=True)
 class BankSpec:
-    """What thoughts are drawn from; refuses what cannot be."""
+    """The distributions that thoughts are drawn from; refuses what cannot be."""
 
     #: Tokens of the prompt, and of each thought.
     prompt_tokens: Counts
@@ -76,9 +76,8 @@ class BankSpec:
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "thought_tokens", "depth"):
             check_range(getattr(self, name), name, MOST[name])
-        shares = ("reward_correlation", "reward_spread", "truth", "difficulty", "common",
-                  "repeated")  # fmt: skip
-        for name in shares:
+        rewards = ("reward_correlation", "reward_spread", "truth", "difficulty")
+        for name in (*rewards, "common", "repeated"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} must be in [0, 1], not {getattr(self, name):g}")
         if not self.finished or not all(0 <= share <= 1 for share in self.finished):
@@ -122,13 +121,27 @@ class SyntheticBank(Thoughts):
         rng = _generator(seed, number, 0)
         prompt, levels = (int(n.draw(rng, 1)[0]) for n in (spec.prompt_tokens, spec.depth))
         drawn: list[list[int]] = [[]]
+        nothing = {name: [None] for name in ("answer", "verdict", "text")}
+        unknown = {name: [math.nan] for name in ("score", "entropy", "logprob", "_quality")}
+        made: dict[str, Any] = nothing | unknown | {"children": drawn, "_drawn": drawn}
         return cls(
-            parent=[-1], depth=[0], tokens=[prompt], complete=[True], score=[math.nan],
-            end=[End.NONE], answer=[None], verdict=[None], twin=[0], children=drawn, judged=True,
-            embedding={}, text=[None], entropy=[math.nan], logprob=[math.nan],
-            spec=spec, origin=(seed, number), levels=levels, difficulty=rng.standard_normal(),
-            asked=[0], _drawn=drawn, _path=[()], _quality=[math.nan], _ideas={},
-        )  # fmt: skip
+            parent=[-1],
+            depth=[0],
+            tokens=[prompt],
+            complete=[True],
+            end=[End.NONE],
+            twin=[0],
+            judged=True,
+            embedding={},
+            spec=spec,
+            origin=(seed, number),
+            levels=levels,
+            difficulty=rng.standard_normal(),
+            asked=[0],
+            _path=[()],
+            _ideas={},
+            **made,
+        )
 
     def below(self, node: int, first: int, count: int) -> Sequence[int]:
         """`count` children of `node` from number `first` on: there always are."""
@@ -169,18 +182,23 @@ class SyntheticBank(Thoughts):
             if repeats[i] and rank:
                 self._repeat(child, self._drawn[node][int(which[i] * rank)])
             else:
-                answer = "right" if right[i] else f"wrong {wrong[i]}"
-                self._say(
-                    child, int(tokens[i]), float(quality[i]), float(reward[i]), embedding[i],
-                    f"thought {rank}", answer if finished[i] else None,
-                )  # fmt: skip
+                said = "right" if right[i] else f"wrong {wrong[i]}"
+                values = int(tokens[i]), float(quality[i]), float(reward[i]), embedding[i]
+                self._say(child, *values, f"thought {rank}", said if finished[i] else None)
             self._drawn[node].append(child)
             self._drawn.append([])
 
     def _say(
-        self, child: int, tokens: int, quality: float, reward: float, embedding: np.ndarray,
-        text: str | None, answer: str | None, twin: int = -1,
-    ) -> None:  # fmt: skip
+        self,
+        child: int,
+        tokens: int,
+        quality: float,
+        reward: float,
+        embedding: np.ndarray,
+        text: str | None,
+        answer: str | None,
+        twin: int = -1,
+    ) -> None:
         self.tokens.append(tokens)
         self._quality.append(quality)
         self.score.append(reward)
@@ -192,13 +210,12 @@ class SyntheticBank(Thoughts):
         self.twin.append(child if twin < 0 else twin)
 
     def _repeat(self, child: int, older: int) -> None:
-        self._say(
-            child, self.tokens[older], self._quality[older], self.score[older],
-            self.embedding[older], self.text[older], self.answer[older], self.twin[older],
-        )  # fmt: skip
+        said = self.text[older], self.answer[older], self.twin[older]
+        quality, reward = self._quality[older], self.score[older]
+        self._say(child, self.tokens[older], quality, reward, self.embedding[older], *said)
 
     def _embeddings(self, node: int, rng: np.random.Generator) -> np.ndarray:
-        """Of the next few children; float16 ``[children, SIZE]``."""
+        """Embeddings of the next few children; float16 ``[children, SIZE]``."""
         wording = WORDING / math.sqrt(SIZE) * rng.standard_normal((_BLOCK, SIZE))
         if not self.spec.meanings:
             return (_directions(rng, _BLOCK) + wording).astype(np.float16)
@@ -206,7 +223,7 @@ class SyntheticBank(Thoughts):
         return (self._meanings(node)[said] + wording).astype(np.float16)
 
     def _meanings(self, node: int) -> np.ndarray:
-        """What the children of a node may say; float64 ``[meanings, SIZE]``."""
+        """Meanings that the children of a node may have; float64 ``[meanings, SIZE]``."""
         path, level = self._path[node], self.depth[node] + 1
         if path not in self._ideas:
             rng = _generator(*self.origin, level, *path, _IDEAS)
@@ -219,7 +236,7 @@ class SyntheticBank(Thoughts):
 
 
 def _generator(*words: int) -> np.random.Generator:
-    """Of a seed, a problem, a level, and what there is to draw on it."""
+    """The generator of a seed, a problem, a level, and what there is to draw on it."""
     seed, number, level, *rest = words
     key = (int(Stream.BANKS), number, level, len(rest), *rest)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
@@ -324,11 +341,9 @@ def written(bank: SyntheticBank) -> WrittenSearch:
 
 def _thought(bank: SyntheticBank, parent: int, node: int) -> Thought:
     verdict = bank.verdict[node]
-    return Thought(
-        parent, bank.tokens[node], bank.score[node], bank.text[node],
-        -1 if verdict is None else int(verdict), End(bank.end[node]), bank.answer[node],
-        bank.embedding[node],
-    )  # fmt: skip
+    said = bank.tokens[node], bank.score[node], bank.text[node]
+    judged = -1 if verdict is None else int(verdict), End(bank.end[node]), bank.answer[node]
+    return Thought(parent, *said, *judged, bank.embedding[node])
 
 
 def write_synthetic(

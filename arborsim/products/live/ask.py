@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.policies.live_hints import hints_of
 from arborsim.products import choices
-from arborsim.products.equivalent import equivalent
-from arborsim.products.record.problems import DEFAULTS, Problems, live_fields
+from arborsim.products.declare import (
+    AnyPath,
+    Count,
+    InPython,
+    Option,
+    Options,
+    Positive,
+    Silent,
+    at_least,
+    call,
+    equivalent,
+    setting_texts,
+)
+from arborsim.products.options import PolicyOptions
+from arborsim.products.record.problems import RewardedProblems, live_fields
 from arborsim.products.replay.ask import measured
 from arborsim.products.results import Results
 
 if TYPE_CHECKING:
+    import os
+
     import pandas as pd
     from rich.console import Console
 
     from arborsim.play.backends import LiveFacts, LiveResult, ModelUsage
     from arborsim.play.live_log import Collector
-    from arborsim.products.choices import Budgets, Policies, Settings
     from arborsim.products.live.tables import LiveReport
     from arborsim.report.progress import LiveBar
     from arborsim.report.table import Table
@@ -35,74 +48,85 @@ _LIBRARIES = ("numpy", "pandas", "pyarrow")
 _EVERY_S = 0.1
 
 
-def live(
-    *,
-    policies: Policies = "full",
-    budgets: Budgets = 0.5,
-    settings: Settings = (),
-    full: bool = True,
-    recall: str = "stage",
-    overlap: bool = True,
-    graphs: bool = True,
-    page_tokens: int = 0,
-    batch: int = 1,
-    attention_top: int = 0,
-    shadow: bool = False,
-    gpu: str = "",
-    out: str | os.PathLike[str] | None = None,
-    trace: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: bool = False,
-    **problems: Unpack[Problems],
-) -> LiveResults:
-    """Search live under KV-cache policies that really remove tokens, and count what is right.
-
-    Every policy searches the same problems.  Needs the ``torch`` extra.
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions(Options, panel="Cache"):
+    """How the cache of the live model works, or its simulation.
 
     Parameters
     ----------
-    policies, budgets
-        As for `arborsim.replay`.
-    settings : mapping or sequence of str
-        Options of the search and parameters of policies: ``{"search.keep": 2, "h2o.sinks": 4}``.
-    full : bool
-        Also run full retention, to compare.
-    recall : {"stage", "stream", "near", "ondemand"}
-        How tokens in host memory are read.
-    overlap : bool
+    recall
+        How DDR tokens are read: stage, stream, near or ondemand.
+    overlap
         Let copies run behind computation.
-    graphs : bool
-        On a GPU, replay decode steps as CUDA graphs wherever they can be captured.
-    page_tokens : int
-        Slots that pools grow by; 0 for 16, or 1 in a shadow run.
-    batch : int
+    graphs
+        On a GPU, replay decode steps as CUDA graphs.
+    page_tokens
+        Slots that pools grow by.
+    batch
         Searches computed together: more tokens per second, times that overlap.
-    attention_top : int
-        Positions kept of attention rows that a policy reads one by one, as all do with `shadow`; 0
-        for all, or 256 on paths above 4,096 tokens.  Sums and newest rows are always whole.
-    shadow : bool
-        Policies decide, nothing is removed; bytes and seconds are those of `gpu`, simulated.
-    out : path, optional
-        Log of all results (JSON lines), each on the disk before the next search; `resume` goes on
-        with it, `overwrite` replaces it.
-    trace : path, optional
-        A shadow run also records this trace.
-    progress : bool
+    attention_top
+        Positions kept of attention rows that a policy reads one by one.
+
+        All do with `shadow`.  Sums and newest rows are always whole.
+    shadow
+        Policies decide, nothing is removed; bytes and seconds are simulated.
+    gpu
+        --shadow: GPU profile, a name or a TOML file.
+    """
+
+    recall: str = "stage"
+    overlap: bool = True
+    graphs: bool = True
+    page_tokens: Annotated[Count, Option(shown="16, with --shadow 1")] = 0
+    batch: Positive = 1
+    attention_top: Annotated[Count, Option(shown="all, 256 for paths above 4096 tokens")] = 0
+    shadow: bool = False
+    gpu: Annotated[str, Option(complete="gpu", shown="h100")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveFiles(Options, panel="Output"):
+    """Files that a live run writes.
+
+    Parameters
+    ----------
+    out
+        Log of all results, JSON lines.
+
+        Each is on the disk before the next search.
+    trace
+        --shadow: also record this trace.
+    resume
+        Go on with the log.
+    overwrite
+        Replace log and trace.
+    progress
         Show progress on standard error.
-    **problems
-        The problems, the model, the search and its rewards
-        (`arborsim.products.record.problems.Problems`), such as
-        ``task="chain"``, ``episodes=40``, ``device="cuda"``.
+    """
+
+    out: Annotated[AnyPath | None, Option(writes=True, silent=True)] = None
+    trace: Annotated[AnyPath | None, Option(writes=True, silent=True)] = None
+    resume: Silent = False
+    overwrite: Silent = False
+    progress: InPython = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions(PolicyOptions, CacheOptions, RewardedProblems, LiveFiles):
+    """Search live under KV-cache policies that really remove tokens, and count what is right.
+
+    Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
+    where the time went, all against full retention. Needs the extra torch. Ctrl-C keeps the log;
+    exit code 130.
+
+    Parameters
+    ----------
+    full
+        Also run full retention, to compare.
 
     Returns
     -------
     LiveResults
-
-    Raises
-    ------
-    ArborsimError
-        A name, number, file or combination of arguments that cannot work, in one line.
 
     Examples
     --------
@@ -110,76 +134,56 @@ def live(
     >>> results = arborsim.live(task="chain", episodes=40, policies="h2o", budgets=[0.7, 0.85])
     ... # doctest: +SKIP
     """
-    given = {name: value for name, value in locals().items() if name != "problems"}
-    running = LiveRun(**given, **problems)
-    running.run(progress=progress)
-    return running.results()
+
+    full: bool = True
+
+    def results(self) -> LiveResults:
+        """Search everything."""
+        running = LiveRun(self)
+        running.run()
+        return running.results()
+
+
+live = call("live", LiveOptions)
 
 
 class LiveRun:
-    """What `live` is asked for, checked; searches that are done survive an interruption.
+    """Searches that were asked for, checked; those that are done survive an interruption."""
 
-    Takes the arguments of `live`.
-    """
-
-    def __init__(
-        self,
-        *,
-        policies: Policies,
-        budgets: Budgets,
-        settings: Settings,
-        full: bool,
-        recall: str,
-        overlap: bool,
-        graphs: bool,
-        page_tokens: int,
-        batch: int,
-        attention_top: int,
-        shadow: bool,
-        gpu: str,
-        out: str | os.PathLike[str] | None = None,
-        trace: str | os.PathLike[str] | None = None,
-        resume: bool = False,
-        overwrite: bool = False,
-        progress: bool = False,
-        **problems: Any,
-    ) -> None:
+    def __init__(self, options: LiveOptions) -> None:
         from arborsim.memory.pages import MOST_PAGE_TOKENS
         from arborsim.play.backends import LiveRequest
         from arborsim.play.live_log import Collector, LiveLog
 
-        given = {
-            name: value for name, value in locals().items() if name not in ("self", "problems")
-        }
-        command = equivalent("live", live, given | problems | {"trace": None}, DEFAULTS)
-        self.out = None if out is None else output_path(out)
-        recorded = None if trace is None else output_path(trace)
-        choices.at_least(1, batch=batch)
-        choices.at_least(0, attention_top=attention_top)
-        choices.at_least(0, MOST_PAGE_TOKENS, page_tokens=page_tokens)
-        _check_files(self.out, recorded, shadow=shadow, resume=resume, overwrite=overwrite)
+        self._options, given = options, options
+        self.out = None if given.out is None else output_path(given.out)
+        recorded = None if given.trace is None else output_path(given.trace)
+        at_least(0, MOST_PAGE_TOKENS, page_tokens=given.page_tokens)
+        _check_files(given, self.out, recorded)
+        same = ("recall", "overlap", "graphs", "batch", "attention_top", "shadow")
         self.request = LiveRequest(
-            **live_fields(
-                problems, policies=policies, budgets=budgets, settings=settings, full=full
-            ),
-            **_cache(recall, gpu, page_tokens, shadow=shadow, overlap=overlap),
-            recall=recall, overlap=overlap, graphs=graphs, batch=batch, attention_top=attention_top,
-            shadow=shadow, trace=recorded, command=command,
-        )  # fmt: skip
+            **live_fields(given, given.full),
+            **_cache(given),
+            **{name: getattr(given, name) for name in same},
+            trace=recorded,
+            command=equivalent("live", given),
+        )
         self._log = None
         if self.out is not None:
-            self._log = LiveLog(self.out, self.request, resume=resume, overwrite=overwrite)
+            self._log = LiveLog(
+                self.out, self.request, resume=given.resume, overwrite=given.overwrite
+            )
         self.found: Collector = Collector(self._log)
         self.models: tuple[ModelUsage, ...] = ()  # what reward and embedding models took
         self.watch = Watch(self.found, len(self.request.cells), recorded)
 
-    def run(self, *, progress: bool = False) -> None:
+    def run(self) -> None:
         """Search everything that is missing; what is done stays if this is interrupted."""
         from arborsim.play.backends import get_backend
         from arborsim.report.progress import LiveBar
 
         try:
-            if not progress:
+            if not self._options.progress:
                 self.models = get_backend("torch").live(self.request, self.watch)
                 return
             with LiveBar("loading the model") as self.watch.bar:
@@ -189,7 +193,7 @@ class LiveRun:
                 self._log.close()
 
     def results(self) -> LiveResults:
-        """Of the searches that are done.
+        """The results of the searches that are done.
 
         Raises
         ------
@@ -213,39 +217,40 @@ class LiveRun:
         return f"{self.out} holds {done}; --resume goes on"
 
 
-def _check_files(
-    out: Path | None, trace: Path | None, *, shadow: bool, resume: bool, overwrite: bool
-) -> None:
+def _check_files(given: LiveOptions, out: Path | None, trace: Path | None) -> None:
     """Refuse outputs that options contradict."""
-    if resume and out is None:
+    if given.resume and out is None:
         raise UsageError("--resume needs --out, the log to go on with")
-    if resume and overwrite:
+    if given.resume and given.overwrite:
         raise UsageError("--resume keeps the log and --overwrite replaces it: give one of them")
     if trace is None:
         return
-    if not shadow:
+    if not given.shadow:
         raise UsageError("--trace needs --shadow: a search that policies prune is no recording")
-    if resume:
+    if given.resume:
         raise UsageError("--trace records whole runs: --resume cannot go with it")
-    if trace.exists() and not overwrite:
+    if trace.exists() and not given.overwrite:
         raise UsageError(f"--trace {trace}: the file exists: --overwrite replaces it")
 
 
-def _cache(
-    recall: str, gpu: str, page_tokens: int, *, shadow: bool, overlap: bool
-) -> dict[str, Any]:
+def _cache(given: LiveOptions) -> dict[str, Any]:
     """Page size and machine, as the fields of a `LiveRequest`; only a shadow run simulates one."""
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
 
-    choices.check_recall(recall)
-    if gpu and not shadow:
+    choices.check_recall(given.recall)
+    if given.gpu and not given.shadow:
         raise UsageError("--gpu is simulated, by --shadow: a live run takes --device cuda")
-    if shadow and not overlap:
+    if not given.shadow:
+        return {"page_tokens": given.page_tokens or 16, "machine": None}
+    if not given.overlap:
         raise UsageError("--no-overlap is for live runs: leave out --shadow")
-    page_tokens = page_tokens or (1 if shadow else 16)
-    machine = Machine(load_profile(gpu or "h100"), None, recall, page_tokens) if shadow else None
-    return {"page_tokens": page_tokens, "machine": machine}
+    page_tokens = given.page_tokens or 1
+    profile = load_profile(given.gpu or "h100")
+    return {
+        "page_tokens": page_tokens,
+        "machine": Machine(profile, None, given.recall, page_tokens),
+    }
 
 
 class Watch:
@@ -307,20 +312,10 @@ class Watch:
 
 
 class LiveResults(Results):
-    """How many answers are right under each policy and budget, and what its cache took.
-
-    Attributes
-    ----------
-    raw : LiveReport
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """How many answers are right under each policy and budget, and what its cache took."""
 
     kind = "live"
     raw: LiveReport
-
-    def __init__(self, raw: LiveReport, metadata: Mapping[str, Any]) -> None:
-        super().__init__(metadata)
-        self.raw = raw
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per problem, policy and budget.
@@ -354,7 +349,7 @@ class LiveResults(Results):
         return live_json(self.raw)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        from arborsim.products.live.page import write_live_page
+        from arborsim.products.live.report import write_live_page
 
         path = output_path(path)
         write_live_page(self.raw, path)
@@ -423,12 +418,14 @@ class LiveResults(Results):
 
 
 def live_metadata(report: LiveReport) -> dict[str, Any]:
-    """What made the results of a live run."""
+    """The metadata of a live run's results."""
     from arborsim.products.live.tables import cautions, left_out, live_rows
 
     facts = report.facts
     return made_by(
-        "live", report.command, *_LIBRARIES,
+        "live",
+        report.command,
+        *_LIBRARIES,
         gpu=report.request.get("gpu", {}).get("name", facts.device),
         host="",
         engine="",
@@ -448,7 +445,7 @@ def live_metadata(report: LiveReport) -> dict[str, Any]:
             for (policy, budget), why in left_out(report).items()
         ],
         does_not_fit=[],
-    )  # fmt: skip
+    )
 
 
 def _not_bounded(cells: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -457,7 +454,7 @@ def _not_bounded(cells: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], tu
 
     unbounded, reading = set(), []
     for cell in cells:
-        texts = choices.setting_texts(cell.get("settings", {}))
+        texts = setting_texts(cell.get("settings", {}))
         try:
             policy = build(cell["policy"], dict(map(choices.assigned, texts)), code=False)
         except ArborsimError:  # of a package that is not installed here
@@ -481,7 +478,7 @@ def _result(row: Mapping[str, Any]) -> LiveResult:
 
 
 def described(models: Sequence[ModelUsage]) -> list[str]:
-    """What reward and embedding models took, a line each."""
+    """A line for each reward and embedding model: what it took."""
     return [_described(usage) for usage in models]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
@@ -17,13 +17,11 @@ from arborsim.play.results import ANY, BASELINE, MARK, EpisodeResult, Relative, 
 from arborsim.policies.live_hints import hints_of
 from arborsim.products.replay.tables import COLUMNS, NAMES, flat_measurements
 from arborsim.products.replay.words import budget_of_reading
+from arborsim.report.lines import print_tables
 from arborsim.report.table import (
-    NOTHING,
-    UNKNOWN,
-    Column,
     Table,
     print_heading,
-    print_tables,
+    read_columns,
     shown,
     terminal,
 )
@@ -65,10 +63,11 @@ class LiveReport:
             return result.episode, order.get((result.policy, result.budget), len(order))
 
         unbounded = frozenset(c.policy.name for c in request.cells if not c.policy.bounded)
-        reading = tuple(c.policy.name for c in request.cells
-                        if hints_of(c.policy).bounds_page and not c.policy.bounded)  # fmt: skip
-        return cls(facts, tuple(sorted(results, key=place)), describe(request), request.command,
-                   request.shadow, unbounded, reading)  # fmt: skip
+        paged = (c.policy for c in request.cells if hints_of(c.policy).bounds_page)
+        reading = tuple(policy.name for policy in paged if not policy.bounded)
+        found = tuple(sorted(results, key=place))
+        asked = describe(request), request.command, request.shadow
+        return cls(facts, found, *asked, unbounded, reading)
 
     @property
     def problems(self) -> str:
@@ -128,12 +127,14 @@ def live_rows(report: LiveReport) -> tuple[LiveRow, ...]:
 
 def episode_result(report: LiveReport, result: LiveResult) -> EpisodeResult:
     """The record that tables and figures of replays take."""
-    return EpisodeResult(
-        report.facts.task, result.episode, result.policy, result.budget, result.budget_tokens,
-        result.measured, attention_kept=math.nan,
-        kv_bytes_per_token=report.facts.kv_bytes_per_token,
-        bounded=result.policy not in report.unbounded,
-    )  # fmt: skip
+    cell = result.episode, result.policy, result.budget, result.budget_tokens
+    kv_bytes, bounded = report.facts.kv_bytes_per_token, result.policy not in report.unbounded
+    figures: dict[str, Any] = {
+        "attention_kept": math.nan,
+        "kv_bytes_per_token": kv_bytes,
+        "bounded": bounded,
+    }
+    return EpisodeResult(report.facts.task, *cell, result.measured, **figures)
 
 
 def _row(report: LiveReport, row: Row, full: dict[int, LiveResult]) -> LiveRow:
@@ -197,67 +198,20 @@ def _p(row: LiveRow) -> str:
     return "<0.001" if row.p < 0.001 else f"{row.p:.3f}"
 
 
-ANSWERS: tuple[Column[LiveRow], ...] = (
-    Column("correct", "Right", "count", lambda r: r.correct if r.judged else math.nan,
-           "Problems solved, of those searched: less than all if the budget could not hold some.",
-           text=lambda r: f"{r.correct}/{r.judged}" if r.judged else "n/a", head=("right",),
-           hide=UNKNOWN),
-    Column("accuracy", "Accuracy", "percent", lambda r: r.accuracy,
-           "Share of the searched problems that were solved.", ("accuracy",),
-           text=lambda r: hundredths(r.accuracy), hide=UNKNOWN, bar=True),
-    Column("interval", "95% interval", "percent", lambda r: r.low,
-           "Clopper-Pearson interval of the accuracy.", ("95%", "interval"),
-           text=lambda r: interval(r.low, r.high), hide=UNKNOWN),
-    Column("difference", "Accuracy vs full", "points", lambda r: r.difference,
-           "Accuracy less that of full retention on the same problems.", ("vs", "full"),
-           text=lambda r: "" if math.isnan(r.difference) else f"{100 * r.difference:+.1f}",
-           hide=UNKNOWN),
-    Column("p", "Fisher's p", "count", lambda r: r.p,
-           "Two-sided p of Fisher's exact test of that difference.", ("Fisher", "p"), text=_p,
-           hide=UNKNOWN),
-)  # fmt: skip
-MEMORY: tuple[Column[LiveRow], ...] = (
-    replace(COLUMNS["peak_hbm"], about="Largest KV footprint in device memory of any search, "
-            "staged tokens included; weights are not in it. It includes the prefill, so it can "
-            "exceed the budget."),
-    replace(COLUMNS["hbm_vs_full"],
-            about="That peak relative to the one of full retention on the same problems."),
-    replace(COLUMNS["peak_ddr"], hide=NOTHING),
-    COLUMNS["peak_quantised"],
-    Column("allocated", "Allocated", "bytes", lambda r: r.allocated_bytes,
-           "Largest size of the tensors that hold KV on the device, gaps included.",
-           ("with", "gaps"), "memory", hide=NOTHING),
-    Column("device", "Device peak", "bytes", lambda r: r.device_peak_bytes,
-           "Largest memory of the framework's allocator on the device, weights included.",
-           ("all on", "device"), hide=NOTHING),
-    COLUMNS["evicted"],
-    COLUMNS["quantised"],
-    replace(COLUMNS["offloaded"], hide=NOTHING),
-    replace(COLUMNS["rehydrated"], hide=NOTHING),
-    replace(COLUMNS["rehydrations"], hide=NOTHING, head=("prefills", "again")),
-    Column("decisions", "Decisions", "count", lambda r: r.decisions,
-           "How often the policy was asked.", ("times", "asked")),
-)  # fmt: skip
-TIME: tuple[Column[LiveRow], ...] = (
-    Column("total", "Total time", "seconds", lambda r: r.total_s,
-           "All searches of the row, one after the other.", ("total", "time"), "time"),
-    Column("prefill", "Prefill", "seconds", lambda r: r.time.prefill_s,
-           "Forward passes over prompts.", ("prefill",), "time"),
-    Column("model", "Model", "seconds", lambda r: r.time.decode_s,
-           "Forward passes of the generated tokens.", ("model",), "time"),
-    replace(COLUMNS["policy_time"], about="Taking signals, deciding, and moving tokens."),
-    replace(COLUMNS["transfer"], about="Waiting for copies from or to DDR.", hide=NOTHING),
-    replace(COLUMNS["rehydration"], about="Prefill passes over evicted tokens.", hide=NOTHING),
-    Column("other", "Other", "seconds", lambda r: r.other_s,
-           "Sampling, keeping the tree, judging thoughts and answers.", ("other",), "time",
-           hide=NOTHING),
-    Column("hidden", "Hidden transfer", "seconds", lambda r: r.time.hidden_transfer_s,
-           "Copies that ran behind computation; not part of the total.", ("hidden",), "time",
-           hide=NOTHING),
-    replace(COLUMNS["tokens_per_s"],
-            about="Generated tokens, on all branches together, per second of total time."),
-    replace(COLUMNS["speed_vs_full"], about="Speed relative to full retention, same problems."),
-)  # fmt: skip
+def _difference(row: LiveRow) -> str:
+    return "" if math.isnan(row.difference) else f"{100 * row.difference:+.1f}"
+
+
+_FUNCTIONS: dict[str, Callable[[LiveRow], Any]] = {
+    "judged_correct": lambda row: row.correct if row.judged else math.nan,
+    "right_text": lambda row: f"{row.correct}/{row.judged}" if row.judged else "n/a",
+    "accuracy_text": lambda row: hundredths(row.accuracy),
+    "interval_text": lambda row: interval(row.low, row.high),
+    "difference_text": _difference,
+    "p_text": _p,
+}
+#: Columns by group: ``columns.toml`` declares them.
+ANSWERS, MEMORY, TIME = read_columns("arborsim.products.live", _FUNCTIONS, COLUMNS).values()
 _GROUPS = (("Answers", ANSWERS), ("Memory and moves", MEMORY), ("Time", TIME))
 
 
@@ -268,11 +222,9 @@ def print_live(report: LiveReport, console: Console | None = None) -> None:
     """
     console = console or terminal()
     facts, rows = report.facts, live_rows(report)
-    print_heading(
-        console, f"{facts.model}, {report.request['search']}",
-        f"{report.problems} of {facts.task}, {facts.dtype} on {facts.device}, weights "
-        f"{quantity('bytes', facts.weight_bytes)}",
-    )  # fmt: skip
+    on = f"{facts.dtype} on {facts.device}, weights {quantity('bytes', facts.weight_bytes)}"
+    about = f"{report.problems} of {facts.task}, {on}"
+    print_heading(console, f"{facts.model}, {report.request['search']}", about)
     if rows:
         groups = [
             (title, Table(rows, (*NAMES, *shown(columns, rows)), lambda row: row.budget_label))
@@ -298,7 +250,7 @@ def left_out(report: LiveReport) -> dict[tuple[str, str], list[str]]:
 
 
 def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
-    """What a reader must know in order not to misread the numbers."""
+    """Notes without which the numbers can be misread."""
     found = []
     if report.facts.random_weights:
         found.append(
@@ -337,22 +289,14 @@ def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
 def live_json(report: LiveReport) -> str:
     """Facts, request, rows and searches as strict JSON (unknown numbers are null)."""
     rows = live_rows(report)
-    return documents.to_json({
-        "facts": report.facts,
-        "request": report.request,
-        "command": report.command,
-        "shadow": report.shadow,
-        "rows": [row_record(row) for row in rows],
-        "results": [flat(result) for result in report.results],
-        "notes": cautions(report, rows),
-    })  # fmt: skip
+    found = {name: getattr(report, name) for name in ("facts", "request", "command", "shadow")}
+    found |= {"rows": [*map(row_record, rows)], "results": [*map(flat, report.results)]}
+    return documents.to_json({**found, "notes": cautions(report, rows)})
 
 
 #: Fields of a `LiveRow` that live runs do not know, and what is said besides its fields.
-SILENT = (
-    "trace", "relative", "oracle_gap", "attention_kept", "output_error", "per", "kept_note",
-    "answers",
-)  # fmt: skip
+_ATTENTION = ("attention_kept", "kept_note", "oracle_gap", "output_error")
+SILENT = ("trace", "relative", "per", "answers", *_ATTENTION)
 DERIVED = ("accuracy", "total_s", "other_s", "tokens_per_s")
 
 

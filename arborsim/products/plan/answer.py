@@ -16,7 +16,6 @@ from arborsim.products.plan.results import (
     middle_cost,
     middle_solved,
     paid,
-    paid_solved,
 )
 from arborsim.products.plan.runs import TIME
 from arborsim.products.plan.statistics import Estimate
@@ -27,32 +26,33 @@ def answer(
     best: CandidateResult, alternative: CandidateResult | None, plan: PlanResult
 ) -> tuple[str, str, str]:
     """Three lines, as `Recommendation.answer` has them."""
-    point = compared_point(best)
+    point, fleet = compared_point(best), best.fleet
     assert point is not None
-    fleet, solved = best.fleet, solved_known([best])
     ends = (1, 1) if fleet is None else (fleet.machines, fleet.machines)
     if fleet is not None and best.is_open:
         ends = machines_if_off(best, fleet)
-    machines = " to ".join(map(str, dict.fromkeys(ends)))
-    at = f"{load_of(point.load, plan)}"
-    if fleet is None:
-        at += ", the largest load it carries (none is stated)"
+    none = ", the largest load it carries (none is stated)" if fleet is None else ""
     if best.is_open:
         cost = (
             f"what searches cost is not known, as runs of {best.searches:,} searches saw no limit; "
             f"give more per run (searches = {2 * best.searches})"
         )
     elif best.price_per_hour is None:
-        cost = f"its price is not known; it serves {at}"
+        cost = f"its price is not known; it serves {load_of(point.load, plan)}{none}"
     else:
-        range_of = paid_solved if solved else paid
-        what = "solved searches" if solved else "searches (how many are solved is not known)"
-        cost = f"{money(range_of(best, point, plan.unit), plan.currency)} per 1,000 {what} at {at}"
+        known = solved_known([best])
+        remark = "" if known else " (how many are solved is not known)"
+        cost = cost_at(point, best, plan, known, remark) + none
     return (
-        f"Rent {machines} x {best.hardware}, {_kept_by(best)}: {cost}.",
-        _hourly(best, plan, solved),
+        f"Rent {_to(ends)} x {best.hardware}, {_kept_by(best)}: {cost}.",
+        _hourly(best, plan),
         _bounds(best, alternative, plan),
     )
+
+
+def _to(ends: Sequence[int]) -> str:
+    """``"2"`` or ``"2 to 3"``."""
+    return " to ".join(map(str, dict.fromkeys(ends)))
 
 
 def _kept_by(best: CandidateResult) -> str:
@@ -64,40 +64,32 @@ def _kept_by(best: CandidateResult) -> str:
     return f"{name}{budget}{'' if known else ' (correct answers not measured)'}"
 
 
-def _hourly(best: CandidateResult, plan: PlanResult, solved: bool) -> str:
+def _hourly(best: CandidateResult, plan: PlanResult) -> str:
     """The price of an hour, and what ranges and solve rates rest on."""
     fleet, price = best.fleet, best.price_per_hour
-    gpus = [best.gpus if fleet is None else fleet.gpus]
-    served = f"the target is met: {plan.percentile:g}% of the searches within {limits_of(plan)}"
     parts = []
-    if price is not None and best.is_open:
-        parts.append(
-            f"{money(price, plan.currency)} an hour for each machine of {_gpus([best.gpus])}"
-        )
-    elif price is not None:
-        hourly = price
+    if price is not None:
+        machines = (1, 1)
         if fleet is not None and fleet.price_per_hour is not None:
-            fewest, most = machines_if_off(best, fleet)
-            hourly = (fewest * price[0], most * price[1])
-            gpus = list(dict.fromkeys((fewest * best.gpus, most * best.gpus)))
-        parts.append(f"{money(hourly, plan.currency)} an hour for {_gpus(gpus)}")
-        if hourly[0] < hourly[1]:
-            error = (
-                "" if best.error is None else f" and the seconds' error of {share_text(best.error)}"
-            )
-            parts[-1] += f" (a range of prices{error})"
-    parts.append(served)
+            machines = machines_if_off(best, fleet)
+        low, high = (n * each for n, each in zip(machines, price, strict=True))
+        gpus = [n * best.gpus for n in machines]
+        where = f"{_to(gpus)} GPU{'s' * (gpus[-1] != 1)}"
+        if best.is_open:
+            where = f"each machine of {where}"
+        parts.append(f"{money((low, high), plan.currency)} an hour for {where}")
+        if low < high and not best.is_open:
+            error = best.error
+            off = "" if error is None else f" and the seconds' error of {share_text(error)}"
+            parts[-1] += f" (a range of prices{off})"
+    share = f"{plan.percentile:g}% of the searches within {limits_of(plan)}"
+    parts.append(f"the target is met: {share}")
     accuracy = best.quality.accuracy if best.quality is not None else None
-    if solved and (rate := accuracy or plan.solved) is not None:
+    if solved_known([best]) and (rate := accuracy or plan.solved) is not None:
         live = f"live runs of {plan.answers_of}" if plan.answers_of else "live runs"
         origin = live if accuracy is not None else plan.solved_origin
         parts.append(f"{_rate_text(rate, origin)} are solved")
     return f"{'; '.join(parts)}."
-
-
-def _gpus(counts: Sequence[int]) -> str:
-    """``"1 GPU"``, ``"1 to 2 GPUs"``."""
-    return f"{' to '.join(map(str, counts))} GPU{'s' * (counts[-1] != 1)}"
 
 
 def _rate_text(rate: Estimate, origin: str) -> str:
@@ -108,34 +100,29 @@ def _rate_text(rate: Estimate, origin: str) -> str:
 
 
 def _bounds(best: CandidateResult, alternative: CandidateResult | None, plan: PlanResult) -> str:
-    """What limits the machines, and what would change the answer."""
+    """The limits of the machines, and what would change the answer."""
     point, fleet = best.at_largest, best.fleet
     assert point is not None
     assert best.largest is not None
     name = RESOURCES[point.saturated]
-    if best.is_open:
-        limit = f"No limit was seen in runs of {best.searches:,} searches (busiest: {name})"
-    elif best.limited_by == "target" and point.saturated in TIME:
-        limit = f"The latency target limits it ({name} is busiest)"
-    else:
-        limit = f"{name[0].upper()}{name[1:]} limits it"
     machines = 1 if fleet is None else fleet.machines
+    subject, carry = ("they", "carry") if machines > 1 else ("it", "carries")
     carried = load_of(machines * best.largest, plan)
-    subject = "they" if machines > 1 else "it"
     if best.is_open:  # a queue that grows slowly is not seen either
+        limit = f"No limit was seen in runs of {best.searches:,} searches (busiest: {name})"
         parts = [f"{limit}: {subject} carried {carried}; longer runs can show more or less"]
     else:
-        parts = [f"{limit}: {subject} {'carry' if machines > 1 else 'carries'} up to {carried}"]
+        limit = f"{name[0].upper()}{name[1:]} limits it"
+        if best.limited_by == "target" and point.saturated in TIME:
+            limit = f"The latency target limits it ({name} is busiest)"
+        parts = [f"{limit}: {subject} {carry} up to {carried}"]
     if fleet is not None and not best.is_open:
-        least, largest = machines_if_off(best, fleet)
-        if least < largest:
-            parts.append(f"the seconds' error leaves {least} to {largest} machines open")
-    if (change := price_that_changes(plan, best, alternative)) is not None:
-        other, factor = change
-        if factor > 1:
-            parts.append(
-                f"{named(other)} is cheaper once {best.hardware} costs {factor:.2g} times as much"
-            )
+        least, most = machines_if_off(best, fleet)
+        if least < most:
+            parts.append(f"the seconds' error leaves {least} to {most} machines open")
+    if (change := price_that_changes(plan, best, alternative)) is not None and change[1] > 1:
+        once = f"once {best.hardware} costs {change[1]:.2g} times as much"
+        parts.append(f"{named(change[0])} is cheaper {once}")
     return f"{'; '.join(parts)}."
 
 
@@ -155,26 +142,29 @@ def price_that_changes(
 
 def elsewhere(plan: PlanResult, result: CandidateResult) -> list[CandidateResult]:
     """The same policy, budget and recall on other GPUs, the cheapest first."""
-    same = (result.policy, result.budget, result.recall)
-    found = [
-        each
-        for each in plan.met()
-        if (each.policy, each.budget, each.recall) == same and each.hardware != result.hardware
-    ]
-    return sorted(found, key=lambda each: (middle_cost(each) or math.inf, each.number))
+
+    def kept(row: CandidateResult) -> tuple[str, str, str]:
+        return row.policy, row.budget, row.recall
+
+    same = [row for row in plan.met() if kept(row) == kept(result)]
+    found = [row for row in same if row.hardware != result.hardware]
+    return sorted(found, key=lambda row: (middle_cost(row) or math.inf, row.number))
 
 
 def cost_at(
-    point: LoadPoint | Fleet, of: CandidateResult, plan: PlanResult, solved: bool = False
+    point: LoadPoint | Fleet,
+    of: CandidateResult,
+    plan: PlanResult,
+    solved: bool = False,
+    remark: str = "",
 ) -> str:
     """A cost means nothing without the load that the machines' hours are divided by.
 
     Its range is that of prices, widened by the error of the candidate's seconds.
     """
-    range_of = paid_solved if solved else paid
     what = "solved searches" if solved else "searches"
-    cost = money(range_of(of, point, plan.unit), plan.currency)
-    return f"{cost} per 1,000 {what} at {load_of(point.load, plan)}"
+    cost = money(paid(of, point, plan.unit, solved), plan.currency)
+    return f"{cost} per 1,000 {what}{remark} at {load_of(point.load, plan)}"
 
 
 def solved_known(rows: Sequence[CandidateResult]) -> bool:

@@ -1,12 +1,21 @@
-"""How many answers policies get right, from live runs on other problems that a workload names."""
+"""How many answers policies get right, from live runs: of the user, or those that are known."""
 
 from __future__ import annotations
 
-from arborsim.core.statistics import clopper_pearson
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
 from arborsim.play.results import ANY
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.workload import Workload
-from arborsim.products.replay.answers import Answers, Searched, resolved
+from arborsim.products.replay.answers import (
+    Answers,
+    Searched,
+    counted_in,
+    read_log,
+    resolved,
+)
 
 
 def counted(workload: Workload) -> dict[tuple[str, str], Estimate | None]:
@@ -30,5 +39,29 @@ def counted(workload: Workload) -> dict[tuple[str, str], Estimate | None]:
         found[key] = None
         if match and match.exact:
             right, n = match.counted.right, match.counted.n + match.counted.infeasible
-            found[key] = Estimate(right / n, *clopper_pearson(right, n), n)
+            found[key] = Estimate.share(right, n)
     return found
+
+
+def problems_of(paths: Iterable[Path]) -> str:
+    """Tasks and models of logs: ``"game24 by arborsim-game24"``; "" where they do not say."""
+    searched = (each.searched for path in paths for each in counted_in(path))
+    names = dict.fromkeys(f"{s.task} by {s.model}" for s in searched if s.task and s.model)
+    return " and ".join(names)
+
+
+def read_accuracies(paths: Iterable[Path]) -> dict[tuple[str, str], Estimate]:
+    """Accuracy by policy and budget, of all the logs that ``arborsim live --out`` wrote.
+
+    That is the share of judged answers that are right, with Clopper and Pearson's 95% interval.
+    The budget of a policy that ignores budgets is "-".  Searches that a budget could not hold count
+    as wrong.
+    """
+    verdicts: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for path in paths:
+        _, results = read_log(path, "--answers")
+        for result in results:
+            if result.correct is not None or result.infeasible:
+                budget = "-" if result.budget == ANY else result.budget
+                verdicts[result.policy, budget].append(bool(result.correct))
+    return {key: Estimate.share(sum(right), len(right)) for key, right in verdicts.items()}

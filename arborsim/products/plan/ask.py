@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import output_path, real_path
 from arborsim.core.tables import made_by
 from arborsim.products import choices
-from arborsim.products.equivalent import equivalent
+from arborsim.products.choices import Files
+from arborsim.products.declare import (
+    AnyPath,
+    Count,
+    InPython,
+    Option,
+    Options,
+    Positive,
+    Share,
+    call,
+    equivalent,
+)
+from arborsim.products.options import Calibrations
 from arborsim.products.results import Results
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
     from rich.console import Console
 
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
     from arborsim.report.table import Table
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "simpy")
+AnyWorkload: TypeAlias = AnyPath | Annotated["Workload", Option()] | None
 #: Columns of `PlanResults.summary`, where they are known.
 _SUMMARY = (
     "number", "recommended", "hardware", "policy", "budget", "recall", "status", "reason", "gpus",
@@ -41,76 +53,151 @@ _SUMMARY = (
 )  # fmt: skip
 
 
-def plan(
-    workload: str | os.PathLike[str] | Workload | None = None,
-    *,
-    gpus: str | Sequence[str] = (),
-    model: str | None = None,
-    rate: str | float | None = None,
-    p95: str | float | None = None,
-    p50: str | float | None = None,
-    p99: str | float | None = None,
-    tree: str | Mapping[str, Any] | None = None,
-    chain: str | int | Mapping[str, Any] | None = None,
-    trace: str | os.PathLike[str] | None = None,
-    prompt: str | int | None = None,
-    solved: float | None = None,
-    policies: str | Sequence[str] | None = None,
-    budgets: str | float | Sequence[str | float] | None = None,
-    kv_dtype: str | None = None,
-    weights: str | None = None,
-    quick: bool = False,
-    load: float | None = None,
-    calibration: str | Sequence[str] = (),
-    allow_code: bool = False,
-    searches: int | None = None,
-    warm_up: int | None = None,
-    runs: int | None = None,
-    answers: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
-    min_attention_kept: float | None = None,
-    min_accuracy: float | None = None,
-    workers: int = 1,
-    progress: bool = False,
-) -> PlanResults:
-    """Find the load that GPUs, policies and budgets carry within a latency target, and its cost.
-
-    Ask by a workload file, or without one by `model`, `gpus`, a percentile and what is searched.
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions(Options):
+    """Options that replace what the workload says.
 
     Parameters
     ----------
-    workload : path or Workload, optional
-        A workload in TOML (``arborsim plan --example`` prints one).
-    gpus : str or sequence of str
-        GPUs, names or TOML files; they take the place of the workload's.
-    model, rate, p95, p50, p99, tree, chain, trace, prompt, solved, policies, budgets, kv_dtype, \
-weights, quick
-        The question without a file, as `arborsim.products.plan.quick.quick_tables` describes them:
-        ``rate="20/min"``, ``p95="60s"``, ``tree={"depth": 6, "width": 16, "thought": 80}``.
-    load : float, optional
-        Size a fleet for this load, in place of the workload's.
-    calibration : str or sequence of str
-        Calibrations whose settings hold where the workload gives none.
-    allow_code : bool
-        Let the workload file name policies by ``package.module:Class``, which imports them.
-    searches, warm_up, runs : int, optional
-        Length and number of runs, in place of the workload's.
-    answers : path or sequence of paths
-        Logs of `arborsim live`: how many answers are right under each policy and budget.
-    min_attention_kept, min_accuracy : float, optional
-        Recommend policies that keep this share of attention, that get this share of answers right.
-    workers : int
-        Processes; results do not depend on it.
-    progress : bool
+    gpus
+        GPUs by comma, in place of the workload's: names, or TOML files with numbers of the machine;
+        repeatable.
+    load
+        Size a fleet for this load.
+    calibration
+        Settings of policies from a calibration, a file or name, where the workload gives none;
+        repeatable.
+    allow_code
+        Import policies that the workload file names as package.module:Class.
+    searches
+        Searches per run, in place of the workload's.
+    warm_up
+        Searches before anything is measured, in place of the workload's.
+    runs
+        Runs per load, in place of the workload's.
+    """
+
+    gpus: Annotated[str | Sequence[str], Option("gpu", complete="gpu")] = ()
+    load: Annotated[float | None, Option(shown="the workload's")] = None
+    calibration: Calibrations = ()
+    allow_code: bool = False
+    searches: Annotated[Positive | None, Option(panel="Run")] = None
+    warm_up: Annotated[Count | None, Option(panel="Run")] = None
+    runs: Annotated[Positive | None, Option(panel="Run")] = None
+
+    def resized(self, workload: Workload) -> Workload:
+        """A workload with another load, or other runs, where they are given."""
+        if self.load is not None:
+            workload = workload.with_load(self.load)
+        searches, warm_up, runs = self.searches, self.warm_up, self.runs
+        if (searches, warm_up, runs) == (None, None, None):
+            return workload
+        searches = workload.searches if searches is None else searches
+        warm_up = min(workload.warm_up, searches // 10) if warm_up is None else warm_up
+        return workload.with_run_length(searches, warm_up, workload.runs if runs is None else runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickOptions(Options, panel="Instead of a workload file"):
+    """The keywords of `arborsim.products.plan.quick.quick_tables`.
+
+    Parameters
+    ----------
+    model
+        Geometry to charge for: a name, or a config.json.
+    rate
+        Searches that arrive: 20/min, 0.5/s, 1200/h.
+    p95
+        Time from arrival to answer that 95% must meet: 60s, 2min.
+    p50
+        The same for 50%.
+    p99
+        The same for 99%.
+    tree
+        depth=6,width=16,thought=80: levels, thoughts on each, tokens of each; branch=4 are the
+        children of a thought. 40..160 is a uniform range.
+
+        In Python also a mapping: ``{"depth": 6, "width": 16, "thought": 80}``.
+    chain
+        tokens=8000: one chain of thought.
+    trace
+        Recorded searches instead.
+    prompt
+        Tokens of the prompt.
+    solved
+        Share of correct answers.
+    policies
+        Policies by comma.
+    budgets
+        Shares (0.5) or tokens (2048), by comma.
+    kv_dtype
+        Type of the KV cache.
+    weights
+        Type of the weights.
+    quick
+        Two runs of 200 searches, loads 6% apart, in place of three of 1,000, 2% apart: under a
+        minute on two cores. Where compared, largest loads were 12% lower to 9% higher.
+    """
+
+    model: Annotated[str | None, Option(complete="model")] = None
+    rate: Annotated[str | float | None, Option(shown="seek the largest")] = None
+    p95: str | float | None = None
+    p50: str | float | None = None
+    p99: str | float | None = None
+    tree: str | Mapping[str, Any] | None = None
+    chain: str | int | Mapping[str, Any] | None = None
+    trace: Annotated[AnyPath | None, Option(complete="trace")] = None
+    prompt: Annotated[str | int | None, Option("prompt-tokens", shown="500")] = None
+    solved: Annotated[float | None, Option(shown="unknown")] = None
+    policies: Annotated[
+        str | Sequence[str] | None,
+        Option("policy", complete="policy", shown="full, kivi, streaming-llm"),
+    ] = None
+    budgets: Annotated[
+        str | float | Sequence[str | float] | None, Option("budget", shown="0.5")
+    ] = None
+    kv_dtype: Annotated[str | None, Option(shown="the model's")] = None
+    weights: Annotated[str | None, Option(shown="the model's")] = None
+    quick: bool = False
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options that were given, by keyword."""
+        given = {each.name: getattr(self, each.name) for each in fields(QuickOptions)}
+        for name in ("policies", "budgets"):
+            texts = choices.listed(given[name] or ())
+            if all(isinstance(each, str) for each in texts):
+                given[name] = choices.names(texts)
+        return {name: value for name, value in given.items() if value not in (None, [], False)}
+
+
+@dataclass(frozen=True)
+class PlanOptions(WorkloadOptions, QuickOptions):
+    """Find out how much load each GPU, policy and budget carries, and which to take.
+
+    Ask by a workload file, or by --model, --gpu, --p95 and --tree, --chain or --trace. For every
+    candidate the largest load that meets the latency target is searched for by simulation. Shows it
+    with latencies, utilisation, what runs out first and cost per search, and recommends one. Ctrl-C
+    keeps what is done; exit code 130.
+
+    Parameters
+    ----------
+    workload
+        Workload in TOML (arborsim plan --example prints one).
+    min_attention_kept
+        Recommend policies that keep at least this share of attention.
+    answers
+        Log of arborsim live: how many answers are right; repeatable.
+    min_accuracy
+        Recommend policies with at least this share of right answers.
+    workers
+        Processes; same results.
+    progress
         Show progress on standard error.
 
     Returns
     -------
     PlanResults
-
-    Raises
-    ------
-    ArborsimError
-        A name, number, file or combination of arguments that cannot work, in one line.
 
     Examples
     --------
@@ -120,75 +207,98 @@ weights, quick
     ...     tree={"depth": 6, "width": 16, "thought": 80}, quick=True,
     ... )  # doctest: +SKIP
     """
-    planning = Planning(**locals())
-    planning.run(progress=progress)
-    return planning.results()
+
+    workload: AnyWorkload = None
+    _: KW_ONLY
+    answers: Files = ()
+    min_attention_kept: Share | None = None
+    min_accuracy: Share | None = None
+    workers: Annotated[
+        Positive | None,
+        Option("jobs", panel="Run", shown="1; every core for --example", silent=True),
+    ] = None
+    progress: InPython = False
+
+    def asked_workload(self) -> Workload:
+        """The workload of a file, or of the question without one.
+
+        Raises
+        ------
+        UsageError
+            Both are given, or neither, or one is wrong.
+        """
+        from arborsim.products.plan.quick import quick_tables
+        from arborsim.products.plan.workload import Workload
+        from arborsim.products.plan.workload_file import read_workload, workload_of
+
+        named, given = gpu_names(self.gpus), self.workload
+        calibrations = [str(each) for each in choices.listed(self.calibration)]
+        if given is None:
+            wanted = {"model": self.model, "gpus": named}
+            if missing := [name for name, there in wanted.items() if not there]:
+                raise UsageError(
+                    f"{' and '.join(missing)} must be given: without a workload file, a plan asks "
+                    "for model, gpus, a percentile (p95='60s') and a tree, chain or trace"
+                )
+            tables = quick_tables(gpus=named, **self.asked)
+            return workload_of(tables, Path(), tables["name"], calibrations, allow_code=True)
+        if self.asked:
+            name, called = next(iter(self.asked)), getattr(given, "name", given)
+            raise UsageError(f"{name} asks without a workload: {called} says it itself")
+        if isinstance(given, Workload):
+            if named or calibrations:
+                raise UsageError(
+                    "gpus and calibration go with a workload file: change the Workload"
+                )
+            return given
+        return read_workload(Path(given), named, calibrations, self.allow_code)
+
+    def results(self) -> PlanResults:
+        """Evaluate every candidate."""
+        planning = Planning(self)
+        planning.run()
+        return planning.results()
+
+
+plan = call("plan", PlanOptions)
 
 
 class Planning:
-    """What `plan` is asked for, checked; candidates that are finished survive an interruption.
+    """A plan that was asked for, checked; candidates that are finished survive an interruption."""
 
-    Takes the arguments of `plan`.
-    """
-
-    def __init__(
-        self,
-        workload: str | os.PathLike[str] | Workload | None = None,
-        *,
-        gpus: str | Sequence[str] = (),
-        load: float | None = None,
-        calibration: str | Sequence[str] = (),
-        allow_code: bool = False,
-        searches: int | None = None,
-        warm_up: int | None = None,
-        runs: int | None = None,
-        answers: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
-        min_attention_kept: float | None = None,
-        min_accuracy: float | None = None,
-        workers: int = 1,
-        progress: bool = False,
-        **asked: Any,
-    ) -> None:
-        from arborsim.products.plan.files import problems_of, read_accuracies
+    def __init__(self, options: PlanOptions) -> None:
+        from arborsim.products.plan.answers import problems_of, read_accuracies
         from arborsim.products.plan.plan import Planner
         from arborsim.products.plan.recommend import Demanded
 
-        given = {name: value for name, value in locals().items() if name not in ("self", "asked")}
-        self._command = equivalent("plan", plan, given | asked)
-        choices.at_least(1, workers=workers, searches=searches, runs=runs)
-        choices.at_least(0, warm_up=warm_up)
-        for name, share in (("attention_kept", min_attention_kept), ("accuracy", min_accuracy)):
+        self._options = options
+        kept, accuracy = options.min_attention_kept, options.min_accuracy
+        for name, share in (("attention_kept", kept), ("accuracy", accuracy)):
             if share is not None and not 0 <= share <= 1:
                 raise UsageError(f"min_{name} must be a share in [0, 1], not {share!r}")
-        logs = [Path(each) for each in choices.listed(answers)]
-        found = workload_for(
-            workload, gpus=gpus, calibration=calibration, allow_code=allow_code, **asked
-        )
-        if min_accuracy is not None and not logs and found.answers is None:
+        logs = [Path(each) for each in choices.listed(options.answers)]
+        found = options.asked_workload()
+        if accuracy is not None and not logs and found.answers is None:
             raise UsageError("--min-accuracy needs --answers: a log of arborsim live")
-        found = resized(found, load=load, searches=searches, warm_up=warm_up, runs=runs)
-        demanded = Demanded(min_attention_kept, min_accuracy)
-        self.planner = Planner(found, demanded, read_accuracies(logs), problems_of(logs), workers)
+        self.planner = Planner(
+            options.resized(found), Demanded(kept, accuracy), read_accuracies(logs),
+            problems_of(logs), options.workers or 1,
+        )  # fmt: skip
 
-    def run(
-        self,
-        *,
-        progress: bool = False,
-        done: Callable[[CandidateResult], None] = lambda candidate: None,
-    ) -> None:
+    def run(self, done: Callable[[CandidateResult], None] = lambda candidate: None) -> None:
         """Evaluate what is missing; `done` is called with each candidate that is finished."""
         from arborsim.report.progress import shown
 
-        with shown(progress, self.planner.work()) as advance:
+        with shown(self._options.progress, self.planner.work()) as advance:
             self.planner.run(advance, done)
 
     def results(self) -> PlanResults:
-        """Of the candidates that are finished."""
+        """The results of the candidates that are finished."""
         workload, result = self.planner.workload, self.planner.result()
         profiles = {each.profile.name: each.profile for each in workload.hardware}
         engines = {each.engine.name for each in profiles.values() if each.engine is not None}
         metadata = made_by(
-            "plan", self._command, *_LIBRARIES,
+            "plan", equivalent("plan", self._options), *_LIBRARIES,
             workload=result.workload,
             gpu=[each.name for each in workload.hardware],
             engine=sorted(engines),
@@ -208,52 +318,6 @@ class Planning:
         return PlanResults(result, metadata, self.planner)
 
 
-def workload_for(
-    workload: str | os.PathLike[str] | Workload | None,
-    *,
-    gpus: str | Sequence[str] = (),
-    calibration: str | Sequence[str] = (),
-    allow_code: bool = False,
-    **asked: Any,
-) -> Workload:
-    """The workload of a file, or of a question without one (`plan`).
-
-    Raises
-    ------
-    UsageError
-        Both are given, or neither, or one is wrong.
-    """
-    from arborsim.products.plan.quick import quick_tables
-    from arborsim.products.plan.workload import Workload
-    from arborsim.products.plan.workload_file import read_workload, workload_of
-
-    quick = {name: value for name, value in asked.items() if value not in (None, False)}
-    named = gpu_names(gpus)
-    calibrations = [str(each) for each in choices.listed(calibration)]
-    if workload is None:
-        if missing := [
-            name for name in ("model", "gpus") if not (quick | {"gpus": named}).get(name)
-        ]:
-            raise UsageError(
-                f"{' and '.join(missing)} must be given: without a workload file, a plan asks for "
-                "model, gpus, a percentile (p95='60s') and a tree, chain or trace"
-            )
-        tables = quick_tables(gpus=named, **quick)
-        return workload_of(tables, Path(), tables["name"], calibrations, allow_code=True)
-    if quick:
-        name = next(iter(quick))
-        raise UsageError(f"{name} asks without a workload: {_called(workload)} says it itself")
-    if isinstance(workload, Workload):
-        if named or calibrations:
-            raise UsageError("gpus and calibration go with a workload file: change the Workload")
-        return workload
-    return read_workload(Path(workload), named, calibrations, allow_code)
-
-
-def _called(workload: Any) -> str:
-    return str(getattr(workload, "name", workload))
-
-
 def gpu_names(given: str | Sequence[str]) -> list[str]:
     """GPUs that take the place of a workload's.
 
@@ -265,36 +329,12 @@ def gpu_names(given: str | Sequence[str]) -> list[str]:
     ]
 
 
-def resized(
-    workload: Workload,
-    *,
-    load: float | None = None,
-    searches: int | None = None,
-    warm_up: int | None = None,
-    runs: int | None = None,
-) -> Workload:
-    """A workload with another load, or other runs, where they are given."""
-    if load is not None:
-        workload = workload.with_load(load)
-    if (searches, warm_up, runs) == (None, None, None):
-        return workload
-    searches = workload.searches if searches is None else searches
-    warm_up = min(workload.warm_up, searches // 10) if warm_up is None else warm_up
-    return workload.with_run_length(searches, warm_up, workload.runs if runs is None else runs)
-
-
 def _said(plan: PlanResult) -> str:
     return " ".join(plan.recommendation.answer) or plan.recommendation.text
 
 
 class PlanResults(Results):
-    """The load that each candidate carries, its cost, and which to take.
-
-    Attributes
-    ----------
-    raw : PlanResult
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """The load that each candidate carries, its cost, and which to take."""
 
     kind = "plan"
     raw: PlanResult
@@ -302,13 +342,12 @@ class PlanResults(Results):
     def __init__(
         self, raw: PlanResult, metadata: Mapping[str, Any], planner: Planner | None = None
     ) -> None:
-        super().__init__(metadata)
-        self.raw = raw
+        super().__init__(raw, metadata)
         self._planner = planner  # None if the results come from a file
 
     @property
     def recommendation(self) -> str:
-        """What to rent, what it costs and what limits it, or why nothing meets the target."""
+        """The machine to rent, its cost and its limit, or why nothing meets the target."""
         return _said(self.raw)
 
     def to_pandas(self) -> pd.DataFrame:

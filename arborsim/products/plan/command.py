@@ -3,83 +3,48 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
-from arborsim.products.command import argument, command, option
-from arborsim.products.interrupt import interrupted
-from arborsim.products.options import (
-    OutputOptions,
-    calibration_option,
-    json_option,
-    output_option,
-    run_option,
-)
-from arborsim.products.plan.quick_command import QuickOptions
+from arborsim.core.outputs import check_writable
+from arborsim.products.choices import listed
+from arborsim.products.declare import Count, Option, Written, declared
+from arborsim.products.options import OutputOptions
+from arborsim.products.plan.ask import Planning, PlanOptions, gpu_names
 
 if TYPE_CHECKING:
-    from arborsim.products.plan.ask import Planning
     from arborsim.products.plan.files import PlanLog
     from arborsim.products.plan.plan import Planner
     from arborsim.products.plan.results import CandidateResult
-    from arborsim.products.plan.workload import Workload
 
 
-@dataclass(frozen=True)
-class WorkloadOptions:
-    """Options that replace what the workload says."""
+@dataclass(frozen=True, kw_only=True)
+class PlanOutput(OutputOptions, panel="Output"):
+    """Files to write, and what to print.
 
-    gpu: list[str] = option(
-        [],
-        "GPUs by comma, in place of the workload's: names, or TOML files with numbers of the "
-        "machine; repeatable.",
-        complete="gpu",
-    )
-    load: float | None = option(None, "Size a fleet for this load.", shown="the workload's")
-    calibration: list[str] = calibration_option()
-    allow_code: bool = option(
-        False,
-        "Import policies that the workload file names as package.module:Class.",
-        "--allow-code",
-    )
-    searches: int | None = run_option(None, "In place of the workload's.", min=1)
-    warm_up: int | None = run_option(None, "In place of the workload's.", min=0)
-    runs: int | None = run_option(None, "In place of the workload's.", min=1)
+    Parameters
+    ----------
+    report
+        Write one HTML page for a meeting: its loads and changed assumptions can take several times
+        as long as the plan itself.
+    perfetto
+        Write one GPU's timeline for Perfetto.
+    assumptions
+        --report: show what changes with the machine's numbers, which takes most of its time.
+    explain
+        Also print every cost term of a candidate.
+    candidate
+        --explain, --perfetto: number in the table.
+    """
 
-    def fields(self) -> dict[str, Any]:
-        """As arguments of `arborsim.plan`."""
-        return {("gpus" if name == "gpu" else name): value for name, value in vars(self).items()}
-
-
-@dataclass(frozen=True)
-class PlanOutput(OutputOptions):
-    """What to print and to write."""
-
-    out: Path | None = output_option(None, "Write results: .parquet, .json or .csv.", writes=True)
-    perfetto: Path | None = output_option(
-        None, "Write one GPU's timeline for Perfetto.", writes=True
-    )
-    report: Path | None = output_option(
-        None,
-        "Write one HTML page for a meeting: its loads and changed assumptions can take "
-        "several times as long as the plan itself.",
-        writes=True,
-    )
-    assumptions: bool = output_option(
-        True,
-        "--report: show what changes with the machine's numbers, which takes most of its time.",
-        "--assumptions/--no-assumptions",
-    )
-    explain: bool = output_option(False, "Also print every cost term of a candidate.", "--explain")
-    candidate: int | None = output_option(
-        None, "--explain, --perfetto: number in the table.", shown="recommended", min=0
-    )
-    json: bool = json_option()
+    perfetto: Written | None = None
+    assumptions: bool = True
+    explain: bool = False
+    candidate: Annotated[Count | None, Option(shown="recommended")] = None
 
     def check_candidate(self, known: int) -> None:
         """Refuse a number that none of the `known` candidates has."""
@@ -87,111 +52,119 @@ class PlanOutput(OutputOptions):
             raise UsageError(f"--candidate {self.candidate}: there are {known}, counted from 0")
 
     def check(self) -> None:
-        from arborsim.core.tables import check_format
-
         if self.explain and self.json:
             raise UsageError("--explain prints tables: leave --json out")
         super().check()
-        if self.out is not None:
-            check_format(self.out)
 
 
 #: A plan that seems to take longer says so after its first candidates.
 _LONG_S = 30.0
 
 
-@command
 def plan(
-    workload: Path | None = argument(None, "Workload in TOML."),
-    example: bool = option(
-        False,
-        "Print a workload with every key explained; with --report, --out or --json plan it.",
-        "--example",
-    ),
-    given: WorkloadOptions = WorkloadOptions(),
-    quick: QuickOptions = QuickOptions(),
-    min_attention_kept: float | None = option(
-        None, "Recommend policies that keep at least this share of attention.", min=0.0, max=1.0
-    ),
-    answers: list[Path] = option(
-        [], "Log of arborsim live: how many answers are right; repeatable."
-    ),
-    min_accuracy: float | None = option(
-        None, "Recommend policies with at least this share of right answers.", min=0.0, max=1.0
-    ),
-    jobs: int | None = run_option(
-        None, "Processes; same results.", shown="1; every core for --example", min=1
-    ),
-    resume: bool = run_option(False, "Go on where Ctrl-C ended a plan.", "--resume"),
-    output: PlanOutput = PlanOutput(),
-) -> int:
-    """Find out how much load each GPU, policy and budget carries, and which to take.
+    options: PlanOptions,
+    output: PlanOutput,
+    *,
+    example: bool = False,
+    write: Annotated[Written | None, Option(panel="Instead of a workload file")] = None,
+    resume: Annotated[bool, Option(panel="Run")] = False,
+) -> None:
+    """Plan, or print an example or write the question; then show the results.
 
-    Ask by a workload file, or by --model, --gpu, --p95 and --tree, --chain or --trace. For every
-    candidate the largest load that meets the latency target is searched for by
-    simulation. Shows it with latencies, utilisation, what runs out first and cost per search, and
-    recommends one. Ctrl-C keeps what is done; exit code 130.
+    Parameters
+    ----------
+    example
+        Print a workload with every key explained; with --report, --out or --json plan it.
+    write
+        Write the question as a workload file and end (-: print it).
+    resume
+        Go on where Ctrl-C ended a plan.
     """
-    source: Path | Workload | None = workload
+    workload = options.workload
     if example:
+        from arborsim.products.plan.workload_file import example_workload
+
         if not (output.report or output.out or output.json):
-            from arborsim.products.plan.workload_file import example_workload
-
-            typer.echo(example_workload(), nl=False)
-            return 0
-        source, given = _example(workload, given, quick)
+            print(example_workload(), end="")
+            return
+        options = _example(options, write)
     elif workload is not None:
-        quick.refuse(workload)
-    elif _written(given, quick):
-        return 0
-    from arborsim.products.plan.ask import Planning
-
+        _refuse(options, write, workload)
+    elif _written(options, write):
+        return
     output.check()
-    planning = Planning(
-        source, **given.fields(), **quick.asked, answers=answers, min_accuracy=min_accuracy,
-        min_attention_kept=min_attention_kept,
-        workers=jobs or (len(os.sched_getaffinity(0)) if example else 1),
-    )  # fmt: skip
+    planning = Planning(replace(options, progress=True))
     output.check_candidate(len(planning.planner.candidates))
     # Finished candidates are kept next to the results until all are.
-    base = output.out or Path("plan" if workload is None else workload.name)
+    base = output.out or Path("plan" if workload is None else Path(str(workload)).name)
     log = base.with_name(f"{base.name}.partial.jsonl")
-    if not _run(planning, log, resume=resume, output=output):
-        return 130
-    return _show(planning, output, log)
+    _run(planning, log, resume=resume, output=output)
+    _show(planning, output, log)
 
 
-def _written(given: WorkloadOptions, quick: QuickOptions) -> bool:
+def _refuse(options: PlanOptions, write: Path | None, workload: Any) -> None:
+    """Refuse questions without a file next to a workload file, which answers them."""
+    asked = {**options.asked, **({"write": write} if write else {})}
+    for each in declared(PlanOptions):
+        if each.name in asked:
+            raise UsageError(f"{each.flag} asks without a file: {workload} says it itself")
+    if write is not None:
+        raise UsageError(f"--write asks without a file: {workload} says it itself")
+
+
+def _written(options: PlanOptions, write: Path | None) -> bool:
     """Refuse a question that cannot be planned; whether it was written to a file."""
-    from arborsim.products.plan.ask import gpu_names, resized, workload_for
+    from arborsim.products.plan.quick import quick_tables
 
-    tables = quick.tables(gpu_names(given.gpu))
-    if quick.write is None:
+    gpus = gpu_names(options.gpus)
+    if not options.asked and not gpus:
+        raise UsageError(
+            "name a workload in TOML; arborsim plan --example prints one. Or ask without one: "
+            "--model llama-3.1-8b --gpu l40s,h100 --rate 20/min --p95 60s "
+            "--tree depth=6,width=16,thought=80"
+        )
+    for flag, there in (("--model", options.model), ("--gpu", gpus)):
+        if not there:
+            raise UsageError(f"{flag} is missing: without a workload file, a plan needs it")
+    tables = quick_tables(gpus=gpus, **options.asked)
+    if write is None:
         return False
-    asked = given.fields()
-    sizes = {name: asked.pop(name) for name in ("load", "searches", "warm_up", "runs")}
-    resized(workload_for(None, **asked, **quick.asked), **sizes)
-    quick.save(tables)
+    options.resized(options.asked_workload())
+    _save(tables, write)
     return True
 
 
-def _example(
-    workload: Path | None, given: WorkloadOptions, quick: QuickOptions
-) -> tuple[Workload, WorkloadOptions]:
-    """The workload that `--example` prints, and the options that are still to be applied."""
-    from arborsim.products.plan.ask import gpu_names
+def _save(tables: dict[str, Any], path: Path) -> None:
+    """Write the workload file; its paths start from its own folder."""
+    from arborsim.core.outputs import write_text
+    from arborsim.products.plan.quick import quick_toml
+
+    if str(path) == "-":
+        print(quick_toml(tables), end="")
+        return
+    check_writable(path, "--write")
+    for entry in tables["mix"]:
+        if "trace" in entry:
+            entry["trace"] = os.path.relpath(entry["trace"], path.parent)
+    write_text(path, quick_toml(tables))
+    print(f"wrote {path}: arborsim plan {path}")
+
+
+def _example(options: PlanOptions, write: Path | None) -> PlanOptions:
+    """The options that plan the workload that `--example` prints."""
     from arborsim.products.plan.workload_file import example_workload, parse_workload
 
-    if workload is not None:
-        raise UsageError(f"--example is a workload of its own: leave {workload} out")
-    quick.refuse(Path("--example"))
-    gpus = gpu_names(given.gpu)
-    found = parse_workload(example_workload(), Path(), "example", gpus, given.calibration)
-    return found, replace(given, gpu=[], calibration=[])
+    if options.workload is not None:
+        raise UsageError(f"--example is a workload of its own: leave {options.workload} out")
+    _refuse(options, write, "--example")
+    gpus, calibrations = gpu_names(options.gpus), listed(options.calibration)
+    found = parse_workload(example_workload(), Path(), "example", gpus, calibrations)
+    workers = options.workers or len(os.sched_getaffinity(0))
+    return replace(options, workload=found, gpus=(), calibration=(), workers=workers)
 
 
-def _run(planning: Planning, path: Path, *, resume: bool, output: PlanOutput) -> bool:
-    """Whether the plan is complete; if it was interrupted, what is done has been written.
+def _run(planning: Planning, path: Path, *, resume: bool, output: PlanOutput) -> None:
+    """Evaluate what is missing; if it is interrupted, what is done has been written.
 
     Where results are written, candidates are on the disk as soon as they are finished.
     """
@@ -208,19 +181,16 @@ def _run(planning: Planning, path: Path, *, resume: bool, output: PlanOutput) ->
     if keep:
         log.write(planner.finished.values())
     try:
-        planning.run(progress=True, done=_Foretold(planner, log if keep else None, output))
+        planning.run(_Foretold(planner, log if keep else None, output))
     except KeyboardInterrupt:
-        if planner.finished:
-            log.write(planner.finished.values())
-            done = f"{len(planner.finished)} of {len(planner.candidates)} candidates"
-            interrupted(f": {done} are in {path}; --resume goes on")
-        else:
+        if not planner.finished:
             path.unlink(missing_ok=True)
-            interrupted(" before any candidate was finished")
-        return False
+            raise KeyboardInterrupt(" before any candidate was finished") from None
+        log.write(planner.finished.values())
+        done = f"{len(planner.finished)} of {len(planner.candidates)} candidates"
+        raise KeyboardInterrupt(f": {done} are in {path}; --resume goes on") from None
     finally:
         log.close()
-    return True
 
 
 class _Foretold:
@@ -246,14 +216,14 @@ class _Foretold:
         page_s = each_s * share if pages else 0.0
         if left_s + page_s > _LONG_S:
             page = f", and {duration(page_s)} for the page" if pages else ""
-            typer.echo(
+            print(
                 f"arborsim: {self._done} of {self._missing} candidates took "
                 f"{duration(each_s * self._done)}: about {duration(left_s)} for the others{page}",
-                err=True,
+                file=sys.stderr,
             )
 
 
-def _show(planning: Planning, output: PlanOutput, log: Path) -> int:
+def _show(planning: Planning, output: PlanOutput, log: Path) -> None:
     """Print and write what was asked for; fail if no candidate meets the target.
 
     The log goes when what it holds has been written, or else printed.
@@ -261,11 +231,12 @@ def _show(planning: Planning, output: PlanOutput, log: Path) -> int:
     results, number = planning.results(), output.candidate
     plan = results.raw
     chosen = plan.recommendation.candidate if number is None else number
+    beside = sys.stderr if output.json else None
     if output.out is not None:
         results.save(output.out)
         log.unlink(missing_ok=True)
     if output.json:
-        typer.echo(results.to_json())
+        print(results.to_json())
     else:
         results.print()
         if output.explain and chosen is not None:
@@ -282,16 +253,16 @@ def _show(planning: Planning, output: PlanOutput, log: Path) -> int:
                 f"--perfetto: {candidate.name} carries no load; choose another by --candidate"
             )
         write_perfetto(timeline(planning.planner, candidate), output.perfetto)
-        typer.echo(f"wrote {output.perfetto}", err=output.json)
+        print(f"wrote {output.perfetto}", file=beside)
     if output.out is not None:
-        typer.echo(f"wrote {output.out}", err=output.json)
+        print(f"wrote {output.out}", file=beside)
     if output.report is not None:
         try:
             results.report(output.report, progress=True, assumptions=output.assumptions)
         except KeyboardInterrupt:
             page = output.report
-            return interrupted(f": {page} has the plan, but no loads, timeline or assumptions")
-        typer.echo(f"wrote {output.report}", err=output.json)
+            said = f": {page} has the plan, but no loads, timeline or assumptions"
+            raise KeyboardInterrupt(said) from None
+        print(f"wrote {output.report}", file=beside)
     if plan.recommendation.candidate is None:
         raise UsageError(plan.recommendation.text)
-    return 0

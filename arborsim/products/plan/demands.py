@@ -1,4 +1,4 @@
-"""What the searches of a workload ask for, under each way to keep the cache.
+"""Demands of a workload's searches, under each way to keep the cache.
 
 A policy knows no clock, so a search is replayed once under a policy, budget and recall mode, and
 its demand then serves all GPUs, loads and seeds.  Only what DDR transfers find in flight depends on
@@ -50,8 +50,8 @@ class MixDemands:
     """Everything that candidates of one policy, budget and recall mode are served from."""
 
     #: Entry of the mix and episode of each recorded search, sorted.
-    places: tuple[tuple[int, int], ...]
-    recorded: tuple[RecordedSearch, ...]  #: in the order of `places`; shorter if `infeasible`
+    origins: tuple[tuple[int, int], ...]
+    recorded: tuple[RecordedSearch, ...]  #: in the order of `origins`; shorter if `infeasible`
     infeasible: str = ""  #: why the policy cannot keep some search; "" if it can keep all
 
     @property
@@ -61,16 +61,16 @@ class MixDemands:
     @property
     def verdicts(self) -> list[tuple[int, int]]:
         """Entry of the mix and verdict (`Facts.solved`) of each search."""
-        pairs = zip(self.places, self.recorded, strict=True)
-        return [(place[0], each.demand.info.solved) for place, each in pairs]
+        pairs = zip(self.origins, self.recorded, strict=True)
+        return [(entry, each.demand.info.solved) for (entry, _), each in pairs]
 
     def numbers(self, draws: np.ndarray) -> np.ndarray:
         """Which of the demands each drawn search (`Workload.draws`) is; int64 ``[n]``."""
-        at = {place: number for number, place in enumerate(self.places)}
+        at = {origin: number for number, origin in enumerate(self.origins)}
         return np.array([at[entry, episode] for entry, episode in draws.tolist()], dtype=np.int64)
 
     def quality(self, weights: np.ndarray) -> Quality:
-        """Means over the searches, weighted by how often each is drawn (float64 ``[places]``)."""
+        """Means over the searches, weighted by how often each is drawn (float64 ``[origins]``)."""
 
         def mean(name: str) -> Any:
             values = [getattr(each.quality, name) for each in self.recorded]
@@ -89,7 +89,7 @@ def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
 
 
 class Facts(NamedTuple):
-    """What a trace says about one search, whatever its policy."""
+    """Facts of a trace about one search, whatever its policy."""
 
     entry: int  #: of the mix
     prompt_tokens: int
@@ -97,7 +97,7 @@ class Facts(NamedTuple):
 
 
 def recorded_facts(workload: Workload, traces: Sequence[Path]) -> list[Facts]:
-    """Of each drawn search, from the traces of the mix (`Workload.write_traces`)."""
+    """Facts about each drawn search, from the traces of the mix (`Workload.write_traces`)."""
     readers = [open_trace(trace) for trace in traces]
     found = []
     for entry, number in drawn(workload):
@@ -109,7 +109,7 @@ def recorded_facts(workload: Workload, traces: Sequence[Path]) -> list[Facts]:
 
 
 def solved_by_entry(workload: Workload, verdicts: Iterable[tuple[int, int]]) -> list[Solved]:
-    """Of each entry of the mix, from the entry and verdict (`Facts.solved`) of its searches.
+    """Right answers by entry of the mix, from entry and verdict (`Facts.solved`) of searches.
 
     Verdicts on generated searches are drawn with the stated share: that share itself counts.
     """
@@ -206,25 +206,28 @@ def _record(
     rows = figures.rows(policy.grouping)
     meter = AttentionKept(rows) if rows is not None else None
     unread = _Unread()
+    prefix = f"mix {unit.entry}" if shared else ""
+    meters, budget = [meter, unread] if meter else [unread], unit.candidate.budget or _ALL
     demand, measured = record_demand(
-        episode, policy, unit.candidate.budget or _ALL, unit.machine,
-        f"mix {unit.entry}" if shared else "", shared, unit.trace.name,
-        [meter, unread] if meter else [unread],
-    )  # fmt: skip
-    if demand.prompt_tokens < shared:  # only prompts that are as short have all of it in common
-        short = demand.prompt_tokens
-        info = replace(demand.info, prefix=f"mix {unit.entry}, {short}", prefix_tokens=short)
-        demand = replace(demand, info=info)
+        episode, policy, budget, unit.machine, prefix, shared, unit.trace.name, meters
+    )
+    info, short = demand.info, demand.prompt_tokens
+    if short < shared:  # only prompts that are as short have all of it in common
+        info = replace(info, prefix=f"{prefix}, {short}", prefix_tokens=short)
     if blocks:
-        info = replace(demand.info, prefix_blocks=blocks, prefix_block_tokens=block_tokens)
-        demand = replace(demand, info=info)
+        info = replace(info, prefix_blocks=blocks, prefix_block_tokens=block_tokens)
     tokens = measured.prompt_tokens + measured.generated_tokens
-    return RecordedSearch(demand, Quality(
-        meter.share if meter else None, measured.peak_hbm_kv_tokens / tokens,
-        measured.evicted_tokens / tokens, measured.quantised_tokens / tokens,
-        measured.offloaded_tokens / tokens, measured.rehydrated_tokens / tokens,
-        kept_note=figures.kept_note(policy.grouping), unread=float(unread.found),
-    ))  # fmt: skip
+    quality = Quality(
+        attention_kept=meter.share if meter else None,
+        peak_kept=measured.peak_hbm_kv_tokens / tokens,
+        evicted=measured.evicted_tokens / tokens,
+        quantised=measured.quantised_tokens / tokens,
+        offloaded=measured.offloaded_tokens / tokens,
+        recomputed=measured.rehydrated_tokens / tokens,
+        kept_note=figures.kept_note(policy.grouping),
+        unread=float(unread.found),
+    )
+    return RecordedSearch(replace(demand, info=info), quality)
 
 
 class _Unread(Meter):
@@ -238,26 +241,24 @@ class _Unread(Meter):
 
 
 class Recording:
-    """What must be recorded for a candidate, handed out in units, and put together again.
+    """The searches to record for a candidate, handed out in units, and joined again.
 
     There is one trace for each entry of the mix (`Workload.write_traces`).
     """
 
     def __init__(self, workload: Workload, candidate: Candidate, traces: Sequence[Path]) -> None:
-        self._places = drawn(workload)
+        self._origins = drawn(workload)
         self._left: deque[Unit] = deque()
         self._under_way = 0
         self._found: dict[int, list[RecordedSearch] | str] = {}  # by `Unit.order`
         layout = workload.page_tokens, workload.tree_attention
         machine = Machine(candidate.hardware.profile, workload.geometry, candidate.recall, *layout)
         for entry, kind in enumerate(workload.mix):
-            episodes = [episode for other, episode in self._places if other == entry]
+            episodes = [episode for other, episode in self._origins if other == entry]
             for first in range(0, len(episodes), _CHUNK):
                 part = tuple(episodes[first : first + _CHUNK])
-                self._left.append(Unit(
-                    len(self._left), candidate, entry, part, traces[entry],
-                    kind.shared_prompt_tokens, machine,
-                ))  # fmt: skip
+                source = traces[entry], kind.shared_prompt_tokens, machine
+                self._left.append(Unit(len(self._left), candidate, entry, part, *source))
 
     @property
     def exhausted(self) -> bool:
@@ -277,14 +278,14 @@ class Recording:
     def complete(self) -> bool:
         return not self._under_way and self.exhausted
 
-    def together(self) -> MixDemands:
+    def joined(self) -> MixDemands:
         """All of it; the reason is that of the first unit that has one, in their own order."""
         ordered: list[RecordedSearch] = []
         for _, found in sorted(self._found.items()):
             if isinstance(found, str):
-                return MixDemands(self._places, (), found)
+                return MixDemands(self._origins, (), found)
             ordered += found
-        return MixDemands(self._places, tuple(ordered))
+        return MixDemands(self._origins, tuple(ordered))
 
 
 def record(workload: Workload, candidate: Candidate, traces: Sequence[Path]) -> MixDemands:
@@ -293,15 +294,14 @@ def record(workload: Workload, candidate: Candidate, traces: Sequence[Path]) -> 
     while not recording.exhausted:
         unit = recording.next_unit()
         recording.add(unit, record_unit(unit))
-    return recording.together()
+    return recording.joined()
 
 
 _ITERATIONS = PIECE_COLUMNS.index("iterations")
 #: How many numbers of each phase grow with the length of a search.
-_SCALED = {
-    Op.PREFILL: (1,), Op.DECIDE: (1,), Op.COPY: (1,), Op.RECOMPUTE: (1, 2), Op.HOLD: (1,),
-    Op.LEVEL: (1, 2, 3), Op.MOVE: (3,), Op.STORE: (2,),
-}  # fmt: skip
+_SCALED: dict[Op, tuple[int, ...]] = {Op.RECOMPUTE: (1, 2), Op.LEVEL: (1, 2, 3), Op.MOVE: (3,)}
+_SCALED |= dict.fromkeys((Op.PREFILL, Op.DECIDE, Op.COPY, Op.HOLD), (1,))
+_SCALED |= {Op.STORE: (2,)}
 
 
 def stretched(demand: SearchDemand, factor: float) -> SearchDemand:

@@ -102,10 +102,10 @@ def served_alone(bench: Bench) -> tuple[Alone, dict[int, int]]:
     weights = np.bincount(drawn, minlength=len(engine.demands)) / len(drawn)
     latency = np.array([each.seconds for each in engine.alone])
     token = np.array([s.per_token_s for s in report.searches])
-    misses = np.array([
-        s.refused != "" or not target.allows(each.seconds, s.per_token_s)
-        for s, each in zip(report.searches, engine.alone, strict=True)
-    ])  # fmt: skip
+    pairs = zip(report.searches, engine.alone, strict=True)
+    misses = np.array(
+        [s.refused != "" or not target.allows(a.seconds, s.per_token_s) for s, a in pairs]
+    )
     terms: dict[str, float] = defaultdict(float)
     for number, weight in enumerate(weights.tolist()):
         for name, value in cost_terms(engine, number).items():
@@ -173,7 +173,7 @@ def evaluate(
         bench = Bench(workload, hardware, found)
     except UsageError as error:
         return replace(result, status=UNFIT, reason=str(error))
-    counts = np.bincount(np.concatenate(list(bench.drawn.values())), minlength=len(found.places))
+    counts = np.bincount(np.concatenate(list(bench.drawn.values())), minlength=len(found.origins))
     quality = found.quality(counts.astype(np.float64))
     result = replace(result, pool=bench.engine.pool, quality=quality)
     if why := too_many_refused(bench):
@@ -222,18 +222,18 @@ def unfit(workload: Workload, candidate: Candidate) -> CandidateResult | None:
     usable = hardware.gpus * hardware.profile.usable_hbm_bytes
     if geometry.weight_bytes < usable:
         return None
-    return _without(candidate, UNFIT, (
+    reason = (
         f"{geometry.name} does not fit: its weights take {geometry.weight_bytes / 1e9:.2f} GB, and "
         f"{usable / 1e9:.2f} GB are usable; take larger or more GPUs"
-    ))  # fmt: skip
+    )
+    return _without(candidate, UNFIT, reason)
 
 
 def _without(each: Candidate, status: str, reason: str) -> CandidateResult:
     """A result without any figures."""
-    return CandidateResult(
-        each.number, each.hardware.name, each.policy.name, each.budget_text, each.shown_recall,
-        each.hardware.gpus, each.hardware.price_per_hour, status, reason,
-    )  # fmt: skip
+    names = each.hardware.name, each.policy.name, each.budget_text, each.shown_recall
+    price = each.hardware.price_per_hour
+    return CandidateResult(each.number, *names, each.hardware.gpus, price, status, reason)
 
 
 SHARES = (0.4, 0.7, 0.9, 1.0, 1.1)
@@ -248,7 +248,7 @@ def load_curve(
 ) -> tuple[LoadPoint, ...]:
     """Figures at shares of the largest load, rising; nothing for a candidate that has none.
 
-    `result` was evaluated from `found`; its figures at the largest load, and at its part of the
+    `result` was evaluated from `found`. Its figures at the largest load, and at its part of the
     stated load, are points of the curve and not computed again.
     Loads of a closed loop are whole numbers of clients, each of them once.
     """

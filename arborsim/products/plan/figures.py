@@ -13,23 +13,23 @@ import numpy as np
 
 from arborsim.core.units import Scale, quantity, scale_for
 from arborsim.products.plan.results import CandidateResult, LoadPoint, PlanResult, Slice, Timeline
-from arborsim.products.plan.sentences import cost, load_axis, numbered, saturates, short_names
-from arborsim.products.plan.words import RESOURCES
+from arborsim.products.plan.words import (
+    RESOURCES,
+    cost,
+    load_axis,
+    numbered,
+    saturates,
+    short_names,
+)
 from arborsim.report import page
 from arborsim.report.page import Figure
 
 #: Of the limit: times beyond it say only that the machine is overloaded.
 _ABOVE_LIMIT = 2.0
 MOST_LINES = 6
-#: Shares that are drawn: attribute of `Utilisation`, colour, and whether it is drawn if it is zero.
-_SHARES = (
-    ("hbm", "hbm", True),
-    ("memory", "c3", True),
-    ("compute", "c0", True),
-    ("host", "ddr", False),
-    ("pcie_down", "flight", False),
-    ("pcie_up", "c2", False),
-)
+#: Colours of the shares that are drawn (`Utilisation`), the last three where they are not zero.
+_SHARES = {"hbm": "hbm", "memory": "c3", "compute": "c0"}
+_IF_USED = {"host": "ddr", "pcie_down": "flight", "pcie_up": "c2"}
 #: Of a load: the shape of its points, and what that means.
 _VERDICTS = {
     "met": ("circle", "target met"),
@@ -49,7 +49,7 @@ _PARTS = (
 
 def with_curves(result: PlanResult) -> list[CandidateResult]:
     """Candidates that were served under several loads: the recommended one, then the cheapest."""
-    leading = {result.recommendation.candidate: 0, result.recommendation.alternative: 1}
+    leading = {row.number: place for place, row in enumerate(result.named())}
     rows = [row for row in result.met() if len(row.curve) > 1]
     return sorted(rows, key=lambda row: (leading.get(row.number, 2), *_rank(row)))
 
@@ -73,16 +73,17 @@ class TimeKind(NamedTuple):
 
 def time_kinds(result: PlanResult) -> list[TimeKind]:
     """Per search first."""
+
+    def p95(name: str) -> Callable[[LoadPoint], float]:
+        return lambda point: float(getattr(point, name).p95)
+
+    search, at = f"arrival to answer, {result.percentile:g}th percentile (s)", "95th percentile (s)"
     return [
-        TimeKind("Per search", f"arrival to answer, {result.percentile:g}th percentile (s)",
-                 lambda p: p.at_percentile.value, result.search_limit_s),
-        TimeKind("Per token", "time per output token, 95th percentile (s)",
-                 lambda p: p.token_s.p95, result.token_limit_s),
-        TimeKind("First token", "arrival to first token, 95th percentile (s)",
-                 lambda p: p.first_token_s.p95),
-        TimeKind("Waiting", "arrival to admission, 95th percentile (s)",
-                 lambda p: p.waiting_s.p95),
-    ]  # fmt: skip
+        TimeKind("Per search", search, lambda p: p.at_percentile.value, result.search_limit_s),
+        TimeKind("Per token", f"time per output token, {at}", p95("token_s"), result.token_limit_s),
+        TimeKind("First token", f"arrival to first token, {at}", p95("first_token_s")),
+        TimeKind("Waiting", f"arrival to admission, {at}", p95("waiting_s")),
+    ]
 
 
 def against_load(result: PlanResult) -> list[dict[str, Any]]:
@@ -91,8 +92,8 @@ def against_load(result: PlanResult) -> list[dict[str, Any]]:
     names = short_names(rows)
     lines = [(names[row.number], row, row) for row in rows]
     points = [point for row in rows for point in row.curve]
-    return [{"title": kind.title, "figure": over_load(result, kind, lines, points)}
-            for kind in time_kinds(result) if rows]  # fmt: skip
+    kinds = time_kinds(result) if rows else []
+    return [{"title": k.title, "figure": over_load(result, k, lines, points)} for k in kinds]
 
 
 def _verdict(row: CandidateResult, point: LoadPoint) -> str:
@@ -105,49 +106,72 @@ def _verdict(row: CandidateResult, point: LoadPoint) -> str:
     return row.limited_by if row.limited_by in ("throughput", "run length") else "above a miss"
 
 
+def scatter(
+    name: str, x: Iterable[float], y: Iterable[float], mode: str, marker: Figure, **others: Any
+) -> Figure:
+    """Points, or a line through them, under a name in the legend."""
+    drawn = {"x": [page.rounded(each) for each in x], "y": [page.rounded(each) for each in y]}
+    named: Figure = {"type": "scatter", "mode": mode, "name": name, "marker": marker}
+    return named | drawn | others
+
+
+def legend_entry(name: str, paint: str, shape: str) -> Figure:
+    """An entry of the legend without points."""
+    marker = {"color": paint, "size": 10, "symbol": shape}
+    return scatter(name, [math.nan], [math.nan], "markers", marker, hoverinfo="skip")
+
+
 def curve(
-    row: CandidateResult, read: Callable[[LoadPoint], float], name: str, number: int, unit: str,
+    row: CandidateResult,
+    read: Callable[[LoadPoint], float],
+    name: str,
+    number: int,
+    unit: str,
     dashed: bool = False,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """A line over loads; points tell what is served, whether that is in time, and what runs out."""
-    points, verdicts = row.curve, [_verdict(row, point) for point in row.curve]
-    paint = page.colour(number + 1)
-    return {
-        "type": "scatter",
-        "mode": "lines" if dashed else "lines+markers",
-        "name": page.label(name),
-        "showlegend": not dashed,
-        "x": [page.rounded(point.load) for point in points],
-        "y": [page.rounded(read(point)) for point in points],
-        "customdata": [
-            [_VERDICTS[each][1], saturates(point), f"{point.served_per_s.value:.3g}"]
-            for point, each in zip(points, verdicts, strict=True)
-        ],
-        "line": {"color": paint, "width": 1.5 if dashed else 2.2,
-                 "dash": "dot" if dashed else "solid"},
-        "marker": {"color": paint, "size": [7 if each == "met" else 10 for each in verdicts],
-                   "symbol": [_VERDICTS[each][0] for each in verdicts]},
-        "hovertemplate": f"<b>{page.label(name)}</b><br>offered %{{x:.4g}} {unit}<br>"
-        "served %{customdata[2]} searches/s<br>%{y:.4g} s<br>%{customdata[0]}<br>"
-        "runs out first: %{customdata[1]}<extra></extra>",
-    }  # fmt: skip
+    verdicts = [_verdict(row, point) for point in row.curve]
+    paint, dash = page.colour(number + 1), "dot" if dashed else "solid"
+    texts = [
+        [_VERDICTS[each][1], saturates(point), f"{point.served_per_s.value:.3g}"]
+        for point, each in zip(row.curve, verdicts, strict=True)
+    ]
+    hover = (
+        f"<b>{page.label(name)}</b><br>offered %{{x:.4g}} {unit}<br>served %{{customdata[2]}} "
+        "searches/s<br>%{y:.4g} s<br>%{customdata[0]}<br>runs out first: %{customdata[1]}"
+        "<extra></extra>"
+    )
+    return scatter(
+        page.label(name),
+        (point.load for point in row.curve),
+        map(read, row.curve),
+        "lines" if dashed else "lines+markers",
+        {
+            "color": paint,
+            "size": [7 if each == "met" else 10 for each in verdicts],
+            "symbol": [_VERDICTS[each][0] for each in verdicts],
+        },
+        line={"color": paint, "width": 1.5 if dashed else 2.2, "dash": dash},
+        showlegend=not dashed,
+        customdata=texts,
+        hovertemplate=hover,
+    )
 
 
 def marks(rows: Iterable[CandidateResult]) -> list[Figure]:
     """Entries of the legend for the shapes of points beyond the largest load."""
-    verdicts = {_verdict(row, point) for row in rows for point in row.curve}
-    return [
-        {"type": "scatter", "mode": "markers", "name": text, "x": [None], "y": [None],
-         "marker": {"color": "var(--soft)", "size": 10, "symbol": shape}, "hoverinfo": "skip"}
-        for each, (shape, text) in _VERDICTS.items() if each in verdicts - {"met"}
-    ]  # fmt: skip
+    verdicts = {_verdict(row, point) for row in rows for point in row.curve} - {"met"}
+    shapes = [shown for each, shown in _VERDICTS.items() if each in verdicts]
+    return [legend_entry(text, "var(--soft)", shape) for shape, text in shapes]
 
 
 def over_load(
-    result: PlanResult, kind: TimeKind,
-    lines: Sequence[tuple[str, CandidateResult, CandidateResult]], points: Sequence[LoadPoint],
+    result: PlanResult,
+    kind: TimeKind,
+    lines: Sequence[tuple[str, CandidateResult, CandidateResult]],
+    points: Sequence[LoadPoint],
     **loads: Any,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Times over loads, with their limit.
 
     A line has a name, a candidate, and the candidate as it was before, dotted if it is another.
@@ -160,8 +184,7 @@ def over_load(
             data.append(curve(one, kind.read, name, number, result.unit, dashed=one is not row))
     data += marks([row for _, row, _ in lines])
     top = 1.08 * max(filter(math.isfinite, map(kind.read, points)), default=1.0) or 1.0
-    if kind.limit_s is not None:
-        limit = kind.limit_s
+    if (limit := kind.limit_s) is not None:
         top = 1.25 * limit if top <= limit else min(top, _ABOVE_LIMIT * limit)
     x = page.axis(load_axis(result), rangemode="tozero", **loads)
     y = page.axis(kind.axis, range=[0, top])
@@ -169,26 +192,25 @@ def over_load(
 
 
 def saturation(result: PlanResult) -> list[dict[str, Any]]:
-    """What a candidate uses of its machine as the load grows: a plot each."""
-    return [{"cell": row.name, "figure": _used(row, result), "text": _first(row, result)}
-            for row in with_curves(result)]  # fmt: skip
+    """A plot per candidate: how much of its machine it uses as the load grows."""
+    return [
+        {"cell": row.name, "figure": _used(row, result), "text": _first(row, result)}
+        for row in with_curves(result)
+    ]
 
 
 def _used(row: CandidateResult, result: PlanResult) -> Figure:
     data = []
-    for name, paint, always in _SHARES:
+    for name, paint in (_SHARES | _IF_USED).items():
         values = [100 * getattr(point.used, name) for point in row.curve]
-        if not always and not any(values):
+        if name in _IF_USED and not any(values):
             continue
-        title = RESOURCES[name][0].upper() + RESOURCES[name][1:]
-        data.append({
-            "type": "scatter", "mode": "lines+markers", "name": title,
-            "x": [page.rounded(point.load) for point in row.curve],
-            "y": [page.rounded(value) for value in values],
-            "line": {"color": f"var(--{paint})", "width": 2},
-            "marker": {"color": f"var(--{paint})", "size": 6},
-            "hovertemplate": f"{title} %{{y:.1f}} %<extra></extra>",
-        })  # fmt: skip
+        title, colour = RESOURCES[name][0].upper() + RESOURCES[name][1:], f"var(--{paint})"
+        hover = f"{title} %{{y:.1f}} %<extra></extra>"
+        line, marker = {"color": colour, "width": 2}, {"color": colour, "size": 6}
+        loads = (point.load for point in row.curve)
+        mode = "lines+markers"
+        data.append(scatter(title, loads, values, mode, marker, line=line, hovertemplate=hover))
     x = page.axis(load_axis(result), rangemode="tozero")
     y = page.axis("used (%)", range=[0, 103])
     shapes = [] if row.largest is None else [page.upright(row.largest)]
@@ -196,10 +218,9 @@ def _used(row: CandidateResult, result: PlanResult) -> Figure:
 
 
 def _first(row: CandidateResult, result: PlanResult) -> str:
-    """What runs out along the curve, in a sentence."""
-    (what, _), *later = [
-        (what, next(points).load) for what, points in groupby(row.curve, saturates)
-    ]
+    """One sentence: the busiest part along the curve, and what is that from which load on."""
+    spans = groupby(row.curve, saturates)
+    (what, _), *later = [(what, next(points).load) for what, points in spans]
     words = [f"At small loads the busiest part is {what}" if later else f"At every load: {what}"]
     words += [f"from {at:.3g} {result.unit} on, {what}" for what, at in later]
     return f"{'; '.join(words)}. The dashed line is the largest load that meets the target."
@@ -255,9 +276,12 @@ def memory(result: PlanResult) -> Figure | None:
     pool = numbered(result, line.candidate).pool
     layers, whole = [("KV in HBM", kv, "hbm")], 0
     if pool is not None:
-        whole, rest = pool.hbm_bytes, float(pool.workspace_bytes + pool.reserve_bytes)
-        layers = [("Weights", np.full(len(kv), float(pool.weight_bytes)), "prefill"),
-                  ("Workspace and reserve", np.full(len(kv), rest), "decode"), *layers]  # fmt: skip
+        whole, rest = pool.hbm_bytes, pool.workspace_bytes + pool.reserve_bytes
+        fixed = (
+            ("Weights", pool.weight_bytes, "prefill"),
+            ("Workspace and reserve", rest, "decode"),
+        )
+        layers = [(name, np.full(len(kv), float(n)), paint) for name, n, paint in fixed] + layers
     most = sum(values.max() for _, values, _ in layers)
     scale, time = scale_for("bytes", [whole, most, host.max()]), scale_for("seconds", seconds)
     x, top = page.packed(seconds / time.size), whole / scale.size
@@ -265,17 +289,14 @@ def memory(result: PlanResult) -> Figure | None:
         page.area(name, x, values / scale.size, paint, scale.unit) for name, values, paint in layers
     ]
     if host.any():
-        data.append({
-            "type": "scatter", "mode": "lines", "name": "KV in host memory", "x": x,
-            "y": page.packed(host / scale.size), "line": {"color": "var(--ddr)", "width": 2},
-            "hovertemplate": f"%{{y:.4g}} {scale.unit}",
-        })  # fmt: skip
-    time_axis = page.axis(f"simulated time ({time.unit})")
+        drawn = {"x": x, "y": page.packed(host / scale.size), "mode": "lines", "type": "scatter"}
+        look = {"name": "KV in host memory", "line": {"color": "var(--ddr)", "width": 2}}
+        data.append(drawn | look | {"hovertemplate": f"%{{y:.4g}} {scale.unit}"})
     room: Figure = {"range": [0, 1.15 * top]} if whole else {"rangemode": "tozero"}
-    return page.figure(
-        data, time_axis, page.axis(f"memory ({scale.unit})", **room), 400, hovermode="x unified",
-        **page.limit_line("HBM", top if whole else None),
-    )  # fmt: skip
+    x_axis = page.axis(f"simulated time ({time.unit})")
+    y_axis = page.axis(f"memory ({scale.unit})", **room)
+    limit = page.limit_line("HBM", top if whole else None)
+    return page.figure(data, x_axis, y_axis, 400, hovermode="x unified", **limit)
 
 
 def _thinned(line: Timeline) -> np.ndarray:
@@ -293,12 +314,12 @@ def timeline(result: PlanResult) -> tuple[Figure | None, str]:
     if line is None or not line.slices:
         return None, ""
     slices, from_s, until_s = _window(line.slices, line.until_s)
-    places = _places(slices)
-    rows = [places.get(each.search, _ABOVE.get(each.kind, -1)) for each in slices]
+    lanes = _lanes(slices)
+    rows = [lanes.get(each.search, _ABOVE.get(each.kind, -1)) for each in slices]
     placed = [(row, each) for row, each in zip(rows, slices, strict=True) if row < _MOST_ROWS]
     time = scale_for("seconds", [until_s])
-    data = [_bars(own, kind, time) for kind in _KINDS
-            if (own := [(row, each) for row, each in placed if each.kind == kind])]  # fmt: skip
+    by_kind = {kind: [pair for pair in placed if pair[1].kind == kind] for kind in _KINDS}
+    data = [_bars(own, kind, time) for kind, own in by_kind.items() if own]
     used = {row for row, _ in placed}
     shared = {row: name for row, name in _SHARED.items() if row in used}
     bottom, top = 1 + max(used, default=0), min(shared, default=0)
@@ -309,12 +330,10 @@ def timeline(result: PlanResult) -> tuple[Figure | None, str]:
     if hidden := len({s.search for s in slices}) - len({s.search for _, s in placed}):
         notes.append(f"{hidden} searches that found no row are left out.")
     shown = [from_s / time.size, until_s / time.size]
-    drawn = page.figure(
-        data, page.axis(f"simulated time ({time.unit})", range=shown),
-        page.named_axis(list(shared), list(shared.values()), (bottom - 0.5, top - 0.5)),
-        170 + 14 * (bottom - top), barmode="overlay",
-    )  # fmt: skip
-    return drawn, " ".join(notes)
+    x = page.axis(f"simulated time ({time.unit})", range=shown)
+    y = page.named_axis(list(shared), list(shared.values()), (bottom - 0.5, top - 0.5))
+    height = 170 + 14 * (bottom - top)
+    return page.figure(data, x, y, height, barmode="overlay"), " ".join(notes)
 
 
 def _window(slices: Sequence[Slice], until_s: float) -> tuple[list[Slice], float, float]:
@@ -328,39 +347,46 @@ def _window(slices: Sequence[Slice], until_s: float) -> tuple[list[Slice], float
     most = max(_MOST_SLICES - len(going_on), 1)
     until_s = later[most].start_s if len(later) > most else until_s
     shown = [*going_on, *later[:most]]
-    return [replace(each, start_s=max(each.start_s, from_s), end_s=min(each.end_s, until_s))
-            for each in shown], from_s, until_s  # fmt: skip
+    cut = [
+        replace(each, start_s=max(each.start_s, from_s), end_s=min(each.end_s, until_s))
+        for each in shown
+    ]
+    return cut, from_s, until_s
 
 
-def _places(slices: Sequence[Slice]) -> dict[int, int]:
+def _lanes(slices: Sequence[Slice]) -> dict[int, int]:
     """A row for each search: the topmost one that is free from its first slice to its last."""
     spans: dict[int, tuple[float, float]] = {}
     for each in slices:
         if each.search >= 0:
             first, last = spans.get(each.search, (each.start_s, each.end_s))
             spans[each.search] = (min(first, each.start_s), max(last, each.end_s))
-    places: dict[int, int] = {}
+    lanes: dict[int, int] = {}
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     for search, (first, last) in sorted(spans.items(), key=lambda item: (item[1], item[0])):
         while busy and busy[0][0] <= first:
             heapq.heappush(free, heapq.heappop(busy)[1])
-        places[search] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (last, places[search]))
-    return places
+        lanes[search] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (last, lanes[search]))
+    return lanes
 
 
 def _bars(placed: Sequence[tuple[int, Slice]], kind: str, time: Scale) -> Figure:
     starts, ends = np.array([(each.start_s, each.end_s) for _, each in placed]).T
     title, paint, unit = _KINDS[kind]
     return {
-        "type": "bar", "orientation": "h", "name": title, "width": 0.8,
-        "base": page.packed(starts / time.size), "x": page.packed((ends - starts) / time.size),
+        "type": "bar",
+        "orientation": "h",
+        "name": title,
+        "width": 0.8,
+        "base": page.packed(starts / time.size),
+        "x": page.packed((ends - starts) / time.size),
         "y": [row for row, _ in placed],
         "customdata": [_hover(row, each, unit) for row, each in placed],
         "marker": {"color": f"var(--{paint})", "line": {"width": 0}},
         "hovertemplate": f"%{{customdata}}<extra>{title}</extra>",
-    }  # fmt: skip
+    }
 
 
 def _hover(row: int, each: Slice, unit: str) -> str:

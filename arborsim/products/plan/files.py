@@ -1,4 +1,4 @@
-"""A plan's files: its results, the log of finished candidates, and logs of live runs.
+"""A plan's files: its results, and the log of finished candidates.
 
 Results are a data frame or JSON; names carry their units, and the same plan gives the same bytes.
 """
@@ -6,7 +6,6 @@ Results are a data frame or JSON; names carry their units, and the same plan giv
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,25 +14,15 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core import documents
 from arborsim.core.documents import RecordLog, plain, strict
 from arborsim.core.errors import UsageError
-from arborsim.core.statistics import clopper_pearson
-from arborsim.play.results import ANY
 from arborsim.products.plan.provenance import settings_of
-from arborsim.products.plan.results import CandidateResult, PlanResult
-from arborsim.products.plan.statistics import Estimate
+from arborsim.products.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.products.plan.workload import Workload
-from arborsim.products.replay.answers import counted_in, read_log
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_GROUPS = (
-    "quality",
-    "alone",
-    "pool",
-    "at_largest",
-    "fleet",
-    "evidence",
-)  # their fields become columns
+#: Records whose fields become columns.
+_GROUPS = ("quality", "alone", "pool", "at_largest", "fleet", "evidence")
 _LEFT_OUT = ("curve", "largest_by_seed", "at_stated")
 
 
@@ -41,18 +30,26 @@ def to_frame(plan: PlanResult) -> pd.DataFrame:
     """One row per candidate; what is not known is missing."""
     import pandas as pd
 
-    found = [_flat(candidate, plan) for candidate in plan.candidates]
+    found = [candidate_row(candidate, plan) for candidate in plan.candidates]
     names = dict.fromkeys(name for row in found for name in row)
     # All rows have all names: pandas would make NaN of what is missing, whatever its type.
     return pd.DataFrame([{name: row.get(name) for name in names} for row in found])
 
 
-def _flat(candidate: CandidateResult, plan: PlanResult) -> dict[str, Any]:
+def candidate_row(candidate: CandidateResult, plan: PlanResult) -> dict[str, Any]:
+    """The fields of a candidate and of its records as columns; those it lacks are left out."""
     row: dict[str, Any] = {"recommended": candidate.number == plan.recommendation.candidate}
     for name, value in strict(candidate).items():
         if name not in _LEFT_OUT and not (value is None and name in _GROUPS):
             _spread(row, "", value if name == "at_largest" else {name: value})
     row["largest_by_seed"] = " ".join(repr(load) for load in candidate.largest_by_seed)
+    return row
+
+
+def point_row(point: LoadPoint | None) -> dict[str, Any]:
+    """The figures of one load as columns; none where there is no load."""
+    row: dict[str, Any] = {}
+    _spread(row, "", strict(point) if point else {})
     return row
 
 
@@ -122,31 +119,3 @@ class PlanLog(RecordLog[CandidateResult]):
             self.open({"plan": self._plan})
         for result in results:
             self.add(result)
-
-
-def problems_of(paths: Iterable[Path]) -> str:
-    """What the logs' answers are of: ``"game24 by arborsim-game24"``; "" where they do not say."""
-    searched = (each.searched for path in paths for each in counted_in(path))
-    names = dict.fromkeys(f"{s.task} by {s.model}" for s in searched if s.task and s.model)
-    return " and ".join(names)
-
-
-def read_accuracies(paths: Iterable[Path]) -> dict[tuple[str, str], Estimate]:
-    """Accuracy by policy and budget, of all the logs that ``arborsim live --out`` wrote.
-
-    That is the share of judged answers that are right, with Clopper and Pearson's 95% interval.
-    The budget of a policy that ignores budgets is "-".  Searches that a budget could not hold count
-    as wrong.
-    """
-    verdicts: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for path in paths:
-        _, results = read_log(path, "--answers")
-        for result in results:
-            if result.correct is not None or result.infeasible:
-                budget = "-" if result.budget == ANY else result.budget
-                verdicts[result.policy, budget].append(bool(result.correct))
-    found = {}
-    for key, right in verdicts.items():
-        ends = clopper_pearson(sum(right), len(right))
-        found[key] = Estimate(sum(right) / len(right), *ends, len(right))
-    return found

@@ -174,9 +174,11 @@ class LargestLoad:
         """
         alone, target = self._result.alone, self._workload.target
         assert alone is not None
-        pairs = ((target.search_s, alone.at_percentile_s),
-                 (target.token_s, alone.token_at_percentile_s))  # fmt: skip
-        slower = min(limit / taken for limit, taken in pairs if limit is not None and taken > 0)
+        taken = {
+            alone.at_percentile_s: target.search_s,
+            alone.token_at_percentile_s: target.token_s,
+        }
+        slower = min(limit / s for s, limit in taken.items() if limit is not None and s > 0)
         most = max(2, int(self._workload.searches * MOST_AT_ONCE))
         each = (most / full_per_s / alone.seconds - 1) / (most - 1)  # slower by, per other search
         ceiling = _FIRST_GUESS * full_per_s

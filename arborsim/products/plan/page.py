@@ -14,8 +14,8 @@ from arborsim.core.outputs import write_text
 from arborsim.products.plan import figures as plan_figures
 from arborsim.products.plan import pareto as plan_pareto
 from arborsim.products.plan import sensitivity_page as plan_sensitivity
-from arborsim.products.plan import sentences as plan_words
 from arborsim.products.plan import tables as plan_tables
+from arborsim.products.plan import words as plan_words
 from arborsim.products.plan.results import MET, PlanResult
 from arborsim.products.plan.sensitivity import Sensitivity, break_even
 from arborsim.report import page
@@ -24,7 +24,7 @@ from arborsim.report.words import digits
 
 @dataclass(frozen=True, eq=False)
 class PlanReport:
-    """What the page shows."""
+    """The contents of the page."""
 
     result: PlanResult
     #: Of the recommended candidate, and of others to compare it with; may be empty.
@@ -47,7 +47,7 @@ def render(report: PlanReport) -> str:
     watched = "No run was watched."
     if run := result.timeline:
         name = plan_words.numbered(result, run.candidate).name
-        watched = f"{name}, at {plan_words.load(run.load, result.unit)}, seed {run.seed}."
+        watched = f"{name}, at {plan_words.load_of(run.load, result)}, seed {run.seed}."
     bars, bars_note = plan_sensitivity.overview(result, found)
     heads, figures = plan_words.key_figures(result)
     pareto = plan_pareto.figures(result)
@@ -88,15 +88,22 @@ def render(report: PlanReport) -> str:
         timeline_note=line_note,
         overview_note=bars_note,
         sensitivity_note=_sensitivity_note(report),
-        file_columns=plan_tables.ABOUT,
+        file_columns=plan_tables.texts()["files"],
     )
 
 
 def _subtitle(result: PlanResult) -> str:
     limits = {"answers": result.search_limit_s, "output tokens": result.token_limit_s}
-    within = [f"{what} within {f'{s:g} s' if s >= 1 else f'{1000 * s:g} ms'}"
-              for what, s in limits.items() if s is not None]  # fmt: skip
-    load_text = "" if result.stated_load is None else f" Load: {plan_words.stated(result)}."
+    within = [
+        f"{what} within {f'{s:g} s' if s >= 1 else f'{1000 * s:g} ms'}"
+        for what, s in limits.items()
+        if s is not None
+    ]
+    load_text = (
+        ""
+        if result.stated_load is None
+        else f" Load: {plan_words.load_of(result.stated_load, result)}."
+    )
     model = f" Model: {result.settings['model']}." if "model" in result.settings else ""
     target = f"Target: {' and '.join(within)} for {result.percentile:g} % of the searches."
     return f"{target}{load_text}{model}"
@@ -105,16 +112,16 @@ def _subtitle(result: PlanResult) -> str:
 def _sensitivity_note(report: PlanReport) -> str:
     notes = [report.sensitivity_note] if report.sensitivity_note else []
     served = [variant.result for each in report.sensitivities for variant in each.variants]
-    if any(map(plan_words.is_least, served)):
+    if any(row.is_open for row in served):
         notes.append(
             "Loads “or more” are what runs of this length can show: with longer ones they may be "
             "larger, so compare them with care."
         )
-    chosen, rival = report.result.recommendation.candidate, break_even(report.result)
-    if chosen is not None and rival is not None and rival[1] > 1:
-        row = plan_words.numbered(report.result, chosen)
+    rival = break_even(report.result)
+    if rival is not None and rival[1] > 1:
+        chosen, *_ = report.result.named()
         notes.append(
-            f"What is cheapest changes to {rival[0].name} once {row.hardware} costs "
+            f"What is cheapest changes to {rival[0].name} once {chosen.hardware} costs "
             f"{digits(rival[1])} times as much (middles of the price ranges)."
         )
     return " ".join(notes)

@@ -1,4 +1,4 @@
-"""What candidates of a plan are weighed by (cost, quality, latency), and the efficient ones."""
+"""Candidates of a plan by cost, quality and latency, and the efficient ones among them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 from arborsim.core import statistics
 from arborsim.core.units import quantity
+from arborsim.products.plan.figures import legend_entry, scatter
 from arborsim.products.plan.results import CandidateResult, PlanResult, compared_cost
-from arborsim.products.plan.sentences import accuracy, at_load, cost, kept, load, load_axis, stated
+from arborsim.products.plan.words import accuracy, at_load, cost, kept, load_axis, load_of, money
 from arborsim.report.page import Figure, axis, colour, figure, label, rounded, size_axis, symbol
-from arborsim.report.words import listed, money
+from arborsim.report.words import listed
 
 #: About half a marker, in shares of the plot.
 _MARKER_WIDE, _MARKER_HIGH = 0.012, 0.03
@@ -44,30 +45,41 @@ def measures(result: PlanResult) -> list[Measure]:
 
 def _cost(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:
     if any(not math.isnan(cost(row)) for row in rows):
+
+        def paid(row: CandidateResult) -> str:
+            return f"{money(compared_cost(row), result.currency)} per 1,000 searches"
+
         title = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
-        return Measure("cost", title, cost, lambda row: (
-            f"{money(compared_cost(row), result.currency)} per 1,000 searches"
-        ))  # fmt: skip
-    return Measure(
-        "load", f"largest {load_axis(result)}",
-        lambda row: math.nan if row.largest is None else row.largest,
-        lambda row: load(row.largest, result.unit), higher=True,
-    )  # fmt: skip
+        return Measure("cost", title, cost, paid)
+
+    def largest(row: CandidateResult) -> float:
+        return math.nan if row.largest is None else row.largest
+
+    def text(row: CandidateResult) -> str:
+        return load_of(row.largest, result)
+
+    return Measure("load", f"largest {load_axis(result)}", largest, text, higher=True)
+
+
+def _never_evicted(row: CandidateResult) -> float:
+    return max(0.0, 1 - row.quality.evicted) if row.quality else math.nan
 
 
 def _quality(rows: Sequence[CandidateResult]) -> list[Measure]:
     """At most one."""
 
     def percent(title: str, source: str, share: Callable[[CandidateResult], float]) -> Measure:
-        return Measure(title, f"{title}{source} (%)", lambda row: 100 * share(row),
-                       lambda row: f"{title} {100 * share(row):.1f} %", higher=True)  # fmt: skip
+        def text(row: CandidateResult) -> str:
+            return f"{title} {100 * share(row):.1f} %"
+
+        axis_title = f"{title}{source} (%)"
+        return Measure(title, axis_title, lambda row: 100 * share(row), text, higher=True)
 
     for measure in (
         percent("accuracy", " of live runs", accuracy),
         percent("attention kept", "", kept),
-        percent("tokens never evicted", "",
-                lambda row: max(0.0, 1 - row.quality.evicted) if row.quality else math.nan),
-    ):  # fmt: skip
+        percent("tokens never evicted", "", _never_evicted),
+    ):
         found = {measure.value(row) for row in rows}
         if not any(map(math.isnan, found)):
             return [measure] if len(found) > 1 else []
@@ -84,11 +96,9 @@ def _latency(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:
         return row.alone.at_percentile_s if row.alone else math.nan
 
     fleet = served and result.stated_load is not None
-    where = f"in a fleet for {stated(result)}" if fleet else "alone"
-    return Measure(
-        "latency", f"time per search {where}, {result.percentile:g}th percentile (s)", value,
-        lambda row: f"{quantity('seconds', value(row))} {where}",
-    )  # fmt: skip
+    where = f"in a fleet for {load_of(result.stated_load, result)}" if fleet else "alone"
+    title = f"time per search {where}, {result.percentile:g}th percentile (s)"
+    return Measure("latency", title, value, lambda r: f"{quantity('seconds', value(r))} {where}")
 
 
 def efficient(rows: Sequence[CandidateResult], by: Sequence[Measure]) -> list[CandidateResult]:
@@ -120,72 +130,70 @@ def figures(result: PlanResult) -> dict[str, Any]:
         equal = [each for each in others if all(m.value(each) == m.value(row) for m in known)]
         names = ", ".join(each.name for each in (row, *equal))
         texts.append(f"{names}: {', '.join(m.show(row) for m in known)}")
-    return {"plots": plots, "efficient": texts, "by": listed(measure.title for measure in known),
-            "priced": known[0].title == "cost"}  # fmt: skip
+    by, priced = listed(measure.title for measure in known), known[0].title == "cost"
+    return {"plots": plots, "efficient": texts, "by": by, "priced": priced}
 
 
 def _plot(
     rows: Sequence[CandidateResult], best: Sequence[CandidateResult], x: Measure, y: Measure
 ) -> Figure:
     """A colour per GPU and a shape per policy; the efficient ones are numbered."""
-    hover = (f"<b>%{{customdata}}</b><br>{label(x.axis)} %{{x:.4g}}<br>{label(y.axis)} %{{y:.4g}}"
-             "<extra></extra>")  # fmt: skip
     gpus = {name: colour(n + 1) for n, name in enumerate(dict.fromkeys(r.hardware for r in rows))}
     shapes = {name: symbol(n) for n, name in enumerate(dict.fromkeys(row.policy for row in rows))}
+    places = f"{label(x.axis)} %{{x:.4g}}<br>{label(y.axis)} %{{y:.4g}}"
+    hover = f"<b>%{{customdata}}</b><br>{places}<extra></extra>"
 
-    def markers(name: str, own: Sequence[CandidateResult], **others: Any) -> Figure:
-        return {
-            "type": "scatter", "mode": "markers", "name": name, "hovertemplate": hover,
-            "x": [round(x.value(row), 6) for row in own],
-            "y": [round(y.value(row), 6) for row in own],
-            "customdata": [label(row.name) for row in own], **others,
-        }  # fmt: skip
-
-    def looks(own: Sequence[CandidateResult]) -> dict[str, list[str]]:
-        return {"color": [gpus[row.hardware] for row in own],
-                "symbol": [shapes[row.policy] for row in own]}  # fmt: skip
+    def markers(
+        name: str, own: Sequence[CandidateResult], texts: list[str], marker: Figure, **others: Any
+    ) -> Figure:
+        look = {
+            "color": [gpus[row.hardware] for row in own],
+            "symbol": [shapes[row.policy] for row in own],
+        }
+        points = map(x.value, own), map(y.value, own)
+        others = {"mode": "markers", "customdata": texts, "hovertemplate": hover} | others
+        return scatter(name, *points, marker=look | marker, **others)
 
     data = []
     for name, paint in gpus.items():
         own = [row for row in rows if row.hardware == name]
-        marker = {"size": 10, "color": paint, "symbol": looks(own)["symbol"]}
-        data.append(markers(label(name), own, marker=marker))
-    if len(shapes) > 1:  # entries of the legend without points
-        data += [
-            {"type": "scatter", "mode": "markers", "name": label(name), "x": [None], "y": [None],
-             "hoverinfo": "skip", "marker": {"size": 10, "color": "var(--soft)", "symbol": shape}}
-            for name, shape in shapes.items()
-        ]  # fmt: skip
+        texts = [label(row.name) for row in own]
+        data.append(markers(label(name), own, texts, {"size": 10, "color": paint}))
+    if len(shapes) > 1:
+        data += [legend_entry(label(name), "var(--soft)", shape) for name, shape in shapes.items()]
     across = size_axis([v for row in rows if math.isfinite(v := x.value(row))], _FAR)
     spots = _spots(best, _along(x, rows, across), _along(y, rows, {}))
     ends = [compared_cost(spot[0]) or (0.0, 0.0) for spot in spots]
     half = [(high - low) / 2 for low, high in ends]  # of the range of prices, around its middle
-    first = [spot[0] for spot in spots]
+    bars: Figure = {"type": "data", "array": [rounded(each, 5) for each in half]}
+    bars |= {"thickness": 1.5, "width": 4, "color": "var(--soft)"}
     # Numbers stand above their markers, whose colours and shapes tell GPU and policy.
-    data.append(markers(
-        "efficient (numbers: see below)", first, mode="markers+text",
+    numbers = markers(
+        "efficient (numbers: see below)",
+        [spot[0] for spot in spots],
+        ["<br>".join(label(row.name) for row in spot) for spot in spots],
+        {"size": 15, "line": {"width": 2, "color": "var(--ink)"}},
+        mode="markers+text",
         text=[", ".join(str(best.index(row) + 1) for row in spot) for spot in spots],
         textposition=["top center"] * len(spots),
         textfont={"color": "var(--ink)", "size": 12},
-        marker=looks(first) | {"size": 15, "line": {"width": 2, "color": "var(--ink)"}},
-        customdata=["<br>".join(label(row.name) for row in spot) for spot in spots],
-        error_x={"type": "data", "array": [rounded(each, 5) for each in half], "thickness": 1.5,
-                 "width": 4, "color": "var(--soft)",
-                 "visible": x.title == "cost" and any(half)},
-    ))  # fmt: skip
-    return figure(data, axis(x.axis, **across), axis(y.axis), 440)
+        error_x=bars | {"visible": x.title == "cost" and any(half)},
+    )
+    return figure([*data, numbers], axis(x.axis, **across), axis(y.axis), 440)
 
 
 def _spots(
     best: Sequence[CandidateResult], wide: dict[int, float], high: dict[int, float]
 ) -> list[list[CandidateResult]]:
-    """Candidates by where they are drawn: those whose markers would cover each other, together."""
+    """Candidates by where they are drawn: those whose markers would cover each other, jointly."""
     spots: dict[int, list[CandidateResult]] = {}  # by the number of the first
+
+    def covers(a: int, b: int) -> bool:
+        return abs(wide[a] - wide[b]) < _MARKER_WIDE and abs(high[a] - high[b]) < _MARKER_HIGH
+
     for row in best:
-        n = row.number
-        near = (at for at in spots if abs(wide[n] - wide[at]) < _MARKER_WIDE
-                and abs(high[n] - high[at]) < _MARKER_HIGH)  # fmt: skip
-        spots.setdefault(next(near, n), []).append(row)
+        near = (at for at in spots if covers(row.number, at))
+        spots.setdefault(next(near, row.number), []).append(row)
     return list(spots.values())
 
 

@@ -47,6 +47,7 @@ from arborsim.products.plan.statistics import Estimate, Solved, cost_per_solved,
 from arborsim.products.plan.workload import Candidate, Workload
 
 Advance = Callable[[str, int], None]
+_LENGTHS = ("searches", "warm_up", "runs", "seed")  # of a workload, for its results
 _NOTHING_YET = Recommendation(None, "")
 #: Demands are kept for a closer look at some candidates as long as they take no more than this.
 _KEPT_BYTES = 256_000_000
@@ -182,7 +183,7 @@ class Planner:
             key = item.candidate.recorded_as
             recordings[key].add(item, result)
             if recordings[key].complete:
-                found = recordings.pop(key).together()
+                found = recordings.pop(key).joined()
                 size = sum(demand.nbytes for demand in found.demands)
                 if self._kept_bytes + size <= _KEPT_BYTES:
                     self._kept_bytes += size
@@ -191,7 +192,7 @@ class Planner:
                 tasks.extend(Task(self.workload, each, found) for each in served)
 
     def demands_of(self, number: int) -> MixDemands:
-        """What a candidate's machine is asked for; recorded again if it was not kept."""
+        """The demands of a candidate's searches; recorded again if they were not kept."""
         candidate = self.candidates[number]
         if candidate.recorded_as not in self._kept:
             with self._traces() as traces:
@@ -212,10 +213,7 @@ class Planner:
             search_limit_s=target.search_s,
             token_limit_s=target.token_s,
             currency=self.workload.prices.currency,
-            searches=self.workload.searches,
-            warm_up=self.workload.warm_up,
-            runs=self.workload.runs,
-            seed=self.workload.seed,
+            **{name: getattr(self.workload, name) for name in _LENGTHS},
             candidates=tuple(done),
             recommendation=_NOTHING_YET,
             solved=solved_share(weights, self._solved) if self._solved else None,

@@ -1,52 +1,32 @@
-"""A plan in a terminal: what to take, a table of all candidates, and what did not work."""
+"""A plan in a terminal: what to take, all candidates, what did not work, and a closing sentence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from operator import attrgetter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from arborsim.products.plan.closing import closing_table, counted, finding
 from arborsim.products.plan.results import (
     MISSED,
     Alone,
     CandidateResult,
-    Fleet,
-    LoadPoint,
     PlanResult,
     compared_point,
-    paid,
-    paid_solved,
+    middle_solved,
     ranked,
 )
-from arborsim.products.plan.sentences import kept, kept_note, middle, shared_prefixes
-from arborsim.products.plan.tables import at_largest
-from arborsim.products.plan.words import limits_of, load_of
-from arborsim.report.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown, terminal
-from arborsim.report.words import digits, hundredths, plain
+from arborsim.products.plan.statistics import Estimate
+from arborsim.products.plan.tables import BEYOND, NAMES, cost_columns, terminal_tables
+from arborsim.products.plan.words import limits_of, load_of, shared_prefixes
+from arborsim.report.lines import print_tables
+from arborsim.report.table import LABEL, NAME, Column, Table, terminal
+from arborsim.report.words import digits, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_MOST_SLOW = 6  # candidates that are named where all are too slow
-_RUNS_OUT = {
-    "hbm": "HBM space",
-    "host": "DDR space",
-    "below": "space below DDR",
-    "compute": "compute",
-    "memory": "HBM speed",
-    "pcie_down": "PCIe down",
-    "pcie_up": "PCIe up",
-}
-#: Why there is no larger load, where it is not the target: a mark and what it means.
-_BEYOND = {
-    "throughput": ("=", "beyond it searches arrive faster than they end"),
-    "run length": ("+", "runs are too short to tell: longer ones can show more or less"),
-}
-#: Reads a range of costs (`arborsim.products.plan.results.paid`).
-Paid = Callable[[CandidateResult, LoadPoint | Fleet, str], tuple[float, float] | None]
-_NAMES = {"policy": "policy", "budget": "budget", "recall": "recall", "GPU": "hardware"}
+_MOST_NAMED = 6  # candidates that are named where all are too slow
+_SAME = 0.005  # costs closer than this are the same
 
 
 def print_plan(plan: PlanResult, console: Console | None = None) -> None:
@@ -63,21 +43,14 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
     chosen = plan.recommendation.candidate
     for line in plan.recommendation.answer:
         say(line, "bold")
-    rows = ranked(plan)
-    if rows:
+    if rows := ranked(plan):
         if chosen is not None:
             console.print()
         say(
             f"{plan.workload}: {plan.percentile:g}% of searches within {limits_of(plan)}; "
             f"{'* recommended, others' if chosen is not None else 'candidates'} by cost"
         )
-        number = _text("#", lambda row: f"{'*' if row.number == chosen else ''}{row.number}")
-        names = [_text(head, attrgetter(part), NAME) for head, part in _NAMES.items()
-                 if any(getattr(row, part) != "-" for row in rows)]  # fmt: skip
-        whole = Table(rows, (), look=lambda row: "chosen" if row.number == chosen else "")
-        groups = [("", whole.under((number, *names, *shown(columns, rows))))
-                  for columns in _columns(plan)]  # fmt: skip
-        print_tables(console, groups, names=list(_NAMES))
+        print_tables(console, terminal_tables(plan), names=[title.lower() for title in NAMES])
     if chosen is not None:
         say(plan.recommendation.text)
     if prefixes := shared_prefixes(plan):
@@ -95,128 +68,40 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
         say(finding(plan, known), "bold")
 
 
-def _text(
-    head: str, show: Callable[[CandidateResult], str], kind: str = LABEL
-) -> Column[CandidateResult]:
-    return Column(head, head, kind, text=show, head=tuple(head.split("\n")))
-
-
-def _number(
-    head: str, value: Callable[[CandidateResult], float], show: Callable[[CandidateResult], str],
-    hide: str = "",
-) -> Column[CandidateResult]:  # fmt: skip
-    return Column(head, head, "count", value, text=show, hide=hide, head=tuple(head.split("\n")))
-
-
-def _figure(
-    head: str, read: Callable[[LoadPoint], float], show: Callable[[float], str] | None = None,
-    hide: str = "",
-) -> Column[CandidateResult]:  # fmt: skip
-    """A figure at the largest load."""
-    value = at_largest(read)
-    return _number(head, value, lambda row: (show or _digits)(value(row)), hide)
-
-
-def _digits(value: float) -> str:
-    """Three significant digits."""
-    return "n/a" if math.isnan(value) else digits(value) if value else "-"
-
-
-def _share(value: float) -> str:
-    return "-" if value < 0.0005 else f"{100 * value:.0f}" if value >= 0.01 else "<1"
-
-
-def _range(bounds: tuple[float, float] | None) -> str:
-    return "-".join(dict.fromkeys(map(_digits, bounds))) if bounds else "n/a"
-
-
-def _columns(plan: PlanResult) -> Iterator[list[Column[CandidateResult]]]:
-    """Costs, loads and times of searches, and times of tokens and the use of the machine."""
-
-    def point(head: str, show: Callable[[LoadPoint], str]) -> Column[CandidateResult]:
-        return _text(head, lambda row: show(row.at_largest) if row.at_largest else "n/a")
-
-    def largest(row: CandidateResult) -> str:
-        """Marked where it is not the target that stops a larger one."""
-        load = row.at_largest.load if row.at_largest else math.nan
-        mark, _ = _BEYOND.get(row.limited_by, ("", ""))
-        return (f"{load:,.0f}" if plan.unit == "clients" else _digits(load)) + mark
-
-    def by_seed(row: CandidateResult) -> str:
-        """How far the runs' own largest loads lie apart."""
-        return f"+{100 * (max(row.largest_by_seed) / min(row.largest_by_seed) - 1):.0f}%"
-
-    def paid_for(head: str, range_of: Paid) -> Column[CandidateResult]:
-        """A range of costs where candidates are compared."""
-
-        def ends(row: CandidateResult) -> tuple[float, float] | None:
-            point = compared_point(row)
-            return None if point is None else range_of(row, point, plan.unit)
-
-        return _number(head, lambda row: middle(ends(row)), lambda row: _range(ends(row)))
-
-    def hourly(row: CandidateResult) -> tuple[float, float] | None:
-        return row.fleet.price_per_hour if row.fleet else row.price_per_hour
-
-    def readable(row: CandidateResult) -> str:
-        """The attention kept; all of it where no token was dropped."""
-        if row.quality and row.quality.exact:
-            return "100"
-        return kept_note(row) or hundredths(kept(row))
-
-    known = any(row.at_largest and row.at_largest.cost_per_solved for row in plan.candidates)
-    priced = any(row.at_largest and row.at_largest.cost_per_1000 for row in plan.candidates)
-    fleet = any(row.fleet for row in plan.candidates)
-    load = "clients" if plan.unit == "clients" else "offered\n/s"
-    yield [
-        *([paid_for(f"{plan.currency}/1000\nsolved", paid_solved)] if known and priced else []),
-        *([paid_for(f"{plan.currency}/1000\nsearches", paid)] if priced else []),
-        *(
-            [
-                _number(
-                    f"{plan.currency}\n/hour",
-                    lambda row: middle(hourly(row)),
-                    lambda row: _range(hourly(row)),
-                )
-            ]
-            if priced
-            else []
-        ),
-        *(
-            [
-                _number(
-                    "GPUs",
-                    lambda row: row.fleet.gpus if row.fleet else math.nan,
-                    lambda row: f"{row.fleet.gpus}" if row.fleet else "n/a",
-                )
-            ]
-            if fleet
-            else []
-        ),
+def legend(plan: PlanResult) -> list[str]:
+    """Lines for what is in the tables; the marks first, then the columns as they come."""
+    clients, stated = plan.unit == "clients", None
+    limits = {each.limited_by for each in plan.met()}
+    lines = ["*  recommended"]
+    if any(each.fleet for each in plan.candidates):
+        stated = plan.stated_load
+    if any(each.at_largest and each.at_largest.cost_per_1000 for each in plan.met()):
+        at = "each one's largest load, as none is stated"
+        if stated is not None:
+            at = f"{load_of(stated, plan)}, idle time included"
+        per = "served search" if clients else "offered search (in the long run all are served)"
+        lines += [
+            f"{plan.currency}: at {at};",
+            f"  per {per}",
+            "  its range is that of prices and of the error of seconds, where that is known",
+        ]
+        if any(point.cost_per_solved for each in plan.met() if (point := compared_point(each))):
+            lines.append("  solved: n/a where nothing tells how many answers stay right")
+    if stated is not None:
+        lines.append(f"GPUs, per hour: of the machines for {load_of(stated, plan)}")
+    lines += [
+        "offered: the most that one machine is offered while every run meets the target;",
+        "  latencies, shares and what runs out are at that load",
+        *(["  no mark: some run missed the target at the next larger load"] * ("target" in limits)),
+        *(f"  {mark}  {meaning}" for why, (mark, meaning) in BEYOND.items() if why in limits),
+        "runs out: HBM or host memory if searches wait for a place (at peaks, long before",
+        "  HBM space, a mean, is 100%); else what is busy most",
+        "kept: attention on tokens that are still readable; it is not accuracy",
+        "served: what ended per second; less in short runs, as machines begin empty",
     ]
-    yield [
-        _number(load, at_largest(lambda p: p.load), largest),
-        _figure("p50\ns", lambda p: p.search_s.p50),
-        _figure("p95\ns", lambda p: p.search_s.p95),
-        _figure("p99\ns", lambda p: p.search_s.p99),
-        point("runs\nout", lambda p: _RUNS_OUT.get(p.saturated, p.saturated)),
-        _text("kept\n%", readable),
-        _figure("served\n/s", lambda p: p.served_per_s.value),
-        *([_text("by\nseed", by_seed)] if plan.runs > 1 else []),
-        _figure("at\nonce", lambda p: p.concurrency),
-    ]
-    yield [
-        _figure("p50\nms/tok", lambda p: 1e3 * p.token_s.p50),
-        _figure("p95\nms/tok", lambda p: 1e3 * p.token_s.p95),
-        _figure("HBM\n%", lambda p: p.used.hbm, _share),
-        _figure("HBM\nB/s %", lambda p: p.used.memory, _share),
-        _figure("comp.\n%", lambda p: p.used.compute, _share),
-        _figure("PCIe\ndown %", lambda p: p.used.pcie_down, _share),
-        _figure("PCIe\nup %", lambda p: p.used.pcie_up, _share),
-        _figure("DDR\n%", lambda p: p.used.host, _share),
-        _figure("pre-\nempt.", lambda p: p.preemptions_per_1000),
-        _figure("re-\nfused", lambda p: p.refused_per_1000, hide=NOTHING),
-    ]
+    if plan.runs > 1:
+        lines.append(f"by seed: how much more the best of the {plan.runs} runs carries")
+    return [*lines, "HBM speed, comp., PCIe: shares of the time; pre-empt.: per 1,000 searches"]
 
 
 def _failures(plan: PlanResult) -> list[str]:
@@ -225,10 +110,10 @@ def _failures(plan: PlanResult) -> list[str]:
     slow = [(row.alone, row.name) for row in plan.candidates if row.status == MISSED if row.alone]
     if slow:
         slow.sort(key=lambda each: each[0].at_percentile_s)
-        named = "; ".join(f"{name} {_times(alone, plan)}" for alone, name in slow[:_MOST_SLOW])
-        more = f"; and {len(slow) - _MOST_SLOW} more" if len(slow) > _MOST_SLOW else ""
-        lines.append(f"missed ({plan.percentile:g}% of the searches take up to, alone): "
-                     f"{named}{more}")  # fmt: skip
+        named = "; ".join(f"{name} {_times(alone, plan)}" for alone, name in slow[:_MOST_NAMED])
+        more = f"; and {len(slow) - _MOST_NAMED} more" if len(slow) > _MOST_NAMED else ""
+        take = f"missed ({plan.percentile:g}% of the searches take up to, alone)"
+        lines.append(f"{take}: {named}{more}")
     for row in plan.candidates:
         if row.reason and not (row.status == MISSED and row.alone):
             reasons.setdefault((row.status, row.reason), []).append(row.name)
@@ -239,47 +124,109 @@ def _failures(plan: PlanResult) -> list[str]:
 
 
 def _times(alone: Alone, plan: PlanResult) -> str:
-    """What a search takes alone, at the target's percentile."""
+    """The times of a search alone, at the target's percentile."""
     times = {
-        f"{_digits(alone.at_percentile_s)} s": plan.search_limit_s,
-        f"{_digits(1e3 * alone.token_at_percentile_s)} ms/tok": plan.token_limit_s,
+        f"{digits(alone.at_percentile_s)} s": plan.search_limit_s,
+        f"{digits(1e3 * alone.token_at_percentile_s)} ms/tok": plan.token_limit_s,
     }
     return ", ".join(time for time, limit in times.items() if limit is not None)
 
 
-def legend(plan: PlanResult) -> list[str]:
-    """Lines for what is in the tables; the marks first, then the columns as they come."""
-    clients = plan.unit == "clients"
-    limits = {each.limited_by for each in plan.met()}
-    lines = ["*  recommended"]
-    priced = any(each.at_largest and each.at_largest.cost_per_1000 for each in plan.met())
-    stated = plan.stated_load if any(each.fleet for each in plan.candidates) else None
-    if priced:
-        per = "served search" if clients else "offered search (in the long run all are served)"
-        at = f"{load_of(stated, plan)}, idle time included" if stated is not None else (
-            "each one's largest load, as none is stated")  # fmt: skip
-        lines += [
-            f"{plan.currency}/1000: at {at};",
-            f"  per {per}",
-            "  its range is that of prices and of the error of seconds, where that is known",
-        ]
-        if any(point.cost_per_solved for each in plan.met() if (point := compared_point(each))):
-            lines.append("  solved: n/a where nothing tells how many answers stay right")
-    if stated is not None:
-        lines.append(f"GPUs, /hour: of the machines for {load_of(stated, plan)}")
-    lines += [
-        f"{'clients' if clients else 'offered'}: the most that one machine is offered while every "
-        "run meets the target;",
-        "  latencies, shares and what runs out are at that load",
-        *(["  no mark: some run missed the target at the next larger load"] * ("target" in limits)),
-        *(f"  {mark}  {meaning}" for why, (mark, meaning) in _BEYOND.items() if why in limits),
-    ]
-    if plan.runs > 1:
-        lines.append(f"by seed: how much more the best of the {plan.runs} runs carries")
-    lines += [
-        "served: what ended per second; less in short runs, as machines begin empty",
-        "runs out: HBM or DDR space if searches wait for a place (at peaks, long before",
-        "  HBM %, a mean, is 100); else what is busy most: HBM speed, compute or PCIe",
-    ]
-    lines.append("kept: attention on tokens that are still readable; it is not accuracy")
-    return [*lines, "HBM B/s, comp., PCIe %: shares of the time; pre-empt.: per 1,000 searches"]
+def counted(plan: PlanResult) -> list[CandidateResult]:
+    """Candidates on the recommended machine whose answers were counted, full retention first.
+
+    Empty without full retention, or without anything to compare it with.
+    """
+    rows = ranked(plan) if plan.recommendation.candidate is not None else []
+    rows = [row for row in rows if row.hardware == rows[0].hardware and row.quality]
+    rows = [row for row in rows if _right(row) and math.isfinite(middle_solved(row))]
+    exact = [row for row in rows if row.quality and row.quality.exact]
+    others = [row for row in rows if row not in exact]
+    return [exact[0], *others] if exact and others else []
+
+
+def closing_table(plan: PlanResult, rows: list[CandidateResult]) -> Table[CandidateResult]:
+    """Right answers, searches that fit at once, cost and time: one row per policy."""
+
+    def seconds(row: CandidateResult) -> float:
+        point = row.at_stated or row.at_largest
+        return math.nan if point is None else point.search_s.p95
+
+    def column(value: Callable[[CandidateResult], float], *head: str) -> Column[CandidateResult]:
+        return Column(head[0], head[0], "count", value, head=head, text=lambda r: digits(value(r)))
+
+    solved, *_ = cost_columns(plan)
+    columns = (
+        Column("policy", "policy", NAME, text=_called),
+        Column("right", "right", LABEL, text=_right, head=("right,", "counted live")),
+        column(fitting, "fit at", "once"),
+        solved,
+        column(seconds, "p95", "s"),
+    )
+    chosen = plan.recommendation.candidate
+    return Table(rows, columns, look=lambda row: "chosen" if row.number == chosen else "")
+
+
+def fitting(row: CandidateResult) -> float:
+    """Mean searches whose keys and values, at their largest, the machine holds side by side."""
+    if row.pool is None or row.alone is None or not row.alone.peak_hbm_bytes:
+        return math.nan
+    return row.pool.kv_bytes / row.alone.peak_hbm_bytes
+
+
+def finding(plan: PlanResult, rows: list[CandidateResult]) -> str:
+    """One sentence: what the recommended policy saves, and which ones lose answers.
+
+    A policy loses answers if the interval of its share lies below full retention's.
+    """
+    full, *others = rows
+    chosen = next((row for row in rows if row.number == plan.recommendation.candidate), full)
+    lossy = [row for row in others if _share(row).high < _share(full).low]
+    point = compared_point(chosen)
+    assert point is not None
+    at = load_of(point.load, plan) if chosen.fleet else "the largest load of each"
+    if chosen is full:
+        found = f"At {at}, full retention is recommended, with {_right(full)} right"
+        if kept := [row for row in others if row not in lossy]:
+            costs = " and ".join(f"{_change(row, full)} under {_called(row)}" for row in kept)
+            found += f"; a solved search costs {costs}"
+    else:
+        change = _change(chosen, full)
+        than = "as" if change.endswith("much") else "than"
+        found = (
+            f"At {at}, a solved search costs {change} under {_called(chosen)} {than} under full "
+            f"retention, with {_right(chosen)} right (full retention: {_right(full)})"
+        )
+    if lossy:
+        names = " and ".join(f"{_called(row)} ({_right(row)})" for row in lossy)
+        costs = " and ".join(_change(row, full) for row in lossy)
+        found += f"; {names} lose{'s' * (len(lossy) == 1)} answers: a solved search costs {costs}"
+    return f"{found}."
+
+
+def _called(row: CandidateResult) -> str:
+    name = "full retention" if row.policy == "full" else row.policy
+    return name if row.budget == "-" else f"{name} at {row.budget}"
+
+
+def _share(row: CandidateResult) -> Estimate:
+    """The counted share of right answers."""
+    assert row.quality is not None
+    assert row.quality.accuracy is not None
+    return row.quality.accuracy
+
+
+def _right(row: CandidateResult) -> str:
+    """The same as text; "" where none were counted."""
+    share = row.quality.accuracy if row.quality else None
+    return f"{share.value:.1%} of {share.n}" if share else ""
+
+
+def _change(row: CandidateResult, full: CandidateResult) -> str:
+    """The cost of a solved search against full retention: ``"29% less"``."""
+    ratio = middle_solved(row) / middle_solved(full)
+    if abs(ratio - 1) < _SAME:
+        return "about as much"
+    if ratio >= 2:
+        return f"{digits(ratio)} times as much"
+    return f"{abs(ratio - 1):.0%} {'more' if ratio > 1 else 'less'}"

@@ -1,10 +1,10 @@
-"""Where a plan's figures come from: inputs and versions, and assumed numbers."""
+"""Where a plan's figures come from: inputs and versions, assumed numbers, and cautions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from arborsim.core.documents import file_digest
@@ -19,29 +19,29 @@ from arborsim.machine.numbers import assumed_numbers as profile_numbers
 from arborsim.machine.price import Price
 from arborsim.machine.weights import weights_type
 from arborsim.policies.registry import values_of
-from arborsim.products.generate.lengths import TreeSpec
 from arborsim.products.plan.demands import Facts
 from arborsim.products.plan.results import INFEASIBLE, CandidateResult
 from arborsim.products.plan.statistics import Estimate, Solved, solved_share
-from arborsim.products.plan.workload import MixEntry, Workload
+from arborsim.products.plan.workload import SERVING, MixEntry, Workload
 from arborsim.trace.reader import open_trace
+
+#: Units of settings by the ends of their names, and what follows them.
+_UNITS = {"_bytes_per_s": ("bytes", "/s"), "_bytes": ("bytes", ""), "_s": ("seconds", "")}
+#: Values of a distribution that say nothing.
+_SILENT = {"parallel": 0, "rewards": "none", "pruned": [0.0], "finished": [0.0]}
 
 
 def settings_of(workload: Workload) -> dict[str, str]:
     """Everything that determines the result, as text."""
-    serving = ", ".join(
-        f"{name} {_serving_text(name, value)}" for name, value in asdict(workload.serving).items()
-        if name not in ("tensor_parallel", "series_points")
-    )  # fmt: skip
-    prices = workload.prices
+    prices, geometry, serving = workload.prices, workload.geometry, workload.serving
     found = {
-        "model geometry": workload.geometry.name,
-        "weights": weights_type(workload.geometry),
-        "KV bytes per token": f"{workload.geometry.kv_bytes_per_token:,}",
+        "model geometry": geometry.name,
+        "weights": weights_type(geometry),
+        "KV bytes per token": f"{geometry.kv_bytes_per_token:,}",
         "searches per run": f"{workload.searches}, the first {workload.warm_up} not measured",
-        "seeds": ", ".join(str(seed) for seed in workload.seeds()),
+        "seeds": ", ".join(map(str, workload.seeds())),
         "loads tried": f"{100 * workload.resolution:g}% apart",
-        "serving": serving,
+        "serving": _listed({name: getattr(serving, name) for name in SERVING}),
         "tokens per page": str(workload.page_tokens),
         "tree attention": "on" if workload.tree_attention else "off",
         "prices": f"{prices.currency}, {prices.date}: {prices.source}",
@@ -55,15 +55,12 @@ def settings_of(workload: Workload) -> dict[str, str]:
             f"layers, seed {made.seed}), sha256 {file_digest(Path(made.source))}"
         )
     for choice in workload.policies:
-        values = ", ".join(
-            f"{key} {_plain_text(value)}" for key, value in values_of(choice.policy).items()
-        )
-        found[f"policy {choice.name}"] = values or "no parameters"
+        found[f"policy {choice.name}"] = _listed(values_of(choice.policy)) or "no parameters"
     return found
 
 
 def bases_of_seconds(workload: Workload) -> dict[str, str]:
-    """What the terms of the time rest on, for each machine that can price the model."""
+    """The bases of the terms of time, for each machine that can price the model."""
     found = {}
     for hardware in workload.hardware:
         cost = CostModel(hardware.profile, workload.geometry)
@@ -75,65 +72,45 @@ def bases_of_seconds(workload: Workload) -> dict[str, str]:
     return found
 
 
-def _serving_text(name: str, value: object) -> str:
-    """A serving option in the unit that its name ends with."""
+def _listed(values: Mapping[str, object]) -> str:
+    """``"watermark 0.01, nvme_bytes_per_s 6.00 GB/s"``: names with values in their units."""
+    return ", ".join(f"{name} {_text(value, name)}" for name, value in values.items())
+
+
+def _text(value: object, name: str = "") -> str:
+    """A setting as a TOML file would have it: no quotes, digits only where they matter."""
     if name == "max_searches" and value == ServingOptions.max_searches:
         return "as many as fit"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return _plain_text(value)
-    if name.endswith("_bytes_per_s"):
-        return f"{quantity('bytes', value)}/s"
-    if name.endswith("_bytes"):
-        return quantity("bytes", value)
-    if name.endswith("_s"):
-        return quantity("seconds", value)
-    return _plain_text(value)
-
-
-def _plain_text(value: object) -> str:
-    """A setting as a TOML file would have it: no quotes, digits only where they matter."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, int):
-        return f"{value:,}"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(_plain_text, value)) + "]"
-    return str(value)
-
-
-def _spec_text(spec: TreeSpec) -> str:
-    """A distribution as a workload states it; what says nothing is left out."""
-    silent = {"parallel": 0, "rewards": "none", "pruned": [0.0], "finished": [0.0]}
-    return ", ".join(
-        f"{name} {_plain_text(value)}"
-        for name, value in spec.parameters().items()
-        if value is not None and silent.get(name) != value
-    )
+        return f"[{', '.join(map(_text, value))}]"
+    if not isinstance(value, int | float):
+        return str(value)
+    for end, (kind, per) in _UNITS.items():
+        if name.endswith(end):
+            return quantity(kind, value) + per
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
 def _source(entry: MixEntry) -> str:
-    tokens = entry.shared_prompt_tokens
+    tokens, made = entry.shared_prompt_tokens, entry.source
     shared = f"; {tokens} prompt tokens in common" if tokens else ""
-    if not isinstance(entry.source, Path):
-        made, spec = entry.source, _spec_text(entry.source.spec)
-        return f"{made.searches} searches generated from seed {made.seed}: {spec}{shared}"
-    info = open_trace(entry.source).info
+    if not isinstance(made, Path):
+        said = {k: v for k, v in made.spec.parameters().items() if v not in (None, _SILENT.get(k))}
+        drawn = f"{made.searches} searches generated from seed {made.seed}"
+        return f"{drawn}: {_listed(said)}{shared}"
+    info = open_trace(made).info
     return (
-        f"{entry.source.name}: {info.task}, {info.search}, recorded on {info.model} (seed "
-        f"{info.seed}), sha256 {file_digest(entry.source)}{shared}"
+        f"{made.name}: {info.task}, {info.search}, recorded on {info.model} (seed {info.seed}), "
+        f"sha256 {file_digest(made)}{shared}"
     )
 
 
 def assumed_numbers(workload: Workload) -> tuple[str, ...]:
     """Numbers of the profiles that are assumed, as `arborsim hardware` shows."""
     profiles = {hardware.profile.name: hardware.profile for hardware in workload.hardware}
-    return tuple(
-        f"{name}: {number}"
-        for name, profile in profiles.items()
-        for number in profile_numbers(profile)
-    )
+    return tuple(f"{name}: {each}" for name, p in profiles.items() for each in profile_numbers(p))
 
 
 def cautions(
@@ -178,7 +155,7 @@ def cautions(
 
 
 def _recorded(entry: MixEntry, source: Path, workload: Workload) -> Iterator[str]:
-    """What a trace was recorded on, and what of it plans do not model."""
+    """The model that a trace was recorded on, and what of it plans do not model."""
     info = open_trace(source).info
     model = info.geometry.name
     if model != workload.geometry.name:
@@ -212,10 +189,10 @@ def _short_runs(workload: Workload, results: Sequence[CandidateResult]) -> str:
         f"{runs} run{'s' * (runs > 1)} of {workload.searches} searches ({measured} measured): "
         f"{rank:g}% of so few may be {rank - off:.0f}% to {min(rank + off, 100):.0f}% of many"
     )
-    apart = [max(each.largest_by_seed) / min(each.largest_by_seed) - 1
-             for each in results if len(each.largest_by_seed) > 1]  # fmt: skip
-    if apart:
-        text += f", and the runs' own largest loads lie up to {max(apart):.0%} apart"
+    loads = [each.largest_by_seed for each in results if len(each.largest_by_seed) > 1]
+    if loads:
+        apart = max(max(each) / min(each) - 1 for each in loads)
+        text += f", and the runs' own largest loads lie up to {apart:.0%} apart"
     return f"{text}. More runs, more searches and a smaller resolution tell more."
 
 
@@ -243,7 +220,7 @@ def _solved_shares(
     solved: Sequence[Solved],
     answers_of: str,
 ) -> Iterator[str]:
-    """What costs per solved search rest on."""
+    """Sentences about the shares of right answers that costs per solved search rest on."""
     priced = [each for each in results if each.at_largest and each.at_largest.cost_per_solved]
     live = {
         (each.policy, each.budget): each.quality.accuracy

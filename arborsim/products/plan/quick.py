@@ -34,11 +34,9 @@ QUICK = {"searches": 200, "warm_up": 20, "runs": 2, "resolution": 0.06}
 _DISTINCT = 40
 _PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
 _RATE = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?:searches)?\s*(?:/|per)\s*(\w+)")
-_PER_S = {
-    1.0: ("s", "sec", "second"), 60.0: ("m", "min", "minute"), 3600.0: ("h", "hour"),
-    86400.0: ("d", "day"),
-}  # fmt: skip
-_UNITS = {unit: seconds for seconds, units in _PER_S.items() for unit in units}
+#: Seconds of the units of a rate.
+_UNITS = dict.fromkeys(("s", "sec", "second"), 1.0) | dict.fromkeys(("m", "min", "minute"), 60.0)
+_UNITS |= {"h": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
 _RANGE = re.compile(r"(\d+)\s*\.\.\s*(\d+)")
 
 
@@ -241,8 +239,8 @@ def _numbers(what: str, keys: Sequence[str], given: object) -> dict[str, Any]:
         for piece in pieces:
             key, equals, value = (part.strip() for part in piece.partition("="))
             if not equals:
-                raise UsageError(f"{what}: '{piece:.40}' should be name=number, with the names "
-                                 f"{', '.join(keys)}")  # fmt: skip
+                names = ", ".join(keys)
+                raise UsageError(f"{what}: '{piece:.40}' should be name=number, of {names}")
             if key in said:
                 raise UsageError(f"{what} has {key} twice")
             said[key] = value
@@ -277,7 +275,7 @@ def _count(given: object) -> Any:
 
 
 def _listed(given: object) -> list[Any]:
-    """What stands between commas, or in a sequence."""
+    """The parts between commas, or of a sequence."""
     if isinstance(given, str):
         return [each.strip() for each in given.split(",") if each.strip()]
     return list(given) if isinstance(given, Sequence) else [given]

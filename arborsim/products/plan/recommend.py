@@ -49,7 +49,7 @@ def none_met(plan: PlanResult) -> str:
 
 
 def _nearest(plan: PlanResult) -> tuple[CandidateResult, Alone] | None:
-    """Of the candidates that miss the target the one that does so by the least, if there is one."""
+    """The candidate that misses the target by the least, if one does."""
     missed = [(each, each.alone) for each in plan.candidates if each.status == MISSED if each.alone]
     return min(missed, key=lambda pair: (_excess(pair[1], plan), pair[0].number), default=None)
 
@@ -137,7 +137,8 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
             f"{_compared(cheaper, best, plan)}."
         )
     shown = [best] if alternative is None else [best, alternative]
-    sentences += [*_filled(best, plan), *_evidence(best), *_included(shown)]
+    rests_on = [] if best.evidence is None else [best.evidence.sentence()]
+    sentences += [*_filled(best, plan), *rests_on, *_included(shown)]
     return Recommendation(
         best.number,
         " ".join(sentences),
@@ -148,7 +149,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
 
 
 def _rank(candidate: CandidateResult) -> tuple[float, float, int]:
-    """What it costs, then how few GPUs serve how much; candidates without a price come last."""
+    """The order of costs, then of GPUs per load; candidates without a price come last."""
     fleet = candidate.fleet
     assert candidate.largest is not None
     gpus = fleet.gpus if fleet is not None else candidate.gpus / candidate.largest
@@ -164,7 +165,7 @@ def _doubt(row: CandidateResult, demanded: Demanded) -> str:
 
 
 def _filled(best: CandidateResult, plan: PlanResult) -> list[str]:
-    """What the answer leaves out about the largest load: its cost, and places that are lost."""
+    """Sentences about the largest load: its cost, and places that are lost."""
     point, found = best.at_largest, []
     assert point is not None
     if best.fleet is not None and point.cost_per_1000 is not None:
@@ -213,21 +214,19 @@ def _compared(other: CandidateResult, best: CandidateResult, plan: PlanResult) -
     if not (math.isfinite(here) and math.isfinite(there)) or not here:
         return f"{named(other)}, which serves {load_of(other.largest, plan)}"
     point = other.fleet or other.at_largest
-    change = there / here - 1
-    words = "about the same" if abs(change) < _SAME else (
-        f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
-    text = f"{named(other)} at {cost_at(point, other, plan, solved)}, {words}"
+    text, change = f"{named(other)} at {cost_at(point, other, plan, solved)}", there / here - 1
     left_open = _left_open(other, best)
     if abs(change) < _SAME:
-        return text + left_open
-    return text + left_open + _against_error(other, best, abs(change), bool(left_open))
+        return f"{text}, about the same{left_open}"
+    words = f"{abs(change):.0%} {'more' if change > 0 else 'less'}"
+    return f"{text}, {words}{left_open}{_against_error(other, best, abs(change), bool(left_open))}"
 
 
 def _against_error(a: CandidateResult, b: CandidateResult, change: float, is_open: bool) -> str:
-    """What the errors of seconds make of a difference in cost; "" if they leave it as it is.
+    """A remark on a difference in cost where errors of seconds may explain it; else "".
 
     Two candidates on the same GPUs and engine have their errors in common, so that ratios are
-    safer than costs; of others the larger error counts.
+    safer than costs.  Of others the larger error counts.
     """
     if a.evidence is None or b.evidence is None:
         return ""
@@ -246,11 +245,6 @@ def _against_error(a: CandidateResult, b: CandidateResult, change: float, is_ope
     if change >= error:
         return ""
     return f" (less than the error of seconds, {share_text(error)}: no difference)"
-
-
-def _evidence(best: CandidateResult) -> list[str]:
-    """What the recommended candidate's seconds rest on."""
-    return [] if best.evidence is None else [best.evidence.sentence()]
 
 
 def _included(shown: Sequence[CandidateResult]) -> list[str]:
@@ -273,11 +267,11 @@ def _included(shown: Sequence[CandidateResult]) -> list[str]:
 
 
 def _left_open(a: CandidateResult, b: CandidateResult) -> str:
-    """Said where the runs, seed by seed, leave open which one costs less; else "".
+    """A remark where the runs, seed by seed, leave open which one costs less; else "".
 
-    For a stated load, by the machines that each run's own limit asks for; else by the interval of
-    the differences of costs at these limits, which two runs are too few for.  Runs that all agree
-    leave nothing open.
+    That is told by the machines for the stated load that each run's own limit asks for, or without
+    one by the interval of the differences of costs at these limits, which two runs are too few for.
+    Runs that all agree leave nothing open.
     """
     if a.is_open or b.is_open or len(a.largest_by_seed) < 2:
         return ""
@@ -314,10 +308,11 @@ def _counts(candidate: CandidateResult, load: float) -> str:
 
 
 def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
-    """What the plan does not know."""
+    """Sentences about what the plan does not know."""
     found = []
     if best is None and (nearest := _nearest(plan)) is not None:
-        found += _evidence(nearest[0])
+        rests_on = nearest[0].evidence
+        found += [] if rests_on is None else [rests_on.sentence()]
     quality = best.quality if best else None
     rows = plan.candidates if best else ()  # what serves nothing raises no question of quality
     lossy = [each for each in rows if each.quality and not each.quality.exact]

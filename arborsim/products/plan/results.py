@@ -1,4 +1,4 @@
-"""What a plan found: frozen records, from one load of one candidate up to the recommendation.
+"""Results of a plan: frozen records, from one load of one candidate to the recommendation.
 
 Seconds, bytes, and searches per second; nothing here is rounded.  A figure that is not known is
 None, or NaN inside an `Estimate`.  Every record holds plain values and can be pickled.
@@ -55,23 +55,18 @@ RUN_LENGTH = "run length"
 
 @dataclass(frozen=True)
 class Quality:
-    """What is known about what a policy does to the searches; shares in [0, 1]."""
+    """Effects of a policy on the searches, as far as they are known; shares in [0, 1]."""
 
-    #: Mean over the mix of the recorded attention on readable tokens; None if some trace does not
-    #: hold it. It says nothing certain about answers.
-    attention_kept: float | None
+    attention_kept: float | None  #: recorded attention on readable tokens; None if unrecorded
     peak_kept: float  #: tokens in HBM at the peak, against all tokens of the search
     #: Tokens moved so, per token of the search; a token can move several times.
     evicted: float
     quantised: float
     offloaded: float
     recomputed: float
-    #: Share of correct answers of live runs under this policy and budget, if they were given.
-    accuracy: Estimate | None = None
-    #: Why attention kept is not known although a trace holds attention, or ""
-    kept_note: str = ""
-    #: Share of the searches in which a plan left tokens unread that were held (`Plan.reads`).
-    unread: float = 0.0
+    accuracy: Estimate | None = None  #: share of correct answers of live runs, if there are any
+    kept_note: str = ""  #: why attention kept is not known although a trace holds attention
+    unread: float = 0.0  #: share of searches in which a plan left held tokens unread
 
     def __post_init__(self) -> None:
         """Refuses shares that no policy can have."""
@@ -93,8 +88,7 @@ class Alone:
     peak_ddr_bytes: float
     prompt_tokens: float
     generated_tokens: float
-    #: Seconds at the target's percentile over the drawn searches, of the seed whose searches take
-    #: the longest: no load does better.
+    #: Seconds at the target's percentile, of the slowest seed: no load does better.
     at_percentile_s: float
     token_at_percentile_s: float
     terms_s: Mapping[str, float] = field(default_factory=dict)  #: seconds of each cost term
@@ -104,7 +98,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of some time over all measured searches, in seconds; NaN where there is none."""
+    """Percentiles of some time over all measured searches, in seconds; NaN where there is none."""
 
     p50: float
     p95: float
@@ -125,16 +119,13 @@ class LoadPoint:
     load: float  #: offered, in `PlanResult.unit`: what arrives, not what is served
     runs: int  #: seeds that were run
     meets: bool  #: whether every run met the target
-    #: Seconds per search at the target's percentile, over the searches of all runs, with the
-    #: interval of order statistics.
-    at_percentile: Estimate
-    #: Finished searches per second of the measured time: mean over runs. In short runs less than
-    #: what is offered, while the machine fills.
+    at_percentile: Estimate  #: seconds per search at the target's percentile, over all runs
+    #: Finished searches per second of the measured time, mean over runs: less than what is offered
+    #: while the machine fills.
     served_per_s: Estimate
     search_s: Percentiles  #: from arrival to answer
     first_token_s: Percentiles  #: from arrival to the first token
-    #: A search's mean time per output token (of each of its sequences) after the first.
-    token_s: Percentiles
+    token_s: Percentiles  #: a search's mean time per output token after the first
     waiting_s: Percentiles  #: from arrival to admission
     concurrency: float  #: mean number of searches in the machine, waiting ones left out
     queue: float  #: mean number of searches that wait
@@ -143,19 +134,15 @@ class LoadPoint:
     busy: BusySeconds  #: where the engine's time went; sums over runs, of `total_s`
     prefixes: PrefixTokens  #: where searches found the tokens of shared prefixes; sums over runs
     total_s: float  #: simulated seconds of all runs
-    #: What ran out first, over all runs (`plan.runs.runs_out`): hbm, host, below, searches,
-    #: compute, memory, pcie_down or pcie_up.
-    saturated: str
+    saturated: str  #: a name of `plan.words.RESOURCES` (`plan.runs.runs_out`)
     #: Per 1,000 searches.
     preemptions_per_1000: float
     refused_per_1000: float
     refusal: str  #: why the first refused search was refused; "" if none was
-    #: Lowest and highest price of 1,000 searches at this load, if seconds are right (`paid` widens
-    #: it); None without a price.
+    #: At the lowest and the highest price, if seconds are right (`paid` widens it).
     cost_per_1000: tuple[float, float] | None
-    #: The same for a solved search, each with the interval that the share of solved searches has;
-    #: None if it is not known what was solved, or the policy drops tokens and no live runs say how
-    #: many answers it gets right.
+    #: Of one solved search, with the interval of the share of solved ones; None if that is unknown,
+    #: as of a policy that drops tokens and whose answers no live run counted.
     cost_per_solved: tuple[Estimate, Estimate] | None
 
 
@@ -191,23 +178,18 @@ class CandidateResult:
     quality: Quality | None = None
     alone: Alone | None = None
     pool: KvPool | None = None  #: how the memory for keys and values comes about
-    #: The largest offered load that every run was found to meet the target at.
-    largest: float | None = None
-    #: The same run by run, whose spread is luck: ``largest`` is the smallest of them.
-    largest_by_seed: tuple[float, ...] = ()
+    largest: float | None = None  #: the largest offered load at which every run meets the target
+    largest_by_seed: tuple[float, ...] = ()  #: the same run by run; `largest` is the smallest
     spread: Estimate | None = None  #: mean of `largest_by_seed` with Student's interval
-    #: The next load up, which `limited_by` rules out; the truth lies between.
-    refuted: float | None = None
-    #: Why there is no larger load: "target" if some run missed it at `refuted`; "throughput" if the
-    #: machine finishes no more, however long searches may take; or "run length" if runs are too
-    #: short to show more. Only for "target" was `refuted` served.
+    refuted: float | None = None  #: the next load up, which `limited_by` rules out
+    #: "target" if some run missed it at `refuted`, "throughput" if the machine finishes no more
+    #: however long searches may take, or "run length" if runs are too short to show more. Only for
+    #: "target" was `refuted` served.
     limited_by: str = ""
     searches: int = 0  #: per run: as many as the plan's, or more where these saw no limit
-    at_largest: LoadPoint | None = None  #: figures at the largest load
-    #: Figures of one machine of the fleet, at its part of the stated load.
-    at_stated: LoadPoint | None = None
-    #: Points from a small load to beyond the largest, by load; only for some candidates.
-    curve: tuple[LoadPoint, ...] = ()
+    at_largest: LoadPoint | None = None
+    at_stated: LoadPoint | None = None  #: of one machine of the fleet, at its part of that load
+    curve: tuple[LoadPoint, ...] = ()  #: points beyond the largest load, too; only for some
     fleet: Fleet | None = None  #: for the stated load
     evidence: Evidence | None = None  #: what its seconds rest on; None if that was not looked up
 
@@ -231,15 +213,14 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to rent, in words; the numbers are those of the candidates that it names."""
+    """The answer in words; the numbers are those of the candidates that it names."""
 
     candidate: int | None  #: None if none meets the target
     text: str  #: one plain paragraph that goes with the answer: why it, and the nearest alternative
     alternative: int | None = None
     unknown: tuple[str, ...] = ()  #: what the plan does not know, each one sentence
-    #: Three lines: what to rent and what a solved search costs at the stated load; what an hour
-    #: costs and what that rests on; what limits it, and what would change it. Empty if none meets
-    #: the target.
+    #: Three lines: what to rent at which cost, what an hour costs, what limits it and would change
+    #: that. Empty if no candidate meets the target.
     answer: tuple[str, ...] = ()
 
 
@@ -262,10 +243,8 @@ class PlanResult:
     seed: int
     candidates: tuple[CandidateResult, ...]  #: in the workload's order
     recommendation: Recommendation
-    #: Share of the mix's searches with a correct answer under full retention.
-    solved: Estimate | None = None
-    #: Where that is from: "stated", "recorded" or "stated and recorded"; "" if it is not known.
-    solved_origin: str = ""
+    solved: Estimate | None = None  #: share of searches with a correct answer, full retention's
+    solved_origin: str = ""  #: of that: "stated", "recorded", "stated and recorded" or ""
     answers_of: str = ""  #: task and model of the live runs whose answers were counted
     timeline: Timeline | None = None  #: of the recommended candidate at its largest load
     #: Everything that determines the result, for the appendix: versions, files, options.
@@ -278,6 +257,12 @@ class PlanResult:
     def met(self) -> list[CandidateResult]:
         """Candidates that some load meets the target with."""
         return [each for each in self.candidates if each.status == MET]
+
+    def named(self) -> list[CandidateResult]:
+        """The recommended candidate and its alternative, as far as there are any."""
+        found = self.recommendation
+        numbers = () if found.candidate is None else (found.candidate, found.alternative)
+        return [each for number in numbers for each in self.candidates if each.number == number]
 
 
 def without_costs(point: LoadPoint) -> LoadPoint:
@@ -304,18 +289,9 @@ def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
     point = candidate.at_stated or candidate.at_largest
     idle = machines * point.load / load
     cost, solved = point.cost_per_1000, point.cost_per_solved
-    return Fleet(
-        load, machines, machines * candidate.gpus, hourly,
-        cost and (idle * cost[0], idle * cost[1]),
-        solved and (scaled(solved[0], idle), scaled(solved[1], idle)),
-    )  # fmt: skip
-
-
-def scaled(found: Estimate, factor: float) -> Estimate:
-    """The same estimate of a number that is `factor` times as large."""
-    return replace(
-        found, value=factor * found.value, low=factor * found.low, high=factor * found.high
-    )
+    cost = cost and (idle * cost[0], idle * cost[1])
+    solved = solved and (solved[0].times(idle), solved[1].times(idle))
+    return Fleet(load, machines, machines * candidate.gpus, hourly, cost, solved)
 
 
 _UNSEEN = 1.25  # runs too short to see a limit carried up to 22% more than long ones
@@ -338,7 +314,7 @@ def machines_if_off(candidate: CandidateResult, fleet: Fleet) -> tuple[int, int]
 def _error_factors(
     candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
 ) -> tuple[float, float]:
-    """What an error of seconds, either way, makes of a cost at this point.
+    """Factors of a cost at this point for an error of seconds, either way.
 
     Machines that take longer for each token cost as much more per search, where each carries what
     it can.  A fleet for a stated load of searches costs more only if it takes another machine;
@@ -352,21 +328,17 @@ def _error_factors(
 
 
 def paid(
-    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
+    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str, solved: bool = False
 ) -> tuple[float, float] | None:
-    """Lowest and highest cost of 1,000 searches there: of prices, and of the error of seconds."""
-    cost = point.cost_per_1000
+    """Lowest and highest cost of 1,000 searches there: of prices, and of the error of seconds.
+
+    That of 1,000 `solved` searches leaves out the interval of the solve rate.
+    """
+    cost, each = point.cost_per_1000, point.cost_per_solved
+    if solved:
+        cost = each and (1000 * each[0].value, 1000 * each[1].value)
     down, up = _error_factors(candidate, point, unit)
     return cost and (down * cost[0], up * cost[1])
-
-
-def paid_solved(
-    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str
-) -> tuple[float, float] | None:
-    """The same for 1,000 solved searches; the interval of the solve rate is not part of it."""
-    cost = point.cost_per_solved
-    down, up = _error_factors(candidate, point, unit)
-    return cost and (1000 * down * cost[0].value, 1000 * up * cost[1].value)
 
 
 def compared_point(result: CandidateResult) -> LoadPoint | Fleet | None:
@@ -415,9 +387,8 @@ def ranked(plan: PlanResult) -> list[CandidateResult]:
     without prices the largest load comes first.
     """
 
-    def rank(row: CandidateResult) -> tuple[bool, float, float, float, int]:
-        recommended = row.number == plan.recommendation.candidate
-        return (not recommended, middle_solved(row), middle_cost(row), -(row.largest or 0.0),
-                row.number)  # fmt: skip
+    def rank(row: CandidateResult) -> tuple[float, ...]:
+        other = row.number != plan.recommendation.candidate
+        return other, middle_solved(row), middle_cost(row), -(row.largest or 0.0), row.number
 
     return sorted(plan.met(), key=rank)

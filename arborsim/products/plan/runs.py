@@ -172,7 +172,7 @@ class Bench:
         return self._in_order[seed, count]
 
     def _watch(self, share: float = 1.0) -> Verdicts:
-        """Of this share of a run, which ends as soon as it has missed the target."""
+        """Verdicts on this share of a run, which ends as soon as it has missed the target."""
         first, count = (int(share * n) for n in (self.workload.warm_up, self.workload.searches))
         return Verdicts(self.workload.target, first, count, self._allowed(count - first))
 
@@ -267,10 +267,8 @@ def _occupation(report: ServingReport, begin: float, end: float) -> tuple[float,
     order = np.lexsort((change[known], moments[known]))
     inside = np.cumsum(change[known][order])
     done = float(((finished > begin) & (finished <= end)).sum())
-    return (
-        done / length if length > 0 else 0.0, mean(admitted, finished), mean(arrived, admitted),
-        int(inside.max(initial=0)),
-    )  # fmt: skip
+    per_s = done / length if length > 0 else 0.0
+    return per_s, mean(admitted, finished), mean(arrived, admitted), int(inside.max(initial=0))
 
 
 TIME = ("compute", "memory", "pcie_down", "pcie_up")
@@ -280,7 +278,7 @@ WAITING = 0.01
 
 
 def runs_out(runs: Sequence[Run]) -> str:
-    """What there is too little of first, over all runs of a load.
+    """The resource that runs out first, over all runs of a load.
 
     It is the space (hbm, host or searches) that kept a search waiting first, if waiting matters
     (`WAITING`); else what of `TIME` is in use for the largest share of it (`mean_shares`).
@@ -292,10 +290,12 @@ def runs_out(runs: Sequence[Run]) -> str:
     measured = sum(len(run.measured) for run in runs)
     preempted = sum(run.preemptions for run in runs) >= WAITING * measured > 0
     if lacking and (waits or preempted):
-        # Where it did not run out, the run's end counts.
-        return min(sorted(lacking), key=lambda name: sum(
-            run.report.first_s.get(name, run.report.total_s) for run in runs
-        ))  # fmt: skip
+
+        def seconds(name: str) -> float:
+            """Until it ran out; where it did not, the run's end counts."""
+            return sum(run.report.first_s.get(name, run.report.total_s) for run in runs)
+
+        return min(sorted(lacking), key=seconds)
     used = mean_shares(runs)
     return max(TIME, key=lambda name: float(getattr(used, name)))
 

@@ -1,4 +1,4 @@
-"""What a report shows beyond a plan: more loads, one machine over time, and changed assumptions.
+"""Details of a report: more loads, one machine over time, and changed assumptions.
 
 How much the answer depends on a number that the plan assumes: one number at a time is multiplied by
 a few factors and the candidate is served again; everything else, the searches and their moments of
@@ -143,10 +143,7 @@ def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> H
 
 def break_even(plan: PlanResult) -> tuple[CandidateResult, float] | None:
     """`price_that_changes` what the plan recommends."""
-    by_number = {each.number: each for each in plan.met()}
-    named = plan.recommendation
-    chosen = by_number.get(-1 if named.candidate is None else named.candidate)
-    alternative = by_number.get(-1 if named.alternative is None else named.alternative)
+    chosen, alternative, *_ = *plan.named(), None, None
     return None if chosen is None else price_that_changes(plan, chosen, alternative)
 
 
@@ -176,27 +173,20 @@ def work_on(task: VariantTask) -> tuple[LoadPoint, ...] | Sensitivity:
     return changed(profile, demands, serve, task.result, task.assumption)
 
 
-def _named(plan: PlanResult) -> list[int]:
-    """The recommended candidate and its alternative, if there are any."""
-    named = (plan.recommendation.candidate, plan.recommendation.alternative)
-    return [number for number in named if number is not None]
-
-
 def compared(plan: PlanResult) -> list[int]:
     """Numbers of the candidates with a curve.
 
     The recommendation's come first, then the recommended policy on another GPU, then the cheapest.
     """
-    chosen = [each for each in plan.candidates if each.number == plan.recommendation.candidate]
-    others = [each for one in chosen for each in elsewhere(plan, one)[:1]]
+    named = plan.named()
+    others = elsewhere(plan, named[0])[:1] if named else []
     others += sorted(plan.met(), key=lambda each: (middle_cost(each), each.number))
-    numbers = [*_named(plan), *(each.number for each in others)]
-    return list(dict.fromkeys(numbers))[:MOST_CURVES]
+    return list(dict.fromkeys(each.number for each in (*named, *others)))[:MOST_CURVES]
 
 
 def work(plan: PlanResult, assumptions: bool = True) -> int:
     """Units of progress, at most."""
-    changes = len(ASSUMPTIONS) * len(_named(plan)) if assumptions else 0
+    changes = len(ASSUMPTIONS) * len(plan.named()) if assumptions else 0
     return _CURVE_UNITS * len(compared(plan)) + changes
 
 
@@ -225,13 +215,13 @@ def detailed(
     The latter only with `assumptions`.  `jobs` processes give the same; `advance` is called with
     what was done, and units of `work`.
     """
-    chosen = plan.recommendation.candidate
-    if chosen is None:
+    named = [row.number for row in plan.named()]
+    if not named:
         return plan, ()
     by_number = {each.number: each for each in plan.candidates}
     tasks = [_curve(planner, by_number[number]) for number in compared(plan)]
     idle: list[Sensitivity] = []
-    for number in _named(plan) if assumptions else ():
+    for number in named if assumptions else ():
         own, without = _assumptions(planner, by_number[number])
         tasks += own
         idle += without
@@ -249,10 +239,12 @@ def detailed(
     candidates = tuple(
         replace(each, curve=curves.get(each.number, each.curve)) for each in plan.candidates
     )
-    watched = timeline(planner, by_number[chosen])
-    order = {assumption: place for place, assumption in enumerate(ASSUMPTIONS)}
-    places = {number: place for place, number in enumerate(_named(plan))}
-    found = sorted([*found, *idle], key=lambda s: (places[s.candidate], order[s.assumption]))
+    watched = timeline(planner, by_number[named[0]])
+
+    def order(each: Sensitivity) -> tuple[int, int]:
+        return named.index(each.candidate), ASSUMPTIONS.index(each.assumption)
+
+    found = sorted([*found, *idle], key=order)
     return replace(plan, candidates=candidates, timeline=watched), tuple(found)
 
 

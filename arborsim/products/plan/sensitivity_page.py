@@ -1,4 +1,4 @@
-"""What changes if a number that a plan assumes is another: an overview, and curves for sliders.
+"""Figures of changed assumptions: an overview of what matters, and curves for sliders.
 
 Runs that are too short to tell give only a lower bound of a load, so a ratio of two loads is
 known, bounded on one side, or not known at all.
@@ -15,18 +15,18 @@ from arborsim.products.plan.answer import elsewhere
 from arborsim.products.plan.figures import over_load, time_kinds
 from arborsim.products.plan.results import CandidateResult, PlanResult, compared_cost
 from arborsim.products.plan.sensitivity import LENGTH, MOST_SEARCHES, Sensitivity
-from arborsim.products.plan.sentences import (
+from arborsim.products.plan.words import (
     at_load,
     cost,
-    is_least,
-    load,
+    load_of,
+    money,
     numbered,
     runs_out,
     saturates,
     short_names,
 )
 from arborsim.report.page import Figure, axis, colour, figure, named_axis, stacked_bars, upright
-from arborsim.report.words import digits, money
+from arborsim.report.words import digits, listed
 
 KNOWN, LEAST, MOST, OPEN = "", "at least", "at most", "open"
 _WIDTH = 0.62  # of a row; else bars of several traces would differ in width
@@ -45,12 +45,12 @@ Bar = tuple[str, tuple[LoadRatio, LoadRatio]]  # an assumption
 
 
 def at(each: Sensitivity, factor: float) -> CandidateResult:
-    """What comes of that factor."""
+    """The candidate under that factor."""
     return next(variant.result for variant in each.variants if variant.factor == factor)
 
 
 def run_of(result: PlanResult) -> str:
-    """What the loads here come from."""
+    """The length of the runs that loads here come from."""
     return f"{min(MOST_SEARCHES, result.searches):,} searches"
 
 
@@ -66,7 +66,7 @@ def _end(each: Sensitivity, factor: float) -> LoadRatio:
     if not here.largest:  # nothing at all, whatever the base would be
         return LoadRatio(factor, 0.0, KNOWN)
     ratio = here.largest / base.largest
-    open_here, open_base = is_least(here), is_least(base)
+    open_here, open_base = here.is_open, base.is_open
     if not open_here and not open_base:
         return LoadRatio(factor, ratio, KNOWN)
     # More of a resource carries more, longer searches less: a bound on the other side of 100 %
@@ -80,102 +80,75 @@ def _end(each: Sensitivity, factor: float) -> LoadRatio:
 def overview(result: PlanResult, found: Sequence[Sensitivity]) -> tuple[Figure | None, str]:
     """The recommended candidate's largest load with each number halved and doubled, and a note.
 
-    What is known best and matters most is on top; bounds are hatched, and a text replaces the
-    bar of what the runs leave open.
+    What is known best and matters most is on top.  Bounds are hatched, and what the runs leave open
+    has no bar: the note names it.
     """
     here = [each for each in found if each.candidate == result.recommendation.candidate]
-    own = [each for each in here if not each.idle]
-    if not own:
+    bars = sorted(
+        ((each.assumption.title, ends(each)) for each in here if not each.idle), key=_rank
+    )
+    if not bars:
         return None, ""
-    bars = sorted(((each.assumption.title, ends(each)) for each in own), key=_rank)
-    data = [
-        trace
-        for place in (0, 1)
+    places = {title: place for place, (title, _) in enumerate(bars)}
+    made = (
+        _bars([(places[title], title, pair[side]) for title, pair in bars], bound, _COLOURS[side])
+        for side in (0, 1)
         for bound in (KNOWN, LEAST, MOST)
-        if (trace := _bars([(title, pair[place]) for title, pair in bars], bound, _COLOURS[place]))
-    ]
-    runs = run_of(result)
-    texts = [_open(place, pair, runs) for place, (_, pair) in enumerate(bars)]
+    )
     unchanged = upright(100) | {"line": {"color": "var(--soft)", "width": 1}}
-    names, room = [title for title, _ in bars], (-0.5, len(bars) - 0.5)
-    drawn = figure(
-        data, axis("largest load (unchanged: 100 %)", **_room(bars)),
-        named_axis(range(len(bars)), names, room), 130 + 46 * len(bars),
-        barmode="overlay", shapes=[unchanged], annotations=[text for text in texts if text],
-    )  # fmt: skip
-    left_out = [f"{each.assumption.title} is left out: {each.idle}." for each in here if each.idle]
-    return drawn, " ".join(filter(None, [_note(bars, runs), *left_out]))
-
-
-def _drawn(pair: tuple[LoadRatio, LoadRatio]) -> list[float]:
-    return [end.ratio for end in pair if end.bound != OPEN]
+    names = named_axis(list(places.values()), list(places), (-0.5, len(bars) - 0.5))
+    x, height = axis("largest load (unchanged: 100 %)"), 130 + 46 * len(bars)
+    data = [drawn for drawn in made if drawn]
+    drawn = figure(data, x, names, height, barmode="overlay", shapes=[unchanged])
+    notes = [f"{each.assumption.title} is left out: {each.idle}." for each in here if each.idle]
+    if unknown := [
+        f"{t} × {end.factor:g}" for t, pair in bars for end in pair if end.bound == OPEN
+    ]:
+        notes.insert(
+            0,
+            f"Runs of {run_of(result)} show no difference for sure for "
+            f"{listed(unknown)}, which does not mean that there is none.",
+        )
+    if any(end.bound in (LEAST, MOST) for _, pair in bars for end in pair):
+        notes.insert(
+            0,
+            "Hatched bars are bounds: on one side of the comparison the runs are too "
+            "short to show the largest load.",
+        )
+    return drawn, " ".join(notes)
 
 
 def _rank(bar: Bar) -> tuple[int, float]:
     """Ascending, as the last bar is on top: open ones, bounds, known ones; then by how much."""
     bounds = {end.bound for end in bar[1]}
     known = 2 if bounds == {KNOWN} else 0 if bounds == {OPEN} else 1
-    return known, max((abs(math.log2(max(each, 0.01))) for each in _drawn(bar[1])), default=0.0)
+    drawn = (end.ratio for end in bar[1] if end.bound != OPEN)
+    return known, max((abs(math.log2(max(each, 0.01))) for each in drawn), default=0.0)
 
 
-def _bars(named: Sequence[tuple[str, LoadRatio]], bound: str, paint: str) -> Figure | None:
+def _bars(named: Sequence[tuple[int, str, LoadRatio]], bound: str, paint: str) -> Figure | None:
     """The bars of one factor that are known so well; None if there is none."""
-    own = [(place, title, end) for place, (title, end) in enumerate(named) if end.bound == bound]
+    own = [each for each in named if each[2].bound == bound]
     if not own:
         return None
     marker: Figure = {"color": f"var(--{paint})"}
     if bound:
-        marker |= {"pattern": {"shape": "/", "fillmode": "replace", "size": 7, "solidity": 0.35},
-                   "line": {**marker, "width": 1.5}}  # fmt: skip
-    words = f"{bound} " if bound else ""
+        hatch = {"shape": "/", "fillmode": "replace", "size": 7, "solidity": 0.35}
+        marker |= {"pattern": hatch, "line": {**marker, "width": 1.5}}
+    said = f"{bound} " if bound else ""
+    texts = [f"{title} × {end.factor:g}: {said}{100 * end.ratio:.0f} %" for _, title, end in own]
     return {
-        "type": "bar", "orientation": "h", "marker": marker, "width": _WIDTH,
+        "type": "bar",
+        "orientation": "h",
+        "marker": marker,
+        "width": _WIDTH,
         "name": f"number × {own[0][2].factor:g}" + (f" ({bound})" if bound else ""),
         "y": [place for place, _, _ in own],
         "base": [100.0] * len(own),
         "x": [round(100 * (end.ratio - 1), 3) for _, _, end in own],
-        "customdata": [f"{title} × {end.factor:g}: {words}{100 * end.ratio:.0f} %"
-                       for _, title, end in own],
+        "customdata": texts,
         "hovertemplate": "%{customdata} of the load<extra></extra>",
-    }  # fmt: skip
-
-
-def _open(place: int, pair: tuple[LoadRatio, LoadRatio], runs: str) -> Figure | None:
-    """The text in place of a bar; None if nothing is open."""
-    left, drawn = [end for end in pair if end.bound == OPEN], _drawn(pair)
-    if not left:
-        return None
-    which = "" if len(left) == 2 else f"× {left[0].factor:g}: "
-    right = not drawn or drawn[0] <= 1
-    return {
-        "text": f"{which}no difference<br>for sure in runs<br>of {runs}", "x": 100, "y": place,
-        "xanchor": "left" if right else "right", "align": "left" if right else "right",
-        "xshift": 6 if right else -6, "showarrow": False,
-        "font": {"color": "var(--soft)", "size": 10},
-    }  # fmt: skip
-
-
-def _room(bars: Sequence[Bar]) -> dict[str, Any]:
-    """The axis' range: around the bars, and wide enough for a text in place of one."""
-    if all(end.bound != OPEN for _, pair in bars for end in pair):
-        return {}
-    drawn = [100 * ratio for _, pair in bars for ratio in _drawn(pair)]
-    low, high = min([95.0, *drawn]), max([105.0, *drawn])
-    return {"range": [low - 0.45 * (high - 100) if high - 100 > 100 - low else low - 2,
-                      high + 0.6 * (100 - low)]}  # fmt: skip
-
-
-def _note(bars: Sequence[Bar], runs: str) -> str:
-    """How to read bars that are not known for sure; "" if all are."""
-    bounds = {end.bound for _, pair in bars for end in pair}
-    notes = []
-    if bounds & {LEAST, MOST}:
-        notes.append("Hatched bars are bounds: on one side of the comparison the runs are too "
-                     "short to show the largest load.")  # fmt: skip
-    if OPEN in bounds:
-        notes.append(f"“No difference for sure”: runs of {runs} show no difference that is "
-                     "certain, which does not mean that there is none.")  # fmt: skip
-    return " ".join(notes)
+    }
 
 
 _PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
@@ -205,28 +178,29 @@ def _no_effect(result: PlanResult, own: Sequence[Sensitivity], names: Mapping[in
     """Why moving the slider changes nothing, for each candidate where it does not; else ""."""
     said: dict[str, list[str]] = {}
     for each in own:
-        shown = {_shown(variant.result, result) for variant in each.variants}
+        shown = {tuple(_shown(variant.result, result)) for variant in each.variants}
         if len(shown) == 1:
             said.setdefault(each.idle or _bound_by(each), []).append(names[each.candidate])
     title = own[0].assumption.title
-    return " ".join(f"{title} changes nothing for {' and '.join(of)}: {why}."
-                    for why, of in said.items())  # fmt: skip
+    return " ".join(
+        f"{title} changes nothing for {' and '.join(names)}: {why}." for why, names in said.items()
+    )
 
 
-def _shown(row: CandidateResult, result: PlanResult) -> tuple[str, ...]:
-    """What the table under a slider shows of a candidate."""
+def _shown(row: CandidateResult, result: PlanResult) -> list[str]:
+    """The cells of a candidate in the table under a slider."""
     if row.largest is None:
-        return (row.reason,)
-    carried = load(row.largest, result.unit)
-    return carried, money(compared_cost(row), result.currency), runs_out(row)
+        return [row.reason or "no load meets the target", "", ""]
+    carried = load_of(row.largest, result) + " or more" * row.is_open
+    return [carried, money(compared_cost(row), result.currency), runs_out(row)]
 
 
 def _bound_by(each: Sensitivity) -> str:
-    """What the load hangs on, where a number that may matter does not."""
+    """The cause that limits the load, where a number that may matter does not."""
     base = at(each, 1.0)
     if base.largest is None or base.at_largest is None:
         return "it meets the target under none of these numbers"
-    if is_least(base):
+    if base.is_open:
         return f"runs of so few searches show no limit (busiest: {saturates(base.at_largest)})"
     if base.limited_by == "target":
         return f"the latency target limits the load ({saturates(base.at_largest)} is busiest)"
@@ -248,13 +222,7 @@ def _stop(
         verdict = f"The most is served by {names[most]}{_usual(most, result)}."
     else:
         verdict = _cheapest(costs, names, result)
-    rows = []
-    for number, row in served.items():
-        cells = [row.reason or "no load meets the target", "", ""]
-        if row.largest is not None:
-            carried = load(row.largest, result.unit) + (" or more" if is_least(row) else "")
-            cells = [carried, money(compared_cost(row), result.currency), runs_out(row)]
-        rows.append([names[number], *cells])
+    rows = [[names[number], *_shown(row, result)] for number, row in served.items()]
     lines = [(names[each.candidate], at(each, factor), at(each, 1.0)) for each in own]
     points = [p for each in own for variant in each.variants for p in variant.result.curve]
     right = max((p.load for p in points), default=1.0)
@@ -269,10 +237,11 @@ def _stop(
 
 
 def _cheapest(costs: Mapping[int, float], names: Mapping[int, str], result: PlanResult) -> str:
-    best = min(costs, key=lambda number: (
-        math.inf if math.isnan(costs[number]) else costs[number],
-        number != result.recommendation.candidate,
-    ))  # fmt: skip
+    def rank(number: int) -> tuple[float, bool]:
+        price = costs[number]
+        return math.inf if math.isnan(price) else price, number != result.recommendation.candidate
+
+    best = min(costs, key=rank)
     return f"The cheapest of them is {names[best]}{_usual(best, result)}."
 
 
@@ -324,20 +293,17 @@ def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> list[d
     paint = [colour(place + 1) for place in range(len(priced))]
     stops = []
     for factor in _PRICES:
-        costs = {row.number: cost(row) * (factor if row.hardware == first.hardware else 1.0)
-                 for row in priced}  # fmt: skip
+        times = {row.number: factor if row.hardware == first.hardware else 1.0 for row in priced}
+        costs = {row.number: times[row.number] * cost(row) for row in priced}
         hourly = money((factor * low, factor * high), result.currency)
         bars = stacked_bars(list(names.values()), [("", list(costs.values()), "c1")], x, "")
         bars["data"][0] |= {"showlegend": False, "marker": {"color": paint}}
-        stops.append({
-            "label": f"× {factor:g} ({hourly} per hour of {first.hardware})",
-            "figure": bars,
-            "rows": [
-                [names[row.number], load(row.largest, result.unit),
-                 f"{digits(costs[row.number])} {result.currency}", runs_out(row)]
-                for row in priced
-            ],
-            "verdict": _cheapest(costs, names, result) if len(priced) > 1 else "",
-            "note": "",
-        })  # fmt: skip
+        paid = {number: f"{digits(each)} {result.currency}" for number, each in costs.items()}
+        cells = [
+            [names[row.number], load_of(row.largest, result), paid[row.number], runs_out(row)]
+            for row in priced
+        ]
+        stop = {"label": f"× {factor:g} ({hourly} per hour of {first.hardware})", "figure": bars}
+        verdict = _cheapest(costs, names, result) if len(priced) > 1 else ""
+        stops.append(stop | {"rows": cells, "verdict": verdict, "note": ""})
     return [{"title": f"Price of {first.hardware}", "start": _PRICES.index(1.0), "stops": stops}]

@@ -35,6 +35,15 @@ class Estimate:
         """A number that the user gave, exactly."""
         return cls(value, value, value, 0)
 
+    @classmethod
+    def share(cls, right: int, n: int, level: float = LEVEL) -> Estimate:
+        """A counted share, with Clopper and Pearson's interval."""
+        return cls(right / n, *clopper_pearson(right, n, level), n)
+
+    def times(self, factor: float) -> Estimate:
+        """The same estimate of a number that is `factor` times as large."""
+        return Estimate(factor * self.value, factor * self.low, factor * self.high, self.n)
+
     @property
     def is_stated(self) -> bool:
         """Whether nothing of it was observed."""
@@ -92,7 +101,7 @@ def rate_interval(values: Sequence[float] | np.ndarray) -> Estimate:
 
 @dataclass(frozen=True)
 class Solved:
-    """What is known of how many searches of one kind have a correct answer."""
+    """How many searches of one kind have a correct answer, as far as that is known."""
 
     right: int = 0  #: of the distinct recorded searches that were judged
     judged: int = 0
@@ -106,8 +115,7 @@ class Solved:
         """The stated share, or the recorded one with Clopper and Pearson's interval."""
         if self.stated is not None:
             return Estimate.stated(self.stated)
-        ends = clopper_pearson(self.right, self.judged, level)
-        return Estimate(self.right / self.judged, *ends, self.judged)
+        return Estimate.share(self.right, self.judged, level)
 
 
 def relative_error(sizes: np.ndarray, seen: int) -> float:
@@ -124,7 +132,7 @@ def relative_error(sizes: np.ndarray, seen: int) -> float:
 
 
 def cost_per_search(price_per_hour: float, searches_per_s: float) -> float:
-    """What a search costs at the price of all GPUs that serve it; infinite where none is served."""
+    """A search's part of the price of all GPUs that serve it; infinite where none is served."""
     return price_per_hour / 3600 / searches_per_s if searches_per_s else math.inf
 
 
@@ -133,9 +141,9 @@ def solved_share(weights: Sequence[float], kinds: Sequence[Solved]) -> Estimate 
 
     Stated shares count exactly.  A recorded search that is drawn many times is one observation of
     how often the model is right, so what counts is how many *distinct* searches of each kind were
-    judged.  The interval is Clopper and Pearson's for one recorded kind; for k of them the weighted
-    sums of their ends at the level ``1 - (1 - LEVEL) / k``, which hold together at least as often
-    as `LEVEL` (Bonferroni).
+    judged.  The interval is Clopper and Pearson's for one recorded kind.  For k of them it is the
+    weighted sums of their ends at the level ``1 - (1 - LEVEL) / k``, which hold jointly at least as
+    often as `LEVEL` (Bonferroni).
     """
     recorded = sum(each.stated is None for each in kinds)
     if not all(each.known for each in kinds):
@@ -151,12 +159,11 @@ def solved_share(weights: Sequence[float], kinds: Sequence[Solved]) -> Estimate 
 
 
 def cost_per_solved(cost: float, share: Estimate) -> Estimate:
-    """What a solved search costs, at `cost` per search: unsolved ones are paid for as well.
+    """The cost of a solved search, at `cost` per search: unsolved ones are paid for as well.
 
     The interval of the share of solved searches becomes that of the cost.
     """
 
-    def paid(solved: float) -> float:
-        return cost / solved if solved > 0 else math.inf
-
-    return Estimate(paid(share.value), paid(share.high), paid(share.low), share.n)
+    shares = (share.value, share.high, share.low)
+    value, low, high = (cost / solved if solved > 0 else math.inf for solved in shares)
+    return Estimate(value, low, high, share.n)

@@ -1,4 +1,4 @@
-"""What one machine does over time, at a candidate's largest load; and as a file for Perfetto."""
+"""The course of one machine at a candidate's largest load; also as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from arborsim.products.plan.results import CandidateResult, Slice, Timeline
 from arborsim.products.plan.runs import Bench
 
 MOST_SLICES = 50_000  # what comes later is left out
-_KINDS = {
-    Op.PREFILL: "prefill", Op.RECOMPUTE: "recompute", Op.DECIDE: "policy", Op.TURN: "policy",
-    Op.COPY: "policy", Op.MOVE: "policy",
-}  # fmt: skip
+_KINDS = dict.fromkeys((Op.DECIDE, Op.TURN, Op.COPY, Op.MOVE), "policy")
+_KINDS |= {Op.PREFILL: "prefill", Op.RECOMPUTE: "recompute"}
 
 
 def timeline(planner: Planner, result: CandidateResult) -> Timeline:
@@ -79,7 +77,7 @@ class Recorder:
         return self.slices
 
     def _extend(self, kind: str, search: int, began_s: float, amount: int = 0) -> None:
-        """What goes on: since `began_s`, unless it went on before."""
+        """Note that this goes on: since `began_s`, unless it went on before."""
         if (kind, search) in self._open:
             began_s = self._open[kind, search].start_s
         self._open[kind, search] = Slice(began_s, self._now, kind, search, amount)
@@ -106,7 +104,7 @@ class Recorder:
             self.slices.append(Slice(began_s, self._now, "prefill", search, tokens))
 
     def _transferred(self, name: str, link: Link) -> None:
-        """What was sent meanwhile; several transfers in a row are one slice."""
+        """Note what was sent meanwhile; several transfers in a row are one slice."""
         carried, busy_s = self._links[name]
         if link.carried_bytes > carried and link.busy_s > busy_s:
             end = max(link.free_s, self._now) if name == "up" else link.free_s
@@ -155,7 +153,7 @@ def write_perfetto(line: Timeline, path: Path) -> None:
 
 
 def _names(line: Timeline) -> Iterator[dict[str, Any]]:
-    """Of processes and threads: the machine with its links, and each search."""
+    """Names of processes and threads: the machine with its links, and each search."""
     searches = sorted({each.search for each in line.slices if each.search >= 0})
     titles = [
         ("process_name", _MACHINE, 0, "machine"),
@@ -173,15 +171,13 @@ def _slices(line: Timeline) -> Iterator[dict[str, Any]]:
         threads = [(_SEARCHES, each.search + 1)] if of_search else []
         if not of_search or each.kind in ("prefill", "recompute", "policy"):  # the others wait
             threads.append((_MACHINE, _LINKS.get(each.kind, _GPU)))
-        for process, thread in threads:
-            event = {
-                "ph": "X", "name": _TITLES.get(each.kind, each.kind), "cat": each.kind,
-                "pid": process, "tid": thread, "ts": each.start_s * _US,
-                "dur": max(0.0, (each.end_s - each.start_s) * _US),
-            }  # fmt: skip
-            if each.kind in _AMOUNTS:
-                event["args"] = {_AMOUNTS[each.kind]: each.amount}
-            yield event
+        took = max(0.0, (each.end_s - each.start_s) * _US)
+        event: dict[str, Any] = {"ph": "X", "cat": each.kind}
+        event |= {"name": _TITLES.get(each.kind, each.kind)}
+        event |= {"ts": each.start_s * _US, "dur": took}
+        if each.kind in _AMOUNTS:
+            event["args"] = {_AMOUNTS[each.kind]: each.amount}
+        yield from (event | {"pid": process, "tid": thread} for process, thread in threads)
 
 
 def _counters(line: Timeline) -> Iterator[dict[str, Any]]:
@@ -205,7 +201,5 @@ def _counters(line: Timeline) -> Iterator[dict[str, Any]]:
         length += change
         found.append(("queue (searches)", time_s, max(0, length)))
     for title, time_s, value in found:
-        yield {
-            "ph": "C", "name": title, "pid": _MACHINE, "tid": 0, "ts": time_s * _US,
-            "args": {"value": value},
-        }  # fmt: skip
+        event = {"ph": "C", "name": title, "pid": _MACHINE, "tid": 0, "ts": time_s * _US}
+        yield event | {"args": {"value": value}}

@@ -1,4 +1,4 @@
-"""What a capacity plan is asked: a mix of searches, arrivals, candidates, a target and prices.
+"""The question of a plan: a mix of searches, arrivals, candidates, a target and prices.
 
 Below it are the tables of a workload file: keys, types, ranges and defaults
 (`arborsim.core.records`); `plan.workload_file.example_workload` explains every key.
@@ -115,7 +115,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be met by a percentile of the searches."""
+    """Limits to be met by a percentile of the searches."""
 
     percentile: float  #: in (0, 100): the share of searches that must be within the limits
     search_s: float | None  #: from a search's arrival to its answer
@@ -257,12 +257,6 @@ Shares = float | tuple[float, ...]
 Names = Annotated[tuple[Text, ...], Meta(min_length=1)]
 
 
-def _budget(value: object) -> Budget:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("must be a budget: 2048, or 0.25")
-    return Budget.parse(str(value))
-
-
 def _refuse_twice(what: str, values: Sequence[object]) -> None:
     for number, value in enumerate(values):
         if value in values[:number]:
@@ -341,7 +335,7 @@ class CandidatesTable:
     tensor_parallel: Annotated[tuple[Count, ...], Meta(min_length=1)] = (1,)
     policies: Annotated[tuple[Text | PolicyTable, ...], Meta(min_length=1)] = ("full",)
     calibrations: Names = ()
-    budgets: Annotated[tuple[Annotated[Budget, parsed(_budget)], ...], Meta(min_length=1)] = (
+    budgets: Annotated[tuple[Annotated[Budget, parsed(Budget.stated)], ...], Meta(min_length=1)] = (
         Budget("0.5", share=0.5),
     )
     recalls: Annotated[
@@ -374,7 +368,7 @@ class PricesTable:
 
 @dataclass(frozen=True)
 class LayoutTable:
-    """What ``[serving]`` says in addition to the fields of `ServingOptions`."""
+    """Keys of ``[serving]`` in addition to the fields of `ServingOptions`."""
 
     engine: Text = "vllm"
     page_size: Annotated[int, Meta(ge=1, le=MOST_PAGE_TOKENS)] = 1
@@ -402,7 +396,5 @@ class WorkloadTable:
 
 
 #: Options that ``[serving]`` sets; the others belong to a candidate, or to how runs are shown.
-SERVING = tuple(
-    each.name for each in fields(ServingOptions)
-    if each.name not in ("tensor_parallel", "series_points")
-)  # fmt: skip
+_APART = ("tensor_parallel", "series_points")
+SERVING = tuple(each.name for each in fields(ServingOptions) if each.name not in _APART)

@@ -16,6 +16,7 @@ from typing import Any
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.records import convert, given_values, located, parse_toml, read_text
+from arborsim.core.settings import setting_text
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import (
     Prices,
@@ -54,6 +55,8 @@ from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import Geometry, recording_options
 
 _NEEDED = ("model", "mix", "arrivals", "candidates", "target")
+#: Keys at the top of a file that are fields of a `Workload`.
+RUNS = ("searches", "warm_up", "runs", "seed", "resolution")
 
 
 def example_workload() -> str:
@@ -123,20 +126,19 @@ def workload_of(
     prices = _prices(file.prices, base, gpus)
     mix = _mix(file, base)
     measured = _calibrations(file.candidates, base, calibrations, allow_code)
-    layers = {  # of the model of each entry; generated searches have those of `geometry`
-        entry.name: open_trace(entry.source).info.geometry.layers
-        if isinstance(entry.source, Path)
-        else geometry.layers
-        for entry in mix
-        if measured
-    }
+
+    def layers(source: Path | Generated) -> int:
+        charged = open_trace(source).info.geometry if isinstance(source, Path) else geometry
+        return charged.layers
+
+    depths = {entry.name: layers(entry.source) for entry in mix if measured}
     workload = Workload(
         name=file.name or name,
         geometry=geometry,
         mix=mix,
         arrivals=_arrivals(file.arrivals, base),
         hardware=_hardware(file.candidates, gpus, geometry, prices),
-        policies=_policies(file.candidates, base, measured, layers, allow_code),
+        policies=_policies(file.candidates, base, measured, depths, allow_code),
         budgets=file.candidates.budgets,
         recalls=file.candidates.recalls,
         target=Target(file.target.percentile, file.target.search, file.target.token),
@@ -145,12 +147,8 @@ def workload_of(
         serving=serving,
         page_tokens=layout.page_size,
         tree_attention=layout.tree_attention,
-        searches=file.searches,
-        warm_up=file.warm_up,
-        runs=file.runs,
-        seed=file.seed,
-        resolution=file.resolution,
         answers=file.answers,
+        **{name: getattr(file, name) for name in RUNS},
     )
     if file.answers is not None and not any(counted(workload).values()):
         raise UsageError(f"[answers]: no live answers are known of {file.answers.text}")
@@ -369,11 +367,8 @@ def _built(table: PolicyTable, measured: Mapping[str, str], base: Path, allow_co
 
 def _settings(table: Mapping[str, Any]) -> dict[str, str]:
     """Settings as text, as ``--set`` has them; ``allocate.alpha`` may be a table in a table."""
-    flat: dict[str, object] = {}
+    flat: dict[str, str] = {}
     for key, value in table.items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
-        flat |= {f"{key}.{name}" if name else key: each for name, each in inner}
-    return {
-        key: str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in flat.items()
-    }
+        flat |= {f"{key}.{name}" if name else key: setting_text(each) for name, each in inner}
+    return flat

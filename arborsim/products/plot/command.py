@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import typer
+from typing import Annotated
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
-from arborsim.products.command import argument, command, option
-from arborsim.products.options import output_option
+from arborsim.products.declare import Option, Written
 
 
-@command
 def plot(
-    results: Path = argument(
-        ..., "Results: the file of --out, or the log of a live run.", complete="results"
-    ),
-    kind: str = option(
-        "",
-        "pareto, heat, cliff, width or load, as the results allow.",
-        complete="plot",
-        shown="the usual one",
-    ),
-    metric: str = option(
-        "",
-        "What a replay is drawn by: right, kept, error, time or memory.",
-        complete="metric",
-        shown="the first known",
-    ),
-    out: Path | None = output_option(
-        None, "Write a page (.html) or an image (.svg, .png) in place of drawing here.", writes=True
-    ),
-    dark: bool = output_option(False, "An image light on dark.", "--dark"),
+    results: Annotated[Path, Option(complete="results")],
+    *,
+    kind: Annotated[str, Option(complete="plot", shown="the usual one")] = "",
+    metric: Annotated[str, Option(complete="metric", shown="the first known")] = "",
+    out: Annotated[Written | None, Option(panel="Output")] = None,
+    dark: Annotated[bool, Option(panel="Output")] = False,
 ) -> None:
     """Draw results: in the terminal, as a page, or as an image.
 
     A replay's Pareto shows memory against attention kept or time, a search's accuracy against KV
     size, a plan's cost against latency, and a live run's cliff accuracy by budget.
+
+    Parameters
+    ----------
+    results
+        Results: the file of --out, or the log of a live run.
+    kind
+        pareto, heat, cliff, width or load, as the results allow.
+    metric
+        What a replay is drawn by: right, kept, error, time or memory.
+    out
+        Write a page (.html) or an image (.svg, .png) in place of drawing here.
+    dark
+        An image light on dark.
     """
     from arborsim.products.plot.plots import plots_of
     from arborsim.products.results import load_results
@@ -54,6 +51,5 @@ def plot(
         print_plots(made)
         return
     said = found.metadata
-    write(made, out, dark=dark, command=said.get("command", ""),
-                settings=said.get("settings", {}))  # fmt: skip
-    typer.echo(f"wrote {out}")
+    write(made, out, dark=dark, command=said.get("command", ""), settings=said.get("settings", {}))
+    print(f"wrote {out}")

@@ -6,25 +6,23 @@ written is in `arborsim.report.images`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.play.results import BASELINE, ReplayResult, Row, at_budget
-from arborsim.products.live.page import accuracy
+from arborsim.products.live.report import accuracy
 from arborsim.products.live.tables import LiveReport, live_rows
 from arborsim.products.plan import figures as plan_figures
-from arborsim.products.plan import pareto as pareto
+from arborsim.products.plan import pareto
 from arborsim.products.plan.results import PlanResult
 from arborsim.products.replay import answers_words, cliff
 from arborsim.products.replay import figures as replay_figures
-from arborsim.products.search.page import against_size, against_width
+from arborsim.products.search.figures import against_size, against_width
 from arborsim.products.search.results import SearchResult, rows_of
 from arborsim.products.search.tables import cells_of
-from arborsim.report import page
 from arborsim.report.images import Plot
-from arborsim.report.page import Figure
 
 #: What replays can be plotted by: the names of ``--metric``.
 METRICS = {
@@ -44,18 +42,16 @@ def replay_pareto(result: ReplayResult, metric: str = "") -> list[Plot]:
     found = []
     for own, chosen in _measured(result, metric):
         made = replay_figures.pareto(own, chosen)
-        efficient = (f"{n}  {text}" for n, text in enumerate(made["efficient"], 1))
         title = f"{own[0].trace}: {chosen.title.lower()} against memory"
-        found.append(
-            Plot(title, made["figure"], (*efficient, *filter(None, _cautions(result, own, chosen))))
-        )
+        cautions = filter(None, _cautions(result, own, chosen))
+        found.append(Plot(title, made.figure, (*made.numbered(), *cautions)))
     return found
 
 
 def _cautions(
     result: ReplayResult, rows: Sequence[Row], metric: replay_figures.Metric
 ) -> Iterator[str]:
-    """What a metric leaves open: attention kept does not say which answers are right."""
+    """Notes on what a metric leaves open: attention kept does not say which answers are right."""
     if metric is replay_figures.RIGHT:
         yield from answers_words.footnotes(rows)
     elif metric is replay_figures.KEPT:
@@ -69,12 +65,11 @@ def replay_heat(result: ReplayResult, metric: str = "") -> list[Plot]:
     found = []
     for own, chosen in _measured(result, metric):
         rows = [row for row in own if not row.is_baseline]
-        if not replay_figures.known(chosen, rows):
-            continue
-        made = next(m for m in replay_figures.heat(rows)["metrics"] if m["title"] == chosen.title)
-        budgets = replay_figures.heat(rows)["budgets"]
-        title = f"{own[0].trace}: {made['title'].lower()} ({made['unit']})"
-        found.append(Plot(title, _heat(made, budgets)))
+        if replay_figures.known(chosen, rows):
+            made = replay_figures.heat(rows, chosen)
+            said = made.note.partition(" by budget")[0]
+            title = f"{own[0].trace}: {said[0].lower()}{said[1:]}"
+            found.append(Plot(title, made.figure))
     return found
 
 
@@ -105,32 +100,16 @@ def replay_cliff(result: ReplayResult, metric: str = "") -> list[Plot]:
     found: dict[str, Plot] = {}
     for trace in result.recordings:
         for made in cliff.of_replay(result, trace):
-            title = f"Answers by budget, {made['title']}"
-            found.setdefault(title, Plot(title, made["figure"], (made["note"],)))
+            title = f"Answers by budget, {made.labels[-1]}"
+            found.setdefault(title, Plot(title, made.figure, (made.note,)))
     return list(found.values())
-
-
-def _heat(made: Mapping[str, Any], budgets: Sequence[str]) -> Figure:
-    policies = made["policies"]
-    trace = {
-        "type": "heatmap", "x": [page.label(f"budget {each}") for each in budgets],
-        "y": [page.label(policy["name"]) for policy in policies],
-        "z": [policy["shade"] for policy in policies],
-        "text": [policy["text"] for policy in policies],
-        "texttemplate": "%{text}", "hoverinfo": "skip", "showscale": False, "zmin": 0, "zmax": 1,
-        "xgap": 2, "ygap": 2, "colorscale": [[0, "var(--cool)"], [1, "var(--heat)"]],
-        "textfont": {"color": "var(--ink)"},
-    }  # fmt: skip
-    x = {"showgrid": False, "type": "category"}
-    y = {"autorange": "reversed", "showgrid": False, "type": "category"}
-    return page.figure([trace], x, y, 90 + 26 * len(policies))
 
 
 def search_pareto(results: Sequence[SearchResult], metric: str = "") -> list[Plot]:
     """Accuracy against KV size, a plot per policy and budget."""
     cells = cells_of(rows_of(results))
     return [
-        Plot(f"Accuracy against KV size{_under(*cell)}", made["figure"])
+        Plot(f"Accuracy against KV size{_under(*cell)}", made.figure)
         for cell, rows in cells.items()
         for made in against_size(rows)[:1]
     ]
@@ -139,8 +118,7 @@ def search_pareto(results: Sequence[SearchResult], metric: str = "") -> list[Plo
 def search_width(results: Sequence[SearchResult], metric: str = "") -> list[Plot]:
     """Accuracy against width; policies and budgets do not change it."""
     rows = next(iter(cells_of(rows_of(results)).values()), [])
-    made = against_width(rows)
-    return [Plot("Accuracy against width", made["figure"])] if made else []
+    return [Plot("Accuracy against width", made.figure) for made in against_width(rows)]
 
 
 def _under(policy: str, budget: str) -> str:
@@ -165,10 +143,8 @@ def plan_load(result: PlanResult, metric: str = "") -> list[Plot]:
 
 def live_cliff(report: LiveReport, metric: str = "") -> list[Plot]:
     """Accuracy by budget, with full retention's."""
-    figure = accuracy(live_rows(report))
-    facts = report.facts
-    title = f"Answers of {facts.model} on {report.problems} of {facts.task}"
-    return [Plot(title, figure)] if figure else []
+    title = f"Answers of {report.facts.model} on {report.problems} of {report.facts.task}"
+    return [Plot(title, made.figure) for made in accuracy(live_rows(report))]
 
 
 #: Of each kind of results its plots by name, the usual one first.
@@ -193,7 +169,7 @@ def kinds() -> list[str]:
 
 
 def metrics() -> list[str]:
-    """What replays can be drawn by."""
+    """The metrics that replays can be drawn by."""
     return list(METRICS)
 
 

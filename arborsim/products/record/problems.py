@@ -1,138 +1,180 @@
-"""Which problems a live model solves, and how: the keywords that `live` and `record` share."""
+"""Which problems a live model solves, and how: the options that `live` and `record` share."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Annotated, Any
 
-from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.settings import MOST_INT
+from arborsim.core.errors import UsageError
 from arborsim.products import choices
-
-if TYPE_CHECKING:
-    from arborsim.products.choices import Budgets, Policies, Settings
+from arborsim.products.declare import (
+    AnyPath,
+    Count,
+    Option,
+    Options,
+    Positive,
+    Seed,
+    Share,
+    setting_texts,
+)
+from arborsim.products.options import Expert
 
 #: Reference tasks that are searched as a tree unless asked otherwise.
 _TREES = {"game24": "tot-bfs"}
 
 
-class Problems(TypedDict, total=False):
-    """Problems, the model that solves them, the search, and what scores its thoughts.
+@dataclass(frozen=True, kw_only=True)
+class ProblemOptions(Options, panel="Problems and model"):
+    """Problems, and the model that solves them.
 
-    Attributes
+    Parameters
     ----------
-    task : str
-        ``"chain"``, ``"game24"`` or ``"tail"``; "" for that of the model.
-    model : str
-        ``"chain"``, ``"game24"``, ``"tail"``, ``"tail-deep"`` (shipped), a folder with
-        safetensors, a model id, or ``"config:llama-3.1-8b"``: random weights.
-    prompts : path
-        JSON lines, each ``{"prompt": "..."}``.
-    chat : bool
+    task
+        chain, game24 or tail; with --model FOLDER, whose weights those are.
+    model
+        chain, game24, tail or tail-deep (shipped), a folder with safetensors, a model id, or
+        config:llama-3.1-8b: random weights.
+    prompts
+        JSON lines, each {"prompt": "..."}.
+    chat
         Put each prompt into the tokeniser's chat template.
-    stop : sequence of str
-        Texts that end a thought of a prompt; a newline if there are none.
-    episodes, first : int
-        How many problems (0: 8, or all prompts), and the first one.
-    split : {"test", "train"}
-    lines, lines_per_thought : int
-        Of `chain` and `tail`: program lines, and lines per thought.
-    max_tokens : int
-        Per path; 0 for the task's.
-    prompt_tokens : int
-        Random weights: tokens per prompt.
-    device, dtype : str
-        ``"cpu"`` or ``"cuda"``; ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-    search : str
-        Search algorithm; "" for the task's.
-    temperature, top_p : float
-        How tokens are drawn; temperature 0 is greedy, None is 0 for a line and 0.7 for trees.
-    seed : int
-        Of what is drawn.
-    reward : str
-        What scores thoughts: ``"verifier"``, ``"value"``, or the folder of a reward model.
-    reward_token, reward_label, reward_aggregate : str
-        Of a reward model: see `arborsim.play.backends.RewardChoice`.
-    noise, dead_penalty, value_floor : float
-        Of the verifier's rewards.
-    embed : str
-        Folder of a model that embeds thoughts; "" for mean last hidden states.
-    thought_tokens : int
-        Longest thought of a prompt.
-    keep_duplicates, trust_remote_code : bool
+    stop
+        Prompts: a thought ends with this text; repeatable.
+    episodes
+        How many problems.
+    first
+        Number of the first problem.
+    lines
+        chain, tail: program lines.
+    max_tokens
+        Most tokens per path.
+    device
+        cpu or cuda.
+    dtype
+        auto, float32, bfloat16 or float16.
     """
 
-    task: str
-    model: str
-    prompts: str | os.PathLike[str] | None
-    chat: bool
-    stop: Sequence[str]
-    episodes: int
-    first: int
-    split: str
-    lines: int
-    lines_per_thought: int
-    max_tokens: int
-    prompt_tokens: int
-    device: str
-    dtype: str
-    search: str
-    temperature: float | None
-    top_p: float
-    seed: int
-    reward: str
-    reward_token: str
-    reward_label: str
-    reward_aggregate: str
-    noise: float
-    dead_penalty: float
-    value_floor: float
-    embed: str
-    thought_tokens: int
-    keep_duplicates: bool
-    trust_remote_code: bool
+    task: str = ""
+    model: Annotated[str, Option(shown="the task's")] = ""
+    prompts: AnyPath | None = None
+    chat: bool = False
+    stop: Annotated[Sequence[str], Option(shown="a newline")] = ()
+    episodes: Annotated[Count, Option(shown="8, or all prompts")] = 0
+    first: Count = 0
+    lines: Annotated[Count, Option(shown="96, 16")] = 0
+    max_tokens: Annotated[Count, Option(shown="the task's")] = 0
+    device: str = "cpu"
+    dtype: str = "auto"
 
 
-DEFAULTS: Problems = {
-    "task": "", "model": "", "prompts": None, "chat": False, "stop": (), "episodes": 0, "first": 0,
-    "split": "test", "lines": 0, "lines_per_thought": 0, "max_tokens": 0, "prompt_tokens": 0,
-    "device": "cpu", "dtype": "auto", "search": "", "temperature": None, "top_p": 1.0, "seed": 0,
-    "reward": "", "reward_token": "", "reward_label": "", "reward_aggregate": "last", "noise": 0.1,
-    "dead_penalty": 1.0, "value_floor": 0.3, "embed": "", "thought_tokens": 64,
-    "keep_duplicates": False, "trust_remote_code": False,
-}  # fmt: skip
-_COUNTS = (
-    "episodes", "first", "lines", "lines_per_thought", "max_tokens", "prompt_tokens",
-)  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(Options, panel="Search and rewards"):
+    """The search, and how tokens are drawn.
+
+    Parameters
+    ----------
+    search
+        {algorithms}; or package.module:Class.
+    temperature
+        How evenly tokens are drawn; 0 is greedy.
+    top_p
+        Draw from the most probable tokens that make this much.
+    seed
+        Seed of what is drawn.
+    """
+
+    search: Annotated[str, Option(complete="algorithm", shown="linear; game24: tot-bfs")] = ""
+    temperature: Annotated[
+        float | None, Option(least=0.0, shown="0 for linear, 1 for banks, else 0.7")
+    ] = None
+    top_p: Share = 1.0
+    seed: Seed = 0
 
 
-def algorithm(given: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class RewardOptions(SamplingOptions, panel="Search and rewards"):
+    """The models that score and embed the thoughts of a search.
+
+    Parameters
+    ----------
+    reward
+        What scores thoughts: verifier, value (game24's own Y or N), or the folder of a reward
+        model.
+    reward_token
+        Step-token model: the token after which it scores a step.
+    reward_label
+        Good steps: a class of a classifier [default: 1 of two], or the tokens good,bad of a
+        step-token model [default: +,-].
+    reward_aggregate
+        Scores of steps: last, min, prod or mean.
+    noise
+        Verifier: noise of rewards (std).
+    dead_penalty
+        Verifier: how well rewards see a dead path.
+    value_floor
+        chain: value of a living state without progress.
+    embed
+        Folder of a sentence-transformers model that embeds thoughts.
+    keep_duplicates
+        Go on with thoughts that repeat a sibling.
+    """
+
+    reward: Annotated[str, Option(shown="chain, tail: verifier; game24: value")] = ""
+    reward_token: Annotated[str, Expert] = ""
+    reward_label: Annotated[str, Expert] = ""
+    reward_aggregate: Annotated[str, Expert] = "last"
+    noise: Annotated[float, Expert, Option(least=0.0)] = 0.1
+    dead_penalty: Annotated[Share, Expert] = 1.0
+    value_floor: Annotated[Share, Expert] = 0.3
+    embed: Annotated[str, Option(shown="mean last hidden states")] = ""
+    keep_duplicates: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardedProblems(ProblemOptions, RewardOptions, panel="Problems and model"):
+    """Problems, the search that solves them, and what scores and embeds its thoughts.
+
+    Parameters
+    ----------
+    split
+        Problems of the task: test or train.
+    lines_per_thought
+        chain, tail: lines per thought.
+    prompt_tokens
+        Random weights: tokens per prompt.
+    trust_remote_code
+        Run code that comes with a model.
+    thought_tokens
+        Prompts: longest thought (it also ends with --stop).
+    """
+
+    split: str = "test"
+    lines_per_thought: Annotated[Count, Option(shown="4, 1")] = 0
+    prompt_tokens: Annotated[Count, Option(shown="512")] = 0
+    trust_remote_code: bool = False
+    thought_tokens: Annotated[Positive, Expert] = 64
+
+
+def algorithm(options: Any) -> str:
     """The search: that of the task unless one was named."""
-    task = given.get("task") or given.get("model") or ""
-    return str(given.get("search") or _TREES.get(task, "linear"))
+    return str(options.search or _TREES.get(options.task or options.model, "linear"))
 
 
-def search_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As the fields of a `SearchRequest`; what is not given has its default.
+def search_fields(options: Any) -> dict[str, Any]:
+    """The fields of a `SearchRequest`; an option that a command lacks has its default.
 
     Raises
     ------
     UsageError
-        A keyword is unknown or a number out of range.
+        A number is out of range.
     """
     from arborsim.play.backends import RewardChoice, SearchRequest
 
-    for name in given:
-        if name not in DEFAULTS:
-            raise UnknownName("keyword", name, DEFAULTS)
-    values: dict[str, Any] = {**DEFAULTS, **given}
-    choices.at_least(0, **{name: values[name] for name in _COUNTS})
-    choices.at_least(0, MOST_INT, seed=values["seed"])
-    choices.at_least(1, thought_tokens=values["thought_tokens"])
-    search, temperature = algorithm(values), values["temperature"]
+    defaults = {each.name: each.default for each in fields(RewardedProblems)}
+    values: dict[str, Any] = {name: getattr(options, name, defaults[name]) for name in defaults}
+    search, temperature = algorithm(options), values["temperature"]
     if temperature is None:  # branches must differ; a line need not
         temperature = 0.0 if search == "linear" else 0.7
     if temperature < 0 or not 0 <= values["top_p"] <= 1:
@@ -142,14 +184,14 @@ def search_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     prompts = values["prompts"]
     reward = (values[f"reward{part}"] for part in ("", "_token", "_label", "_aggregate"))
-    options = {name: values[name] for name in ("lines", "lines_per_thought")}
+    lines = {name: values[name] for name in ("lines", "lines_per_thought")}
     same = [each.name for each in fields(SearchRequest) if each.name in values]
     return {name: values[name] for name in same} | {
         "model": values["model"] or values["task"] or "chain",
         "prompts": None if prompts is None else Path(prompts),
         "search": search,
         "temperature": temperature,
-        "task_options": {name: value for name, value in options.items() if value},
+        "task_options": {name: value for name, value in lines.items() if value},
         "stop": stop_strings(values["stop"]),
         "reward": RewardChoice(*reward),
         "dedupe": not values["keep_duplicates"],
@@ -167,7 +209,7 @@ def stop_strings(given: Sequence[str]) -> tuple[str, ...]:
 def split_settings(
     given: Sequence[str], search: str, policies: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """What of ``--set`` is for the search, and what for policies.
+    """Settings of ``--set`` for the search, and those for policies.
 
     ``search.name=value`` and ``tot-bfs.name=value`` are for the search; one given by its
     class also goes by the class's `name`.  So is ``name=value`` if the search has that option; a
@@ -198,23 +240,19 @@ def split_settings(
     return own, others
 
 
-def live_fields(
-    problems: Mapping[str, Any],
-    *,
-    policies: Policies,
-    budgets: Budgets,
-    settings: Settings,
-    full: bool = True,
-) -> dict[str, Any]:
-    """As the fields of a `LiveRequest`; `full` retention leads even if it was not named."""
+def live_fields(options: Any, full: bool = True) -> dict[str, Any]:
+    """The fields of a `LiveRequest`; `full` retention leads even if it was not named.
+
+    The options are `PolicyOptions` and `ProblemOptions`.
+    """
     from arborsim.core.observations import Signal
     from arborsim.play.episode import cells_of
     from arborsim.play.results import BASELINE
     from arborsim.policies.registry import build
 
-    chosen = choices.ChosenPolicies(policies, oracle=False)
-    given = choices.setting_texts(settings)
-    options, rest = split_settings(given, algorithm(problems), chosen.names)
+    chosen = choices.ChosenPolicies(options.policies, oracle=False)
+    given = setting_texts(options.settings)
+    own, rest = split_settings(given, algorithm(options), chosen.names)
     made = chosen.build(choices.policy_settings(chosen.names, rest))
     for policy in made:
         if Signal.EVICTION_TIME in policy.reads():
@@ -224,5 +262,5 @@ def live_fields(
             )
     if full:
         made = [build(BASELINE), *(policy for policy in made if policy.name != BASELINE)]
-    cells = tuple(cells_of(made, choices.budgets(budgets)))
-    return search_fields(problems) | {"search_options": options, "cells": cells}
+    cells = tuple(cells_of(made, choices.budgets(options.budgets)))
+    return search_fields(options) | {"search_options": own, "cells": cells}

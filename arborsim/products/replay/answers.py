@@ -36,7 +36,7 @@ _TASK_OPTION = "task."  # how a trace marks options of its task among those of t
 
 @dataclass(frozen=True)
 class Searched:
-    """What was searched, how, and by which model.
+    """The problems of a search, its options and its model.
 
     `options` are those of the task (``{"lines": 32}`` of chain), as they were given;
     `search_options` are all that the search has.
@@ -51,12 +51,12 @@ class Searched:
 
     @classmethod
     def of_trace(cls, info: TraceInfo) -> Searched:
-        """What a trace was recorded from."""
+        """The problems, search and model that a trace was recorded from."""
         return cls.of_recording(info.recording)
 
     @classmethod
     def of_recording(cls, recording: Mapping[str, Any]) -> Searched:
-        """What a trace was recorded from, as `TraceInfo.recording` says it."""
+        """The same, from `TraceInfo.recording`."""
         given = recording["search_parameters"]
         options = {
             name.removeprefix(_TASK_OPTION): value
@@ -71,7 +71,7 @@ class Searched:
 
     @classmethod
     def of_request(cls, request: Mapping[str, Any], task: str, model: str) -> Searched:
-        """What a live run was asked for (`arborsim.play.live_log.describe`)."""
+        """The same of a live run, from its request (`arborsim.play.live_log.describe`)."""
         name = str(request.get("search", ""))
         search = _defaults_of_search(name) | _typed(request.get("search_options", {}))
         options = dict(request.get("task_options", {}))
@@ -80,7 +80,7 @@ class Searched:
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """What answers are never carried across: task, search and model."""
+        """Task, search and model: answers are never carried across them."""
         return self.task, self.search, self.model
 
     @property
@@ -90,7 +90,7 @@ class Searched:
         return f"{self.task} ({options})" if options else self.task
 
     def differs(self, other: Searched) -> tuple[str, ...]:
-        """What of this is not the same in `other`, of one family, as ``"lines 32"``."""
+        """The parts that are not the same in `other`, of one family, as ``"lines 32"``."""
         pairs = ((self.options, other.options), (self.search_options, other.search_options))
         return tuple(
             f"{name} {own.get(name, 'default')}"
@@ -140,7 +140,7 @@ class Counted(Score):
 
 @dataclass(frozen=True)
 class Match:
-    """What was counted for a setting, and in what it is not the same."""
+    """Answers counted for a setting, and in what it is not the same."""
 
     counted: Counted
     #: ``("budget 0.87", "lines 32")``, of what was counted; empty if all is the same
@@ -177,13 +177,13 @@ class Answers:
         return cls(tuple(row for path in logs for row in counted_in(path, option))) + shipped()
 
     def of(self, searched: Searched) -> tuple[Counted, ...]:
-        """What was counted with this task, search and model, under any policy."""
+        """Answers counted with this task, search and model, under any policy."""
         return tuple(row for row in self.rows if row.searched.family == searched.family)
 
     def for_(
         self, searched: Searched, policy: str, settings: Mapping[str, Any], budget: str
     ) -> Match | None:
-        """What was counted for a policy with these settings under a budget, or None.
+        """Answers counted for a policy with these settings under a budget, or None.
 
         Task, search, model, policy and settings are the same; settings that are not given have
         their defaults.  Of several rows the nearest is taken: the same budget first, then the same
@@ -208,7 +208,7 @@ class Answers:
     def others(
         self, searched: Searched, policy: str, settings: Mapping[str, Any]
     ) -> tuple[Counted, ...]:
-        """What was counted for the policy with other settings."""
+        """Answers counted for the policy with other settings."""
         mine = _complete(policy, settings)
         return tuple(
             row
@@ -369,7 +369,7 @@ def read_log(path: Path, option: str) -> tuple[dict[str, Any], list[Judged]]:
 
 
 def counted_in(path: Path, option: str = "--answers") -> Iterator[Counted]:
-    """What a log of ``arborsim live --out`` counts; `UsageError` as of `read_log`."""
+    """Answers that a log of ``arborsim live --out`` counts; `UsageError` as of `read_log`."""
     head, results = read_log(path, option)
     request, facts = head.get("request", {}), head.get("facts", {})
     searched = Searched.of_request(request, str(facts.get("task", "")), str(facts.get("model", "")))
@@ -465,7 +465,7 @@ def _defaults_of_search(name: str) -> dict[str, Any]:
 
 
 def _name_of_search(name: str) -> str:
-    """What a trace calls it: a search given by its class goes by the class's name."""
+    """The name of a search in traces: one given by its class goes by the class's name."""
     from arborsim.searches import find_search
 
     try:

@@ -61,7 +61,7 @@ def p_value(found: Score) -> str:
 
 
 def footnotes(rows: Sequence[Row]) -> list[str]:
-    """What the figures in `short` stand for."""
+    """Notes on the figures in `short`."""
     known = [row for row in rows if row.answers is not None]
     if not known:
         return []
@@ -116,10 +116,7 @@ def deciding(rows: Sequence[Row], result: ReplayResult) -> str:
 
     Empty where all have them, or where live runs judge no answers of the trace's task.
     """
-    lacking = [
-        row for row in rows
-        if not (row.is_baseline or row.is_oracle or (row.answers and row.answers.exact))
-    ]  # fmt: skip
+    lacking = _lacking(rows)
     recording = result.recordings.get(rows[0].trace) if rows else None
     if not lacking or recording is None or recording["task"] not in _JUDGED:
         return ""
@@ -135,6 +132,12 @@ def deciding(rows: Sequence[Row], result: ReplayResult) -> str:
         for setting in changed(policy, result):
             parts += ["--set", f"{policy}.{setting}"]
     return shlex.join([*parts, "--episodes", f"{_EPISODES}", "--out", "answers.jsonl"])
+
+
+def _lacking(rows: Sequence[Row]) -> list[Row]:
+    """Rows of which no answers of their own were counted."""
+    others = (row for row in rows if not (row.is_baseline or row.is_oracle))
+    return [row for row in others if not (row.answers and row.answers.exact)]
 
 
 def changed(policy: str, result: ReplayResult) -> list[str]:
@@ -167,10 +170,7 @@ def _problems(recording: Mapping[str, Any]) -> list[str]:
 
 def would_decide(rows: Sequence[Row], result: ReplayResult) -> str:
     """Which answers were not counted, and what would count them; "" if all were."""
-    lacking = [
-        row for row in rows
-        if not (row.is_baseline or row.is_oracle) and not (row.answers and row.answers.exact)
-    ]  # fmt: skip
+    lacking = _lacking(rows)
     if not lacking:
         return ""
     if rows[0].trace not in result.recordings:

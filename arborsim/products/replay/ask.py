@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import output_path
 from arborsim.core.score import Score
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.products import choices
-from arborsim.products.equivalent import equivalent
+from arborsim.products.choices import Files, OnePolicy, Traces
+from arborsim.products.declare import InPython, Option, call, equivalent, setting_texts
+from arborsim.products.options import (
+    Calibrations,
+    Expert,
+    JobOptions,
+    MachineOptions,
+    PolicyOptions,
+)
 from arborsim.products.results import Results, not_in_file
 
 if TYPE_CHECKING:
@@ -23,7 +31,6 @@ if TYPE_CHECKING:
 
     from arborsim.play.results import EpisodeResult, ReplayResult
     from arborsim.policies.base import Policy
-    from arborsim.products.choices import Budgets, Files, Policies, Settings
     from arborsim.products.replay.answers import Answers
     from arborsim.products.replay.run import Replay
     from arborsim.report.table import Table
@@ -31,111 +38,49 @@ if TYPE_CHECKING:
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "simpy")
 
 
-def replay(
-    traces: Files,
-    *,
-    policies: Policies = "full",
-    budgets: Budgets = 0.5,
-    settings: Settings = (),
-    calibration: str | Sequence[str] = (),
-    full: bool = True,
-    oracle: bool = True,
-    answers: Files = (),
-    quality: bool = True,
-    first: int = 0,
-    episodes: int | None = None,
-    gpu: str = "h100",
-    host: str = "",
-    engine: str = "vllm",
-    model: str = "",
-    kv_dtype: str = "",
-    weights: str = "",
-    recall: str = "stage",
-    page_size: int = 1,
-    tree_attention: bool = True,
-    strict: bool = False,
-    equal: str = "",
-    reference: str | Policy = "",
-    workers: int = 1,
-    pictures: bool = False,
-    explain: bool = False,
-    event_by_event: bool = False,
-    keep_matrices: bool = False,
-    progress: bool = False,
-) -> ReplayResults:
-    """Replay recorded searches under KV-cache policies on a simulated GPU.
+@dataclass(frozen=True)
+class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
+    """Replay traces under KV-cache policies on a simulated GPU.
+
+    Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
+    the share of attention kept, all against full retention (policy full), and the right answers
+    that live runs of the same settings gave.
 
     Parameters
     ----------
-    traces : path or sequence of paths
+    traces
         Trace files.
-    policies : str, Policy or sequence of these
-        Names (``"h2o"``, ``"h2o,snapkv"``, ``"all"``), ``"package.module:Class"``, the file of a
-        composition (``"mine.toml"``), or policies made in Python.
-    budgets : float, int, str or sequence of these
-        A float in (0, 1] is a share of what full retention holds at its peak, an int a number of
-        tokens.
-    settings : mapping or sequence of str
-        Parameters of policies given by name: ``{"sinks": 4}`` for all that have it,
-        ``{"h2o.per": "shared"}`` for one.
-    calibration : str or sequence of str
-        Calibrations, shipped ones by name, whose settings hold where `settings` gives none.
-    full : bool
+    calibration
+        Settings of policies from a calibration, a file or name, where --set gives none; repeatable.
+    full
         Also replay full retention, which others are compared with.
-    oracle : bool
+    oracle
         Also replay the offline optimum, the most attention that evicting can keep.
-    answers : path or sequence of paths
-        Logs of `live` (``arborsim live --out``): right answers under these policies, settings and
-        budgets are shown with the replay, as are those that come with arborsim.
-    quality : bool
-        Measure the attention kept, where the traces hold attention.
-    first, episodes : int
-        The first episode, and how many of each trace; None for all that follow.
-    gpu, host, engine : str
-        Machine: names (`arborsim hardware` lists them) or TOML files.
-    model : str
-        Model that bytes and seconds are charged for: a name (`arborsim models`) or config.json;
-        "" for the recorded one.
-    kv_dtype, weights : str
-        Types of its cache and of its weights, such as ``"fp8"``; "" for the model's own.
-    recall : {"stage", "stream", "near", "ondemand"}
-        How tokens in DDR are read.
-    page_size : int
-        Tokens per KV page.
-    tree_attention : bool
-        Whether ancestors that branches share are read once per batch.
-    strict : bool
-        Raise where one of the policies cannot run, because a trace lacks what it reads or a budget
-        is too small.  Without, that is a row with the reason, unless nothing can run.
-    equal : {"", "peak", "byte-seconds"}
-        Compare at equal memory: each policy at the budget where its HBM peak, or its HBM footprint
-        times seconds, is the share in `budgets` of full retention's.  `budget_found` says where.
-    reference : str or Policy
-        With `equal`: the memory is what this policy takes at `budgets`.
-    workers : int
-        Processes that share the episodes; results do not depend on it.  A script then needs
-        ``if __name__ == "__main__":``, as for all of Python's multiprocessing.
-    pictures : bool
+    answers
+        Log of arborsim live, whose right answers are shown; repeatable.
+
+        Right answers under the same policies, settings and budgets are shown with the replay, as
+        are those that come with arborsim.
+    equal
+        Compare at equal memory, not budgets: peak or byte-seconds.
+
+        Each policy runs at the budget where its HBM peak, or its HBM footprint times seconds, is
+        the share in `budgets` of full retention's.  `budget_found` says where.
+    reference
+        With --equal: the memory is what this policy takes at --budget.
+    event_by_event
+        One simulated event per decode iteration (slow check).
+    keep_matrices
+        A prefill that needs attention matrices holds all layers' (output_attentions).
+    pictures
         Take the pictures of `ReplayResults.report` on the way; without, it replays the first
         episode of each trace again.
-    explain : bool
+    explain
         Keep every term of the time.
-    event_by_event : bool
-        One simulated event per decode iteration: slower, and the same to rounding.
-    keep_matrices : bool
-        A prefill that needs attention matrices holds those of all layers.
-    progress : bool
-        Show a bar on standard error once it takes longer than two seconds.
 
     Returns
     -------
     ReplayResults
-
-    Raises
-    ------
-    ArborsimError
-        A name, number, file or combination of arguments that cannot work: one line that says what,
-        where, and what to do.
 
     Examples
     --------
@@ -146,50 +91,71 @@ def replay(
     ... )
     >>> results.summary()[["policy", "budget", "attention_kept"]]  # doctest: +SKIP
     """
-    from arborsim.products.provenance import replay_settings
-    from arborsim.products.replay.answers import Answers, answered
-    from arborsim.products.replay.equal import at_equal_memory
-    from arborsim.products.replay.run import Replay
-    from arborsim.report.progress import shown
 
-    command = equivalent("replay", replay, locals())
-    if reference and not equal:
-        raise UsageError("reference is the policy whose memory others get: also give equal, "
-                         "as peak or byte-seconds")  # fmt: skip
-    if equal and not full:
-        raise UsageError("equal compares with what full retention takes: leave no-full out")
-    paths = choices.files(traces)
-    choices.at_least(0, first=first, episodes=episodes)
-    choices.at_least(1, workers=workers)
-    known = Answers.known([Path(each) for each in choices.listed(answers)])
-    chosen = choices.ChosenPolicies(policies, oracle=oracle)
-    given = choices.policy_settings(chosen.names, choices.setting_texts(settings))
-    made = chosen.build(choices.calibrated(given, choices.listed(calibration), paths))
-    simulated = choices.machine(
-        paths, gpu=gpu, host=host, engine=engine, model=model, kv_dtype=kv_dtype, weights=weights,
-        recall=recall, page_size=page_size, tree_attention=tree_attention,
-        event_by_event=event_by_event, explain=explain, keep_matrices=keep_matrices,
-    )  # fmt: skip
-    job = Replay(
-        paths,
-        [*_references(made, paths, full=full, bound=oracle and quality), *made],
-        choices.budgets(budgets),
-        simulated,
-        quality=quality,
-        first=first,
-        count=episodes or None,
-        pictures=pictures,
-        asked=frozenset(() if chosen.every else chosen.all_names),
-        strict=strict,
-        workers=workers,
-    )
-    readers = job.open()
-    job.settings = replay_settings(job, readers)
-    with shown(progress, job.work(readers)) as advance:
-        if equal:
-            job = at_equal_memory(job, equal, _reference(reference, made), advance)
-        result = answered(job.run(advance), known)
-    return ReplayResults(result, _metadata(command, job, result), job, known)
+    traces: Traces
+    _: KW_ONLY
+    calibration: Calibrations = ()
+    full: bool = True
+    oracle: bool = True
+    answers: Files = ()
+    equal: Annotated[str, Option(shown="equal budgets")] = ""
+    reference: Annotated[OnePolicy, Option(shown="that share of full retention's")] = ""
+    event_by_event: Annotated[bool, Expert] = False
+    keep_matrices: Annotated[bool, Expert] = False
+    pictures: InPython = False
+    explain: Annotated[bool, Option(python=True)] = False
+
+    def results(self) -> ReplayResults:
+        """Replay, at equal memory if that was asked for."""
+        from arborsim.products.provenance import replay_settings
+        from arborsim.products.replay.answers import Answers, answered
+        from arborsim.products.replay.equal import at_equal_memory
+        from arborsim.products.replay.run import Replay
+        from arborsim.report.progress import shown
+
+        if self.reference and not self.equal:
+            raise UsageError(
+                "reference is the policy whose memory others get: also give equal, "
+                "as peak or byte-seconds"
+            )
+        if self.equal and not self.full:
+            raise UsageError("equal compares with what full retention takes: leave no-full out")
+        paths = choices.files(self.traces)
+        known = Answers.known([Path(each) for each in choices.listed(self.answers)])
+        chosen = choices.ChosenPolicies(self.policies, oracle=self.oracle)
+        given = choices.policy_settings(chosen.names, setting_texts(self.settings))
+        made = chosen.build(choices.calibrated(given, choices.listed(self.calibration), paths))
+        simulated = self.machine(
+            paths,
+            event_by_event=self.event_by_event,
+            explain=self.explain,
+            keep_matrices=self.keep_matrices,
+        )
+        bound = self.oracle and self.quality
+        job = Replay(
+            paths,
+            [*_references(made, paths, full=self.full, bound=bound), *made],
+            choices.budgets(self.budgets),
+            simulated,
+            quality=self.quality,
+            first=self.first,
+            count=self.episodes or None,
+            pictures=self.pictures,
+            asked=frozenset(() if chosen.every else chosen.all_names),
+            strict=self.strict,
+            workers=self.workers,
+        )
+        readers = job.open()
+        job.settings = replay_settings(job, readers)
+        with shown(self.progress, job.work(readers)) as advance:
+            if self.equal:
+                reference = _reference(self.reference, made)
+                job = at_equal_memory(job, self.equal, reference, advance)
+            result = answered(job.run(advance), known)
+        return ReplayResults(result, _metadata(equivalent("replay", self), job, result), job, known)
+
+
+replay = call("replay", ReplayOptions)
 
 
 def _reference(given: str | Policy, made: Sequence[Policy]) -> Policy | None:
@@ -236,7 +202,9 @@ def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]
 
     recorded = [open_trace(path).info.geometry for path in job.traces]
     return made_by(
-        "replay", command, *_LIBRARIES,
+        "replay",
+        command,
+        *_LIBRARIES,
         **machine_facts(job.machine, recorded),
         kv_bytes_per_token={each.trace: each.kv_bytes_per_token for each in result.episodes},
         settings=result.settings,
@@ -251,17 +219,11 @@ def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]
             {"trace": trace, "policy": policy, "row_budget": budget, "answered": asdict(found)}
             for (trace, policy, budget), found in result.answers.items()
         ],
-    )  # fmt: skip
+    )
 
 
 class ReplayResults(Results):
-    """What policies cost and keep on recorded searches.
-
-    Attributes
-    ----------
-    raw : ReplayResult
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """Costs of policies on recorded searches, and what they keep."""
 
     kind = "replay"
     raw: ReplayResult
@@ -273,8 +235,7 @@ class ReplayResults(Results):
         job: Replay | None = None,
         known: Answers | None = None,
     ) -> None:
-        super().__init__(metadata)
-        self.raw = raw
+        super().__init__(raw, metadata)
         self._known = known  # None for the answers that come with arborsim
         self._job = job  # None if the results come from a file
 
@@ -331,7 +292,7 @@ class ReplayResults(Results):
         UsageError
             The page cannot be written, nothing was replayed, or the results come from a file.
         """
-        from arborsim.products.replay.page import write_report
+        from arborsim.products.replay.report import write_report
 
         if self._job is None:
             raise not_in_file(

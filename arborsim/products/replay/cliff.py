@@ -11,6 +11,7 @@ from arborsim.play.results import BASELINE, ReplayResult
 from arborsim.products.replay.answers import Answers, Counted, Searched, shipped
 from arborsim.products.replay.answers_words import score
 from arborsim.report import page
+from arborsim.report.report import Choice
 from arborsim.report.words import counted
 
 #: Lines in colour; the others are grey.
@@ -33,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Cliff:
-    """What was counted on one kind of problems with one search and model."""
+    """Answers counted on one kind of problems with one search and model."""
 
     searched: Searched
     lines: tuple[Line, ...]  #: those with most points first
@@ -47,7 +48,7 @@ class Cliff:
 
     @property
     def note(self) -> str:
-        """What the figure shows, and on what."""
+        """The model, the problems and the intervals of the figure."""
         ns = [point.n for line in self.lines for point in line.points]
         most = counted(max(ns), "problem")
         few = f", or as many as the budget could hold ({min(ns)} at least)"
@@ -111,12 +112,11 @@ def cliffs(rows: Iterable[Counted]) -> list[Cliff]:
             own = []
             kinds.append((row.searched, own))
         own.append(row)
-    found = [
-        Cliff(searched, _lines(own), _full(own),
-              tuple(row for row in own if row.share < 1 and not _drawn(row)))
-        for searched, own in kinds
-    ]  # fmt: skip
-    drawn = [each for each in found if each.lines]
+    drawn = []
+    for searched, own in kinds:
+        unfit = tuple(row for row in own if row.share < 1 and not _drawn(row))
+        if lines := _lines(own):
+            drawn.append(Cliff(searched, lines, _full(own), unfit))
     return sorted(drawn, key=lambda each: -sum(len(line.points) for line in each.lines))
 
 
@@ -141,7 +141,7 @@ def _full(rows: Sequence[Counted]) -> Counted | None:
 
 
 def points(found: Iterable[Cliff]) -> list[tuple[str, str, str, int, int]]:
-    """What is drawn, as problems, label, budget, right answers and problems."""
+    """The points drawn, as problems, label, budget, right answers and problems."""
     return [
         (each.title, line.label, point.budget, point.right, point.n)
         for each in found
@@ -158,35 +158,32 @@ def _texts(line: Line) -> list[str]:
 
 
 def _grey(line: Line, first: bool) -> page.Figure:
-    drawn = page.accuracies(
-        "others", line.points, _x(line), "var(--dot)", 0, _texts(line), intervals=False,
-        mode="lines+markers", line={"color": "var(--dot)", "width": 1}, legendgroup="others",
-        showlegend=first,
-    )  # fmt: skip
-    drawn["marker"] = {"color": "var(--dot)", "size": 4}
-    return drawn
+    dot = "var(--dot)"
+    look: page.Figure = {
+        "mode": "lines+markers",
+        "line": {"color": dot, "width": 1},
+        "legendgroup": "others",
+    }
+    look |= {"marker": {"color": dot, "size": 4}, "showlegend": first}
+    return page.accuracies("others", line.points, _x(line), dot, 0, _texts(line), False, **look)
 
 
 def _coloured(line: Line, number: int, away: float) -> page.Figure:
     paint = page.colour(number)
     x = [each + away for each in _x(line)]
-    return page.accuracies(
-        line.label, line.points, x, paint, number, _texts(line), mode="lines+markers",
-        line={"color": paint, "width": 2},
-    )  # fmt: skip
+    look: page.Figure = {"mode": "lines+markers", "line": {"color": paint, "width": 2}}
+    return page.accuracies(line.label, line.points, x, paint, number, _texts(line), **look)
 
 
 def _x(line: Line) -> list[float]:
     return [round(100 * point.share, 4) for point in line.points]
 
 
-def of_replay(
-    result: ReplayResult, trace: str, known: Answers | None = None
-) -> list[dict[str, Any]]:
+def of_replay(result: ReplayResult, trace: str, known: Answers | None = None) -> list[Choice]:
     """For the page of a replay: what was counted for the trace's task, search and model.
 
-    Its own kind of problems comes first.  Each has its ``title``, ``note`` and ``figure``, in which
-    the policies of the replay are in colour, and ``lines``: name to what highlights it.
+    Its own kind of problems comes first.  The policies of the replay are in colour, and any line
+    can be highlighted.
     """
     if trace not in result.recordings:
         return []
@@ -195,17 +192,10 @@ def of_replay(
     found.sort(key=lambda each: len(searched.differs(each.searched)))
     made = []
     for each in found:
-        differs = each.searched.differs(searched)
-        other = ", ".join(searched.differs(each.searched))
-        note = (
-            f"{each.note} Other problems than this trace's, which has {other}."
-            if differs
-            else (each.note)
-        )
-        made.append({
-            "title": each.title,
-            "note": note,
-            "figure": each.figure(each.chosen(result.policies)),
-            "lines": {line.label: _coloured(line, 2, 0.0) for line in each.lines},
-        })  # fmt: skip
+        note = each.note
+        if other := ", ".join(searched.differs(each.searched)):
+            note += f" Other problems than this trace's, which has {other}."
+        figure = each.figure(each.chosen(result.policies))
+        lines = {line.label: [_coloured(line, 2, 0.0)] for line in each.lines}
+        made.append(Choice(figure, (trace, each.title), note, lines=lines))
     return made

@@ -158,7 +158,7 @@ def _find(
 
 
 def memory(job: Replay, reader: TraceReader, measure: str, cell: Cell) -> float | None:
-    """What a cell holds over the chosen episodes of a trace, in bytes or byte-seconds.
+    """The memory of a cell over the chosen episodes of a trace, in bytes or byte-seconds.
 
     None if the budget cannot hold one of the searches.
     """
@@ -199,7 +199,7 @@ def bracket(
 
 
 def _most_tokens(job: Replay, reader: TraceReader) -> int:
-    """Of the largest search: more than that no budget needs."""
+    """The tokens of the largest search: more than that no budget needs."""
     chosen = job.chosen(reader)
     return max(e.num_tokens for e in reader.episodes((), start=chosen.start, stop=chosen.stop))
 

@@ -14,6 +14,7 @@ from arborsim.core.units import quantity, scale_for
 from arborsim.play.results import BASELINE, EpisodeResult, Row
 from arborsim.products.replay.tables import COLUMNS
 from arborsim.report import page
+from arborsim.report.report import Choice
 from arborsim.report.table import Column, scales
 from arborsim.report.words import listed
 
@@ -40,17 +41,19 @@ _LAYERS = (
 
 
 def time_splits(
-    rows: Sequence[R], other_s: Callable[[R], float] = lambda row: 0.0
-) -> list[dict[str, Any]]:
+    rows: Sequence[R],
+    other_s: Callable[[R], float] = lambda row: 0.0,
+    labels: tuple[str, ...] = (),
+) -> list[Choice]:
     """One figure of the rows of a trace, or one per budget if there are too many bars.
 
     `other_s` is the time of a row that none of its parts is about.
     """
     if len(rows) <= page.MOST_BARS:
-        return [{"budget": "all", "figure": _time_split(rows, other_s)}]
+        return [Choice(_time_split(rows, other_s), (*labels, "all"))]
     budgets = dict.fromkeys(row.budget for row in rows if not row.is_baseline)
     groups = {b: [r for r in rows if r.is_baseline or r.budget == b] for b in budgets}
-    return [{"budget": b, "figure": _time_split(own, other_s)} for b, own in groups.items()]
+    return [Choice(_time_split(own, other_s), (*labels, b)) for b, own in groups.items()]
 
 
 def _time_split(rows: Sequence[R], other_s: Callable[[R], float]) -> page.Figure:
@@ -91,11 +94,9 @@ def memory(result: EpisodeResult, points: int, clock: str = "simulated time") ->
         if paint == "hbm" or values.any()
     ]
     if budget and len(times):
-        data.append({
-            "type": "scatter", "mode": "lines", "name": "HBM budget",
-            "x": [0.0, float(times[-1] / seconds.size)], "y": [budget / scale.size] * 2,
-            "line": {"width": 2, "dash": "dash", "color": "var(--ink)"}, "hoverinfo": "skip",
-        })  # fmt: skip
+        ends, level = [0.0, float(times[-1] / seconds.size)], [budget / scale.size] * 2
+        line = {"width": 2, "dash": "dash", "color": "var(--ink)"}
+        data.append(page.scatter("HBM budget", ends, level, line=line, hoverinfo="skip"))
     y = page.axis(f"KV cache ({scale.unit})", rangemode="tozero")
     return page.figure(data, page.axis(f"{clock} ({seconds.unit})"), y, 420, hovermode="x unified")
 
@@ -123,17 +124,24 @@ class Metric:
         return f"{scale.show(self.column.value(row))}{unit}"
 
 
-RIGHT = Metric(
-    replace(
-        COLUMNS["right"], kind="percent", text=None,
-        value=lambda r: r.answers.accuracy if r.answers and r.answers.exact else math.nan,
-    ),
-    "Right answers", "right answers, counted live (%)", higher=True,
-)  # fmt: skip
+def _accuracy(row: Row) -> float:
+    return row.answers.accuracy if row.answers and row.answers.exact else math.nan
+
+
+_RIGHT = replace(COLUMNS["right"], kind="percent", text=None, value=_accuracy)
+RIGHT = Metric(_RIGHT, "Right answers", "right answers, counted live (%)", higher=True)
 KEPT = Metric(COLUMNS["kept"], "Attention kept", "attention kept (%)", higher=True)
 ERROR = Metric(COLUMNS["error"], "Output error", "relative output error (%)", higher=False)
 TIMES = Metric(COLUMNS["time_vs_full"], "Time", "time relative to full retention", higher=False)
 PEAK = Metric(COLUMNS["hbm_vs_full"], "Peak HBM", "peak KV in HBM (% of full)", higher=False)
+
+#: What says what a policy is worth, the best first.
+WORTH = (RIGHT, KEPT, ERROR)
+
+
+def known_of(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[Metric]:
+    """Those of which some row has the figure."""
+    return [metric for metric in metrics if known(metric, rows)]
 
 
 def known(metric: Metric, rows: Sequence[Row]) -> bool:
@@ -221,56 +229,45 @@ class _Plane:
         }
 
     def scatter(
-        self, rows: Sequence[Row], name: str, marker: page.Figure, **others: Any
+        self, rows: Sequence[Row], name: str, marker: page.Figure, **look: Any
     ) -> page.Figure:
-        drawn = {"type": "scatter", "mode": "lines+markers", "name": name, "marker": marker}
-        return {**drawn, **others, **self.markers(rows), **self._whiskers(rows, marker)}
-
-    def _whiskers(self, rows: Sequence[Row], marker: page.Figure) -> page.Figure:
-        """Intervals of right answers."""
         found = [row.answers for row in rows if row.answers]
-        if self.metric is not RIGHT or len(found) != len(rows):
-            return {}
-        return {"error_y": {
-            "type": "data", "symmetric": False, "thickness": 1, "width": 3,
-            "color": marker["color"],
-            "array": [round(100 * (each.high - each.accuracy), 4) for each in found],
-            "arrayminus": [round(100 * (each.accuracy - each.low), 4) for each in found],
-        }}  # fmt: skip
+        if self.metric is RIGHT and len(found) == len(rows):
+            look["error_y"] = page.whiskers(found, marker["color"])
+        drawn = {"type": "scatter", "mode": "lines+markers", "name": name, "marker": marker}
+        return {**drawn, **look, **self.markers(rows)}
 
 
-def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
-    """The plot of one trace, and the efficient settings in words.
-
-    Returns
-    -------
-    dict
-        ``figure``; ``efficient``: one text per numbered marker; ``policies``: name to ``x``, ``y``
-        and ``budget`` of its markers, for highlighting one.
-    """
+def pareto(rows: Sequence[Row], metric: Metric, trace: str = "") -> Choice:
+    """The plot of one trace; the efficient settings in words; each policy can be highlighted."""
     plane = _Plane(rows, metric)
     shown = [row for row in rows if not math.isnan(metric.value(row))]
     best = efficient(rows, metric)
     real = [row for row in shown if not row.is_bound]
     policies = list(dict.fromkeys(row.policy for row in real))
+    dot = {"color": "var(--accent)", "size": 18, "line": {"width": 1.5, "color": "var(--card)"}}
     numbered = plane.scatter(
-        best, "efficient (numbers: see below)",  # names would overlap
-        {"color": "var(--accent)", "size": 18, "line": {"width": 1.5, "color": "var(--card)"}},
-        line={"color": "var(--accent)", "width": 2}, mode="lines+markers+text",
+        best,
+        "efficient (numbers: see below)",  # names would overlap
+        dot,
+        line={"color": "var(--accent)", "width": 2},
+        mode="lines+markers+text",
         text=_numbers(plane, best, shown),
         textfont={"color": "var(--card)", "size": 11},
-    )  # fmt: skip
+    )
     beaten = _beaten(plane, [row for row in real if row not in best], policies)
     oracles = dict.fromkeys(row.policy for row in shown if row.is_bound)
     bound = [_bound(plane, [row for row in shown if row.policy == each]) for each in oracles]
-    return {
-        "figure": page.figure([*beaten, *bound, numbered], *plane.axes, 460),
-        "efficient": [plane.words(row) + _no_different(row, real, metric) for row in best],
-        "policies": {
-            policy: plane.markers([row for row in shown if row.policy == policy])
-            for policy in policies
-        },
+    texts = [plane.words(row) + _no_different(row, real, metric) for row in best]
+    ring = {"symbol": "circle-open", "size": 13, "line": {"width": 3, "color": "var(--c2)"}}
+    line = {"color": "var(--c2)", "width": 1.5, "dash": "dot"}
+    lines = {
+        policy: [plane.scatter(own, page.label(policy), {"color": "var(--c2)", **ring}, line=line)]
+        for policy in policies
+        if (own := [row for row in shown if row.policy == policy])
     }
+    figure = page.figure([*beaten, *bound, numbered], *plane.axes, 460)
+    return Choice(figure, (trace, metric.title), texts=texts, lines=lines)
 
 
 def _numbers(plane: _Plane, best: Sequence[Row], shown: Sequence[Row]) -> list[str]:
@@ -304,39 +301,20 @@ def _beaten(plane: _Plane, rows: Sequence[Row], policies: Sequence[str]) -> list
 
 
 def _bound(plane: _Plane, rows: Sequence[Row]) -> page.Figure:
-    """What an oracle keeps, which knows the future; of equal memory the best."""
+    """The line of an oracle, which knows the future: the best row at each memory."""
     metric, best = plane.metric, dict[float, Row]()
     for row in sorted(rows, key=metric.value, reverse=not metric.higher):
         best[round(plane.across(row), 1)] = row
-    return plane.scatter(
-        sorted(best.values(), key=plane.across), f"{rows[0].policy}: knows the future, only evicts",
-        {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"},
-        line={"color": "var(--bound)", "width": 1.5, "dash": "dash"},
-    )  # fmt: skip
+    name = f"{rows[0].policy}: knows the future, only evicts"
+    marker = {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"}
+    line = {"color": "var(--bound)", "width": 1.5, "dash": "dash"}
+    return plane.scatter(sorted(best.values(), key=plane.across), name, marker, line=line)
 
 
-def heat(rows: Sequence[Row]) -> dict[str, Any]:
-    """The heat maps of one trace.
-
-    Returns
-    -------
-    dict
-        ``budgets``; ``metrics``: for each that is known ``title``, ``unit`` and ``policies``, best
-        first, but those that do not keep to the budget last.  Each has its ``name``, the ``text``
-        of its cells and their ``shade``: 1 for the best cell of the map, 0 for the worst, none
-        where a cell was left out.
-    """
+def heat(rows: Sequence[Row], metric: Metric, trace: str = "") -> Choice:
+    """Policies by budgets: the best first, those that do not keep to the budget last."""
     rows = [row for row in rows if not row.is_baseline]
     budgets = list(dict.fromkeys(row.budget for row in rows))
-    metrics = [
-        _map(rows, budgets, metric)
-        for metric in (RIGHT, KEPT, ERROR, TIMES, PEAK)
-        if known(metric, rows)
-    ]
-    return {"budgets": budgets, "metrics": metrics}
-
-
-def _map(rows: Sequence[Row], budgets: Sequence[str], metric: Metric) -> dict[str, Any]:
     column = metric.column
     cells = {(row.policy, row.budget): column.value(row) for row in rows}
     values = [value for value in cells.values() if not math.isnan(value)]
@@ -351,19 +329,37 @@ def _map(rows: Sequence[Row], budgets: Sequence[str], metric: Metric) -> dict[st
 
     found = []
     for row in {row.policy: row for row in rows}.values():
-        if metric is RIGHT and all(math.isnan(cells[key]) for key in cells if key[0] == row.policy):
-            continue  # of oracles and of most policies none were counted
         own = [cells.get((row.policy, budget), math.nan) for budget in budgets]
+        if metric is RIGHT and all(map(math.isnan, own)):
+            continue  # of oracles and of most policies none were counted
         text = ["" if math.isnan(value) else scale.show(value) for value in own]
         shades = list(map(shade, own))
         worst_last = [1.0 if one is None else -one for one in shades]
         place = (not row.is_oracle, not row.bounded, worst_last, row.policy)
-        found.append((place, {"name": row.label, "text": text, "shade": shades}))
-    found.sort(key=lambda each: each[0])
-    unit = {"x": "times full retention", "%": "%"}.get(scale.unit, scale.unit)
-    return {
-        "title": metric.title,
-        "unit": unit,
-        "higher": metric.higher,
-        "policies": [policy for _, policy in found],
+        found.append((place, row.label, text, shades))
+    _, names, texts, shades_of = zip(*sorted(found, key=lambda each: each[0]), strict=True)
+    drawn = {
+        "type": "heatmap",
+        "x": [page.label(f"budget {each}") for each in budgets],
+        "y": list(map(page.label, names)),
+        "z": shades_of,
+        "text": texts,
+        "texttemplate": "%{text}",
+        "textfont": {"color": "var(--ink)"},
+        "colorscale": [[0, "var(--cool)"], [1, "var(--heat)"]],
+        "hoverinfo": "skip",
+        "showscale": False,
+        "zmin": 0,
+        "zmax": 1,
+        "xgap": 2,
+        "ygap": 2,
     }
+    x, y = ({"showgrid": False, "type": "category"} for _ in range(2))
+    rule = {"autorange": "reversed"}
+    figure = page.figure([drawn], x, y | rule, 90 + 26 * len(names))
+    unit = {"x": "times full retention"}.get(scale.unit, scale.unit)
+    note = (
+        f"{metric.title} ({unit}) by budget; {'more' if metric.higher else 'less'} is better, and "
+        "blue. Sorted by the first budget; an empty cell was left out."
+    )
+    return Choice(figure, (trace, metric.title), note)

@@ -21,6 +21,7 @@ from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.numbers import assumed_numbers
 from arborsim.play import served
+from arborsim.play.cautions import assumed_policy_time, does_not_fit
 from arborsim.play.episode import Cell, cells_of, play_episode
 from arborsim.play.meters import UNMEASURED, Quality
 from arborsim.play.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture
@@ -31,9 +32,7 @@ from arborsim.play.results import (
     LeftOut,
     NothingRan,
     ReplayResult,
-    assumed_policy_time,
     at_budget,
-    does_not_fit,
 )
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import values_of

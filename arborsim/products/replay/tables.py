@@ -21,15 +21,13 @@ from arborsim.core.units import Scale
 from arborsim.play.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, oracles
 from arborsim.products.replay import answers_words
 from arborsim.products.replay.words import left_out, notes, too_small
+from arborsim.report.lines import print_tables
 from arborsim.report.table import (
-    LABEL,
     NOTHING,
-    UNKNOWN,
     Column,
     Table,
-    name_column,
     print_heading,
-    print_tables,
+    read_columns,
     scales,
     shown,
     terminal,
@@ -40,134 +38,37 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "right": answers_words.short,
+    "difference": answers_words.difference,
+    "interval": lambda row: interval(row.answers.low, row.answers.high) if row.answers else "",
+    "found": lambda row: row.equal.found if row.equal else "",
+    "off": lambda row: f"{100 * row.equal.off + 0.0:+.1f}" if row.equal else "",
+    "moved_bytes of stored": lambda each: each.to_bytes + each.from_bytes,
+}
+#: Columns by group: ``columns.toml`` declares them.
+GROUPS = read_columns("arborsim.products.replay", _FUNCTIONS)
+NAMES, ANSWERS, MEMORY, TIME = (GROUPS[name] for name in ("names", "answers", "memory", "time"))
+_OWN = ("names", "answers", "equal", "memory", "time", "page", "other")
 
-def _stored(
-    memory: str, key: str, title: str, kind: str, value: Callable[[Stored], float], about: str,
-    together: str = "",
-) -> Column[Row]:  # fmt: skip
+
+def _stored(memory: str, column: Column[Stored]) -> Column[Row]:
     """A column of a memory below DDR; gone where nothing is put there."""
     return Column(
-        f"{memory.lower()}_{key}", f"{memory} {title}", kind,
-        lambda row: value(row.stored.get(memory, Stored())), about,
-        (memory, title.split()[-1]), together, hide=NOTHING,
-    )  # fmt: skip
-
-
-NAMES: tuple[Column[Row], ...] = (
-    name_column("Policy", lambda r: r.label),
-    Column("budget", "Budget", LABEL, text=lambda r: r.budget_label, head=("budget",)),
-)
-#: Blank where nothing was counted.
-ANSWERS: tuple[Column[Row], ...] = (
-    Column("right", "Right answers", "count",
-           lambda r: math.nan if r.answers is None else r.answers.accuracy,
-           "Problems solved, of those searched, in live runs in which the policy removed tokens, "
-           "on the recorded model. @ gives the budget where that of the row was not counted; "
-           f"{answers_words.OTHER} marks other problems of the task.",
-           ("right",), text=answers_words.short, hide=UNKNOWN),
-    Column("right_interval", "95% interval", "percent",
-           lambda r: math.nan if r.answers is None else r.answers.low,
-           "Clopper-Pearson interval of the share of right answers.", ("95%", "interval"),
-           text=lambda r: interval(r.answers.low, r.answers.high) if r.answers else "",
-           hide=UNKNOWN),
-    Column("right_vs_full", "Right vs full", "points",
-           lambda r: math.nan if r.answers is None else r.answers.difference,
-           "Share of right answers less that of full retention on the same problems; "
-           "in brackets where it is not visible (Fisher's exact test, p of 0.05 or more).",
-           ("vs", "full"), text=answers_words.difference, hide=UNKNOWN),
-)  # fmt: skip
-#: After the names, in a comparison at equal memory.
-EQUAL: tuple[Column[Row], ...] = (
-    Column("found", "Budget found", LABEL, text=lambda r: r.equal.found if r.equal else "",
-           about="The budget at which the policy takes the memory that was asked for.",
-           head=("found",)),
-    Column("off", "Memory off by", "percent", lambda r: r.equal.off if r.equal else math.nan,
-           "How far the policy's memory at that budget is from what was asked for.", ("off", "by"),
-           text=lambda r: f"{100 * r.equal.off + 0.0:+.1f}" if r.equal else ""),
-)  # fmt: skip
-MEMORY: tuple[Column[Row], ...] = (
-    Column("peak_hbm", "HBM peak", "bytes", lambda r: r.peak_hbm_kv_bytes,
-           "Largest KV footprint in HBM of any search: whole pages, staging buffers and pages "
-           "whose copy to DDR has not finished. Weights are not in it. It is taken before "
-           "decisions and includes the prefill, so it can exceed the budget.",
-           ("HBM", "peak"), "memory"),
-    Column("hbm_vs_full", "HBM peak, of full", "percent", lambda r: r.relative.peak_hbm,
-           "Peak KV in HBM relative to full retention on the same trace.",
-           ("of", "full"), hide=UNKNOWN, bar=True),
-    Column("peak_ddr", "DDR peak", "bytes", lambda r: r.peak_ddr_bytes,
-           "Largest KV footprint in host memory of any search.", ("DDR", "peak"), "memory"),
-    Column("peak_quantised", "Quantised peak", "bytes", lambda r: r.peak_quantised_bytes,
-           "Largest size of what is held quantised, in HBM and DDR together (part of both peaks).",
-           ("quant.", "peak"), "memory", hide=NOTHING),
-    Column("evicted", "Evicted", "tokens", lambda r: r.evicted_tokens,
-           "Tokens whose KV was thrown away, summed over searches; a token can count repeatedly.",
-           ("evicted",), "moves"),
-    Column("quantised", "Quantised", "tokens", lambda r: r.quantised_tokens,
-           "Tokens whose KV was quantised.", ("to fewer", "bits"), "moves", hide=NOTHING),
-    Column("offloaded", "Offloaded", "tokens", lambda r: r.offloaded_tokens,
-           "Tokens whose KV was moved to DDR.", ("moved", "to DDR"), "moves"),
-    Column("rehydrated", "Rehydra\u00adted", "tokens", lambda r: r.rehydrated_tokens,
-           "Evicted tokens whose KV was computed again by a prefill pass.",
-           ("computed", "again"), "moves"),
-    Column("moved", "Moved over PCIe", "bytes", lambda r: r.moved_bytes,
-           "Bytes copied between HBM and DDR, both directions.", ("over", "PCIe")),
-    Column("read", "KV read per token", "bytes", lambda r: r.read_bytes_per_token,
-           "Keys and values that attention read for a generated token, mean. Shown where a policy "
-           "chooses what is read.", ("read", "/tok"), hide=UNKNOWN),
-)  # fmt: skip
-STORED: tuple[Column[Row], ...] = tuple(
-    column
-    for memory in BELOW_DDR
-    for column in (
-        _stored(memory, "peak", "peak", "bytes", lambda each: each.peak_bytes,
-                f"Largest KV footprint in {memory} of any search.", "memory"),
-        _stored(memory, "moved", "moved", "bytes", lambda each: each.to_bytes + each.from_bytes,
-                f"Bytes that crossed the link of {memory}, both directions."),
-        _stored(memory, "link", "link busy", "seconds", lambda each: each.link_s,
-                f"Seconds in which the link of {memory} carried something, hidden or not.", "time"),
+        f"{memory.lower()}_{column.key}",
+        f"{memory} {column.title}",
+        column.kind,
+        lambda row: column.value(row.stored.get(memory, Stored())),
+        column.about.format(memory=memory),
+        (memory, column.title.split()[-1]),
+        column.family,
+        hide=NOTHING,
     )
-)  # fmt: skip
-TIME: tuple[Column[Row], ...] = (
-    Column("total", "Total time", "seconds", lambda r: r.time.total_s,
-           "Prefill, decode, rehydration, exposed transfers and policy.",
-           ("total", "time"), "time"),
-    Column("time_vs_full", "Time vs full", "factor", lambda r: r.relative.time,
-           "Total time relative to full retention on the same trace.", ("vs", "full"),
-           hide=UNKNOWN),
-    Column("model", "Compute", "seconds", lambda r: r.model_s, "Prefill and decode of the model.",
-           ("compute",), "time"),
-    Column("rehydration", "Rehydra\u00adtion time", "seconds", lambda r: r.time.rehydration_s,
-           "Prefill passes over evicted spans.", ("prefill", "again"), "time"),
-    Column("transfer", "Exposed transfer", "seconds", lambda r: r.time.exposed_transfer_s,
-           "What decoding waited for: copies that did not hide behind computation.",
-           ("copy", "waits"), "time"),
-    Column("policy_time", "Policy time", "seconds", lambda r: r.time.policy_s,
-           "Decisions on the host and scoring on the device.", ("policy",), "time"),
-    Column("tokens_per_s", "Speed", "rate", lambda r: r.tokens_per_s,
-           "Generated tokens per second of total time.", ("speed",)),
-    Column("speed_vs_full", "Speed vs full", "factor", lambda r: r.relative.tokens_per_s,
-           "Speed relative to full retention.", ("vs", "full"), hide=UNKNOWN),
-    Column("kept", "Attention kept", "percent", lambda r: r.attention_kept,
-           "Share of the recorded attention that fell on readable tokens, over generated tokens. "
-           "It says how much of what the model looked at was still there; it is not accuracy.",
-           ("attn.", "kept"), bar=True, words=lambda r: r.kept_note),
-    Column("gap", "Gap to oracle", "points", lambda r: r.oracle_gap,
-           "Attention that the oracle keeps under the same budget, less what the policy keeps, in "
-           "percentage points. The oracle knows the future and loses the least that evicting can: "
-           "the same tokens everywhere, or those of each layer or head on its own where the policy "
-           "chooses so. Other tiers, recomputing or holding more than the budget can beat it.",
-           ("gap to", "oracle"), hide=UNKNOWN),
-    Column("error", "Output error", "percent", lambda r: r.output_error,
-           "Relative error of the output of attention on the captured layers, mean over layers and "
-           "generated tokens; queries are the recorded ones.",
-           ("output", "error"), hide=UNKNOWN),
-)  # fmt: skip
-COLUMNS: dict[str, Column[Row]] = {
-    "rehydrations": Column(
-        "rehydrations", "Rehydra\u00adtions", "count", lambda r: r.rehydrations,
-        "Prefill passes that brought evicted tokens back.", ("prefills", "again")),
-    **{column.key: column for column in (*ANSWERS, *MEMORY, *STORED, *TIME)},
-}  # fmt: skip
+
+
+STORED = tuple(_stored(memory, each) for memory in BELOW_DDR for each in GROUPS["stored"])
+COLUMNS: dict[str, Column[Row]] = {each.key: each for name in _OWN for each in GROUPS[name]}
+COLUMNS |= {each.key: each for each in STORED}
 
 
 def memory(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
@@ -176,22 +77,6 @@ def memory(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     return tuple(c for c in (*MEMORY, *STORED) if chosen or c.key != "read")
 
 
-#: On pages only: terminals have no room.
-PAGE_MEMORY: tuple[Column[Row], ...] = (
-    Column("peak_after", "HBM peak once decided", "bytes",
-           lambda r: r.peak_after_first_decision_bytes,
-           "Largest KV footprint in HBM of any search after its first decision that moved or "
-           "destroyed something; the HBM peak if there was none."),
-    Column("hbm_byte_seconds", "HBM x time", "byte-seconds", lambda r: r.hbm_byte_seconds,
-           "KV footprint in HBM times seconds, summed over searches: what a search keeps from "
-           "others.", ("HBM", "byte-s")),
-)  # fmt: skip
-#: The figures that decide: one table of 80 columns.
-_DECIDING = (
-    "right", "right_interval", "peak_hbm", "hbm_vs_full", "peak_ddr", "moved",
-    *(column.key for column in STORED), "total",
-    "time_vs_full", "kept", "gap", "error",
-)  # fmt: skip
 _MORE = "More figures (moves, parts of the time): --view table, --out or --report."
 VIEWS = ("auto", "table", "matrix")
 #: From this width on, `auto` shows all figures, and they stand in one table.
@@ -200,13 +85,6 @@ WIDE = 140
 _MOST_ROWS = 16
 #: Columns that others imply: the first to go where there is no room.
 _IMPLIED = ("speed_vs_full", "tokens_per_s", "model", "hbm_vs_full", "quantised")
-#: Narrow headers, in the order of what decides.
-_HEADS = {
-    "right": "right", "kept": "kept", "gap": "gap", "error": "err", "peak_hbm": "HBM",
-    "hbm_vs_full": "full", "peak_ddr": "DDR", "peak_quantised": "quant", "total": "time",
-    "time_vs_full": "full", "rehydrations": "rehy",
-}  # fmt: skip
-_ABOVE = {"hbm_vs_full": "of", "time_vs_full": "vs"}
 #: What follows from its neighbours and full retention: the first to go.
 _RELATIVE = ("time_vs_full", "hbm_vs_full")
 _LONGEST_NAME = 20
@@ -231,20 +109,15 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
         console.print(plain(result.settings[MACHINE]), markup=False)
     for own in traces.values():
         first = next(row for row in own if not row.left_out)
-        print_heading(
-            console, first.trace, f"{counted(first.searches, 'search')}, {first.prompt_tokens:,} "
-            f"prompt + {first.generated_tokens:,} generated tokens",
-        )  # fmt: skip
+        tokens = f"{first.prompt_tokens:,} prompt + {first.generated_tokens:,} generated tokens"
+        print_heading(console, first.trace, f"{counted(first.searches, 'search')}, {tokens}")
         if view == "matrix":
             for line in matrix(own, console.width):
                 console.print(line, markup=False, no_wrap=True, crop=False)
         else:
-            implied = (
-                ("right_interval", "off", "moved", "total", *_IMPLIED)
-                if view == "short"
-                else _IMPLIED
-            )
-            print_tables(console, _groups(own, view, console.width), implied=implied)
+            first_to_go = ("right_interval", "off", "moved", "total") if view == "short" else ()
+            groups = _groups(own, view, console.width)
+            print_tables(console, groups, implied=(*first_to_go, *_IMPLIED))
     if rows:
         found = notes(result, rows)
         for note in [*found, _MORE] if view == "short" else found:
@@ -259,11 +132,11 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
 
 def leading(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """The columns that say what a row is."""
-    return (*NAMES, *EQUAL) if any(row.equal for row in rows) else NAMES
+    return (*NAMES, *GROUPS["equal"]) if any(row.equal for row in rows) else NAMES
 
 
 def short_tables(result: ReplayResult) -> Iterator[tuple[str, Table[Row]]]:
-    """Of each trace, its name and the table of the figures that decide."""
+    """Yield the name of each trace and its table of the figures that decide."""
     for trace, rows in _by_trace(result).items():
         for _, table in _groups(rows, "short", WIDE):
             yield trace, table
@@ -286,18 +159,17 @@ def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, T
     ran = [row for row in rows if not row.left_out]
     groups = {first: (*ANSWERS, *memory(ran)), "Time and quality": TIME}
     if view == "short":
-        zero = ("peak_ddr", "moved")
-        groups = {"": tuple(replace(COLUMNS[key], hide=NOTHING) if key in zero else COLUMNS[key]
-                            for key in _DECIDING)}  # fmt: skip
+        deciding = GROUPS["short"]
+        place = 1 + [column.key for column in deciding].index("moved")
+        groups = {"": (*deciding[:place], *STORED, *deciding[place:])}
     if any(row.equal and row.equal.measure == "byte-seconds" for row in rows):
-        groups = {title: (*PAGE_MEMORY[1:] * (not done), *columns)
-                  for done, (title, columns) in enumerate(groups.items())}  # fmt: skip
+        first, *_ = groups
+        groups[first] = (*GROUPS["page"][1:], *groups[first])
     # Speed relative to full is the inverse of time relative to full: seldom room to say it twice.
-    spare = () if width >= WIDE else ("speed_vs_full",)
+    said = () if width >= WIDE else ("speed_vs_full",)
+    whole = Table(rows, (), lambda row: row.budget_label, reason=lambda row: row.left_out)
     for title, columns in groups.items():
-        table = Table(rows, (*leading(rows), *shown(columns, ran)), lambda row: row.budget_label,
-                      reason=lambda row: row.left_out)  # fmt: skip
-        yield title, table.without(spare)
+        yield title, whole.under((*leading(rows), *shown(columns, ran))).without(said)
 
 
 def matrix(rows: Sequence[Row], width: int) -> list[str]:
@@ -307,10 +179,8 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
     were; those that do not keep to the budget come last.  A row that was left out has its reason in
     place of figures.
     """
-    zero = ("peak_ddr", "rehydrations")
     ran = [row for row in rows if not row.left_out]
-    columns = shown([replace(COLUMNS[key], hide=NOTHING) if key in zero else COLUMNS[key]
-                     for key in _HEADS], ran)  # fmt: skip
+    columns = shown(GROUPS["matrix"], ran)
     # Three digits are enough to compare.
     units = {
         key: scale
@@ -357,8 +227,7 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
 
 def _always(row: Row, columns: Sequence[Column[Row]], units: dict[str, Scale]) -> str:
     """A policy that does not know budgets, full retention above all: said once."""
-    words = {"kept": "kept", "error": "error", "peak_hbm": "in HBM", "peak_ddr": "in DDR",
-             "total": ""}  # fmt: skip
+    words = {column.key: column.head[0] for column in GROUPS["always"]}
     parts = [
         f"{c.show(row, units[c.key])} {units[c.key].unit} {words[c.key]}".strip()
         for c in columns
@@ -403,13 +272,13 @@ def _block(
     Of the reason of what was left out, it has what a budget would have to be.
     """
     own = {row.policy: row for row in rows if row.budget == budget}
-    above = any(column.key in _ABOVE for column in columns)
+    above = any(column.head[0] for column in columns)
     parts = []
     for column in columns:
         scale = units[column.key]
-        cells = [_ABOVE.get(column.key, "")] * above + [_HEADS[column.key], scale.unit]
-        cells += [column.show(own[p], scale) if p in own and not own[p].left_out else ""
-                  for p in policies]  # fmt: skip
+        cells = [*column.head[not above :], scale.unit]
+        for p in policies:
+            cells.append(column.show(own[p], scale) if p in own and not own[p].left_out else "")
         width = max(map(len, cells))
         parts.append([cell.rjust(width) for cell in cells])
     lines = [(" " * air).join(cells) for cells in zip(*parts, strict=True)]
@@ -417,8 +286,8 @@ def _block(
     reasons = [own[p].left_out.partition(":")[0] if p in own else "" for p in policies]
     width = max(len(lines[0]), len(title), *map(len, reasons))
     heads = [line.rjust(width) for line in lines[: -len(policies)]]
-    cells = [(reason or line).rjust(width)
-             for reason, line in zip(reasons, lines[-len(policies) :], strict=True)]  # fmt: skip
+    figures = zip(reasons, lines[-len(policies) :], strict=True)
+    cells = [(reason or line).rjust(width) for reason, line in figures]
     return [f" {title} ".center(width, "─")[:width], *heads, *cells]
 
 
@@ -426,9 +295,6 @@ def _fitted(name: str) -> str:
     """A name that is too long loses its front: `package.module:` matters least."""
     name = plain(name)
     return name if len(name) <= _LONGEST_NAME else "…" + name[1 - _LONGEST_NAME :]
-
-
-_NOTHING = EpisodeResult("", 0, "", "", 0, Measurements(), math.nan)  # for its column names
 
 
 def to_frame(result: ReplayResult) -> pd.DataFrame:
@@ -439,32 +305,32 @@ def to_frame(result: ReplayResult) -> pd.DataFrame:
     """
     import pandas as pd
 
-    columns = list(flat_sample())
-    bounds = oracles(result.episodes)
-    equal = result.found()
+    bounds, equal = oracles(result.episodes), result.found()
     found = [_flat(episode, bounds) for episode in result.episodes]
     for row in found:
         if one := equal.get((row["trace"], row["policy"], row["budget"])):
             row |= {"budget_found": one.found, "memory_wanted": one.wanted}
     missing = [
-        {"trace": each.trace, "policy": each.policy, "budget": each.budget or ANY,
-         "left_out": each.reason}
+        dict(zip(_MISSING, (each.trace, each.policy, each.budget or ANY, each.reason), strict=True))
         for each in result.left_out
-    ]  # fmt: skip
-    columns += [name for name in (found[0] if found else ()) if name not in columns]
+    ]
     texts = ("per", "attention_kept_note", "budget_found")
+    columns = list(dict.fromkeys([*flat_sample(), *(found[0] if found else ())]))
     return with_left_out(pd.DataFrame(found, columns=columns), missing, texts)
+
+
+#: What a row of what could not run knows.
+_MISSING = ("trace", "policy", "budget", "left_out")
 
 
 def flat_sample() -> dict[str, Any]:
     """A row of `to_frame` that says nothing: for its columns and their types."""
-    return _flat(_NOTHING, {})
+    return _flat(EpisodeResult("", 0, "", "", 0, Measurements(), math.nan), {})
 
 
 def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float]) -> dict[str, Any]:
     measured = result.measured
-    where = result.trace, result.episode, result.budget, result.per
-    bound = bounds.get(where, math.nan)
+    bound = bounds.get((result.trace, result.episode, result.budget, result.per), math.nan)
     return {
         "trace": result.trace,
         "episode": result.episode,
@@ -487,26 +353,24 @@ def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float])
 
 
 def flat_measurements(measured: Measurements) -> dict[str, Any]:
-    """What was counted, and the parts of the time."""
+    """All counters, and the parts of the time."""
     found = {**vars(measured), **vars(measured.time)}
     del found["time"], found["series"], found["stored"]
     return {**found, **stored_columns(measured.stored)}
 
 
+#: Figures of a row's JSON that follow from its others.
+DERIVED = ("moved_bytes", "read_bytes_per_token", "tokens_per_s", "total_s")
+
+
 def to_json(result: ReplayResult) -> str:
     """Settings, aggregated rows and searches as strict JSON (unknown numbers are null)."""
     bounds = oracles(result.episodes)
-    return documents.to_json({
-        "settings": result.settings,
-        "assumed": result.assumed,
-        "rows": [
-            {**asdict(row), "moved_bytes": row.moved_bytes, "tokens_per_s": row.tokens_per_s,
-             "read_bytes_per_token": row.read_bytes_per_token,
-             "total_s": row.time.total_s}
-            for row in result.rows(result.left_out)
-        ],
-        "episodes": [_flat(episode, bounds) for episode in result.episodes],
-        "notes": result.notes,
-        "does_not_fit": result.does_not_fit,
-        "left_out": result.left_out,
-    })  # fmt: skip
+    said = ("settings", "assumed", "notes", "does_not_fit", "left_out")
+    rows = [
+        asdict(row) | {name: getattr(row, name) for name in DERIVED}
+        for row in result.rows(result.left_out)
+    ]
+    episodes = [_flat(episode, bounds) for episode in result.episodes]
+    found = {name: getattr(result, name) for name in said}
+    return documents.to_json({**found, "rows": rows, "episodes": episodes})

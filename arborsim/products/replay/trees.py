@@ -88,7 +88,8 @@ def frames(taken: Sequence[Frame], most: int = 1 << 30) -> list[dict[str, Any]]:
         table = np.asarray(frame.tokens_by_tier, dtype=np.int64)
         moved = np.flatnonzero((table != before).any(axis=1))
         changed = np.column_stack([moved, table[moved]]).ravel().tolist()
-        shown.append({"time_s": float(frame.time_s), "label": frame.label,
-                      "active": list(map(int, frame.active)), "changed": changed})  # fmt: skip
+        active, time_s = list(map(int, frame.active)), float(frame.time_s)
+        made = {"time_s": time_s, "label": frame.label, "active": active, "changed": changed}
+        shown.append(made)
         before = table
     return shown

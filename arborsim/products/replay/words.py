@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from arborsim.core.statistics import least_visible
 from arborsim.core.units import quantity
-from arborsim.play.results import ANY, MARK, LeftOut, ReplayResult, Row
+from arborsim.play.results import ANY, MARK, Answered, LeftOut, ReplayResult, Row
 from arborsim.play.served import MEANING
 from arborsim.products.replay import answers_words
 from arborsim.report.words import counted, listed
 
-_MODEL = "model computation"
 _MOST_NAMED = 4  # settings that a sentence names
 
 
@@ -26,152 +25,106 @@ def summarise(rows: Sequence[Row], decides: str = "") -> list[str]:
     """
     full, others, able = _choices(rows)
     if not others:
-        return [] if full is None else [
-            f"Only full retention was replayed: its KV cache peaks at "
-            f"{quantity('bytes', full.peak_hbm_kv_bytes)} and it generates "
-            f"{quantity('rate', full.tokens_per_s)}."
-        ]  # fmt: skip
-    wanted = [decides] if decides else []
-    if not able:
-        fits = ", fits the machine" if any(not row.fits for row in others) else ""
-        none = f"No setting keeps to its budget{fits} and needs less HBM than full retention."
-        return [none, *_losses(others), *_slowest(others, full, None), *wanted]
-    if _counted(others):
-        best, sentences = _by_answers(able, others, full)
+        return [f"Only full retention was replayed: {_costs(full)}."] if full else []
+    wanted, slowest = filter(None, [decides]), _slowest(others, full)
+    if able and not _counted(others):
+        return [*_trade_off(able), *wanted, slowest]
+    lossless = _lossless(able)
+    fits = ", fits the machine" if any(not row.fits for row in others) else ""
+    if lossless:
+        first = _without_loss(min(lossless, key=_rank), able)
+    elif able:
+        few = "No setting whose answers were counted live"
+        first = [f"{few} keeps to its budget, saves memory and loses no answers visibly."]
     else:
-        best, sentences = _trade_off(able, full)
-    return [*sentences, *wanted, *_slowest(others, full, best)]
+        first = [f"No setting keeps to its budget{fits} and needs less HBM than full retention."]
+    return [*first, *_losses(others), *wanted, slowest]
 
 
 def headline(rows: Sequence[Row]) -> Row | None:
     """The row that the first sentence is about, else the smallest; None if there is only full."""
     _, others, able = _choices(rows)
-    if not able:
-        return min(others, key=_rank, default=None)
-    lossless = _lossless(able)
-    return min(lossless or able, key=_rank)
+    return min(_lossless(able) or able or others, key=_rank, default=None)
 
 
-def _counted(rows: Sequence[Row]) -> list[Row]:
+def _counted(rows: Sequence[Row]) -> list[tuple[Row, Answered]]:
     """Rows with answers counted under their own budget, on the trace's own kind of problems."""
-    return [row for row in rows if row.answers is not None and row.answers.exact]
+    return [(row, row.answers) for row in rows if row.answers is not None and row.answers.exact]
 
 
 def _lossless(rows: Sequence[Row]) -> list[Row]:
     """Rows that lose no answers visibly, and whose budget could hold every search."""
     return [
         row
-        for row in _counted(rows)
-        if row.answers is not None
-        and row.answers.full_right is not None
-        and not row.answers.infeasible
-        and not row.answers.loses
+        for row, own in _counted(rows)
+        if own.full_right is not None and not own.infeasible and not own.loses
     ]
 
 
-def _by_answers(
-    able: Sequence[Row], others: Sequence[Row], full: Row | None
-) -> tuple[Row | None, list[str]]:
-    """What the counted answers say; the row that the first sentence is about."""
-    known, lossless = _counted(able), _lossless(able)
-    losses = _losses(others)
-    if not lossless:
-        few = "No setting whose answers were counted live"
-        first = f"{few} keeps to its budget, saves memory and loses no answers visibly."
-        return None, [first, *losses]
-    best = min(lossless, key=_rank)
-    found = best.answers
+def _without_loss(best: Row, able: Sequence[Row]) -> list[str]:
+    """Say what the row that loses no answers needs, and which loss its problems could show."""
+    found, known = best.answers, len(_counted(able))
     assert found is not None
-    which = (
-        f"Of the {len(known)} settings whose answers were counted live, {_name(best)} needs the "
-        "least HBM without a visible loss"
-        if len(known) > 1
-        else f"{_name(best)} loses no answers visibly, counted live"
-    )
-    which += _alike(best, lossless)
-    sentences = [
-        f"{which}: {answers_words.score(found)}, {answers_words.against_full(found)}; "
-        f"{_costs(best, full)}."
-    ]
-    full_right = found.full_right
-    assert full_right is not None
-    least = least_visible(full_right, found.n)
-    shows = (
-        f"{counted(found.n, 'problem')} are too few to show any loss"
+    assert found.full_right is not None
+    least, problems = least_visible(found.full_right, found.n), counted(found.n, "problem")
+    return [
+        f"Of {counted(known, 'setting')} whose answers were counted live, {_name(best)} needs the "
+        f"least HBM without a visible loss{_alike(best, _lossless(able))}: "
+        f"{answers_words.score(found)}, {answers_words.against_full(found)}; {_costs(best)}.",
+        f"{problems} are too few to show any loss."
         if least is None
-        else f"With {counted(found.n, 'problem')}, a loss shows only from {least} right down"
-    )
-    return best, [*sentences, f"{shows}.", *losses]
+        else f"With {problems}, a loss shows only from {least} right down.",
+    ]
 
 
 def _losses(rows: Sequence[Row]) -> list[str]:
     """Settings that are visibly less right than full retention, those that save least first."""
-    lost = sorted(
-        (row for row in _counted(rows) if row.answers and row.answers.loses),
-        key=lambda row: -row.peak_hbm_kv_bytes,
-    )
-    if not lost:
-        return []
+    lost = [each for each in _counted(rows) if each[1].loses]
     named = [
-        f"{_name(row)} {row.answers.right} of {row.answers.n}, where it is {row.answers.full_right}"
-        for row in lost[:_MOST_NAMED]
-        if row.answers
+        f"{_name(row)} {own.right} of {own.n}, where it is {own.full_right}"
+        for row, own in sorted(lost, key=lambda each: -each[0].peak_hbm_kv_bytes)
     ]
-    more = f"; and {len(lost) - _MOST_NAMED} more" if len(lost) > _MOST_NAMED else ""
-    return [f"Visibly fewer are right than under full retention with {'; '.join(named)}{more}."]
+    said = "Visibly fewer are right than under full retention with"
+    return [f"{said} {_first(named)}."] if named else []
 
 
-def _trade_off(able: Sequence[Row], full: Row | None) -> tuple[Row, list[str]]:
-    """What the settings cost, where no answers say which of them will do."""
+def _trade_off(able: Sequence[Row]) -> list[str]:
+    """Say what the settings cost, where no answers say which of them will do."""
     small = min(able, key=_rank)
-    first = "Which of these settings keeps answers right was not counted."
-    sentences = [f"{first} {_smallest(small, able, full)}"]
     known = [row for row in able if not math.isnan(row.attention_kept)]
+    kept = f", with {_kept(small)} of the attention kept" if small in known else ""
+    sentences = [
+        "Which of these settings keeps answers right was not counted. "
+        f"{_name(small)} needs the least HBM{_alike(small, able)}: {_costs(small, kept)}."
+    ]
     if not known:
-        return small, [f"{sentences[0]} How much attention is kept was not measured."]
+        return [f"{sentences[0]} How much attention is kept was not measured.", *_near(able)]
     most = max(row.attention_kept for row in known)
     keeping = [row for row in known if row.attention_kept >= most - 1e-12]
     near = min(keeping, key=_rank)
     if near is not small:
         share = "All attention is" if most >= 1 else f"The most attention, {_kept(near)}, is"
-        alike = _alike(near, keeping)
-        sentences.append(f"{share} kept by {_name(near)}{alike}: {_costs(near, full)}.")
-    said = answers_words.not_ranking()
-    sentences += [f"Attention kept is not accuracy. {said}"] if said else []
-    return small, [*sentences, *_near(able)]
-
-
-def _smallest(small: Row, able: Sequence[Row], full: Row | None) -> str:
-    """What needs the least HBM, one setting or several, and the range of what that costs."""
-    same = [row for row in able if _rank(row)[0] == _rank(small)[0]]
-    kept = [row for row in same if not math.isnan(row.attention_kept)]
-    if len(same) == 1:
-        but = f", with {_kept(small)} of the attention kept" if kept else ""
-        return f"{_name(small)} needs the least HBM: {_costs(small, full, but)}."
-    policies = list(dict.fromkeys(row.policy for row in same))
-    budgets = listed(dict.fromkeys(row.budget_label for row in same))
-    whose = listed(policies) if len(policies) <= _MOST_NAMED else f"{len(policies)} policies"
-    sentence = f"The least HBM is what {whose} need at budget {budgets}: {_memory(small, full)}"
-    if kept:
-        ends = [choose(kept, key=lambda row: row.attention_kept) for choose in (min, max)]
-        sentence += f"; they keep {' to '.join(dict.fromkeys(map(_kept, ends)))} of the attention"
-    times = sorted(row.relative.time for row in same)
-    if full is None or math.isnan(times[0]):
-        return f"{sentence}."
-    spent = dict.fromkeys(f"{ratio:.2f}" for ratio in (times[0], times[-1]))
-    return f"{sentence}, and take {' to '.join(spent)} times as long as full retention."
+        sentences.append(f"{share} kept by {_name(near)}{_alike(near, keeping)}: {_costs(near)}.")
+    if said := answers_words.not_ranking():
+        sentences.append(f"Attention kept is not accuracy. {said}")
+    return [*sentences, *_near(able)]
 
 
 def _near(rows: Sequence[Row]) -> list[str]:
     """Answers that were counted at a near budget, or on other problems of the task."""
-    near = [(row, row.answers) for row in rows if row.answers and not row.answers.exact]
     named = [
-        f"{_name(row)} {found.right} of {found.n} ({', '.join(found.differs)})"
-        + ("" if found.full_right is None else f", full retention {found.full_right}")
-        for row, found in near[:_MOST_NAMED]
+        f"{_name(row)} {own.right} of {own.n} ({', '.join(own.differs)})"
+        + ("" if own.full_right is None else f", full retention {own.full_right}")
+        for row in rows
+        if (own := row.answers) and not own.exact
     ]
-    more = f"; and {len(near) - _MOST_NAMED} more" if len(near) > _MOST_NAMED else ""
-    return [f"Right answers counted near these settings: {'; '.join(named)}{more}."] if near else []
+    return [f"Right answers counted near these settings: {_first(named)}."] if named else []
+
+
+def _first(texts: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f"; and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return "; ".join(texts[:_MOST_NAMED]) + more
 
 
 def _alike(best: Row, rows: Sequence[Row]) -> str:
@@ -193,33 +146,25 @@ def _choices(rows: Sequence[Row]) -> tuple[Row | None, list[Row], list[Row]]:
     full = next((row for row in rows if row.is_baseline), None)
     others = [row for row in rows if not (row.is_baseline or row.is_bound)]
     anything = any(row.fits for row in others)
+    most = math.inf if full is None else full.peak_hbm_kv_bytes
     able = [
         row
         for row in others
-        if row.bounded
-        and (row.fits or not anything)
-        and (full is None or row.peak_hbm_kv_bytes < full.peak_hbm_kv_bytes)
+        if row.bounded and (row.fits or not anything) and row.peak_hbm_kv_bytes < most
     ]
     return full, others, able
 
 
-def _slowest(others: Sequence[Row], full: Row | None, said: Row | None) -> list[str]:
+def _slowest(others: Sequence[Row], full: Row | None) -> str:
     slowest = max(others, key=lambda row: row.time.total_s / max(row.generated_tokens, 1))
     total = slowest.time.total_s
     if not total or (full is not None and slowest.relative.time < 1.005):
-        return [] if full is None else ["No setting is noticeably slower than full retention."]
-    if slowest == said and full is not None:
-        return []  # the first sentence has said what its time goes to
+        return "No setting is noticeably slower than full retention."
     parts = sorted(_parts(slowest).items(), key=lambda part: -part[1])
     shares = [f"{seconds / total:.0%} {what}" for what, seconds in parts if seconds >= 0.01 * total]
-    if full is not None and slowest.model_s > 1.01 * full.model_s:
-        more = f"{_MODEL} ({slowest.model_s / full.model_s:.2f} times that of full retention)"
-        shares = [share.replace(_MODEL, more) for share in shares]
     against = "" if full is None else f" ({slowest.relative.time:.2f} times full retention)"
-    return [
-        f"Slowest is {_name(slowest)}: {quantity('seconds', total)}{against}, "
-        f"of which {listed(shares)}."
-    ]
+    seconds = quantity("seconds", total)
+    return f"Slowest is {_name(slowest)}: {seconds}{against}, of which {listed(shares)}."
 
 
 def _rank(row: Row) -> tuple[float, float, str, str]:
@@ -239,36 +184,20 @@ def _name(row: Row) -> str:
     return f"{row.policy} at budget {row.budget_label}"
 
 
-def _costs(row: Row, full: Row | None, remark: str = "") -> str:
+def _costs(row: Row, remark: str = "") -> str:
     """Memory, a remark, and time; against full retention if it is known."""
-    memory = _memory(row, full)
-    ratio = row.relative.time
-    if full is None or math.isnan(ratio):
-        time = quantity("seconds", row.time.total_s)
-    elif abs(ratio - 1) < 0.005:
-        time = "as long as full retention"
-    elif ratio < 1:
-        time = f"{1 - ratio:.1%} less time than full retention"
-    else:
-        base = _parts(full)
-        extra = {what: seconds - base[what] for what, seconds in _parts(row).items()}
-        cause = max(extra, key=extra.__getitem__)
-        time = f"{ratio - 1:.1%} more time than full retention, mostly for {cause}"
-    return f"{memory}{remark}; it takes {time}"
-
-
-def _memory(row: Row, full: Row | None) -> str:
-    memory = f"{quantity('bytes', row.peak_hbm_kv_bytes)} of KV cache at the peak"
-    saved = 1 - row.relative.peak_hbm
-    if full is None or math.isnan(saved):
-        return memory
-    change = f"{saved:.0%} less" if saved >= 0 else f"{-saved:.0%} more"
-    return f"{memory} instead of {quantity('bytes', full.peak_hbm_kv_bytes)} ({change})"
+    memory, time = quantity("bytes", row.peak_hbm_kv_bytes), quantity("seconds", row.time.total_s)
+    peak, ratio = row.relative.peak_hbm, row.relative.time
+    if not (row.is_baseline or math.isnan(peak)):
+        memory += f" ({peak:.1%} of full retention's)"
+    if not (row.is_baseline or math.isnan(ratio)):
+        time += f" ({ratio:.2f} times full retention's)"
+    return f"{memory} of KV cache at the peak{remark}, in {time}"
 
 
 def _parts(row: Row) -> dict[str, float]:
     return {
-        _MODEL: row.model_s,
+        "model computation": row.model_s,
         "rehydration": row.time.rehydration_s,
         "waiting for transfers": row.time.exposed_transfer_s,
         "policy and scoring": row.time.policy_s,
@@ -298,21 +227,21 @@ def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
 
 
 def _settings(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
-    """Which policies are not what their names alone stand for."""
+    """Say which policies are not what their names alone stand for."""
     policies = dict.fromkeys(row.policy for row in rows if not row.is_oracle)
-    given = [" ".join([each, *own]) for each in policies
-             if (own := answers_words.changed(each, result))]  # fmt: skip
+    own = {each: answers_words.changed(each, result) for each in policies}
+    given = [" ".join([each, *settings]) for each, settings in own.items() if settings]
     return [f"Settings that are not the defaults: {', '.join(given)}."] if given else []
 
 
 def _by_group(rows: Sequence[Row]) -> list[str]:
-    """What other rows and oracles policies that choose per layer or head are measured with."""
+    """The measure of policies that choose per layer or head, and their oracles."""
     per = [each for each in ("layer", "head") if any(row.per == each for row in rows)]
     if not per or all(math.isnan(row.attention_kept) for row in rows if row.per in per):
         return []
     kind = " or ".join(per)
     said = f"Where a policy chooses per {kind}, attn. kept is each {kind}'s own, in captured layers"
-    bounds = list(dict.fromkeys(row.policy for row in rows if row.is_oracle and row.per in per))
+    bounds = dict.fromkeys(row.policy for row in rows if row.is_oracle and row.per in per)
     if bounds:
         said += (
             f", and the gap is to {' or '.join(bounds)}, which shares the budget out as is best "
@@ -322,14 +251,14 @@ def _by_group(rows: Sequence[Row]) -> list[str]:
 
 
 def budget_of_reading(policies: Iterable[str]) -> list[str]:
-    """What the budget of policies is that read less than they hold; nothing if there is none."""
+    """Say what the budget of policies means that read less than they hold; nothing for none."""
     whose = ", ".join(dict.fromkeys(policies))
     said = f"The budget of {whose} is how many tokens a step reads of each KV head."
     return [said] if whose else []
 
 
 def cautions(result: ReplayResult, rows: Sequence[Row], where: str) -> list[str]:
-    """What does not hold for every row, and how many numbers of the hardware are not measured.
+    """Notes on what does not hold for every row, and on numbers that are not measured.
 
     Broken budgets, ties, and notes on single policies; `where` tells where the numbers are listed.
     """
@@ -373,7 +302,7 @@ def _ties(rows: Sequence[Row]) -> list[str]:
 
 
 def too_small(found: Iterable[LeftOut]) -> list[LeftOut]:
-    """Of what was left out, the cells whose budget was too small."""
+    """The cells that were left out because their budget was too small."""
     return [each for each in found if each.budget]
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import MissingSignal, UnknownName, UsageError
 from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by, with_left_out
 from arborsim.products import choices
-from arborsim.products.equivalent import equivalent
+from arborsim.products.declare import AnyPath, Option, Options, call, equivalent, setting_texts
+from arborsim.products.options import JobOptions, MachineOptions, PolicyOptions
 from arborsim.products.replay.ask import measured
 from arborsim.products.results import Results
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from arborsim.machine.machine import Machine
     from arborsim.policies.base import Policy
-    from arborsim.products.choices import Budgets, Policies, Settings
     from arborsim.products.search.results import SearchResult, SkippedSearch
     from arborsim.products.search.run import SearchJob
     from arborsim.products.search.trees import ProblemTrees
@@ -38,64 +38,47 @@ _NO_TREES = "Drawing the trees was interrupted: none is shown."
 _FROM_FILE = "These results come from a file, which holds no trees: none is shown."
 
 
-def search(
-    bank: str | os.PathLike[str],
-    *,
-    algorithms: str | Sequence[str] = "rebase,ets",
-    widths: int | str | Sequence[int] = 16,
-    sweep: str = "",
-    keep_duplicates: bool = False,
-    policies: Policies = "full",
-    budgets: Budgets = 0.5,
-    settings: Settings = (),
-    quality: bool = True,
-    first: int = 0,
-    episodes: int | None = None,
-    gpu: str = "h100",
-    host: str = "",
-    engine: str = "vllm",
-    model: str = "",
-    kv_dtype: str = "",
-    weights: str = "",
-    recall: str = "stage",
-    page_size: int = 1,
-    tree_attention: bool = True,
-    strict: bool = False,
-    workers: int = 1,
-    progress: bool = False,
-) -> SearchResults:
-    """Run search algorithms on a bank of recorded thoughts, on a simulated GPU.
-
-    Each walks the same thoughts, as it would have met them live.
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmOptions(Options):
+    """The searches that walk the bank.
 
     Parameters
     ----------
-    bank : path
-        A trace with thoughts for several searches, which ``arborsim record --bank`` makes.
-    algorithms : str or sequence of str
-        Names, ``"all"``, or ``"package.module:Class"``.
-    widths : int or sequence of int
-        Thoughts that run together at first.
-    sweep : str
-        One option with several values: ``"lambda_b=1,1.5,2"``.
-    keep_duplicates : bool
+    algorithms
+        By comma, or all; repeatable: {algorithms}; or package.module:Class.
+    widths
+        Thoughts that run together at first, by comma: N chains, beams or slots; tot-bfs keeps 5
+        states, each gets width // 5 children.
+    sweep
+        One option, several values: lambda_b=1,1.25,1.5,1.75,2 also names the one that ETS's paper
+        would take.
+    keep_duplicates
         Go on with thoughts that repeat a sibling.
-    policies, budgets
-        As for `arborsim.replay`.
-    settings : mapping or sequence of str
-        Options of searches and parameters of policies: ``{"ets.lambda_b": 1.5, "sinks": 4}``.
-    quality, first, episodes, gpu, host, engine, model, kv_dtype, weights, recall, page_size, \
-tree_attention, strict, workers, progress
-        As for `arborsim.replay`; `episodes` are problems.
+    """
+
+    algorithms: Annotated[str | Sequence[str], Option("algorithm", complete="algorithm")] = (
+        "rebase,ets"
+    )
+    widths: Annotated[int | str | Sequence[int], Option("width")] = 16
+    sweep: str = ""
+    keep_duplicates: bool = False
+
+
+@dataclass(frozen=True)
+class SearchOptions(AlgorithmOptions, PolicyOptions, JobOptions, MachineOptions):
+    """Run search algorithms on a bank of recorded thoughts.
+
+    Each walks the same thoughts, as it would have met them live, and is then replayed on a
+    simulated GPU. Shows accuracy, KV size, memory, model calls, tokens and time, against REBASE.
+
+    Parameters
+    ----------
+    bank
+        A trace with thoughts for several searches (record --bank).
 
     Returns
     -------
     SearchResults
-
-    Raises
-    ------
-    ArborsimError
-        A name, number, file or combination of arguments that cannot work, in one line.
 
     Examples
     --------
@@ -103,64 +86,50 @@ tree_attention, strict, workers, progress
     >>> results = arborsim.search("bank.parquet", algorithms=["rebase", "ets"], widths=[16, 64])
     ... # doctest: +SKIP
     """
-    searching = Searching(**locals())
-    searching.run(progress=progress)
-    return searching.results()
+
+    bank: Annotated[AnyPath, Option(complete="trace")]
+
+    def results(self) -> SearchResults:
+        """Search all problems."""
+        searching = Searching(self)
+        searching.run()
+        return searching.results()
+
+
+search = call("search", SearchOptions)
 
 
 class Searching:
-    """What `search` is asked for, checked; it keeps what is done if it is interrupted.
+    """Searches that were asked for, checked; it keeps what is done if it is interrupted."""
 
-    Takes the arguments of `search`.
-    """
-
-    def __init__(
-        self,
-        bank: str | os.PathLike[str],
-        *,
-        algorithms: str | Sequence[str],
-        widths: int | str | Sequence[int],
-        sweep: str,
-        keep_duplicates: bool,
-        policies: Policies,
-        budgets: Budgets,
-        settings: Settings,
-        quality: bool,
-        first: int,
-        episodes: int | None,
-        strict: bool,
-        workers: int,
-        progress: bool = False,
-        **machine: Any,
-    ) -> None:
+    def __init__(self, options: SearchOptions) -> None:
         from arborsim.play.episode import cells_of
         from arborsim.products.search.run import SearchJob
         from arborsim.searches.bank import open_bank
 
-        given = {name: value for name, value in locals().items() if name not in ("self", "machine")}
-        self._command = equivalent("search", search, given | machine)
-        choices.at_least(0, first=first, episodes=episodes)
-        choices.at_least(1, workers=workers)
-        path = Path(bank)
-        named = choices.names(algorithms)
+        self._options, path = options, Path(options.bank)
+        named = choices.names(options.algorithms)
+        widths = choices.whole_numbers(options.widths, "--width")
         asked, rest, left_out = _arms_of(
-            named, choices.whole_numbers(widths, "--width"), sweep, choices.setting_texts(settings)
+            named, widths, options.sweep, setting_texts(options.settings)
         )
-        chosen = choices.ChosenPolicies(policies)
+        chosen = choices.ChosenPolicies(options.policies)
         _must_be_known(rest, [arm.algorithm for arm in asked], chosen.names)
         made = chosen.build(choices.policy_settings(chosen.names, rest))
-        simulated = choices.machine([path], **machine)
+        simulated = options.machine([path])
         _check_fits(simulated)
         self.reader = open_bank(path)
+        strict = options.strict
         arms, lacking = _served(self.reader, asked, optional="all" in named or not strict)
         kept, unserved = _kept(self.reader, made, optional=chosen.every or not strict)
         self._left_out = list(dict.fromkeys((*left_out, *lacking, *unserved)))
-        cells = cells_of(kept, choices.budgets(budgets))
+        cells = cells_of(kept, choices.budgets(options.budgets))
         if not arms or not cells:
             raise UsageError(f"nothing is left to run: {'; '.join(self._left_out)}")
         self.job = SearchJob(
-            path, arms, cells, simulated, quality=quality, dedupe=not keep_duplicates,
-            first=first, count=episodes or None, strict=strict, workers=workers,
+            path, arms, cells, simulated, quality=options.quality,
+            dedupe=not options.keep_duplicates, first=options.first,
+            count=options.episodes or None, strict=strict, workers=options.workers,
         )  # fmt: skip
         self.job.open()
 
@@ -169,15 +138,15 @@ class Searching:
         """Those that are searched."""
         return self.job.chosen(self.reader)
 
-    def run(self, *, progress: bool = False) -> None:
+    def run(self) -> None:
         """Search all problems; what is done stays if this is interrupted."""
         from arborsim.report.progress import shown
 
-        with shown(progress, self.job.work(self.reader)) as advance:
+        with shown(self._options.progress, self.job.work(self.reader)) as advance:
             self.job.run(advance)
 
     def results(self) -> SearchResults:
-        """Of the problems that are done."""
+        """The results of the problems that are done."""
         from arborsim.machine.numbers import assumed_numbers
         from arborsim.products.provenance import (
             machine_facts,
@@ -189,7 +158,9 @@ class Searching:
 
         job, results = self.job, tuple(self.job.ordered())
         metadata = made_by(
-            "search", self._command, *_LIBRARIES,
+            "search",
+            equivalent("search", self._options),
+            *_LIBRARIES,
             **machine_facts(job.machine, [self.reader.info.geometry]),
             heading=search_heading(job, self.reader, results),
             settings=search_settings(job, self.reader),
@@ -199,18 +170,12 @@ class Searching:
             left_out=[*self._left_out, *job.notes()],
             not_by_levels=sorted({each.label for each in results if not each.by_levels}),
             complete=job.problems == len(self.problems),
-        )  # fmt: skip
+        )
         return SearchResults(results, metadata, job, job.skipped)
 
 
 class SearchResults(Results):
-    """How right searches are, and what they cost, problem by problem.
-
-    Attributes
-    ----------
-    raw : tuple of SearchResult
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """How right searches are, and what they cost, problem by problem."""
 
     kind = "search"
     raw: tuple[SearchResult, ...]
@@ -222,8 +187,7 @@ class SearchResults(Results):
         job: SearchJob | None = None,
         skipped: Sequence[SkippedSearch] = (),
     ) -> None:
-        super().__init__(metadata)
-        self.raw = tuple(raw)
+        super().__init__(tuple(raw), metadata)
         self._skipped = tuple(skipped)
         self._job = job  # None if the results come from a file
 
@@ -271,11 +235,13 @@ class SearchResults(Results):
         from arborsim.core import documents
 
         said = ("heading", "settings", "assumed", "verdicts", "notes", "left_out")
-        return documents.to_json({
-            **{name: self.metadata[name] for name in said},
-            "rows": self._rows(),
-            "searches": [result.flat() for result in self.raw],
-        })  # fmt: skip
+        return documents.to_json(
+            {
+                **{name: self.metadata[name] for name in said},
+                "rows": self._rows(),
+                "searches": [result.flat() for result in self.raw],
+            }
+        )
 
     def report(
         self,
@@ -294,7 +260,7 @@ class SearchResults(Results):
         UsageError
             The page cannot be written, or a problem was not searched.
         """
-        from arborsim.products.search.page import SearchReport, write_search_page
+        from arborsim.products.search.report import SearchReport, write_search_page
 
         trees, missing, stopped = self._trees(problems or [], progress)
         said = self.metadata
@@ -370,8 +336,9 @@ class SearchResults(Results):
         check_columns(frame, columns, missing=("attention_kept",))
         found = frame.to_dict("records")
         names = [each.name for each in fields(SkippedSearch)]
-        skipped = [SkippedSearch(**{name: row[name] for name in names})
-                   for row in found if row["left_out"]]  # fmt: skip
+        skipped = [
+            SkippedSearch(**{name: row[name] for name in names}) for row in found if row["left_out"]
+        ]
         ran = [_result(row, apart) for row in found if not row["left_out"]]
         return cls(ran, metadata, skipped=skipped)
 

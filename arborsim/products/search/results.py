@@ -1,4 +1,4 @@
-"""What replaying searches on a bank gives: a record per search, a row per comparison, and lambda_b.
+"""Results of searches on a bank: a record per search, a row per comparison, and lambda_b.
 
 ETS (Hooper et al. 2025, section 5.1) takes the largest lambda_b in [1, 2] whose accuracy is within
 0.2 points of REBASE's (`verdicts`).  On few problems that says little, so the interval is given
@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from arborsim.core.measurements import Measurements, TimeSplit, check_figures
+from arborsim.core.measurements import Measurements, TimeSplit, check_figures, stored_columns
 from arborsim.core.statistics import clopper_pearson
 from arborsim.searches.arms import REFERENCE
 
@@ -85,17 +85,19 @@ class SearchResult:
         """One row of a table; names carry their units."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _APART}
         simulated, measured = self.simulated, self.simulated.measured
-        known = {*own, "time", "series"}
+        known = {*own, "time", "series", "stored"}
         return {
             **own,
             "budget_tokens": simulated.budget_tokens,
             **{f.name: getattr(measured, f.name) for f in fields(measured) if f.name not in known},
+            **stored_columns(measured.stored),
             "hbm_kv_byte_s": simulated.hbm_kv_byte_s,
             "peak_held_kv_bytes": simulated.peak_held_kv_bytes,
             "held_kv_byte_s": simulated.held_kv_byte_s,
             **{part.name: getattr(measured.time, part.name) for part in fields(TimeSplit)},
             "total_s": measured.time.total_s,
             "tokens_per_s": measured.tokens_per_s,
+            **stored_columns(measured.stored),
             "attention_kept": simulated.attention_kept,
             "attention_kept_note": simulated.kept_note,
             "left_out": "",
@@ -151,6 +153,11 @@ class SearchRow:
         """As a multiple of REBASE's; NaN if that is unknown or was not run."""
         other = self.reference.get(figure, math.nan)
         return self.figures[figure] / other if other else math.nan
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """All figures as multiples of REBASE's."""
+        return {name: self.times(name) for name in self.figures}
 
 
 #: The figures of a `SearchRow`: means over searches of these columns of

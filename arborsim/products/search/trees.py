@@ -150,7 +150,7 @@ class ProblemTrees:
         return self.title.partition(":")[0]
 
     def notes(self) -> Iterator[str]:
-        """What is not on the page."""
+        """Notes on what is not on the page."""
         drawn = len(self.layout["parent"])
         if drawn < self.recorded:
             yield (
@@ -260,17 +260,17 @@ def drawn_nodes(bank: Bank, walks: Sequence[Walk]) -> list[int]:
 def records(bank: Bank, drawn: Sequence[int]) -> list[NodeRecord]:
     """The drawn thoughts as blocks of a tree."""
     place = {node: i for i, node in enumerate(drawn)}
-    return [
-        NodeRecord(
-            place.get(bank.parent[n], -1), bank.depth[n], bank.tokens[n], bank.score[n],
-            pruned=False, closed=bank.complete[n],
+    found = []
+    for n in drawn:
+        parent, facts = place.get(bank.parent[n], -1), (bank.depth[n], bank.tokens[n])
+        found.append(
+            NodeRecord(parent, *facts, bank.score[n], pruned=False, closed=bank.complete[n])
         )
-        for n in drawn
-    ]  # fmt: skip
+    return found
 
 
 def _texts(bank: Bank, drawn: Sequence[int]) -> dict[str, Any]:
-    """What the thoughts are: numbers in the trace, depths, ends, verdicts, answers and texts."""
+    """The thoughts' numbers in the trace, depths, ends, verdicts, answers and texts."""
     episode = bank.episode
     text: dict[int, str | None] = {}
     if episode.text is not None:
@@ -310,7 +310,7 @@ def fate(bank: Bank, done: Walk, node: int) -> int:
 
 
 def cell_name(label: str, width: int, policy: str, budget: str, many: bool) -> str:
-    """What a search under a policy is called in lists; `many` if there are several policies."""
+    """The name of a search under a policy in lists; `many` if there are several policies."""
     at = "" if budget == "any" else f" at {budget}"
     return f"{label}, width {width}" + (f", {policy}{at}" if many else "")
 

@@ -49,7 +49,7 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
 
 
 def _policies(results: Sequence[SearchResult], leader: Row) -> list[str]:
-    """What other policies make of the search that the answer is about, on the same problems."""
+    """Compare other policies on the search that the answer is about, on the same problems."""
     cells: dict[tuple[str, str], dict[int, SearchResult]] = {}
     for r in _of(results, leader):
         cells.setdefault((r.policy, r.budget), {})[r.episode] = r
@@ -96,12 +96,12 @@ def _at_width(
 ) -> tuple[Row, str, str] | None:
     """The comparison with REBASE at one width, in full and in short; None if there is none."""
     base = next(row for row in rows if (row.label, row.width) == (REFERENCE, width))
-    others = [row for row in rows if row.width == width and row.label != REFERENCE]
     found = [
         (row, pair)
-        for row in others
+        for row in rows
+        if row.width == width and row.label != REFERENCE and row.by_levels
         # A search that was denied thoughts is a smaller one than its width says.
-        if row.by_levels and not row.missed > _MOST_MISSED >= base.missed
+        if not row.missed > _MOST_MISSED >= base.missed
         if (pair := paired(_of(results, row), _of(results, base)))
     ]
     if not found:
@@ -111,18 +111,18 @@ def _at_width(
         row, pair = min(able, key=lambda each: each[0].figures["kv_tokens"])
         lead = f"{row.label} reaches REBASE's accuracy {_size(row)}"
         if row.times("kv_tokens") >= 1.005:
-            lead = (f"no search reaches REBASE's accuracy with less KV; of those that reach it, "
-                    f"{row.label} needs least, {_size(row).removeprefix('with ')}")  # fmt: skip
+            lead = (
+                f"no search reaches REBASE's accuracy with less KV; {row.label} does {_size(row)}"
+            )
     else:
         row, pair = max(found, key=lambda each: (each[1].difference, -each[0].times("kv_tokens")))
         lead = f"no search reaches REBASE's accuracy; {row.label} comes closest, {_size(row)}"
     lead = f"At width {width}, {lead}:"
     scores = f"it solves {_score(row)}, REBASE {_score(base)}. {_evidence(row, base, pair)}"
     short = f"{row.right}/{row.judged} against {base.right}/{base.judged}, {_difference(pair)}."
-    most, lacking = max(row.missed, base.missed), ""
-    if most:
-        lacking = (f" Up to {_percent(most)} of the thoughts that one of the two asked for were "
-                   "not recorded.")  # fmt: skip
+    most = max(row.missed, base.missed)
+    lacking = f" Up to {_percent(most)} of the thoughts that one of the two asked for were not"
+    lacking = f"{lacking} recorded." if most else ""
     return row, f"{lead} {scores}{lacking}", f"{lead} {short}{lacking}"
 
 
@@ -134,18 +134,14 @@ def _size(row: Row) -> str:
 
 
 def _evidence(row: Row, base: Row, pair: Paired) -> str:
-    """What this number of problems shows."""
+    """Say what this number of problems shows."""
     low, high = pair.interval()
     overlap = "overlap" if row.low <= base.high and base.low <= row.high else "do not overlap"
     problems = counted(pair.judged, "problem")
-    solved = (
-        f"only {row.label} solves {pair.gained} and only REBASE {pair.lost}"
-        if pair.gained or pair.lost
-        else "both solve the same ones"
-    )
     few = f"{problems} {'is' if pair.judged == 1 else 'are'} too few to show a difference"
     return (
-        f"The intervals {overlap}; of the same {problems}, {solved}, {_difference(pair)}: "
+        f"The intervals {overlap}; of the same {problems}, only {row.label} solves {pair.gained} "
+        f"and only REBASE {pair.lost}, {_difference(pair)}: "
         f"{few if low <= 0 <= high else 'more than chance'}."
     )
 
@@ -198,8 +194,7 @@ def missing(rows: Sequence[Row]) -> str:
     short = sorted(((missed, *key) for key, missed in most.items() if missed), reverse=True)
     if not short:
         return ""
-    named = [f"{label} at width {width}: {_percent(missed)}"
-             for missed, label, width in short[:_MOST_NAMED]]  # fmt: skip
+    named = [f"{each[1]} at width {each[2]}: {_percent(each[0])}" for each in short[:_MOST_NAMED]]
     if len(short) > _MOST_NAMED:
         named.append(f"and {len(short) - _MOST_NAMED} more, see the table")
     return (
@@ -210,14 +205,18 @@ def missing(rows: Sequence[Row]) -> str:
 
 
 def cautions(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]:
-    """What a reader needs in order not to misread the numbers."""
+    """Notes without which the numbers can be misread."""
     found = ["Bytes and seconds are simulated, each search alone on the GPU."]
     if any(not math.isnan(row.figures["attention_kept"]) for row in rows):
-        found.append("Attention kept is not accuracy: a search takes the recorded thoughts, "
-                     "whatever a policy evicts.")  # fmt: skip
+        found.append(
+            "Attention kept is not accuracy: a search takes the recorded thoughts, whatever a "
+            "policy evicts."
+        )
     elif any(row.policy != "full" for row in rows):
-        found.append("Accuracy is that of the recorded thoughts: what a policy evicts changes "
-                     "memory and time here, never an answer.")  # fmt: skip
+        found.append(
+            "Accuracy is that of the recorded thoughts: what a policy evicts changes memory and "
+            "time here, never an answer."
+        )
     others = list(dict.fromkeys(row.label for row in rows if not row.by_levels))
     if others:
         found.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -15,7 +15,8 @@ from arborsim.core.documents import digest, file_digest
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import real_path
 from arborsim.core.plugins import source_files
-from arborsim.play.results import BASELINE, BOUNDS
+from arborsim.core.settings import setting_text
+from arborsim.play.results import ANY, BASELINE, BOUNDS
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, values_of
 from arborsim.products.sweep.grid import PolicyTable
@@ -32,10 +33,15 @@ class Arm:
     settings: Mapping[str, str]
     asked: bool = True  # by its name, not by "all"
 
-    @property
-    def texts(self) -> list[str]:
-        """As ``--set`` takes them."""
-        return [f"{self.policy.name}.{key}={value}" for key, value in self.settings.items()]
+    def head(self, budget: str) -> dict[str, str]:
+        """Its parameters in a cell's head, under this budget."""
+        return {"policy": self.policy.label, "settings": shown(self.settings), "budget": budget}
+
+    def given(self, budget: str, settings: Sequence[str] = ()) -> dict[str, Any]:
+        """Its arguments of `arborsim.replay` or `arborsim.live`, after `settings` of all."""
+        own = [f"{self.policy.name}.{key}={value}" for key, value in self.settings.items()]
+        budgets = "1" if budget == ANY else budget
+        return {"policies": self.use, "settings": [*settings, *own], "budgets": budgets}
 
     @cached_property
     def inputs(self) -> dict[str, str]:
@@ -80,12 +86,8 @@ def settings_of(table: Mapping[str, Any]) -> list[dict[str, str]]:
             values = given if isinstance(given, list | tuple) else [given]
             if not values:
                 raise UsageError(f"set.{full} is empty: name at least one value, or leave it out")
-            flat[full] = [as_text(each) for each in values]
+            flat[full] = [setting_text(each) for each in values]
     return [dict(zip(flat, each, strict=True)) for each in product(*flat.values())]
-
-
-def as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def shown(settings: Mapping[str, str]) -> str:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 from arborsim.core.outputs import output_path
 from arborsim.core.tables import made_by
 from arborsim.products import choices
-from arborsim.products.equivalent import equivalent
+from arborsim.products.declare import (
+    AnyPath,
+    InPython,
+    Option,
+    Options,
+    call,
+    declared,
+    equivalent,
+)
 from arborsim.products.results import Results
 
 if TYPE_CHECKING:
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from arborsim.play.results import Row
+    from arborsim.products.live.ask import LiveRun
     from arborsim.products.sweep.cells import Made
     from arborsim.products.sweep.compare import SweepReport
     from arborsim.products.sweep.jobs import Job
@@ -34,41 +42,36 @@ PLACES = ("local", "ray")
 _NOT_LIVE = ("full", "out", "trace", "resume", "overwrite", "progress")
 
 
-def sweep(
-    grid: str | os.PathLike[str] | Mapping[str, Any],
-    out: str | os.PathLike[str],
-    *,
-    on: str = "local",
-    workers: int = 0,
-    address: str = "",
-    allow_code: bool = False,
-    progress: bool = False,
-) -> SweepResults:
-    """Compute the cells of a grid that a folder does not hold yet.
+@dataclass(frozen=True)
+class SweepOptions(Options):
+    """Replay a grid of traces, policies, budgets and machines, and search it live.
 
-    A cell is a policy under a budget on a trace and a machine, with the figures that
-    `arborsim.replay` gives.  Each is a small Parquet file that is named by what it depends on, so
-    a second sweep computes only what is missing, and several may share the folder.
+    Every combination is a cell: a small Parquet file in the folder, named by what it depends on. A
+    second run computes only what is missing; several may share a folder. Ctrl-C keeps the cells
+    that are done; exit code 130. Exit code 1 if cells failed: these are records with their reason,
+    and the next run tries them again.
 
     Parameters
     ----------
-    grid : path or mapping
-        A grid in TOML (``arborsim sweep --example`` prints one), or what stands in one, with paths
-        relative to the working directory.
-    out : path
-        The folder.
-    on : {"local", "ray"}
-        Processes of this machine, or the cluster that Ray knows (extra ``ray``); cells are the
-        same to the byte.
-    workers : int
-        Processes of this machine, each of which may die of a cell, which has failed then; 0 for
-        this process alone.  With Ray, of the cluster that is started here without `address`.
-    address : str
-        Of the Ray cluster.
-    allow_code : bool
-        Let a grid in a file name policies and searches by ``package.module:Class``, which imports
-        them.
-    progress : bool
+    grid
+        Grid in TOML (arborsim sweep --example prints one).
+
+        In Python also what stands in one, as a mapping, with paths relative to the working
+        directory.
+    out
+        Folder for the cells.
+    allow_code
+        Import policies and searches that the grid names as package.module:Class.
+    workers
+        Processes of this machine; same cells.
+
+        Each may die of a cell, which has failed then; 0 for this process alone.  With Ray, of the
+        cluster that is started here without `address`.
+    on
+        Where cells are computed: local, or ray (the cluster that Ray knows; extra ray).
+    address
+        --on ray: address of the cluster.
+    progress
         Show progress on standard error.
 
     Returns
@@ -87,62 +90,68 @@ def sweep(
     >>> found = arborsim.sweep("grid.toml", "cells", workers=2)  # doctest: +SKIP
     >>> found.to_pandas()[["policy", "budget", "hbm_vs_full"]]  # doctest: +SKIP
     """
-    sweeping = Sweeping(grid, out, on=on, workers=workers, address=address, allow_code=allow_code)
-    sweeping.run(progress=progress)
-    return sweeping.results()
+
+    grid: Annotated[AnyPath | Mapping[str, Any], Option(default="")]
+    out: Annotated[AnyPath, Option(named=True, panel="Output", default="")]
+    _: KW_ONLY
+    allow_code: bool = False
+    workers: Annotated[int, Option("jobs", panel="Run", least=0, default=1)] = 0
+    on: Annotated[str, Option(panel="Run")] = "local"
+    address: Annotated[str, Option(panel="Run", shown="one started here")] = ""
+    progress: InPython = False
+
+    def results(self) -> SweepResults:
+        """Compute what is missing."""
+        sweeping = Sweeping(self)
+        sweeping.run()
+        return sweeping.results()
+
+
+sweep = call("sweep", SweepOptions)
 
 
 class Sweeping:
-    """What `sweep` is asked for, checked; cells that are done survive an interruption.
+    """A sweep that was asked for, checked; cells that are done survive an interruption.
 
-    Takes the arguments of `sweep`, and what is told how many cells there will be, at most.
+    `foretell` is told how many cells there will be, at most.
     """
 
     def __init__(
-        self,
-        grid: str | os.PathLike[str] | Mapping[str, Any],
-        out: str | os.PathLike[str],
-        *,
-        on: str = "local",
-        workers: int = 0,
-        address: str = "",
-        allow_code: bool = False,
-        foretell: Callable[[int], None] = lambda cells: None,
+        self, options: SweepOptions, foretell: Callable[[int], None] = lambda cells: None
     ) -> None:
         from arborsim.products.sweep.cells import Folder
         from arborsim.products.sweep.jobs import jobs_of, read_jobs
 
-        choices.at_least(0, workers=workers)
-        if on not in PLACES:
-            raise UnknownName("place to compute on", on, PLACES)
-        if address and on != "ray":
+        given = self._options = options
+        if given.on not in PLACES:
+            raise UnknownName("place to compute on", given.on, PLACES)
+        if given.address and given.on != "ray":
             raise UsageError("address is that of a Ray cluster: on must be ray (--on ray)")
-        path = Path(out)
+        path = Path(given.out)
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path}: this is a file; give the folder for the cells")
-        if isinstance(grid, Mapping):
-            self.jobs = jobs_of(grid, Path(), _check_live, foretell)
+        if isinstance(given.grid, Mapping):
+            self.jobs = jobs_of(given.grid, Path(), _check_live, foretell)
         else:
-            self.jobs = read_jobs(Path(grid), _check_live, allow_code, foretell)
+            self.jobs = read_jobs(Path(given.grid), _check_live, given.allow_code, foretell)
         self.folder = Folder(path)
-        self._pool = _pool(on, workers, address)
+        self._pool = _pool(given.on, given.workers, given.address)
         self.tally: Tally | None = None
 
-    def run(self, *, progress: bool = False) -> Tally:
+    def run(self) -> Tally:
         """Compute what is missing."""
         from arborsim.products.sweep.run import Progress, fill
         from arborsim.report.progress import shown
 
         missing = sum(job not in self.folder for job in self.jobs)
-        with shown(progress, missing) as advance:
-            self.tally = fill(
-                self.folder, self.jobs, compute, self._pool, Progress(advance)
-            )  # fmt: skip
+        with shown(self._options.progress, missing) as advance:
+            self.tally = fill(self.folder, self.jobs, compute, self._pool, Progress(advance))
         return self.tally
 
     def results(self) -> SweepResults:
-        """Of the grid's cells that are done."""
-        return results(self.folder.path, cells=[job.address for job in self.jobs])
+        """The grid's cells that are done."""
+        cells = [job.address for job in self.jobs]
+        return CellOptions(self.folder.path, cells=cells).results()
 
 
 def _pool(on: str, workers: int, address: str) -> Pool:
@@ -155,25 +164,25 @@ def _pool(on: str, workers: int, address: str) -> Pool:
     return local(workers)
 
 
-def results(
-    folder: str | os.PathLike[str],
-    *,
-    where: Mapping[str, Any] | Sequence[str] = (),
-    by: str | Sequence[str] = (),
-    cells: Iterable[str] | None = None,
-) -> SweepResults:
-    """The cells in a folder of `sweep`.
+@dataclass(frozen=True)
+class CellOptions(Options):
+    """Show what a sweep found: cells, or groups of them.
+
+    Cells are compared with full retention on the same trace and machine. --csv and --parquet write
+    the groups of --by, else the cells with all their columns.
 
     Parameters
     ----------
-    folder : path
-    where : mapping or sequence of str
-        Cells to take, by parameters: ``{"policy": ["h2o", "snapkv"], "gpu": "h100"}``, or
-        ``["policy=h2o,snapkv"]``; settings, too: ``["seed=0,1"]``.  Full retention on the same
-        machines is compared with even if it is not taken.
-    by : str or sequence of str
-        Parameters that groups share: ``"policy,budget"``, or settings such as ``"seed"``.
-    cells : iterable of str, optional
+    folder
+        Folder of arborsim sweep --out.
+    where
+        Cells to take: policy=h2o,snapkv, or settings such as seed=0,1; repeatable.
+
+        Also a mapping: ``{"policy": ["h2o", "snapkv"], "gpu": "h100"}``.  Full retention on the
+        same machines is compared with even if it is not taken.
+    by
+        Parameters that groups share: policy,budget, or settings such as seed.
+    cells
         Cells to take, by `address`.
 
     Returns
@@ -185,19 +194,31 @@ def results(
     ArborsimError
         There are no cells, one is damaged, or there is no such parameter.
     """
-    from arborsim.products.sweep.cells import Folder
-    from arborsim.products.sweep.compare import SweepReport, compared, groups, kept
 
-    path, wanted = Path(folder), _wanted(where)
-    rows, superseded = Folder(path).rows(None if cells is None else list(cells))
-    chosen = kept(compared(rows), wanted)
-    names = choices.names([by] if isinstance(by, str) else list(by))
-    report = SweepReport(str(path), tuple(chosen), tuple(names), superseded)
-    groups(report, names)  # refuses unknown ones
-    if not chosen:
-        raise UsageError(f"{path}: {_no_cell(rows, wanted)}")
-    command = equivalent("results", results, locals() | {"cells": None})
-    return SweepResults(report, made_by("sweep", command, "pandas", "pyarrow", settings={}))
+    folder: AnyPath
+    _: KW_ONLY
+    where: Mapping[str, Any] | Sequence[str] = ()
+    by: Annotated[str | Sequence[str], Option(shown="cells")] = ()
+    cells: Annotated[Iterable[str] | None, Option(python=True, silent=True)] = None
+
+    def results(self) -> SweepResults:
+        """Read the cells, and compare them."""
+        from arborsim.products.sweep.cells import Folder
+        from arborsim.products.sweep.compare import SweepReport, compared, groups, kept
+
+        path, wanted = Path(self.folder), _wanted(self.where)
+        rows, superseded = Folder(path).rows(None if self.cells is None else list(self.cells))
+        chosen = kept(compared(rows), wanted)
+        names = choices.names([self.by] if isinstance(self.by, str) else list(self.by))
+        report = SweepReport(str(path), tuple(chosen), tuple(names), superseded)
+        groups(report, names)  # refuses unknown ones
+        if not chosen:
+            raise UsageError(f"{path}: {_no_cell(rows, wanted)}")
+        command = equivalent("results", self)
+        return SweepResults(report, made_by("sweep", command, "pandas", "pyarrow", settings={}))
+
+
+results = call("results", CellOptions)
 
 
 def _no_cell(rows: Sequence[Any], wanted: Mapping[str, Sequence[str]]) -> str:
@@ -255,21 +276,22 @@ def compute(job: Job) -> Made:
 
 
 def _replayed(job: Job) -> Made:
-    from arborsim.products.replay.ask import replay
+    from arborsim.products.replay.ask import ReplayOptions
     from arborsim.products.sweep.cells import DONE, made
 
-    found = replay(**job.given, full=False, oracle=False)
+    asked = ReplayOptions(**job.given, full=False, oracle=False)
+    found = asked.results()
     said = found.metadata["settings"][f"trace {Path(job.given['traces']).name}"]
     if not said.endswith(job.inputs["trace"]):
         raise UsageError(f"{job.head['trace']} has changed since the sweep began: run it again")
     (row,) = found.raw.rows()
     # Without folders: a cell does not depend on where its inputs lie.
-    names = {
+    names: dict[str, Any] = {
         key: Path(value).name
         for key, value in job.given.items()
         if isinstance(value, str) and Path(value).is_absolute()
     }
-    command = equivalent("replay", replay, {**job.given, **names, "full": False, "oracle": False})
+    command = equivalent("replay", replace(asked, **names))
     metadata = {**found.metadata, "kind": "cell", "command": command}
     return made(job, DONE, replace(row, answers=None), metadata=metadata)
 
@@ -300,43 +322,26 @@ def _searched(job: Job) -> Made:
 
 def _check_live(given: Mapping[str, Any]) -> None:
     """Refuse arguments of `arborsim.live` that cannot work."""
-    from arborsim.products.record.problems import DEFAULTS
+    from arborsim.products.live.ask import LiveOptions
 
-    known = {*_defaults(), *DEFAULTS} - {*_NOT_LIVE}
+    known = {each.name for each in declared(LiveOptions)} - {*_NOT_LIVE}
     for name in given:
         if name not in known and name != "full":
             raise UnknownName("key", name, known)
     _live_run(given)
 
 
-def _live_run(given: Mapping[str, Any]) -> Any:
-    from arborsim.products.live.ask import LiveRun
+def _live_run(given: Mapping[str, Any]) -> LiveRun:
+    from arborsim.products.live.ask import LiveOptions, LiveRun
 
-    return LiveRun(**{**_defaults(), **given})
-
-
-def _defaults() -> dict[str, Any]:
-    from arborsim.products.live.ask import live
-
-    parameters = inspect.signature(live).parameters.values()
-    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    return LiveRun(LiveOptions(**given))
 
 
 class SweepResults(Results):
-    """What a sweep found.
-
-    Attributes
-    ----------
-    raw : SweepReport
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """The cells of a sweep, compared."""
 
     kind = "sweep"
     raw: SweepReport
-
-    def __init__(self, raw: SweepReport, metadata: Mapping[str, Any]) -> None:
-        super().__init__(metadata)
-        self.raw = raw
 
     @property
     def failed(self) -> dict[str, str]:
@@ -377,18 +382,18 @@ class SweepResults(Results):
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained HTML page: cells, or groups of `by`, and their Pareto plots."""
-        from arborsim.products.sweep.tables import write_page
+        from arborsim.products.sweep.report import write_page
 
         path = output_path(path)
         write_page(self.raw, path, self.metadata["command"])
         return path
 
     def print(self, console: Console | None = None) -> None:
-        from arborsim.products.sweep.tables import print_sweep
+        from arborsim.products.sweep.report import print_sweep
 
         print_sweep(self.raw, console)
 
     def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.products.sweep.tables import tables
+        from arborsim.products.sweep.report import tables
 
         return tables(self.raw)

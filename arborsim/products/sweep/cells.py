@@ -35,44 +35,21 @@ from arborsim.core.parquet import ParquetTables
 from arborsim.core.records import located
 from arborsim.core.tables import KEY, check_columns, check_parquet
 from arborsim.play.results import Answered, Relative, Row
-from arborsim.products.sweep.jobs import Job, setting_of
+from arborsim.products.sweep.jobs import PARAMETERS, Job, setting_of
 
 PARTS = CELLS, EARLIER, FAILED = "cells", "earlier", "failed"
 #: What a file takes on a disk: 8 to 11 kB, in blocks of 4 KiB.
 FILE_BYTES = 3 * 4096
 #: What became of a cell: it has figures; it cannot run, by its parameters; something went wrong.
 DONE, LEFT_OUT, WENT_WRONG = "done", "left out", "failed"
-#: Columns of the parameters, before the figures.
-HEAD: dict[str, str] = {
-    "address": "str", "kind": "str", "trace": "str", "policy": "str", "settings": "str",
-    "budget": "str", "gpu": "str", "host": "str", "engine": "str", "model": "str",
-    "kv_dtype": "str", "weights": "str", "recall": "str", "page_size": "int",
-    "tree_attention": "bool", "first": "int", "episodes": "int", "quality": "bool", "more": "str",
-    "status": "str", "left_out": "str",
-}  # fmt: skip
-#: Of a `Row` what is a parameter, a record, or relative to other cells.
-_APART = (
-    "trace", "policy", "budget", "left_out", "time", "relative", "oracle_gap", "answers", "equal",
-    "stored",
-)  # fmt: skip
-FIGURES: dict[str, str] = {
-    **{each.name: str(each.type) for each in fields(Row) if each.name not in _APART},
-    **{each.name: str(each.type) for each in fields(TimeSplit)},
-    "wall_s": "float", "total_s": "float", "tokens_per_s": "float",
-    "right": "int", "answered": "int", "infeasible": "int",
-}  # fmt: skip
-#: Columns that every cell of every version has a value in.
-_ALWAYS = {"address", "kind", "trace", "policy", "settings", "budget", "status"}
-#: What tells cells apart that have the same parameters.
-ORIGIN = {"code": "str", "inputs": "str"}
+#: Fields of a `Row` that are parameters, records, or relative to other cells.
+_APART = {*PARAMETERS, "left_out", "time", "relative", "oracle_gap", "answers", "equal", "stored"}
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 #: Of a file's metadata: the digest of the file, itself as zeros.  Parquet's footers have no other.
 _DIGEST, _BLANK = b"arborsim.digest", b"0" * 64
 _MOST_BYTES = 1 << 24  # of a file
 _BATCH = 256  # cells whose values are checked at once
-_SCORE = ("right", "answered", "infeasible")  # all or none
 _REMEDY = "delete it, and sweep again"
-SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in {**HEAD, **FIGURES, **ORIGIN}.items()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,23 +87,32 @@ class CellRow(Row):
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What cells share that are compared: all parameters but policy and budget."""
-        return (
-            self.kind, self.trace, self.gpu, self.host, self.engine, self.model, self.kv_dtype,
-            self.weights, self.recall, self.page_size, self.tree_attention, self.first,
-            self.episodes, self.quality, self.more, self.origin,
-        )  # fmt: skip
+        """The parameters that compared cells share: all parameters but policy and budget."""
+        shared = (name for name in PARAMETERS if name not in ("policy", "settings", "budget"))
+        return *(getattr(self, name) for name in shared), self.origin
 
     @property
     def origin(self) -> str:
         """Digests of the code and of all inputs but the policy: others do not compare."""
-        inputs = [each for each in (self.inputs or "").split() if not each.startswith("policy=")]
-        return " ".join([f"code={self.code or ''}", *inputs])
+        inputs = [each for each in self.inputs.split() if not each.startswith("policy=")]
+        return " ".join([f"code={self.code}", *inputs])
+
+
+_KINDS = {each.name: str(each.type) for kind in (TimeSplit, CellRow) for each in fields(kind)}
+#: Columns with their types: of the parameters, then of figures, of which a score has all or none,
+#: then of what tells cells apart that have the same parameters.
+HEAD = {name: _KINDS[name] for name in ("address", *PARAMETERS, "status", "left_out")}
+_SCORE = {"right": "int", "answered": "int", "infeasible": "int"}
+FIGURES = {each.name: _KINDS[each.name] for each in fields(Row) if each.name not in _APART}
+FIGURES |= {each.name: _KINDS[each.name] for each in fields(TimeSplit)}
+FIGURES |= {"wall_s": "float", "total_s": "float", "tokens_per_s": "float", **_SCORE}
+ORIGIN = {"code": "str", "inputs": "str"}
+SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in {**HEAD, **FIGURES, **ORIGIN}.items()])
 
 
 @dataclass(frozen=True)
 class Made:
-    """What came of a cell."""
+    """A computed cell."""
 
     content: bytes  #: of its file
     status: str
@@ -134,21 +120,18 @@ class Made:
 
 
 def made(
-    job: Job, status: str, row: Row | None = None, reason: str = "", wall_s: float = 0.0,
+    job: Job,
+    status: str,
+    row: Row | None = None,
+    reason: str = "",
+    wall_s: float = 0.0,
     metadata: Mapping[str, Any] | None = None,
-) -> Made:  # fmt: skip
+) -> Made:
     """A cell's file; the same cell gives the same bytes."""
     head = {**job.head, "address": job.address, "status": status, "left_out": reason}
     figures: dict[str, Any] = {}
     if row is not None:
-        score = row.answers
-        figures = {
-            **{name: getattr(row, name) for name in FIGURES if hasattr(row, name)},
-            **vars(row.time), "wall_s": wall_s, "total_s": wall_s or row.time.total_s,
-            "tokens_per_s": row.tokens_per_s,
-            "right": score.right if score else None, "answered": score.n if score else None,
-            "infeasible": score.infeasible if score else None,
-        }  # fmt: skip
+        figures = figures_of(row) | {"wall_s": wall_s, "total_s": wall_s or row.time.total_s}
     origin = {"code": job.code, "inputs": " ".join(f"{k}={v}" for k, v in job.inputs.items())}
     said = json.dumps(strict(metadata or {"kind": "cell"}), sort_keys=True, allow_nan=False)
     # What is not known is null: NaN is a number to most that read the file.
@@ -156,17 +139,19 @@ def made(
     table = pa.Table.from_pylist([{**head, **known, **origin}], schema=SCHEMA)
     buffer = io.BytesIO()
     # Dictionaries, statistics and Arrow's schema say nothing about one row, and are most of a file.
-    with pq.ParquetWriter(
-        buffer,
-        SCHEMA,
-        use_dictionary=False,
-        write_statistics=False,
-        store_schema=False,
-        write_page_checksum=True,
-    ) as writer:
+    plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
+    with pq.ParquetWriter(buffer, SCHEMA, write_page_checksum=True, **plain) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({KEY: said, _DIGEST: _BLANK})
     return Made(sealed(buffer.getvalue()), status, reason)
+
+
+def figures_of(row: Row) -> dict[str, Any]:
+    """The figures of a row as columns; None for what it does not have."""
+    score = row.answers
+    counts = (score.right, score.n, score.infeasible) if score else (None, None, None)
+    own = {name: getattr(row, name, None) for name in FIGURES}
+    return own | vars(row.time) | dict(zip(_SCORE, counts, strict=True))
 
 
 def died(job: Job) -> Made:
@@ -204,7 +189,7 @@ class Folder:
         return any(self.file(job.address, part).exists() for part in (CELLS, EARLIER))
 
     def arrange(self, jobs: Iterable[Job]) -> None:
-        """Of the settings of these jobs, show their cells alone, those that are there.
+        """Show the cells of these jobs alone under their settings, those that are there.
 
         Cells of other inputs or code are put aside before any is computed, so that a folder never
         shows both, and come back when they are swept again.  A cell changes its place by one
@@ -218,7 +203,7 @@ class Folder:
         wanted = {job.setting: job.address for job in jobs}
         for part in (CELLS, FAILED):
             for file in (self.path / part).glob("??/*.parquet"):
-                if wanted.get(_setting(file), file.stem) != file.stem:
+                if wanted.get(file.stem.partition("-")[0], file.stem) != file.stem:
                     self._put_aside(file, part)
         for address in wanted.values():
             self._move(self.file(address, EARLIER), CELLS)
@@ -277,7 +262,7 @@ class Folder:
         self.file(job.address, FAILED).unlink(missing_ok=True)
 
     def files(self, names: Collection[str] | None = None) -> list[Path]:
-        """Of all cells, or of these wherever they are; not what is being written."""
+        """Files of all cells, or of these wherever they are; not what is being written."""
         if names is not None:
             whole = [[self.file(name, part) for part in PARTS] for name in dict.fromkeys(names)]
             return [path for each in whole for path in list(filter(Path.exists, each))[:1]]
@@ -311,18 +296,8 @@ class Folder:
         return [_row(record) for record in found.values()], aside
 
 
-def _setting(file: Path) -> str:
-    """The setting of a file's cell; "" if that cannot be told."""
-    setting, known, _ = file.stem.partition("-")
-    if known:
-        return setting
-    with contextlib.suppress(UsageError):  # of an earlier version of arborsim, or damaged
-        return setting_of(_record(file))
-    return ""
-
-
 def _records(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """What stands in the files, a few at a time; columns that other versions lack are None."""
+    """The rows of the files, read and checked a few at a time."""
     for first in range(0, len(files), _BATCH):
         some = files[first : first + _BATCH]
         records = [_record(path) for path in some]
@@ -341,31 +316,27 @@ def _record(path: Path) -> dict[str, Any]:
     check_parquet(path)
     if path.stat().st_size > _MOST_BYTES:
         raise UsageError(f"{path}: this is no cell: those are smaller; {_REMEDY}")
-    # Cells of earlier versions of arborsim have no digest, nor a dash in their names.
-    if "-" in path.stem and sealed(data := path.read_bytes()) != data:
+    if sealed(data := path.read_bytes()) != data:
         raise UsageError(f"{path}: the file is damaged (its digest is another one); {_REMEDY}")
     file = ParquetTables(path, remedy=_REMEDY)
     rows, groups = file.metadata.num_rows, file.metadata.num_row_groups
     if (rows, groups) != (1, 1):
         raise UsageError(f"{path}: the file is damaged (a cell has one row, not {rows}); {_REMEDY}")
-    others = () if file.schema.equals(SCHEMA) else file.schema  # what is usual is quick
-    for field in others:
-        if field.name not in SCHEMA.names or field.type != SCHEMA.field(field.name).type:
-            raise UsageError(
-                f"{path}: no cell of this version of arborsim has a column {field.name!r:.40} of "
-                f"type {field.type}: take the arborsim that made it, or {_REMEDY}"
-            )
-    if lacking := _ALWAYS.difference(file.schema.names):
-        raise UsageError(f"{path}: the file is damaged (no {min(lacking)}); {_REMEDY}")
+    if not file.schema.equals(SCHEMA):
+        raise UsageError(
+            f"{path}: no cell of this version of arborsim has these columns: take the arborsim "
+            f"that made it, or {_REMEDY}"
+        )
     found: dict[str, Any] = file.read([0]).to_pylist()[0]
     if found["address"] != path.stem:
         raise UsageError(f"{path}: the file is damaged: it does not hold the cell of its name")
-    return dict.fromkeys(SCHEMA.names) | found
+    return found
 
 
 def _check(records: list[dict[str, Any]]) -> None:
     frame = pa.Table.from_pylist(records, schema=SCHEMA).drop(["left_out"]).to_pandas()
-    check_columns(frame, columns := {**HEAD, **FIGURES}, missing=columns.keys() - _ALWAYS)
+    columns = {name: kind for name, kind in HEAD.items() if name != "left_out"}
+    check_columns(frame, columns | FIGURES, missing=FIGURES.keys())
     for right, answered, infeasible in (map(each.get, _SCORE) for each in records):
         known = {each is not None for each in (right, answered, infeasible)}
         if len(known) > 1 or (right or 0) > (answered or 0):
@@ -382,15 +353,13 @@ def _row(record: dict[str, Any]) -> CellRow:
         for name, value in record.items()
     }
     own = {each.name: known[each.name] for each in fields(CellRow) if each.name in known}
-    own |= {name: own[name] or "" for name in ("per", "kept_note", "left_out", "more")}
+    own |= {name: own[name] or "" for name in ("per", "kept_note", "left_out")}
     own |= {name: own[name] is not False for name in ("bounded", "fits")}
     own["wall_s"] = record["wall_s"] or 0.0
     answers = None
     if record["answered"]:
-        answers = Answered(
-            record["right"], record["answered"], record["infeasible"], None, str(record["address"]),
-            budget=record["budget"], problems=record["trace"],
-        )  # fmt: skip
+        counts = *(record[name] for name in _SCORE), None, str(record["address"])
+        answers = Answered(*counts, budget=record["budget"], problems=record["trace"])
     time = TimeSplit(**{each.name: known[each.name] for each in fields(TimeSplit)})
     whole: dict[str, Any] = {**own, "time": time, "relative": Relative(), "answers": answers}
     return CellRow(**whole)

@@ -1,15 +1,17 @@
-"""`arborsim sweep`: a grid of replays and live runs, each cell computed once."""
+"""`arborsim sweep` and `arborsim results`: a grid of replays and live runs, and what it found."""
 
 from __future__ import annotations
 
+import functools
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import typer
-
 from arborsim.core.errors import UsageError
-from arborsim.products.command import argument, command, option
-from arborsim.products.interrupt import interrupted
-from arborsim.products.options import json_option, output_option, run_option
+from arborsim.core.outputs import check_writable, real_path
+from arborsim.products.declare import Written
+from arborsim.products.options import Json, ReportOptions, check_ending
+from arborsim.products.sweep.ask import CellOptions, Sweeping, SweepOptions
 
 #: Failures that are printed; `arborsim results` shows all.
 _MOST = 5
@@ -17,73 +19,100 @@ _MOST = 5
 _MANY = 100_000
 
 
-@command
-def sweep(
-    grid: Path | None = argument(None, "Grid in TOML."),
-    example: bool = option(False, "Print a grid with every key explained.", "--example"),
-    out: Path | None = output_option(None, "Folder for the cells."),
-    jobs: int = run_option(1, "Processes; same cells.", min=1),
-    on: str = run_option("local", "Where cells are computed: local or ray."),
-    allow_code: bool = option(
-        False,
-        "Import policies and searches that the grid names as package.module:Class.",
-        "--allow-code",
-    ),
-    address: str = run_option("", "--on ray: address of the cluster.", shown="one started here"),
-    json: bool = json_option(),
-) -> int:
-    """Replay a grid of traces, policies, budgets and machines, and search it live.
+def sweep(options: SweepOptions, *, example: bool = False, json: Json = False) -> int:
+    """Compute what is missing, and say how it went; returns the exit code.
 
-    Every combination is a cell: a small Parquet file in the folder, named by what it depends on. A
-    second run computes only what is missing; several may share a folder. Ctrl-C keeps the cells
-    that are done; exit code 130. Exit code 1 if cells failed: these are records with their reason,
-    and the next run tries them again.
+    Parameters
+    ----------
+    example
+        Print a grid with every key explained.
+    json
+        Print JSON instead of tables.
     """
     from arborsim.report.words import counted, plain
 
+    grid, out = options.grid, options.out
     if example:
         from arborsim.products.sweep.grid import example_grid
 
-        typer.echo(example_grid(), nl=False)
+        print(example_grid(), end="")
         return 0
-    if grid is None:
+    if not grid:
         raise UsageError("name a grid; arborsim sweep --example prints one")
-    if out is None:
+    if not out:
         raise UsageError("--out is missing: the folder for the cells")
-    from arborsim.products.sweep.ask import Sweeping
-
-    sweeping = Sweeping(
-        grid, out, on=on, workers=jobs, address=address, allow_code=allow_code,
-        foretell=lambda cells: _foretell(cells, grid, out),
-    )  # fmt: skip
+    foretell = functools.partial(_foretell, grid, out)
+    sweeping = Sweeping(replace(options, progress=True), foretell)
     try:
-        tally = sweeping.run(progress=True)
+        tally = sweeping.run()
     except KeyboardInterrupt:
         done = sum(job in sweeping.folder for job in sweeping.jobs)
         whole = counted(len(sweeping.jobs), "cell")
-        return interrupted(f": {out} holds {done:,} of {whole}; the same command goes on")
+        said = f": {out} holds {done:,} of {whole}; the same command goes on"
+        raise KeyboardInterrupt(said) from None
     for name, reason in tally.failures[:_MOST]:
-        typer.echo(plain(f"failed: {name}: {reason}"), err=True)
+        print(plain(f"failed: {name}: {reason}"), file=sys.stderr)
     if len(tally.failures) > _MOST:
-        typer.echo(f"and {len(tally.failures) - _MOST:,} more failures", err=True)
+        print(f"and {len(tally.failures) - _MOST:,} more failures", file=sys.stderr)
     if json:
-        typer.echo(sweeping.results().to_json())
+        print(sweeping.results().to_json())
     else:
-        made = ", ".join(
-            f"{number:,} {status}" for status, number in sorted(tally.statuses.items())
-        )
+        made = [f"{number:,} {status}" for status, number in sorted(tally.statuses.items())]
         there = f"{tally.there:,} were there" if tally.there else ""
-        said = "; ".join(filter(None, (made, there)))
-        typer.echo(f"{counted(len(sweeping.jobs), 'cell')} of {grid} in {out}: {said}")
-        typer.echo(f"arborsim results {out} shows them")
+        said = "; ".join(filter(None, (", ".join(made), there)))
+        print(f"{counted(len(sweeping.jobs), 'cell')} of {grid} in {out}: {said}")
+        print(f"arborsim results {out} shows them")
     return int(bool(tally.failures))
 
 
-def _foretell(cells: int, grid: Path, out: Path) -> None:
+def _foretell(grid: object, out: object, cells: int) -> None:
     """Say what a huge grid comes to, which may be a mistake, before it is begun."""
     from arborsim.core.units import quantity
     from arborsim.products.sweep.cells import FILE_BYTES
 
     if cells > _MANY:
         size = quantity("bytes", cells * FILE_BYTES)
-        typer.echo(f"arborsim: {grid} has {cells:,} cells: about {size} in {out}", err=True)
+        print(f"arborsim: {grid} has {cells:,} cells: about {size} in {out}", file=sys.stderr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOutput(ReportOptions, panel="Output"):
+    """Files to write, and what to print.
+
+    Parameters
+    ----------
+    csv
+        Write the rows as CSV.
+    parquet
+        Write the rows as Parquet.
+    """
+
+    csv: Written | None = None
+    parquet: Written | None = None
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuse, before the work, what cannot be written, and files among the cells."""
+        from arborsim.core.tables import check_format
+        from arborsim.products.sweep.cells import PARTS
+
+        for name, path in self.files.items():
+            check_ending(path, name, ".html" if name == "--report" else name.replace("--", "."))
+            check_writable(path, name)
+            for own in (folder / part for part in PARTS):
+                if real_path(own) in real_path(path).parents:
+                    raise UsageError(f"{name} {path}: {own} is for cells: choose another name")
+            if path.suffix != ".html":
+                check_format(path)
+
+
+def results(options: CellOptions, output: CellOutput) -> None:
+    """Read the cells, then write and print what was asked for."""
+    from arborsim.core.tables import write_table
+
+    output.check_folder(Path(options.folder))
+    found = options.results()
+    rows = found.summary() if options.by else found.to_pandas()
+    for path in (output.csv, output.parquet):
+        if path is not None:
+            write_table(rows, path, found.metadata)
+    output.print(found)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
 from arborsim.core.errors import UnknownName
+from arborsim.core.settings import setting_text
 from arborsim.play.results import related
-from arborsim.products.sweep.arms import as_text, settings_in
-from arborsim.products.sweep.cells import DONE, FIGURES, HEAD, ORIGIN, CellRow
+from arborsim.products.sweep.arms import settings_in
+from arborsim.products.sweep.cells import DONE, FIGURES, HEAD, ORIGIN, CellRow, figures_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,17 +65,12 @@ GROUP_FIGURES = tuple(each.name for each in fields(Grouped) if each.name != "sha
 def compared(rows: Iterable[CellRow]) -> list[CellRow]:
     """Rows in the order of their places, with what is relative to full retention there."""
     known = related(list(rows), lambda row: row.place)
-    ordered = sorted(
-        known,
-        key=lambda row: (
-            # Cells of other versions lack some parameters: they come first.
-            [(each is not None, each) for each in row.place],
-            _budget(row.budget), row.policy, row.settings,
-        ),
-    )  # fmt: skip
-    full = {
-        row.place: row.answers for row in ordered if row.is_baseline and row.answers is not None
-    }
+
+    def order(row: CellRow) -> tuple[Any, ...]:
+        return row.place, _budget(row.budget), row.policy, row.settings
+
+    ordered = sorted(known, key=order)
+    full = {row.place: row.answers for row in ordered if row.is_baseline and row.answers}
     return [_answered(row, full.get(row.place)) for row in ordered]
 
 
@@ -97,10 +93,8 @@ def kept(rows: Iterable[CellRow], where: Mapping[str, Sequence[str]]) -> list[Ce
     """Rows whose columns have one of the given values, as text; names know their nearest."""
     rows = list(rows)
     _check(where, rows)
-    return [
-        row for row in rows
-        if all(text_of(row, name) in values for name, values in where.items())
-    ]  # fmt: skip
+    tests = where.items()
+    return [row for row in rows if all(text_of(row, name) in values for name, values in tests)]
 
 
 def _check(names: Iterable[str], rows: Iterable[CellRow]) -> None:
@@ -113,16 +107,16 @@ def _check(names: Iterable[str], rows: Iterable[CellRow]) -> None:
 
 def text_of(row: CellRow, name: str) -> str:
     """A parameter of a cell as text, also one in `settings` or `more`; "" if it has none."""
-    return as_text(getattr(row, name)) if name in HEAD else _settings(row).get(name, "")
+    return setting_text(getattr(row, name)) if name in HEAD else _settings(row).get(name, "")
 
 
 def _settings(row: CellRow) -> dict[str, str]:
-    """Of the policy, and of a live run."""
+    """Settings of the policy, and of a live run."""
     return {**settings_in(row.settings), **settings_in(row.more)}
 
 
 def grouping(report: SweepReport) -> tuple[str, ...]:
-    """What groups share: as asked for, else policy, settings that are given, and budget.
+    """The columns that groups share: as asked, else policy, settings that are given, and budget.
 
     Cells that were replayed and those that were run live do not mix: seconds of the former are
     simulated.
@@ -138,10 +132,11 @@ def averaged(report: SweepReport, by: Sequence[str]) -> list[str]:
     settings = {name: "" for row in report.rows for name in _settings(row)}
     names = [name for name in {**HEAD, **settings} if name not in (*by, *_NO_PARAMETER)]
     shared = sharing(report.rows, by).values()
-    return [
-        name for name in names
-        if any(len({text_of(row, name) for row in own}) > 1 for own in shared)
-    ]  # fmt: skip
+
+    def differs(name: str) -> bool:
+        return any(len({text_of(row, name) for row in own}) > 1 for own in shared)
+
+    return [name for name in names if differs(name)]
 
 
 def groups(report: SweepReport, by: Sequence[str]) -> list[Grouped]:
@@ -152,9 +147,7 @@ def groups(report: SweepReport, by: Sequence[str]) -> list[Grouped]:
     return [group_of(shared, rows) for shared, rows in ordered]
 
 
-def sharing(
-    rows: Iterable[CellRow], by: Sequence[str]
-) -> dict[tuple[str, ...], list[CellRow]]:  # fmt: skip
+def sharing(rows: Iterable[CellRow], by: Sequence[str]) -> dict[tuple[str, ...], list[CellRow]]:
     """Rows by their values of these columns, as text."""
     found: dict[tuple[str, ...], list[CellRow]] = {}
     for row in rows:
@@ -167,15 +160,17 @@ def group_of(shared: tuple[str, ...], rows: Sequence[CellRow]) -> Grouped:
     done = [row for row in rows if row.status == DONE]
     scores = [row.answers for row in done if row.answers is not None]
     return Grouped(
-        shared, len(rows), len(rows) - len(done),
-        _mean(row.relative.peak_hbm for row in done),
-        _mean(row.relative.time for row in done),
-        _mean(row.attention_kept for row in done),
-        _mean(row.oracle_gap for row in done),
-        _mean(row.output_error for row in done),
-        sum(score.right for score in scores) if scores else math.nan,
-        sum(score.n for score in scores) if scores else math.nan,
-    )  # fmt: skip
+        shared=shared,
+        cells=len(rows),
+        without=len(rows) - len(done),
+        hbm_vs_full=_mean(row.relative.peak_hbm for row in done),
+        time_vs_full=_mean(row.relative.time for row in done),
+        attention_kept=_mean(row.attention_kept for row in done),
+        oracle_gap=_mean(row.oracle_gap for row in done),
+        output_error=_mean(row.output_error for row in done),
+        right=sum(score.right for score in scores) if scores else math.nan,
+        answered=sum(score.n for score in scores) if scores else math.nan,
+    )
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -195,16 +190,10 @@ def to_frame(report: SweepReport) -> pd.DataFrame:
 
 
 def _flat(row: CellRow) -> dict[str, Any]:
-    score = row.answers
-    found = {
-        **{name: getattr(row, name, None) for name in (*HEAD, *FIGURES)},
-        **vars(row.time), "total_s": row.total_s, "tokens_per_s": row.tokens_per_s,
-        "right": score.right if score else None, "answered": score.n if score else None,
-        "infeasible": score.infeasible if score else None,
-        "code": row.code, "inputs": row.inputs,
-        "hbm_vs_full": row.relative.peak_hbm, "time_vs_full": row.relative.time,
-        "speed_vs_full": row.relative.tokens_per_s, "oracle_gap": row.oracle_gap,
-    }  # fmt: skip
+    found = {name: getattr(row, name) for name in (*HEAD, *ORIGIN)} | figures_of(row)
+    relative, gap = row.relative, row.oracle_gap
+    compared = (relative.peak_hbm, relative.time, relative.tokens_per_s, gap)
+    found |= dict(zip(RELATIVE, compared, strict=True))
     unknown = {name for name, kind in FIGURES.items() if kind != "str" and _nan(found[name])}
     return {name: None if name in unknown else value for name, value in found.items()}
 
@@ -232,7 +221,5 @@ def to_json(report: SweepReport) -> str:
     by = grouping(report) if report.by else ()
     frame = group_frame(report, by) if by else to_frame(report)
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return documents.to_json({
-        "folder": report.folder, "cells": len(report.rows), "superseded": report.superseded,
-        "by": list(by), "rows": rows,
-    })  # fmt: skip
+    about = {"folder": report.folder, "cells": len(report.rows), "superseded": report.superseded}
+    return documents.to_json(about | {"by": list(by), "rows": rows})

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,16 +25,13 @@ def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _budget(value: object) -> Budget:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("must be a budget: 2048, or 0.25")
-    return Budget.parse(str(value))
-
-
 def _kind(what: str, known: Iterable[str]) -> Any:
     return one_of(what, ("", *known))
 
 
+#: Keys of a cell's machine and of its layout, in the order of `Group.machines` and `.layouts`.
+MACHINE = ("gpu", "host", "engine", "model", "kv_dtype", "weights")
+LAYOUT = ("recall", "page_size", "tree_attention")
 _Any = parsed(_listed)  # one value stands for a list of one
 Names = Annotated[tuple[str, ...], _Any]
 Count = Annotated[int, Meta(ge=0)]
@@ -53,7 +50,7 @@ class Budgets:
     """Policies and budgets, of replays and of live runs."""
 
     policies: Annotated[tuple[Text | PolicyTable, ...], _Any] = ()
-    budgets: Annotated[tuple[Annotated[Budget, parsed(_budget)], ...], _Any] = (
+    budgets: Annotated[tuple[Annotated[Budget, parsed(Budget.stated)], ...], _Any] = (
         Budget("0.5", share=0.5),
     )
 
@@ -82,15 +79,25 @@ class Group(Budgets):
     quality: bool = True
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if getattr(self, each.name) == () and each.name not in ("calibrations", "traces",
-                                                                    "policies"):  # fmt: skip
-                raise UsageError(f"{each.name} is empty: name at least one, or leave it out")
+        for name, value in vars(self).items():
+            if value == () and name not in ("calibrations", "traces", "policies"):
+                raise UsageError(f"{name} is empty: name at least one, or leave it out")
+
+    @property
+    def machines(self) -> tuple[tuple[str, ...], ...]:
+        """The values of each key of `MACHINE`."""
+        gpus = self.gpus, self.hosts, self.engines
+        return *gpus, self.models, self.kv_dtypes, self.weights
+
+    @property
+    def layouts(self) -> tuple[tuple[Any, ...], ...]:
+        """The values of each key of `LAYOUT`."""
+        return self.recalls, self.page_sizes, self.tree_attention
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What a grid asks for, each part with its place in the file."""
+    """The cells that a grid asks for, each part with its place in the file."""
 
     groups: tuple[tuple[str, Group], ...]  #: ``("[[cells]] 1", ...)``; "" is the top of the file
     live: tuple[tuple[str, Mapping[str, Any]], ...]  #: arguments of `arborsim.live`
@@ -102,7 +109,7 @@ def example_grid() -> str:
 
 
 def read_toml(path: Path, allow_code: bool) -> dict[str, Any]:
-    """What stands in a file; names of code to import are refused unless they are allowed."""
+    """The tables of a file; names of code to import are refused unless they are allowed."""
     raw = parse_toml(read_text(path), "this")
     if not allow_code:
         for what, name in _named(raw):

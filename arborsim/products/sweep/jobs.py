@@ -21,6 +21,7 @@ from arborsim.core.errors import MissingSignal, UsageError
 from arborsim.core.installed import sources
 from arborsim.core.outputs import real_path
 from arborsim.core.records import convert, located
+from arborsim.core.settings import setting_text
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import unsuited
@@ -29,22 +30,25 @@ from arborsim.play.results import ANY
 from arborsim.policies.registry import build, values_of
 from arborsim.products.calibrate.documents import apply, read_calibration
 from arborsim.products.replay.run import SOURCES
-from arborsim.products.sweep.arms import Arm, arms_of, as_text, code_of, shown
-from arborsim.products.sweep.grid import Budgets, Group, grid_of, read_toml
+from arborsim.products.sweep.arms import Arm, arms_of, code_of, shown
+from arborsim.products.sweep.grid import LAYOUT, MACHINE, Budgets, Group, grid_of, read_toml
 from arborsim.searches import find_search
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Geometry
 
 #: Grows when a cell's file changes its meaning: cells of other versions are computed again.
 VERSION = 2
-#: What tells a cell from all others of its folder: the first columns of its file.
+#: Parameters that tell a cell from all others of its folder: the first columns of its file.
 PARAMETERS = (
-    "kind", "trace", "policy", "settings", "budget", "gpu", "host", "engine", "model", "kv_dtype",
-    "weights", "recall", "page_size", "tree_attention", "first", "episodes", "quality", "more",
-)  # fmt: skip
+    *("kind", "trace", "policy", "settings", "budget", *MACHINE, *LAYOUT),
+    *("first", "episodes", "quality", "more"),
+)
 #: The sources that a cell's figures depend on.
 CODE = {
-    "replay": (*SOURCES, "arborsim/products/choices.py", "arborsim/products/replay/ask.py"),
+    "replay": (
+        *SOURCES,
+        *(f"arborsim/products/{n}.py" for n in ("choices", "options", "replay/ask")),
+    ),
     "live": ("arborsim", "arborsim_torch"),
 }
 #: Keys of ``[[live]]`` that take a list as it is.
@@ -76,7 +80,7 @@ class Job:
 
     @cached_property
     def address(self) -> str:
-        """What names its file: its setting, then a digest of contents of inputs and code, too."""
+        """The name of its file: its setting, then a digest of contents of inputs and code, too."""
         made_of = digest([VERSION, self.code, self.head, self.inputs])
         return f"{self.setting}-{made_of[:16]}"
 
@@ -92,14 +96,20 @@ def setting_of(head: Mapping[str, Any]) -> str:
     return digest({name: head[name] for name in PARAMETERS})[:16]
 
 
+Check = Callable[[Mapping[str, Any]], None]
+Announce = Callable[[int], None]
+
+
 def read_jobs(
-    path: Path, check_live: Callable[[Mapping[str, Any]], None], allow_code: bool = False,
-    foretell: Callable[[int], None] = lambda cells: None,
-) -> list[Job]:  # fmt: skip
+    path: Path,
+    check_live: Check,
+    allow_code: bool = False,
+    announce: Announce = lambda cells: None,
+) -> list[Job]:
     """The cells of a grid in TOML, each once; a `UsageError` is one line that names the file.
 
     `check_live` refuses arguments of `arborsim.live` that cannot work.  With `allow_code`, policies
-    and searches may be ``package.module:Class``.  `foretell` is told how many cells of replays the
+    and searches may be ``package.module:Class``.  `announce` is told how many cells of replays the
     lists multiply to before any is made: millions take minutes, and gigabytes of memory.
     """
     if not path.exists():
@@ -108,13 +118,15 @@ def read_jobs(
             "prints a grid to begin with"
         )
     with located(str(path)):
-        return jobs_of(read_toml(path, allow_code), path.parent, check_live, foretell)
+        return jobs_of(read_toml(path, allow_code), path.parent, check_live, announce)
 
 
 def jobs_of(
-    raw: Mapping[str, Any], base: Path, check_live: Callable[[Mapping[str, Any]], None],
-    foretell: Callable[[int], None] = lambda cells: None,
-) -> list[Job]:  # fmt: skip
+    raw: Mapping[str, Any],
+    base: Path,
+    check_live: Check,
+    announce: Announce = lambda cells: None,
+) -> list[Job]:
     """`read_jobs`, of what `tomllib` made of the text, with paths relative to `base`."""
     grid = grid_of(raw)
     expander = _Replays(base, [group for _, group in grid.groups])
@@ -122,7 +134,7 @@ def jobs_of(
     for place, group in grid.groups:
         with located(place):
             cells += expander.cells(group)
-    foretell(cells)
+    announce(cells)
     jobs: dict[str, Job] = {}
     for place, group in grid.groups:
         with located(place):
@@ -163,49 +175,41 @@ class _Replays:
                 number * (len(group.budgets) if build(use).uses_budget else 1)
                 for use, number in uses.items()
             )
-        lists = (group.gpus, group.hosts, group.engines, group.models, group.kv_dtypes,
-                 group.weights, group.recalls, group.page_sizes, group.tree_attention)  # fmt: skip
+        lists = (*group.machines, *group.layouts)
         return arms * len(self._traces(group)) * math.prod(map(len, lists))
 
     def jobs(self, group: Group) -> Iterator[Job]:
         """All combinations, those of a trace together."""
-        machines = list(product(group.gpus, group.hosts, group.engines, group.models,
-                                group.kv_dtypes, group.weights))  # fmt: skip
-        layouts = list(product(group.recalls, group.page_sizes, group.tree_attention))
+        machines, layouts = list(product(*group.machines)), list(product(*group.layouts))
         for path in self._traces(group):
             reader = self._readers[path]
             if not range(reader.num_episodes)[group.first :]:
                 raise UsageError(f"{path}: no episode {group.first}; it has {reader.num_episodes}")
             arms = self._arms(group, reader)
-            for gpu, host, engine, model, kv_dtype, weights in machines:
-                machine = self._profile(gpu, host, engine)
-                name, geometry = self._model(model, weights, kv_dtype, reader.info.geometry)
-                inputs = {"trace": self._digests[path], "machine": machine,
-                          "model": digest(geometry)}  # fmt: skip
-                head = {
-                    "kind": "replay", "trace": self._names[path], "gpu": gpu, "host": host,
-                    "engine": engine, "model": name, "kv_dtype": kv_dtype,
-                    "weights": weights, "first": group.first, "episodes": group.episodes,
-                    "quality": group.quality, "more": "",
-                }  # fmt: skip
-                given = {
-                    "traces": str(path), "gpu": self._file(gpu), "host": self._file(host),
-                    "engine": self._file(engine), "model": self._file(model, ".json"),
-                    "kv_dtype": kv_dtype, "weights": weights, "first": group.first,
-                    "episodes": group.episodes or None, "quality": group.quality,
-                }  # fmt: skip
+            part = {"first": group.first, "episodes": group.episodes, "quality": group.quality}
+            for values in machines:
+                told = dict(zip(MACHINE, values, strict=True))
+                named = {key: told[key] for key in ("gpu", "host", "engine")}
+                types = told["weights"], told["kv_dtype"]
+                model, geometry = self._model(told["model"], *types, reader.info.geometry)
+                inputs = {"trace": self._digests[path], "machine": self._profile(*named.values())}
+                inputs["model"] = digest(geometry)
+                head = {"kind": "replay", "trace": self._names[path], "more": ""} | told | part
+                given: dict[str, Any] = {"traces": str(path)} | told | part
+                given |= {key: self._file(name) for key, name in named.items()}
+                given |= {"model": self._file(told["model"], ".json")}
+                given |= {"episodes": group.episodes or None}
                 for arm in arms:
                     why = self._cannot(arm, reader, geometry)
                     cells = [b.text for b in group.budgets] if arm.policy.uses_budget else [ANY]
-                    for budget, (recall, pages, shared) in product(cells, layouts):
-                        layout = {"recall": recall, "page_size": pages, "tree_attention": shared}
+                    for budget, values in product(cells, layouts):
+                        layout = dict(zip(LAYOUT, values, strict=True))
                         yield Job(
-                            {**head, **layout, "policy": arm.policy.label, "budget": budget,
-                             "settings": shown(arm.settings)},
-                            {**given, **layout, "policies": arm.use, "settings": arm.texts,
-                             "budgets": "1" if budget == ANY else budget},
-                            {**inputs, **arm.inputs}, why,
-                        )  # fmt: skip
+                            head | layout | {"model": model} | arm.head(budget),
+                            given | layout | arm.given(budget),
+                            inputs | arm.inputs,
+                            why,
+                        )
 
     def _traces(self, group: Group) -> list[Path]:
         found: dict[Path, None] = {}
@@ -284,28 +288,30 @@ def _live_jobs(
         told = dict(zip(lists, values, strict=True))
         given, files = _with_files(told, base)
         apart = ("task", "model", "recall", "first", "episodes", "settings")
-        more = {key: as_text(value) for key, value in told.items() if key not in apart}
+        more = {key: setting_text(value) for key, value in told.items() if key not in apart}
         more |= dict(each.split("=", 1) for each in _settings(told))
+        head = {
+            **dict.fromkeys(("host", "engine", "kv_dtype"), ""),
+            "kind": "live",
+            "trace": told.get("task") or told.get("model") or "chain",
+            "gpu": told.get("gpu", told.get("device", "cpu")),
+            "model": told.get("model", ""),
+            "weights": told.get("dtype", ""),
+            "recall": told.get("recall", "stage"),
+            "page_size": told.get("page_tokens", 0),
+            "tree_attention": True,
+            **{key: told.get(key, 0) for key in ("first", "episodes")},
+            "quality": False,
+            "more": shown(more),
+        }
         for use, settings, asked in arms_of(chosen.policies, base):
             policy = build(use, dict(settings))
             arm = Arm(use, policy, settings, asked)
             budgets = [b.text for b in chosen.budgets] if policy.uses_budget else [ANY]
             for budget in budgets:
-                arguments = {**given, "policies": use, "full": False,
-                             "settings": [*_settings(given), *arm.texts],
-                             "budgets": "1" if budget == ANY else budget}  # fmt: skip
+                arguments = given | {"full": False} | arm.given(budget, _settings(given))
                 check(arguments)
-                head = {
-                    "kind": "live", "trace": told.get("task") or told.get("model") or "chain",
-                    "policy": policy.label, "settings": shown(settings), "budget": budget,
-                    "gpu": told.get("gpu", told.get("device", "cpu")), "host": "", "engine": "",
-                    "model": told.get("model", ""), "kv_dtype": "",
-                    "weights": told.get("dtype", ""), "recall": told.get("recall", "stage"),
-                    "page_size": told.get("page_tokens", 0), "tree_attention": True,
-                    "first": told.get("first", 0), "episodes": told.get("episodes", 0),
-                    "quality": False, "more": shown(more),
-                }  # fmt: skip
-                yield Job(head, arguments, {**files, **arm.inputs})
+                yield Job(head | arm.head(budget), arguments, files | arm.inputs)
 
 
 def _with_files(told: Mapping[str, Any], base: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -337,11 +343,11 @@ def _choices(key: str, value: Any) -> list[Any]:
 
 
 def _settings(given: Mapping[str, Any]) -> list[str]:
-    """Of the search and of all policies, as the block gives them."""
+    """Settings of the search and of all policies, as the block gives them."""
     table = given.get("settings", {})
     if not isinstance(table, Mapping):
         raise UsageError("settings must be a table such as { keep = 2 }")
-    return [f"{key}={as_text(value)}" for key, value in table.items()]
+    return [f"{key}={setting_text(value)}" for key, value in table.items()]
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """Cells on the machines of a Ray cluster; each needs arborsim, and the inputs at the same paths.
 
-Workers get a cell's parameters and the paths of its inputs, and return its small file; what writes
-is the sweep alone.
+Workers get a cell's parameters and the paths of its inputs, and return its small file, which the
+sweep alone writes.
 """
 
 from __future__ import annotations

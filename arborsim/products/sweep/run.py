@@ -15,14 +15,12 @@ from arborsim.products.sweep.jobs import Job
 #: Between two looks at cells that another sweep computes.
 _LOOK_S = 0.2
 #: Computes items here or elsewhere: as `arborsim.core.workers.unfold`, without its last argument.
-Pool = Callable[
-    [Callable[[Job], Made], Callable[[], Job]], "Iterator[tuple[Job, Made]]"
-]  # fmt: skip
+Pool = Callable[[Callable[[Job], Made], Callable[[], Job]], Iterator[tuple[Job, Made]]]
 
 
 @dataclass
 class Tally:
-    """What a sweep did."""
+    """The cells that a sweep computed or found."""
 
     there: int = 0  #: cells that an earlier or another sweep computed
     statuses: Counter[str] = field(default_factory=Counter)  #: of cells computed now
@@ -53,9 +51,12 @@ def local(workers: int) -> Pool:
 
 
 def fill(
-    folder: Folder, jobs: Sequence[Job], compute: Callable[[Job], Made], pool: Pool,
+    folder: Folder,
+    jobs: Sequence[Job],
+    compute: Callable[[Job], Made],
+    pool: Pool,
     notice: Callable[[Job, Tally], None] = lambda job, tally: None,
-) -> Tally:  # fmt: skip
+) -> Tally:
     """Compute and write the cells that are not in the folder.
 
     Cells are locked while they are computed: those of other sweeps are waited for, and taken over

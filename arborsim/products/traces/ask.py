@@ -61,7 +61,7 @@ class Trace:
 
     @cached_property
     def signals(self) -> tuple[str, ...]:
-        """What was observed of the tokens, and policies can read: ``"attention"`` and others."""
+        """Observations of the tokens, which policies can read: ``"attention"`` and others."""
         from arborsim.core.observations import Signal
 
         return tuple(str(signal) for signal in Signal if self._reader.has(signal))

@@ -1,4 +1,4 @@
-"""What a trace holds, in numbers and as drawn trees: the data behind ``arborsim inspect``."""
+"""The content of a trace, in numbers and as drawn trees: the data of ``arborsim inspect``."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ _ASCII = ("|- ", "`- ", "v  ", "|  ", "   ", "~")
 
 @dataclass
 class _Block:
-    """What one line says about a thought block; visits are numbers of transitions, from 1."""
+    """The line about a thought block; visits are numbers of transitions, from 1."""
 
     number: int
     parent: int

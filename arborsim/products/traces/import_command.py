@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+import sys
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from arborsim.core.errors import UsageError
-from arborsim.products.command import argument, group, option, subcommand
+from arborsim.products.declare import Count, Option, Options, Written
 from arborsim.products.options import command_line
 from arborsim.report.progress import PatientProgress
 from arborsim.report.words import plain
@@ -18,35 +16,43 @@ from arborsim.report.words import plain
 if TYPE_CHECKING:
     from arborsim.trace.importers.sources import Contents, Description
 
-import_ = group("Make a trace of a recording in another format (structure and lengths).")
-OnDamage = StrEnum("OnDamage", ["refuse", "skip"])
-Order = StrEnum("Order", {"levels": "levels", "depth_first": "depth-first"})
 _MOST_SHOWN = 10
 
 
 @dataclass(frozen=True)
-class ImportOptions:
-    """What is read, and the trace that is made."""
+class ImportOptions(Options):
+    """The recording that is read, and the trace that is made.
 
-    log: Path = argument(..., "The recording.")
-    out: Path = argument(..., "The trace to make.", writes=True)
-    limit: int = option(0, "Items to read.", shown="all", min=0)
-    on_damage: OnDamage = option(
-        OnDamage.refuse, "Damaged items: refuse the file, or skip and name them."
-    )
-    overwrite: bool = option(False, "Replace the trace.", "--overwrite")
-    model: str = option(
-        "llama-3.1-8b",
-        "Geometry to charge for: a name, or a config.json. None is recorded.",
-        complete="model",
-    )
+    Parameters
+    ----------
+    log
+        The recording.
+    out
+        The trace to make.
+    limit
+        Items to read.
+    on_damage
+        Damaged items: refuse the file, or skip and name them.
+    overwrite
+        Replace the trace.
+    model
+        Geometry to charge for: a name, or a config.json. None is recorded.
+    """
+
+    log: Path
+    out: Written
+    _: KW_ONLY
+    limit: Annotated[Count, Option(shown="all")] = 0
+    on_damage: Literal["refuse", "skip"] = "refuse"
+    overwrite: bool = False
+    model: Annotated[str, Option(complete="model")] = "llama-3.1-8b"
 
     def write(self, contents: Contents[Any], about: Description) -> None:
         """Make the trace, and say what was left out."""
         from arborsim.machine.lookup import load_geometry
         from arborsim.trace.importers.sources import refuse_damage, trace_info, write_trace
 
-        if self.on_damage is OnDamage.refuse or not contents.searches:
+        if self.on_damage == "refuse" or not contents.searches:
             refuse_damage(self.log, contents)
         geometry = load_geometry(self.model)
         info = trace_info(self.log, about, contents, geometry, command_line())
@@ -54,23 +60,33 @@ class ImportOptions:
         with PatientProgress(tokens) as progress:
             write_trace(contents, info, self.out, self.overwrite, progress.advance)
         for damaged in contents.damaged[:_MOST_SHOWN]:
-            typer.echo(f"left out {plain(damaged)}", err=True)
+            print(f"left out {plain(damaged)}", file=sys.stderr)
         if len(contents.damaged) > _MOST_SHOWN:
             more = len(contents.damaged) - _MOST_SHOWN
-            typer.echo(f"left out {more} more; the trace's metadata names them", err=True)
-        typer.echo(
+            print(f"left out {more} more; the trace's metadata names them", file=sys.stderr)
+        print(
             f"wrote {self.out}: {len(contents.searches):,} searches, {tokens:,} tokens; lengths: "
             f"{about.lengths}; {len(contents.damaged)} of {contents.items:,} items left out"
         )
 
 
-@dataclass(frozen=True)
-class LengthOptions:
-    """Tokens of what has text only."""
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions(Options):
+    """Tokens of what has text only.
 
-    tokens_per_character: float = option(0.62, "Tokens of a text, where the source has no number.")
-    prompt_tokens: int = option(0, "Length of the prompt.", shown="of the problem's text", min=0)
-    thought_tokens: int = option(0, "Length of each thought.", shown="of its text", min=0)
+    Parameters
+    ----------
+    tokens_per_character
+        Tokens of a text, where the source has no number.
+    prompt_tokens
+        Length of the prompt.
+    thought_tokens
+        Length of each thought.
+    """
+
+    tokens_per_character: float = 0.62
+    prompt_tokens: Annotated[Count, Option(shown="of the problem's text")] = 0
+    thought_tokens: Annotated[Count, Option(shown="of its text")] = 0
 
     def check(self, value_scale: float) -> None:
         if not 0 < self.tokens_per_character <= 100:
@@ -88,14 +104,24 @@ class LengthOptions:
         return f"characters x {self.tokens_per_character:g}, rounded"
 
 
-@subcommand(import_, "Log of the tree-of-thoughts program (JSON).")
 def tot(
     given: ImportOptions,
-    lengths: LengthOptions = LengthOptions(),
-    value_scale: float = option(60.0, "Value that becomes reward 1."),
-    task: str = option("", "Name of the task.", shown="game24; crosswords if depth first"),
+    lengths: LengthOptions,
+    *,
+    value_scale: float = 60.0,
+    task: Annotated[str, Option(shown="game24; crosswords if depth first")] = "",
 ) -> None:
-    """Log of the tree-of-thoughts program (JSON): breadth first, depth first, or samples."""
+    """Log of the tree-of-thoughts program (JSON).
+
+    It is breadth first, depth first, or samples.
+
+    Parameters
+    ----------
+    value_scale
+        Value that becomes reward 1.
+    task
+        Name of the task.
+    """
     from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_list
     from arborsim.trace.importers.tot import DEPTH_FIRST, TotLog
 
@@ -112,20 +138,42 @@ def tot(
     given.write(contents, about)
 
 
-@subcommand(import_, "Trees of nested objects (JSON, or JSON lines).")
 def tree(
     given: ImportOptions,
-    root: str = option("", "Field that holds the tree; a.b: b in a.", shown="the item itself"),
-    children: str = option("children", "Field of a node that lists its children."),
-    text: str = option("text", "Field of a node's text; '' for none."),
-    value: str = option("", "Field of a node's value, which becomes its reward.", shown="none"),
-    tokens: str = option("", "Field of a node's number of tokens.", shown="by the text"),
-    order: Order = option(Order.levels, "How the tree is written: level by level, or depth first."),
-    lengths: LengthOptions = LengthOptions(),
-    value_scale: float = option(1.0, "Value that becomes reward 1."),
-    task: str = option("reasoning trees", "Name of the task."),
+    lengths: LengthOptions,
+    *,
+    root: Annotated[str, Option(shown="the item itself")] = "",
+    children: str = "children",
+    text: str = "text",
+    value: Annotated[str, Option(shown="none")] = "",
+    tokens: Annotated[str, Option(shown="by the text")] = "",
+    order: Literal["levels", "depth-first"] = "levels",
+    value_scale: float = 1.0,
+    task: str = "reasoning trees",
 ) -> None:
-    """Trees of nested objects (JSON, or JSON lines): which field has what is named here."""
+    """Trees of nested objects (JSON, or JSON lines).
+
+    Options name the fields.
+
+    Parameters
+    ----------
+    root
+        Field that holds the tree; a.b: b in a.
+    children
+        Field of a node that lists its children.
+    text
+        Field of a node's text; '' for none.
+    value
+        Field of a node's value, which becomes its reward.
+    tokens
+        Field of a node's number of tokens.
+    order
+        How the tree is written: level by level, or depth first.
+    value_scale
+        Value that becomes reward 1.
+    task
+        Name of the task.
+    """
     from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_objects
     from arborsim.trace.importers.trees import NestedTree
 
@@ -135,7 +183,7 @@ def tree(
     if not (text or tokens or lengths.thought_tokens):
         raise UsageError("lengths need --text, --tokens or --thought-tokens")
     check_out(given.out, given.overwrite)
-    deep = order is Order.depth_first
+    deep = order == "depth-first"
     reading = NestedTree(
         **asdict(lengths), children=children, text=text, value=value, tokens=tokens, root=root,
         value_scale=value_scale, depth_first=deep,
@@ -150,8 +198,9 @@ def tree(
     given.write(contents, Description("tree", task, how, said, options, NO_ENDS))
 
 
-@subcommand(import_)
-def deft(given: ImportOptions) -> None:
+def deft(
+    given: ImportOptions,
+) -> None:
     """DeFT's reasoning trees (JSON): tokens per node."""
     from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_list
     from arborsim.trace.importers.trees import deft_search
@@ -162,22 +211,29 @@ def deft(given: ImportOptions) -> None:
     given.write(contents, about)
 
 
-@subcommand(import_, "Mooncake's requests (JSON lines), 512-token prefix blocks.")
-def mooncake(given: ImportOptions) -> None:
-    """Mooncake's requests (JSON lines): arrivals in ms, 512-token prefix blocks."""
+def mooncake(
+    given: ImportOptions,
+) -> None:
+    """Mooncake's requests (JSON lines), 512-token prefix blocks."""
     _requests("mooncake", given)
 
 
-@subcommand(import_, "Qwen-Bailian's requests (JSON lines), 16-token blocks.")
-def bailian(given: ImportOptions) -> None:
-    """Qwen-Bailian's requests (JSON lines): arrivals in s, 16-token prefix blocks."""
+def bailian(
+    given: ImportOptions,
+) -> None:
+    """Qwen-Bailian's requests (JSON lines), 16-token blocks."""
     _requests("bailian", given)
 
 
-@subcommand(import_)
-def azure(given: ImportOptions) -> None:
+def azure(
+    given: ImportOptions,
+) -> None:
     """Azure's requests (CSV): arrivals and lengths."""
     _requests("azure", given)
+
+
+_MADE = (tot, tree, deft, mooncake, bailian, azure)
+SUBCOMMANDS = {made.__name__: made for made in _MADE}
 
 
 def _requests(name: str, given: ImportOptions) -> None:
@@ -192,7 +248,7 @@ def _requests(name: str, given: ImportOptions) -> None:
     if block_tokens:
         saved = requests.shared_prefix_tokens(contents.searches, block_tokens)
         whole = sum(request.prompt_tokens for request in contents.searches)
-        typer.echo(
+        print(
             f"{saved:,} of {whole:,} prompt tokens ({saved / whole:.1%}) had come before, as a "
             f"prefix of whole {block_tokens}-token blocks: plans share them, replays do not"
         )

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from arborsim.products.command import argument, command, option
-from arborsim.products.options import json_option, print_json
+from arborsim.products.declare import Count, Option, Positive
+from arborsim.products.options import Json, print_json
 
 
-@command
 def inspect(
-    trace: Path = argument(..., "A trace file, or the .parts of a recording.", complete="trace"),
-    all: bool = option(
-        False, "Also how it was made, sizes per column, each policy, more trees.", "--all"
-    ),
-    episodes: int | None = option(
-        None, "Episodes whose tree is drawn.", shown="1, with --all 2", min=0
-    ),
-    nodes: int | None = option(
-        None, "Most nodes per tree.", shown="those that fit, with --all 24", min=1
-    ),
-    json: bool = json_option(),
+    trace: Annotated[Path, Option(complete="trace")],
+    *,
+    all: bool = False,
+    episodes: Annotated[Count | None, Option(shown="1, with --all 2")] = None,
+    nodes: Annotated[Positive | None, Option(shown="those that fit, with --all 24")] = None,
+    json: Json = False,
 ) -> None:
-    """Show what a trace holds: its model and search, its sizes, and what can replay it."""
+    """Show what a trace holds: its model and search, its sizes, and what can replay it.
+
+    Parameters
+    ----------
+    trace
+        A trace file, or the .parts of a recording.
+    all
+        Also how it was made, sizes per column, each policy, more trees.
+    episodes
+        Episodes whose tree is drawn.
+    nodes
+        Most nodes per tree.
+    json
+        Print JSON instead of tables.
+    """
     from arborsim.core.documents import strict
     from arborsim.products.traces.ask import open_trace
 

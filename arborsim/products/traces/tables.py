@@ -1,4 +1,4 @@
-"""What a trace holds, in a terminal: a screen of it, or everything."""
+"""The content of a trace in a terminal: a screen of it, or everything."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ _WIDE = 150
 #: Lines of the short form, and those of it around the thoughts of its tree.
 _LINES, _AROUND = 38, 6
 #: Statistics that the short form shows, and most thoughts of its tree.
-_FEW = (
-    "prompt_tokens", "generated_tokens", "longest_path_tokens", "nodes", "depth", "branching",
-)  # fmt: skip
+_TOKENS = ("prompt_tokens", "generated_tokens", "longest_path_tokens")
+_FEW = (*_TOKENS, "nodes", "depth", "branching")
 _FEW_NODES = 8
 #: What `--all` draws unless options say otherwise.
 _EPISODES, _NODES = 2, 24
@@ -101,8 +100,8 @@ def _show_short(console: Console, found: Description, unicode: bool) -> None:
 def _wrapped(console: Console, title: str, names: Sequence[str]) -> None:
     """A title and names on lines of whole words."""
     text = f"{title}: {', '.join(names)}" if names else title
-    for line in textwrap.wrap(text, console.width - 1, subsequent_indent="  ",
-                              break_on_hyphens=False):  # fmt: skip
+    wrap = textwrap.TextWrapper(console.width - 1, subsequent_indent="  ", break_on_hyphens=False)
+    for line in wrap.wrap(text):
         _line(console, line)
 
 

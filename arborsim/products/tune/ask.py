@@ -2,92 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import output_path
-from arborsim.core.settings import MOST_INT
-from arborsim.core.tables import made_by
 from arborsim.products import choices
-from arborsim.products.equivalent import equivalent
+from arborsim.products.choices import Settings, Traces
+from arborsim.products.declare import (
+    Count,
+    InPython,
+    Option,
+    Positive,
+    Seed,
+    call,
+    equivalent,
+    setting_texts,
+)
+from arborsim.products.options import MachineOptions
 from arborsim.products.results import Results, not_in_file
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
 
     import pandas as pd
     from rich.console import Console
 
-    from arborsim.products.choices import Files, Settings
     from arborsim.products.tune.run import Tuned
     from arborsim.report.table import Table
 
+_STUDY = "sqlite:///tune.sqlite"  # where the command keeps the study
 
-def tune(
-    traces: Files,
-    *,
-    policy: str,
-    vary: str | Sequence[str] = (),
-    budget: str = "0.2:0.8",
-    settings: Settings = (),
-    trials: int = 40,
-    memory: str = "peak",
-    quality: str = "kept",
-    seed: int = 0,
-    worker: int = 0,
-    storage: str = "",
-    study: str = "",
-    gpu: str = "h100",
-    host: str = "",
-    engine: str = "vllm",
-    model: str = "",
-    kv_dtype: str = "",
-    weights: str = "",
-    recall: str = "stage",
-    page_size: int = 1,
-    tree_attention: bool = True,
-    progress: bool = False,
-) -> TuneResults:
-    """Find settings of a policy that no others beat in memory, time and quality.
 
-    Every trial replays the even episodes of the traces; the front is replayed again on the odd
-    ones.
+@dataclass(frozen=True)
+class TuneOptions(MachineOptions):
+    """Tune a policy's settings and budget for memory, time and quality at once.
+
+    Trials replay the even episodes of the traces. The front, settings that no others beat, is
+    replayed on the odd ones, which no trial has seen. The same command goes on with the study.
 
     Parameters
     ----------
-    traces : path or sequence of paths
+    traces
         Trace files.
-    policy : str
-        A name, ``"package.module:Class"``, or the file of a composition (``"mine.toml"``).
-    vary : str or sequence of str
-        Settings to vary: ``"place.ddr=0:4"``, ``"sinks=0,4,16"``, or a name alone where the policy
-        knows the range.  "" for all that are shares in [0, 1].
-    budget : str
-        Shares of what full retention holds to try: ``"0.2:0.8"``, or ``"0.25,0.5"``.
-    settings : mapping or sequence of str
-        Settings that stay as given.
-    trials : int
-        Trials that the study is to have, those of earlier runs and of other workers included.
-    memory : {"peak", "byte-seconds"}
-        What memory is: the mean of the searches' peaks in HBM, or HBM bytes times seconds.
-    quality : {"kept", "error"}
-        What quality is: the attention kept, or the error of the attention output (traces with
-        vectors).
-    seed, worker : int
-        Of what is tried.  With one worker the same seed gives the same trials.  Workers that share
-        a study have different numbers.
-    storage : str
-        URL of the database that keeps the study, as SQLAlchemy takes it
-        (``"sqlite:///study.sqlite"``); "" keeps nothing.
-    study : str
-        Name of the study; "" for one that follows from what is asked.
-    gpu, host, engine, model, kv_dtype, weights, recall, page_size, tree_attention
-        As in `arborsim.replay`.
-    progress : bool
+    policy
+        The policy: a name, package.module:Class, or the file of a composition.
+    vary
+        A setting to vary: NAME=LOW:HIGH, NAME=a,b,c, or NAME where its range is known; repeatable.
+    budget
+        Budgets to try: a range of shares of full retention's, or shares by comma.
+    settings
+        name=value that stays as given; repeatable.
+    trials
+        Trials that the study is to have, those of earlier runs and other workers included.
+    memory
+        The memory that counts: peak (mean of the searches' peaks in HBM) or byte-seconds.
+    quality
+        The quality that counts: kept (attention) or error (of its output; traces with vectors).
+    seed
+        Seed of what is tried: with one worker the same seed gives the same trials.
+    worker
+        Number of this process among those that share the study at the same time.
+    storage
+        Database that keeps the study: a URL, as SQLAlchemy takes it.
+
+        In Python "" keeps nothing, which is the default.
+    study
+        Name of the study.
+    progress
         Show a bar on standard error once it takes longer than two seconds.
 
     Returns
@@ -107,63 +92,65 @@ def tune(
     ... # doctest: +SKIP
     >>> found.summary()  # doctest: +SKIP
     """
-    from arborsim.products.provenance import machine_facts, machine_settings
-    from arborsim.products.tune.run import Question, budget_range, space_of
-    from arborsim.products.tune.run import tune as run
-    from arborsim.report.progress import Stages
-    from arborsim.trace.reader import open_trace
 
-    command = equivalent("tune", tune, locals())
-    paths = choices.files(traces)
-    choices.at_least(0, MOST_INT, seed=seed)
-    choices.at_least(0, worker=worker)
-    choices.at_least(1, trials=trials)
-    if len(choices.names(policy)) != 1:
-        raise UsageError(f"--policy {policy}: one policy is tuned at a time")
-    given = choices.policy_settings([policy], choices.setting_texts(settings))[policy]
-    simulated = choices.machine(
-        paths, gpu=gpu, host=host, engine=engine, model=model, kv_dtype=kv_dtype, weights=weights,
-        recall=recall, page_size=page_size, tree_attention=tree_attention,
-    )  # fmt: skip
-    varied = [str(each) for each in choices.listed(vary) if str(each)]
-    question = Question(
-        tuple(paths), policy, space_of(policy, varied, given), budget_range(str(budget)),
-        simulated, given, memory, quality, seed,
-    )  # fmt: skip
-    asked = {"storage": storage, "study": study, "worker": worker}
-    if progress:
-        with Stages() as stages:
-            found = run(question, trials, **asked, advance=stages)  # type: ignore[arg-type]
-    else:
-        found = run(question, trials, **asked)  # type: ignore[arg-type]
-    recorded = [open_trace(path).info.geometry for path in paths]
-    shown = {"command": command, **machine_settings(simulated, recorded)}
-    if found.held_out is not None:
-        found = replace(found, held_out=replace(found.held_out, settings=shown))
-    metadata = made_by(
-        "tune", command, "numpy", "optuna", "pyarrow", "simpy",
-        **machine_facts(simulated, recorded), settings=shown,
-        question={**question.asked(), "policy": found.policy},
-        varied=[[name, kind.text] for name, kind in question.varied.items()],
-    )  # fmt: skip
-    return TuneResults(found, metadata)
+    traces: Traces
+    _: KW_ONLY
+    policy: Annotated[str, Option(complete="policy")]
+    vary: Annotated[str | Sequence[str], Option(shown="all that are shares in [0, 1]")] = ()
+    budget: str = "0.2:0.8"
+    settings: Settings = ()
+    trials: Positive = 40
+    memory: str = "peak"
+    quality: str = "kept"
+    seed: Seed = 0
+    worker: Count = 0
+    storage: Annotated[str, Option(default=_STUDY, silent=True)] = ""
+    study: Annotated[str, Option(shown="made from what is asked", silent=True)] = ""
+    progress: InPython = False
+
+    def results(self) -> TuneResults:
+        """Run the trials that the study lacks."""
+        from arborsim.core.tables import made_by
+        from arborsim.products.provenance import machine_facts, machine_settings
+        from arborsim.products.tune.run import Question, budget_range, space_of, tune
+        from arborsim.report.progress import Stages
+        from arborsim.trace.reader import open_trace
+
+        command = equivalent("tune", self)
+        paths = choices.files(self.traces)
+        if len(choices.names(self.policy)) != 1:
+            raise UsageError(f"--policy {self.policy}: one policy is tuned at a time")
+        given = choices.policy_settings([self.policy], setting_texts(self.settings))[self.policy]
+        simulated = self.machine(paths)
+        varied = [str(each) for each in choices.listed(self.vary) if str(each)]
+        question = Question(
+            tuple(paths), self.policy, space_of(self.policy, varied, given),
+            budget_range(str(self.budget)), simulated, given, self.memory, self.quality, self.seed,
+        )  # fmt: skip
+        asked = {"storage": self.storage, "study": self.study, "worker": self.worker}
+        with Stages() if self.progress else nullcontext(lambda what, done, total: None) as advance:
+            found = tune(question, self.trials, advance=advance, **asked)  # type: ignore[arg-type]
+        recorded = [open_trace(path).info.geometry for path in paths]
+        shown = {"command": command, **machine_settings(simulated, recorded)}
+        if found.held_out is not None:
+            found = replace(found, held_out=replace(found.held_out, settings=shown))
+        metadata = made_by(
+            "tune", command, "numpy", "optuna", "pyarrow", "simpy",
+            **machine_facts(simulated, recorded), settings=shown,
+            question={**question.asked(), "policy": found.policy},
+            varied=[[name, kind.text] for name, kind in question.varied.items()],
+        )  # fmt: skip
+        return TuneResults(found, metadata)
+
+
+tune = call("tune", TuneOptions)
 
 
 class TuneResults(Results):
-    """Trials of settings, and the front of those that no other beats.
-
-    Attributes
-    ----------
-    raw : Tuned
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """Trials of settings, and the front of those that no other beats."""
 
     kind = "tune"
     raw: Tuned
-
-    def __init__(self, raw: Tuned, metadata: Mapping[str, Any]) -> None:
-        super().__init__(metadata)
-        self.raw = raw
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per trial, in the order in which they began.
@@ -214,7 +201,7 @@ class TuneResults(Results):
         UsageError
             The page cannot be written, nothing was held out, or the results come from a file.
         """
-        from arborsim.products.replay.page import write_report
+        from arborsim.products.replay.report import write_report
 
         if self.raw.question is None:
             raise not_in_file("the page shows memory over time", self._again)

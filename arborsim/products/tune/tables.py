@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.tables import check_columns, columns_of
 from arborsim.products.tune.run import Figures, Trial, Tuned
+from arborsim.report.lines import print_tables
 from arborsim.report.table import (
     LABEL,
     UNKNOWN,
     Column,
     Table,
     name_column,
-    print_tables,
     shown,
     terminal,
 )
@@ -45,27 +45,36 @@ def front_table(tuned: Tuned) -> Table[Trial]:
         about = f"{title} on {'held-out' if name == 'held_out' else 'tuned'} episodes."
         return Column(key, title, kind, value, about, lines, hide=UNKNOWN)
 
-    def columns(name: str, where: str) -> list[Column[Trial]]:
-        return [
-            figure(f"memory_{name}", name, "memory", "percent", f"{memory} of full, {where}",
-                   (where, memory.lower().removeprefix("hbm "), "of full")),
-            figure(f"time_{name}", name, "time", "factor", f"Time against full, {where}",
-                   (where, "time", "vs full")),
-            figure(f"quality_{name}", name, "quality", "percent", f"{quality}, {where}",
-                   (where, *head)),
-        ]  # fmt: skip
+    parts = (
+        (
+            "memory",
+            "percent",
+            f"{memory} of full",
+            (memory.lower().removeprefix("hbm "), "of full"),
+        ),
+        ("time", "factor", "Time against full", ("time", "vs full")),
+        ("quality", "percent", quality, head),
+    )
+    figures = [
+        figure(f"{part}_{name}", name, part, kind, f"{title}, {where}", (where, *lines))
+        for name, where in (("held_out", "held out"), ("tuned", "tuned"))
+        for part, kind, title, lines in parts
+    ]
+
+    def label(name: str, title: str, about: str, read: Callable[[Trial], str]) -> Column[Trial]:
+        heads = tuple(title.lower().split("."))
+        return Column(name, title, LABEL, text=read, about=about, head=heads)
 
     def setting(name: str) -> Column[Trial]:
-        return Column(f"set_{name}", name, LABEL, text=lambda trial: _said(trial.settings[name]),
-                      about=f"Setting {name}.", head=tuple(name.split(".")))  # fmt: skip
+        said = f"Setting {name}."
+        return label(f"set_{name}", name, said, lambda trial: _said(trial.settings[name]))
 
-    return Table(rows, (
+    share = "Share of what full retention holds."
+    names: tuple[Column[Trial], ...] = (
         name_column("Trial", lambda trial: str(trial.number)),
-        Column("budget", "Budget", LABEL, text=lambda trial: f"{trial.budget:g}",
-               about="Share of what full retention holds.", head=("budget",)),
-        *map(setting, tuned.varied),
-        *shown([*columns("held_out", "held out"), *columns("tuned", "tuned")], rows),
-    ))  # fmt: skip
+        label("budget", "Budget", share, lambda trial: f"{trial.budget:g}"),
+    )
+    return Table(rows, (*names, *map(setting, tuned.varied), *shown(figures, rows)))
 
 
 def _said(value: Any) -> str:
@@ -73,7 +82,7 @@ def _said(value: Any) -> str:
 
 
 def notes(tuned: Tuned) -> list[str]:
-    """What the table does not say."""
+    """Notes below the table."""
     failed = [trial for trial in tuned.trials if trial.reason]
     found = [
         f"{counted(len(tuned.trials), 'trial')}, {len(tuned.front)} on the front: no other trial "
@@ -82,8 +91,10 @@ def notes(tuned: Tuned) -> list[str]:
     if failed:
         found.append(f"{len(failed)} cannot run, the first because: {failed[0].reason}")
     if not any(trial.held_out for trial in tuned.trials):
-        found.append("No trace has a second episode: nothing was held out, and these figures are "
-                     "those that were tuned for.")  # fmt: skip
+        found.append(
+            "No trace has a second episode: nothing was held out, and these figures are those that "
+            "were tuned for."
+        )
     return found
 
 
@@ -110,23 +121,24 @@ def to_frame(tuned: Tuned) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def from_frame(frame: pd.DataFrame, policy: str, memory: str, quality: str,
-               varied: Sequence[str]) -> Tuned:  # fmt: skip
-    """What `to_frame` made, without the question and the replay."""
+def from_frame(
+    frame: pd.DataFrame, policy: str, memory: str, quality: str, varied: Sequence[str]
+) -> Tuned:
+    """Read what `to_frame` made, without the question and the replay."""
 
     def figures(row: dict[str, Any], where: str) -> Figures | None:
         found = Figures(*(float(row[f"{where}_{each.name}"]) for each in fields(Figures)))
         return None if math.isnan(found.memory) else found
 
-    figures_of = {f"{where}_{name}": kind for where in ("tuned", "held_out")
-                  for name, kind in columns_of(Figures).items()}  # fmt: skip
+    kinds = columns_of(Figures).items()
+    sides = ("tuned", "held_out")
+    figures_of = {f"{where}_{name}": kind for where in sides for name, kind in kinds}
     others = {"trial": "int", "budget": "float", "front": "bool", "reason": "str"}
     check_columns(frame, others | figures_of, missing=figures_of)
-    trials = [
-        Trial(
-            int(row["trial"]), {name: row[name] for name in varied}, float(row["budget"]),
-            figures(row, "tuned"), bool(row["front"]), figures(row, "held_out"), row["reason"],
-        )
-        for row in frame.to_dict("records")
-    ]  # fmt: skip
+    trials = []
+    for row in frame.to_dict("records"):
+        tuned, held_out = (figures(row, where) for where in sides)
+        settings = {name: row[name] for name in varied}
+        tried = int(row["trial"]), settings, float(row["budget"])
+        trials.append(Trial(*tried, tuned, bool(row["front"]), held_out, row["reason"]))
     return Tuned(policy, memory, quality, tuple(varied), tuple(trials))

@@ -1,4 +1,4 @@
-"""What AIConfigurator, NVIDIA's planner of serving, says of a served run.
+"""Predictions of AIConfigurator, NVIDIA's planner of serving, for a served run.
 
 It is asked through `aiconfigurator-core` alone (tried with 0.12), which ships tables of measured
 kernels and the configurations of models, so nothing is fetched. The question is that of its own
@@ -102,10 +102,8 @@ def predicted(
         return NotPredicted("the GPUs do not divide among the expert groups")
     with _silence():
         try:
-            server = _server(
-                checkpoint.path, chosen, _SYSTEMS.get(run.gpu, run.gpu), run.engine,
-                run.tensor_parallel, experts,
-            )  # fmt: skip
+            on = _SYSTEMS.get(run.gpu, run.gpu), run.engine, run.tensor_parallel, experts
+            server = _server(checkpoint.path, chosen, *on)
             if isinstance(server, NotPredicted):
                 return server
             return server.predict(run)
@@ -153,10 +151,9 @@ def _server(
     )
     if not database:
         return NotPredicted(f"no tables of {engine} on {gpu}")
-    config = _sdk("config_builders").build_model_config(
-        tp_size=gpus, pp_size=1, attention_dp_size=1,
-        moe_tp_size=gpus // experts, moe_ep_size=experts, **dict(formats),
-    )  # fmt: skip
+    sizes = {"tp_size": gpus, "pp_size": 1, "attention_dp_size": 1}
+    sizes |= {"moe_tp_size": gpus // experts, "moe_ep_size": experts}
+    config = _sdk("config_builders").build_model_config(**sizes, **dict(formats))
     # As `estimate` does: formats that the tables or the GPU lack give way before the model.
     models.resolve_context_fmha_by_data(config, path, database, engine, is_context_role=True)
     models.resolve_nvfp4_for_system(config, gpu, path, backend_name=engine)

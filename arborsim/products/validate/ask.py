@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 
 class ValidationResults(Results):
-    """How far simulated searches are from live ones, in decisions, bytes, seconds and answers.
-
-    Attributes
-    ----------
-    raw : Validation
-        The records that tables and pages are made of.  They may change between versions.
-    """
+    """How far simulated searches are from live ones, in decisions, bytes, seconds and answers."""
 
     kind = "validate"
     raw: Validation
@@ -34,8 +28,7 @@ class ValidationResults(Results):
     def __init__(self, raw: Validation, request: Mapping[str, Any]) -> None:
         from arborsim.products.validate.results import metadata_of
 
-        super().__init__(metadata_of(raw))
-        self.raw = raw
+        super().__init__(raw, metadata_of(raw))
         self._request = request
 
     def to_pandas(self) -> pd.DataFrame:
@@ -56,16 +49,18 @@ class ValidationResults(Results):
         from arborsim.products.validate.results import lines_of, rank_agreements, term_errors
 
         lines = lines_of(self.raw.checks)
-        return documents.to_json({
-            "about": dict(self.raw.about),
-            "left_out": self.raw.left_out,
-            "rows": lines,
-            "errors": term_errors(lines),
-            "ranks": rank_agreements(self.raw.checks),
-        })  # fmt: skip
+        return documents.to_json(
+            {
+                "about": dict(self.raw.about),
+                "left_out": self.raw.left_out,
+                "rows": lines,
+                "errors": term_errors(lines),
+                "ranks": rank_agreements(self.raw.checks),
+            }
+        )
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        from arborsim.products.validate.page import write_page
+        from arborsim.products.validate.report import write_page
 
         path = output_path(path)
         write_page(self.raw, path)
@@ -81,7 +76,7 @@ class ValidationResults(Results):
         return path
 
     def print(self, console: Console | None = None) -> None:
-        from arborsim.products.validate.tables import print_validation
+        from arborsim.products.validate.report import print_validation
 
         print_validation(self.raw, console)
 

@@ -5,61 +5,80 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from arborsim.core.errors import UsageError
-from arborsim.products.choices import check_recall
-from arborsim.products.command import argument, command, option
-from arborsim.products.interrupt import interrupted
-from arborsim.products.options import (
-    OutputOptions,
-    PolicyOptions,
-    command_line,
-    expert_option,
-    machine_option,
-    output_option,
-    run_option,
-)
-from arborsim.products.record.problem_options import ProblemOptions, problem_option
+from arborsim.products.choices import Budgets, Policies, check_recall
+from arborsim.products.declare import Option, Options, Positive, Written
+from arborsim.products.options import Expert, PolicyOptions, check_files, command_line
+from arborsim.products.record.problems import ProblemOptions, SamplingOptions, live_fields
 from arborsim.report.progress import LiveBar, PatientProgress
 
 if TYPE_CHECKING:
     from arborsim.play.backends import LiveFacts, LiveRequest
     from arborsim.products.validate.published import PlayedRun
     from arborsim.products.validate.published_log import PublishedLog
-    from arborsim.products.validate.published_tables import Published
+    from arborsim.products.validate.published_report import Published
     from arborsim.products.validate.results import CellCheck
     from arborsim.products.validate.serving import ServingRun
 
 RESULTS, PAGE = "results.parquet", "index.html"
 
 
-@dataclass(frozen=True)
-class ValidatedProblems(ProblemOptions):
-    """Problems that are searched live and simulated."""
+@dataclass(frozen=True, kw_only=True)
+class ValidateOptions(PolicyOptions, ProblemOptions, SamplingOptions):
+    """Problems that are searched live and simulated, and the policies.
 
-    episodes: int = problem_option(4, "Problems; accuracies can be ranked from 40 on.", min=1)
+    Parameters
+    ----------
+    episodes
+        How many problems; accuracies can be ranked from 40 on.
+    """
+
+    policies: Policies = "all"
+    budgets: Budgets = "0.5,0.7"
+    episodes: Annotated[Positive, Option(panel="Problems and model")] = 4
 
 
-@command
-def validate(
-    gpu: str = machine_option(
-        ...,
-        "Profile of the device that runs it: a TOML file of `calibrate hardware`, or a name.",
-        complete="gpu",
-    ),
-    policies: PolicyOptions = PolicyOptions(policy=["all"], budget=["0.5,0.7"]),
-    problems: ValidatedProblems = ValidatedProblems(),
-    recall: str = machine_option("stage", "How DDR tokens are read: stage, stream or near."),
-    overlap: bool = machine_option(
-        False, "Copy behind the computation; bytes at a moment then depend on how fast copies are."
-    ),
-    out: Path = output_option(Path("validation"), "Folder for results.parquet and index.html."),
-    resume: bool = output_option(False, "Go on with the results in the folder.", "--resume"),
-    overwrite: bool = output_option(False, "Replace the results in the folder.", "--overwrite"),
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Options, panel="Machine"):
+    """The device, and how its memory is used.
+
+    Parameters
+    ----------
+    gpu
+        Profile of the device that runs it: a TOML file of calibrate hardware, or a name.
+    recall
+        How DDR tokens are read: stage, stream or near.
+    overlap
+        Copy behind the computation; bytes at a moment then depend on how fast copies are.
+    """
+
+    gpu: Annotated[str, Option(complete="gpu")]
+    recall: str = "stage"
+    overlap: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateOutput(Options, panel="Output"):
+    """The results and their page.
+
+    Parameters
+    ----------
+    out
+        Folder for results.parquet and index.html.
+    resume
+        Go on with the results in the folder.
+    overwrite
+        Replace the results in the folder.
+    """
+
+    out: Path = Path("validation")
+    resume: bool = False
+    overwrite: bool = False
+
+
+def validate(options: ValidateOptions, device: DeviceOptions, output: ValidateOutput) -> None:
     """Search live and simulated side by side, and say how far apart they are.
 
     For every policy, budget and problem: does a replay decide as the recorded run did; are the
@@ -67,55 +86,65 @@ def validate(
     once eviction is real; does the replay rank policies as live accuracy does.  Results are kept
     problem by problem: Ctrl-C loses one at most, --resume goes on.
 
-    `arborsim validate published` compares with runs of serving engines that others measured,
-    `arborsim validate claims` shows which claims of papers hold.
+    `arborsim validate published` compares with runs of serving engines that others measured.
     """
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
     from arborsim.play.backends import LiveRequest
-    from arborsim.products.record.problems import live_fields
 
-    check_recall(recall, ("stage", "stream", "near"))
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out}: expected a folder, but that is a file")
-    if resume and overwrite:
+    check_recall(device.recall, ("stage", "stream", "near"))
+    if output.out.exists() and not output.out.is_dir():
+        raise UsageError(f"--out {output.out}: expected a folder, but that is a file")
+    if output.resume and output.overwrite:
         raise UsageError("--resume keeps the results and --overwrite replaces them: give one")
-    machine = Machine(load_profile(gpu), None, recall)
     request = LiveRequest(
-        **live_fields(problems.fields(), **policies.fields()), recall=recall, overlap=overlap,
-        machine=machine, command=command_line(),
-    )  # fmt: skip
-    return _run(request, Keeper(request, out, resume=resume, overwrite=overwrite))
-
-
-@dataclass(frozen=True)
-class PublishedOutput(OutputOptions):
-    """Files to write."""
-
-    out: Path | None = output_option(
-        None, "Write every run to this CSV or Parquet file.", writes=True
+        **live_fields(options),
+        recall=device.recall,
+        overlap=device.overlap,
+        machine=Machine(load_profile(device.gpu), None, device.recall),
+        command=command_line(),
     )
-    fidelity: Path | None = expert_option(
-        None, "Write errors by kind of run, as `plan` quotes them, to this TOML file.", writes=True
-    )
-    resume: bool = output_option(False, "Go on where --out was interrupted.", "--resume")
+    _run(request, Keeper(request, output))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedOutput(Options, panel="Output"):
+    """Files to write.
+
+    Parameters
+    ----------
+    out
+        Write every run to this CSV or Parquet file.
+    report
+        Write a self-contained HTML page.
+    fidelity
+        Write errors by kind of run, as `plan` quotes them, to this TOML file.
+    resume
+        Go on where --out was interrupted.
+    """
+
+    out: Written | None = None
+    report: Written | None = None
+    fidelity: Annotated[Written | None, Expert] = None
+    resume: bool = False
 
     def check(self) -> None:
-        from arborsim.products.validate.published_tables import check_format
+        from arborsim.products.validate.published_report import check_format
 
-        super().check()
+        files = ("out", "report", "fidelity")
+        check_files({f"--{name}": getattr(self, name) for name in files})
         if self.out is not None:
             check_format(self.out)
         elif self.resume:
             raise UsageError("--resume needs --out, the table to go on with")
 
 
-@command
 def published(
-    file: Path | None = argument(None, "CSV file of measured runs.", shown="those shipped"),
-    aiconfigurator: bool = option(True, "Also ask AIConfigurator, where it is installed."),
-    jobs: int = run_option(1, "Processes that share the runs; same results.", min=1),
-    output: PublishedOutput = PublishedOutput(),
+    output: PublishedOutput,
+    file: Annotated[Path | None, Option(shown="those shipped")] = None,
+    *,
+    aiconfigurator: bool = True,
+    jobs: Annotated[Positive, Option(panel="Run")] = 1,
 ) -> None:
     """Play serving runs that others measured on GPUs, and compare.
 
@@ -123,9 +152,18 @@ def published(
     Shows errors of the time per output token, the time to first token and the output tokens per
     second, on runs that no constant was fitted on, with the worst and odd runs by name. With --out
     every run is kept as soon as it was played: Ctrl-C loses one, --resume goes on.
+
+    Parameters
+    ----------
+    file
+        CSV file of measured runs.
+    aiconfigurator
+        Also ask AIConfigurator, where it is installed.
+    jobs
+        Processes that share the runs; same results.
     """
     from arborsim.products.validate.aiconfigurator import installed
-    from arborsim.products.validate.published_tables import Published, print_published
+    from arborsim.products.validate.published_report import Published, print_published
     from arborsim.products.validate.serving import read_runs
 
     output.check()
@@ -142,39 +180,8 @@ def published(
     print_published(result)
 
 
-@dataclass(frozen=True)
-class ClaimsOutput:
-    """Files to write."""
-
-    out: Path | None = output_option(
-        None, "Write claims.parquet, index.html and README.md into this folder."
-    )
-    summary: list[Path] | None = output_option(
-        None, "Put the summary between the marks of this Markdown file; may be given again."
-    )
-
-
-@command
-def claims(
-    folder: Path = argument(Path("reports/claims"), "Folder of the files of claims (*.toml)."),
-    root: Path = expert_option(Path(), "Folder that the paths of raw results start from."),
-    output: ClaimsOutput = ClaimsOutput(),
-) -> None:
-    """Work out every number for the claims of papers, and show the verdicts.
-
-    A TOML file per paper says what the paper claims, which raw results test it, and the verdict;
-    the numbers and their intervals are worked out of the results, so none is typed.
-    """
-    from arborsim.products.validate.claims import read_papers
-    from arborsim.products.validate.claims_tables import print_claims, write_claims
-
-    papers = read_papers(folder, root)
-    write_claims(papers, output.out, output.summary or ())
-    print_claims(papers)
-
-
 #: Commands by their name after `validate`.
-SUBCOMMANDS = {"published": published, "claims": claims}
+SUBCOMMANDS = {"published": published}
 
 
 def _compared(
@@ -198,7 +205,7 @@ def _compared(
         left = "; nothing was written (--out keeps what is done)"
         if log is not None:
             left = f": {log.path} holds {len(found)} of {len(runs)} runs; --resume goes on"
-        raise typer.Exit(interrupted(left)) from None
+        raise KeyboardInterrupt(left) from None
     finally:
         if log is not None:
             log.close()
@@ -206,7 +213,7 @@ def _compared(
 
 
 def _sources(file: Path | None, other: str) -> dict[str, str]:
-    """What made the numbers."""
+    """The sources of the numbers."""
     from arborsim import __version__
     from arborsim.products.validate import serving
 
@@ -223,13 +230,13 @@ def _write(result: Published, output: PublishedOutput) -> None:
     """The files that were asked for."""
     from arborsim.core.outputs import write_text
     from arborsim.machine.fidelity import FidelityFile
-    from arborsim.products.validate.published import by_kind, overall
-    from arborsim.products.validate.published_tables import write_frame
+    from arborsim.products.validate.published_errors import by_kind, overall
+    from arborsim.products.validate.published_report import write_frame
 
     if output.out is not None:
         write_frame(result, output.out)
     if output.report is not None:
-        from arborsim.products.validate.published_page import write_page
+        from arborsim.products.validate.published_report import write_page
 
         write_page(result, output.report)
     if output.fidelity is not None:
@@ -248,20 +255,19 @@ class Keeper:
     request.
     """
 
-    def __init__(self, request: LiveRequest, out: Path, *, resume: bool, overwrite: bool) -> None:
-        from arborsim.play.live_log import describe, stored
+    def __init__(self, request: LiveRequest, output: ValidateOutput) -> None:
+        from arborsim.play.live_log import describe
         from arborsim.products.validate.results import Validation, read_results
 
-        self.path, self._request = out / RESULTS, request
+        self.path, self._request = output.out / RESULTS, request
         self._described = {k: v for k, v in describe(request).items() if k != "episodes"}
         self.result = Validation(())
         self.bar = LiveBar("loading the model", time_left=True)
-        if not self.path.exists() or overwrite:
+        if not self.path.exists() or output.overwrite:
             return
-        if not resume:
+        if not output.resume:
             raise UsageError(f"{self.path} exists: --resume goes on, --overwrite replaces it")
         self.result, there = read_results(self.path)
-        there = stored(there)
         for key in sorted({*there, *self._described}):
             if there.get(key) != self._described.get(key):
                 raise UsageError(
@@ -309,8 +315,8 @@ class Keeper:
         self.bar.show(completed=len(self.problems))
 
 
-def _run(request: LiveRequest, keeper: Keeper) -> int:
-    """Compare, then show and write the results; returns the exit code."""
+def _run(request: LiveRequest, keeper: Keeper) -> None:
+    """Compare, then show and write the results."""
     from arborsim.play.backends import get_backend
 
     stopped = False
@@ -320,22 +326,21 @@ def _run(request: LiveRequest, keeper: Keeper) -> int:
     except KeyboardInterrupt:
         stopped = True
     if keeper.result.checks:
-        from arborsim.products.validate.page import write_page
-        from arborsim.products.validate.tables import print_validation
+        from arborsim.products.validate.report import print_validation, write_page
 
         page = keeper.path.with_name(PAGE)
         print_validation(keeper.result)
         write_page(keeper.result, page)
-        typer.echo(f"wrote {keeper.path} and {page}")
+        print(f"wrote {keeper.path} and {page}")
     if not stopped:
-        return 0
+        return
     done = f"{keeper.path} holds {len(keeper.problems)} problems; --resume goes on"
     nothing = "no problem was complete, so nothing was written"
-    return interrupted(f": {done if keeper.result.checks else nothing}")
+    raise KeyboardInterrupt(f": {done if keeper.result.checks else nothing}")
 
 
 def _about(request: LiveRequest, facts: LiveFacts, before: str) -> dict[str, str]:
-    """What made the numbers; `before` are the dates of an earlier run."""
+    """The sources of the numbers; `before` are the dates of an earlier run."""
     assert request.machine is not None
     profile = request.machine.profile
     today = datetime.now(UTC).date().isoformat()

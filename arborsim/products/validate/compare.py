@@ -41,8 +41,8 @@ PARTS = ("hbm", "hbm_quantised", "ddr", "ddr_quantised", "staging")
 #: Bytes held now, by `PARTS`.
 Held = tuple[int, int, int, int, int]
 
-_STORED = ((Tier.HBM,), (Tier.HBM_QUANTISED, Tier.HBM_COARSE), (Tier.DDR,),
-           (Tier.DDR_QUANTISED, Tier.DDR_COARSE))  # fmt: skip
+_SMALL = ((Tier.HBM_QUANTISED, Tier.HBM_COARSE), (Tier.DDR_QUANTISED, Tier.DDR_COARSE))
+_STORED = ((Tier.HBM,), _SMALL[0], (Tier.DDR,), _SMALL[1])
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 
 
@@ -114,7 +114,7 @@ class DualExecutor:
         self._apart(self.simulated.finish)
 
     def bytes_over_time(self) -> BytesOverTime:
-        """What both held after each call."""
+        """Bytes that both held after each call."""
         iteration = np.array([iteration for iteration, _, _ in self._samples], np.int64)
         live = np.array([live for _, live, _ in self._samples], np.int64)
         simulated = np.array([simulated for *_, simulated in self._samples], np.int64)
@@ -133,7 +133,7 @@ class DualExecutor:
 
 @dataclass(frozen=True, eq=False)
 class BytesOverTime:
-    """What a live machine and its simulation held, call by call."""
+    """Bytes that a live machine and its simulation held, call by call."""
 
     iteration: np.ndarray  #: int64 ``[calls]``, decode iterations done by then
     #: Bytes by `PARTS`, int64 ``[calls, parts]``
@@ -172,7 +172,7 @@ class BytesOverTime:
 
 @dataclass(frozen=True)
 class Generated:
-    """What a search generated."""
+    """The tokens that a search generated."""
 
     #: Of every token in order of arrival, the prompt first: int32 ``[tokens]``
     node: np.ndarray

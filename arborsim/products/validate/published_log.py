@@ -1,4 +1,4 @@
-"""What `arborsim validate published` has found so far, so that an interruption loses one run."""
+"""The log of `arborsim validate published`, so that an interruption loses one run."""
 
 from __future__ import annotations
 

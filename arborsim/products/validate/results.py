@@ -30,19 +30,13 @@ VERSION = 1
 #: Terms of the time that are compared (`arborsim.core.measurements.TimeSplit`, and their sum).
 TERMS = ("prefill_s", "decode_s", "policy_s", "exposed_transfer_s", "rehydration_s", "total_s")
 #: Counters that both sides keep (`arborsim.core.measurements.Measurements`).
-COUNTERS = (
-    "decisions", "evicted_tokens", "offloaded_tokens", "quantised_tokens", "rehydrated_tokens",
-    "rehydrations", "to_ddr_bytes", "from_ddr_bytes",
-)  # fmt: skip
+_MOVED = tuple(f"{how}_tokens" for how in ("evicted", "offloaded", "quantised", "rehydrated"))
+COUNTERS = ("decisions", *_MOVED, "rehydrations", "to_ddr_bytes", "from_ddr_bytes")
 #: Peaks that both sides keep, in bytes.
-PEAKS = (
-    "peak_hbm_kv_bytes", "peak_ddr_bytes", "peak_quantised_bytes", "peak_staging_bytes",
-)  # fmt: skip
+PEAKS = tuple(f"peak_{of}_bytes" for of in ("hbm_kv", "ddr", "quantised", "staging"))
 #: What the numbers of these columns are.
-_COMPARED = {
-    f"{side}_{name}": parts for side in ("live", "simulated")
-    for name, parts in (("s", TERMS), ("counters", COUNTERS), ("peaks", PEAKS))
-}  # fmt: skip
+_SIDES, _NAMED = ("live", "simulated"), (("s", TERMS), ("counters", COUNTERS), ("peaks", PEAKS))
+_COMPARED = {f"{side}_{name}": parts for side in _SIDES for name, parts in _NAMED}
 #: With fewer problems than this the ranks of accuracies say nothing.
 LEAST_PROBLEMS = 40
 #: A term is compared where it takes at least this share of the measured time.
@@ -127,10 +121,8 @@ def write_results(result: Validation, request: Mapping[str, Any], path: Path) ->
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    about = {
-        "version": VERSION, "about": dict(result.about), "request": request,
-        "left_out": result.left_out,
-    }  # fmt: skip
+    about = {"version": VERSION, "about": dict(result.about), "request": request}
+    about["left_out"] = result.left_out
     stored = {METADATA_KEY: about, KEY: metadata_of(result)}
     schema = _schema().with_metadata(
         {key: json.dumps(said, sort_keys=True).encode() for key, said in stored.items()}
@@ -142,7 +134,7 @@ def write_results(result: Validation, request: Mapping[str, Any], path: Path) ->
 
 
 def metadata_of(result: Validation) -> dict[str, Any]:
-    """What made the results, as the metadata of all results files say it."""
+    """The metadata of the results, in the form of all results files."""
     about = dict(result.about)
     return made_by(
         "validate",

@@ -31,9 +31,8 @@ from arborsim.core.records import read_text
 SOURCE = "published.csv: selected rows and columns of AIConfigurator 0.12's silicon_sample.csv"
 ENGINES = ("vllm", "sglang", "trtllm")
 WEIGHTS = ("bfloat16", "fp8", "fp8_block", "nvfp4")
-OPTIONAL = (
-    "id", "engine_version", "data_parallel", "expert_parallel", "concurrency_client", "measured",
-)  # fmt: skip
+_PARALLEL = ("data_parallel", "expert_parallel")
+OPTIONAL = ("id", "engine_version", *_PARALLEL, "concurrency_client", "measured")
 _ID = re.compile(r"[0-9a-f]{8,}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 

@@ -123,6 +123,52 @@ function picker(name, items, show) {
   }
 }
 
+// --- figures of a report: pickers show one of its choices, and a line of it can be highlighted ---
+
+const NONE = "none";
+
+function chooser(name, choices) {
+  const selects = [...document.querySelectorAll(`#${name}-picker .of-choices select`)];
+  const line = byId(`${name}-highlight`);
+  const fits = (one, depth) => selects.slice(0, depth).every((select, i) => one.labels[i] === select.value);
+  const show = () => {
+    const { figure, lines, fades } = shown;
+    const above = lines[line?.value] ?? [];
+    const data = above.length && fades ? figure.data.map((one) => ({ ...one, opacity: 0.25 })) : figure.data;
+    draw(name, { data: [...data, ...above], layout: figure.layout });
+  };
+  let shown = null;
+  const choose = (first = 0) => {
+    for (let i = first; i < selects.length; i += 1) {
+      const labels = new Set(choices.filter((one) => fits(one, i)).map((one) => one.labels[i]));
+      fill(selects[i], [...labels], true);
+      selects[i].parentElement.hidden = new Set(choices.map((one) => one.labels[i])).size < 2;
+    }
+    shown = choices.find((one) => fits(one, selects.length));
+    if (line) {
+      fill(line, [NONE, ...Object.keys(shown.lines)], true);
+      line.parentElement.hidden = line.options.length < 3;
+    }
+    byId(`${name}-note`).textContent = shown.note;
+    byId(`${name}-texts`).replaceChildren(...shown.texts.map((text) => {
+      const item = document.createElement("li");
+      item.textContent = text;
+      return item;
+    }));
+    show();
+  };
+  selects.forEach((select, i) => select.addEventListener("change", () => choose(i + 1)));
+  line?.addEventListener("change", show);
+  choose();
+  // Begin with the policy that the answer names: under full retention nothing moves.
+  const first = choices.find((one) => one.labels.includes(DATA.start));
+  if (first && DATA.start) {
+    first.labels.forEach((label, i) => { selects[i].value = label; choose(i + 1); });
+  }
+}
+
+for (const [name, choices] of Object.entries(DATA.figures ?? {})) chooser(name, choices);
+
 // --- buttons, sections, wide tables ---
 
 // Buttons of which one is pressed; tells `show` the chosen item, which has a `title`.

@@ -1,64 +1,7 @@
-// Fills the page of searches on a bank.
-
-
-// --- accuracy against size and against width: a line per search, of which one can be highlighted ---
-
-const NONE = "none";
-
-// The chosen line and REBASE's stand out with their intervals, the others step back.
-function highlighted({ figure, names }, chosen) {
-  if (!names.includes(chosen)) return figure;
-  const marked = figure.data.map((_, i) => names[i] === chosen || names[i] === DATA.reference);
-  const data = figure.data.map((line, i) => ({
-    ...line,
-    opacity: marked[i] ? 1 : 0.25,
-    error_y: { ...line.error_y, visible: marked[i] },
-  }));
-  return { data: [...data.filter((_, i) => !marked[i]), ...data.filter((_, i) => marked[i])], layout: figure.layout };
-}
-
-function hidden(figures) {
-  return figures.data.some((line) => !line.error_y.visible)
-    ? "95% intervals are shown for the highlighted search and for REBASE."
-    : "Bars are 95% Clopper-Pearson intervals.";
-}
+// The trees of a search page: what was opened, kept and given up, and where its KV lives.
 
 (() => {
-  let kind = null; // title of the chosen size
-  const sizes = DATA.sizes.filter((item) => item.figures.length);
-  section("size", sizes.length);
-  if (!sizes.length) return;
-  const chosen = () => {
-    const { figures } = sizes.find((item) => item.cell === byId("size-cell").value);
-    return figures.find((item) => item.title === kind) ?? figures[0];
-  };
-  const show = () => draw("size", highlighted(chosen(), byId("size-line").value));
-  fill(byId("size-cell"), sizes.map((item) => item.cell), false);
-  byId("size-cell-label").hidden = sizes.length < 2;
-  fill(byId("size-line"), [NONE, ...sizes[0].figures[0].names], false);
-  byId("size-note").textContent = hidden(sizes[0].figures[0].figure);
-  byId("size-cell").addEventListener("change", show);
-  byId("size-line").addEventListener("change", show);
-  buttons(byId("size-kind"), sizes[0].figures.map(({ title }) => ({ title })), ({ title }) => {
-    kind = title;
-    show();
-  });
-})();
-
-(() => {
-  const shown = DATA.width;
-  section("width", shown);
-  if (!shown) return;
-  const show = () => draw("width", highlighted(shown, byId("width-line").value));
-  fill(byId("width-line"), [NONE, ...shown.names], false);
-  byId("width-note").textContent = hidden(shown.figure);
-  byId("width-line").addEventListener("change", show);
-  show();
-})();
-
-// --- the tree: what was opened, kept and given up, and where its KV lives ---
-
-(() => {
+  if (!DATA.trees.films.length) return;
   const FINISHED = 1;
   const SMALL = 6; // below this height of a row there is no room for marks and edges of bars
   const WORDS = 19; // from this height of a bar on there is room for words

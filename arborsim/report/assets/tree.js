@@ -18,10 +18,7 @@ const TREE = {
   const films = DATA.trees.films;
   const box = byId("tree-box");
   const slider = byId("tree-slider");
-  if (!films.length) {
-    section("tree", false);
-    return;
-  }
+  if (!films.length) return;
 
   let film = null; // the chosen one, with `place` and `moments` filled in
   let place = null; // of its thoughts

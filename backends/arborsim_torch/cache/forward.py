@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -85,8 +86,7 @@ class LayerView:
     values: Tensor
     #: bool ``[seqs or 1, kv_heads or 1, queries, n]``: true = readable; None if all of it is
     mask: Tensor | None
-    #: int64 ``[kv_heads or 1, n]``: position of each entry on its path, None if entry ``p`` has
-    #: position ``p``
+    #: int64 ``[kv_heads or 1, n]``: positions of entries on their path, None for 0, 1, ...
     position: Tensor | None
     positions: int  #: length of the longest path
 
@@ -118,8 +118,7 @@ class AttentionMetadata:
     causal: bool = False
     #: of a layer: what it reads, in place; of passes with one query per sequence
     pieces: Callable[[int], list[PlacedPiece]] | None = None
-    #: sequence of ``[1, kv_heads, n, head_dim]``: if one query reads all there is: keys, then
-    #: values of each layer
+    #: ``[1, kv_heads, n, head_dim]``, keys, then values of a layer, if one query reads them all
     plain: Sequence[Tensor] | None = None
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
     _placed: dict[Hashable, Tensor] = field(default_factory=dict)
@@ -225,11 +224,11 @@ class SlotWriter:
         """Tokens that enter every group; slots are int64 ``[groups, tokens]``."""
         layout = pool.layout
         if layout.grouping != "head":
-            if all(_follow_one_another(row) for row in slots):
+            if (slots[:, 1:] - slots[:, :-1] == 1).all():
                 return SpanWriter.new(pool, slots)
-            return cls(pool, [_rows(row, pool.device) for row in slots])
+            return cls(pool, [partial(_put_rows, to_device(row, pool.device)) for row in slots])
         rows = (slots + pool.first_row[:, None]).reshape(layout.layers, -1)
-        return cls(pool, [_rows_per_head(own) for own in to_device(rows, pool.device)])
+        return cls(pool, [partial(_put_heads, own) for own in to_device(rows, pool.device)])
 
     @classmethod
     def rewrite(cls, pool: Pool, tokens: np.ndarray, lost: np.ndarray) -> SlotWriter:
@@ -240,20 +239,18 @@ class SlotWriter:
             slab, heads = layout.slab_of_group(group)
             which = np.flatnonzero(own)
             slot = pool.slots.of[group, tokens[which]].astype(np.int64)
-            if layout.grouping == "head":
-                slot += pool.first_row[group]
-                puts[slab].append(_some_of_head(which, slot, heads.start, pool.device))
-            else:
-                puts[slab].append(_some(which, slot, pool.device))
-        return cls(pool, [_all(own) for own in puts])
+            slot += pool.first_row[group] if layout.grouping == "head" else 0
+            head = heads.start if layout.grouping == "head" else None
+            chosen, index = to_device(which, pool.device), to_device(slot, pool.device)
+            puts[slab].append(partial(_put_some, chosen, index, head))
+        return cls(pool, [partial(_put_all, own) for own in puts])
 
 
 @dataclass(frozen=True)
 class SpanWriter:
     """Tokens whose slots follow one another: a step of one sequence, or a block of a prompt."""
 
-    #: ``[1, kv_heads, tokens, head_dim]``: where each layer's keys, then its values go: views of
-    #: the pool
+    #: views ``[1, kv_heads, tokens, head_dim]`` of the pool, for each layer's keys, then values
     targets: list[Tensor]
 
     @classmethod
@@ -273,47 +270,20 @@ class SpanWriter:
         self.targets[2 * layer + 1].copy_(values)
 
 
-def _follow_one_another(slots: np.ndarray) -> bool:
-    return len(slots) == 1 or bool((slots[1:] - slots[:-1] == 1).all())
+def _put_rows(index: Tensor, target: Tensor, new: Tensor) -> None:
+    target.index_copy_(1, index, new)
 
 
-def _rows(slots: np.ndarray, device: torch.device) -> Put:
-    index = to_device(slots, device)
-
-    def put(target: Tensor, new: Tensor) -> None:
-        target.index_copy_(1, index, new)
-
-    return put
+def _put_heads(index: Tensor, target: Tensor, new: Tensor) -> None:
+    target.index_copy_(0, index, new.reshape(-1, target.shape[1]))
 
 
-def _rows_per_head(index: Tensor) -> Put:
-    def put(target: Tensor, new: Tensor) -> None:
-        target.index_copy_(0, index, new.reshape(-1, target.shape[1]))
-
-    return put
-
-
-def _some(which: np.ndarray, slot: np.ndarray, device: torch.device) -> Put:
-    chosen, index = to_device(which, device), to_device(slot, device)
-
-    def put(target: Tensor, new: Tensor) -> None:
-        target.index_copy_(1, index, new.index_select(1, chosen))
-
-    return put
+def _put_some(chosen: Tensor, index: Tensor, head: int | None, target: Tensor, new: Tensor) -> None:
+    """Write the `chosen` tokens, of all heads or of one."""
+    own = new if head is None else new[head]
+    target.index_copy_(own.dim() - 2, index, own.index_select(own.dim() - 2, chosen))
 
 
-def _some_of_head(which: np.ndarray, row: np.ndarray, head: int, device: torch.device) -> Put:
-    chosen, index = to_device(which, device), to_device(row, device)
-
-    def put(target: Tensor, new: Tensor) -> None:
-        target.index_copy_(0, index, new[head].index_select(0, chosen))
-
-    return put
-
-
-def _all(puts: list[Put]) -> Put:
-    def put(target: Tensor, new: Tensor) -> None:
-        for one in puts:
-            one(target, new)
-
-    return put
+def _put_all(puts: list[Put], target: Tensor, new: Tensor) -> None:
+    for put in puts:
+        put(target, new)

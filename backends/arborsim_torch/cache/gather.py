@@ -40,8 +40,7 @@ class ReadTokens:
 
     token: np.ndarray  #: int64 ``[n]``, rising
     pieces: list[StoredSlots]
-    #: int64 ``[n]``: puts the pieces, one after the other, into the order of tokens; None if they
-    #: are
+    #: int64 ``[n]``: puts joined pieces into the order of tokens; None if they are
     order: Tensor | None
 
 

@@ -151,7 +151,8 @@ class HostPieces:
                 if self._stream is not None:
                     parts = [next(arrived) for _ in range(1 + pool.codec.scaled)]
                 else:
-                    parts = pool.gather(layer, _heads(slots, head), own)
+                    heads_of = slice(None) if len(slots) == 1 else slice(head, head + 1)
+                    parts = pool.gather(layer, heads_of, own)
                     parts = [part.to(self._layout.device) for part in parts]
                 if len(own) < room:
                     parts = [F.pad(part, (0, 0, 0, room - len(own))) for part in parts]
@@ -247,8 +248,3 @@ def _chunks(
                 each,
                 [token[where == each] for token, where in zip(own, chunk, strict=True)],
             )
-
-
-def _heads(slots: list[Tensor], head: int) -> slice:
-    """The KV heads that the slots of one of a layer's groups are of."""
-    return slice(None) if len(slots) == 1 else slice(head, head + 1)

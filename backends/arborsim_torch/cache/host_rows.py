@@ -18,8 +18,7 @@ class BlockList:
     first: np.ndarray
     count: np.ndarray
     start: np.ndarray  #: int64 ``[runs]``: of each run in the buffer
-    #: int64 ``[lanes, tokens]``: row of each token in the buffer; of one lane, if a token has rows
-    #: in one only
+    #: int64 ``[lanes, tokens]``: rows of tokens in the buffer; one lane if each has rows in one
     at: np.ndarray
     rows: int  #: of the buffer
 

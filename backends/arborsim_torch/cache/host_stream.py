@@ -34,10 +34,7 @@ class _Arriving:
 
 
 class HostStream:
-    """Feeds a `LayerStream` from host pools.
-
-    `places` are where each layer's parts arrive in passes that are the same.
-    """
+    """Feeds a `LayerStream`; `places` are where parts arrive in passes that are the same."""
 
     def __init__(self, link: HostLink, layers: int) -> None:
         self._link, self._layers = link, layers
@@ -129,8 +126,7 @@ class HostStream:
     def take(self, layer: int) -> list[Tensor]:
         """The layer's tensors on the device, while the next layer's set out.
 
-        Returns a list of Tensor ``[records, heads, m, ...]``, of each piece as `Pool.gather` gives
-        them.
+        Returns ``[records, heads, m, ...]`` of each piece, as `Pool.gather` does.
         """
         arrived = iter(self._stream.take(layer))
         found: list[Tensor] = []

@@ -91,10 +91,7 @@ class Layout:
 
 
 class Place(IntEnum):
-    """A pool, or nowhere.
-
-    A token in DDR can have a second, *staged* copy on the device; attention then reads that one.
-    """
+    """A pool, or nowhere; a *staged* second copy of a token in DDR is read instead of it."""
 
     HBM = 0
     HBM_QUANTISED = 1

@@ -112,10 +112,7 @@ class Mover:
 
     @torch.inference_mode()
     def move(self, pairs: GroupTokenPairs, target: np.ndarray) -> None:
-        """Give tokens a new tier (values of `Tier`); none may be lost now.
-
-        What frees memory comes first.
-        """
+        """Give tokens, none lost, a new tier (values of `Tier`): what frees memory comes first."""
         if not len(pairs):
             return
         if self.cache.stream is not None:
@@ -160,7 +157,9 @@ class Mover:
         Only the difference crosses the link (the memory-hierarchy paper's differential prefetch,
         section 3.4): what is staged and still needed stays.
         """
-        if not self.anything_in_ddr or not (self._stages or self._anything_staged()):
+        pools = self.cache.pools
+        staged_now = any(pools[stage].slots.total for _, stage in self._ddr())
+        if not self.anything_in_ddr or not (self._stages or staged_now):
             return
         self._settle_for(GroupTokenPairs.none())
         cache = self.cache
@@ -182,9 +181,6 @@ class Mover:
     def _ddr(self) -> Iterator[tuple[Place, Place]]:
         """Places of DDR that there are, with those of their staged copies."""
         return ((home, stage) for home, stage in STAGED.items() if home in self.cache.pools)
-
-    def _anything_staged(self) -> bool:
-        return any(self.cache.pools[stage].slots.total for _, stage in self._ddr())
 
     @property
     def _stages(self) -> bool:

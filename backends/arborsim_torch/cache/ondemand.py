@@ -34,10 +34,7 @@ _AFTER_ALL = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows that queries may read of the layers of one kind.
-
-    Rows are those of all places, one place after the other.
-    """
+    """The rows that queries may read of the layers of one kind, one place after the other."""
 
     #: int64 ``[kv_heads or 1, rows]``: beyond every query's, if nothing that is read is there
     position: np.ndarray
@@ -81,8 +78,7 @@ class _Fetched:
 class PageAttention(HostAttention):
     """The pages' part of each layer's attention.
 
-    Each KV head chooses `pages_top` pages in a step.  `fetched_bytes` are those of all pages so
-    far.
+    Each KV head chooses `pages_top` pages in a step.  `fetched_bytes` are those of all so far.
     """
 
     def __init__(self, cache: CacheState, link: HostLink, pages_top: int = PAGES_TOP) -> None:

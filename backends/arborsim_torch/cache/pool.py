@@ -192,10 +192,7 @@ class Pool:
         return len(self._slabs[self.layout.slab_of_layer(layer)[0]]) > 0
 
     def slab(self, layer: int) -> list[Tensor]:
-        """Data ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer: views.
-
-        Of a slab that is not ragged.
-        """
+        """Views ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer not ragged."""
         known = self._views.get(layer)
         if known is None:
             slab, index = self.layout.slab_of_layer(layer)
@@ -212,8 +209,7 @@ class Pool:
     def piece(self, layer: int) -> Piece:
         """A layer's slots, to be read in place; of no room yet.
 
-        Of a ragged slab it has the rows of all heads for each: an index has to begin at the head's
-        `first_row`.
+        Of a ragged slab each head has the rows of all: an index begins at the head's `first_row`.
         """
         known = self._pieces.get(layer)
         if known is None:

@@ -63,9 +63,8 @@ class PieceReader:
         self._bring_up_to_date()
         if any(table.moved or (table.count.any() and table.sparse) for table in self._on_device()):
             self._look_up()
-        tables = [table for table in self._tables.values() if table.count.any()]
+        on_device = [table for table in self._on_device() if table.count.any()]
         fresh = self._host.begin(self._tables_on_host(), fixed=rounded is not None)
-        on_device = [table for table in tables if not table.place.on_host]
         rooms = [None if rounded is None else table.room(rounded) for table in on_device]
         return PiecePlan(on_device, self._host, self._contiguous, fresh, rooms)
 
@@ -215,10 +214,7 @@ class PiecePlan:
 
     @property
     def key(self) -> Hashable:
-        """Changes if pieces have other shapes, or are in other memory.
-
-        None if rooms are not rounded.
-        """
+        """Changes if pieces have another shape or other memory; None if rooms are not rounded."""
         rooms = [room for room in self.rooms if room is not None]
         if len(rooms) < len(self.rooms):
             return None

@@ -55,8 +55,7 @@ class FastPath:
     """Steps of one contiguous path that have been announced and not entered yet.
 
     The pool is that of HBM at full precision, of one slab, and its tensors must not be replaced
-    meanwhile.  `first` is the position, and the slot, of the next token.  `ids` are the tokens'
-    vocabulary ids.
+    meanwhile.  `first` is the position and slot of the next token, `ids` are vocabulary ids.
     """
 
     def __init__(self, pool: Pool, first: int) -> None:
@@ -173,8 +172,7 @@ class CacheState:
     def _append(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Add tokens of the leaves, int ``[leaves, steps]``, to HBM in every group.
 
-        Returns their ids, int64 ``[leaves x steps]``, and their positions, int64 ``[leaves,
-        steps]``.
+        Returns int64 ids ``[leaves x steps]``, and positions ``[leaves, steps]``.
         """
         self._flush()
         position = np.asarray(self.lengths)[:, None] + np.arange(ids.shape[1])

@@ -231,8 +231,7 @@ class TieredCache(CacheState):
     def recompute(self, leaf: int, tokens: np.ndarray) -> AttentionMetadata:
         """Announce that lost tokens on the path of one active leaf are computed again.
 
-        They have slots already (see `Mover.restore`); groups that never lost a token keep what
-        they have.
+        They have slots (see `Mover.restore`); groups that never lost a token keep theirs.
         """
         self._turn_to([leaf])
         self._turned()

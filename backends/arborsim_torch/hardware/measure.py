@@ -11,14 +11,7 @@ from pathlib import Path
 import torch
 
 from arborsim.core.errors import UsageError
-from arborsim.products.calibrate.backend import (
-    HardwareMeasurements,
-    HardwareRequest,
-    Kernels,
-    OnProgress,
-    Pass,
-    PolicyTime,
-)
+from arborsim.products.calibrate import backend
 from arborsim.trace.schema import Geometry
 from arborsim_torch.hardware import kernels
 from arborsim_torch.hardware.facts import all_facts
@@ -37,11 +30,10 @@ _STEPS = 10  # how often `_Steps` is told of a new one, on CUDA
 _WHAT = "measuring copies and kernels"
 
 
-def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasurements:
-    """Measure the machine.
-
-    Raises `UsageError`: the device or the model does not exist, or memory runs out.
-    """
+def measure(
+    request: backend.HardwareRequest, on_progress: backend.OnProgress
+) -> backend.HardwareMeasurements:
+    """Measure; `UsageError`: the device or the model does not exist, or memory runs out."""
     with memory_errors(lambda: _too_large(request)):
         loaded, notes = load_for_timing(request)
         device = loaded.model.device
@@ -59,7 +51,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
             partial(on_progress, "timing forward passes"),
         )
         policies, too_slow = _policies(timer, loaded, passes, request, on_progress)
-    return HardwareMeasurements(
+    return backend.HardwareMeasurements(
         device=_name(device),
         on_cpu=device.type == "cpu",
         geometry=shape,
@@ -80,7 +72,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
 class _Steps:
     """Counts what has been begun."""
 
-    def __init__(self, on_progress: OnProgress) -> None:
+    def __init__(self, on_progress: backend.OnProgress) -> None:
         self._on_progress, self._begun = on_progress, 0
 
     def __call__(self, what: str) -> None:
@@ -90,7 +82,7 @@ class _Steps:
 
 def _kernels(
     timer: Timer, loaded: LoadedModel, shape: Geometry, quick: bool, tell: Callable[[str], None]
-) -> Kernels:
+) -> backend.Kernels:
     dtype = loaded.model.dtype
     host = Timer(torch.device("cpu"), timer.rounds, timer.repeats, timer.limit_s)
     tell("matrix products")
@@ -109,16 +101,16 @@ def _kernels(
     gathered = kernels.gather_rates(timer, shape, dtype, quick)
     top_k, argpartition = kernels.choice_s(timer, quick)
     memory, moved = (read, copied, host_read, weights), (written, dequantised)
-    return Kernels(flops, *memory, kv, eager, *moved, gathered, top_k, argpartition)
+    return backend.Kernels(flops, *memory, kv, eager, *moved, gathered, top_k, argpartition)
 
 
 def _policies(
     timer: Timer,
     loaded: LoadedModel,
-    passes: Sequence[Pass],
-    request: HardwareRequest,
-    on_progress: OnProgress,
-) -> tuple[tuple[PolicyTime, ...], tuple[str, ...]]:
+    passes: Sequence[backend.Pass],
+    request: backend.HardwareRequest,
+    on_progress: backend.OnProgress,
+) -> tuple[tuple[backend.PolicyTime, ...], tuple[str, ...]]:
     """Searches under policies, if the model is fast enough for them; and a note if it is not."""
     limit_s = _QUICK_POLICIES_S if request.quick else _POLICIES_S
     if request.policies:  # named ones are measured, however long it takes
@@ -145,7 +137,7 @@ def _name(device: torch.device) -> str:
     return f"{name}{cores}, {threads} thread{'s' if threads != 1 else ''}"
 
 
-def _too_large(request: HardwareRequest) -> UsageError:
+def _too_large(request: backend.HardwareRequest) -> UsageError:
     return UsageError(
         f"out of memory on {request.device} while measuring {request.model}: "
         "try --quick or a smaller --model"

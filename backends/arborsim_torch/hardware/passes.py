@@ -141,7 +141,8 @@ class _Timing:
 
     def of_length(self, length: int, held_out: bool) -> Iterator[Pass]:
         """A prefill of `length` tokens, and decode iterations after it."""
-        share_s = self._share_s()
+        design = self.design
+        share_s = self.limit_s / (len(design.lengths) * (design.rounds + 1))  # of one search
         if length == self.design.lengths[0]:  # the first pass of all is not like the others
             self._fanned(length, share_s)
         prefills, decodes = list[float](), dict[int, list[float]]()
@@ -162,8 +163,3 @@ class _Timing:
     def _fanned(self, length: int, limit_s: float) -> Fanned:
         design = self.design
         return fanned(self.timer, self.model, length, design.lanes, design.thought, limit_s)
-
-    def _share_s(self) -> float:
-        """Seconds that one search over one length may take."""
-        design = self.design
-        return self.limit_s / (len(design.lengths) * (design.rounds + 1))

@@ -210,7 +210,9 @@ def _time_policy(
     policy = build(name)
     depth, free = (_TREE_ITERATIONS, _TREE_FREE) if tree else (ITERATIONS, _FREE)
     source = RandomSource(model.config.vocab_size, prompt, depth, THOUGHT)
-    setup = _setup(timer, model, source, _branching if tree else lambda: make_search("linear"))
+    branching = partial(make_search, "tot-bfs", keep=2, children=4)
+    search_of = branching if tree else partial(make_search, "linear")
+    setup = _setup(timer, model, source, search_of)
     try:
         search, ended = _run(setup, policy, prompt + free)
     except ArborsimError:
@@ -233,10 +235,6 @@ def _time_policy(
         full_decode_s=measured.time.decode_s if full is None else full.decode_s,
         full_policy_s=measured.time.policy_s if full is None else full.policy_s,
     )
-
-
-def _branching() -> Search:
-    return make_search("tot-bfs", keep=2, children=4)
 
 
 def _setup(

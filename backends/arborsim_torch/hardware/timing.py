@@ -86,8 +86,7 @@ class Timer:
         """Seconds of one call: on CUDA the device's own, without launching.
 
         Several works are called in turn: the same over buffers that no cache holds together.  On
-        CUDA, what waits for the device or cannot be captured is called in a loop between two
-        events.
+        CUDA, what waits for the device or cannot be captured runs in a loop between events.
         """
         turn = works[0] if len(works) == 1 else functools.partial(_in_turn, works)
         if self.device.type == "cuda":

@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import attend, pack, unpack
+from arborsim_torch.kernels.dense import accumulator, attend, merge, pack, unpack
 from arborsim_torch.kernels.fused import KERNELS, choose
-from arborsim_torch.kernels.merge import accumulator, merge
 from arborsim_torch.kernels.packages import Kernel, decode
 from arborsim_torch.kernels.piece import Piece
 
@@ -30,8 +29,7 @@ def attend_flash(
 
     `kernel` is a key of `KERNELS`, or "dense"; `choose`'s by default.  Returns outputs and
     log-sum-exps ``[seqs, heads, queries]``.  Raises `ValueError` if the heads do not divide into
-    the KV heads, if there is not one key per query in causal attention, or if there is no such
-    kernel.
+    the KV heads, if there is not one key per query in causal attention, or no such kernel.
     """
     seqs, heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape
@@ -44,7 +42,7 @@ def attend_flash(
         return torch.zeros_like(q), lse
     name = kernel or choose(q.device, q.dtype, dim).name
     if name == "dense":
-        mask = _triangle(n, q.device) if causal else None
+        mask = q.new_ones((1, 1, n, n), dtype=torch.bool).tril_() if causal else None
         return attend(q, k, v, scale, mask)
     if name not in KERNELS:
         known = ", ".join(("dense", *KERNELS))
@@ -63,8 +61,7 @@ def attend_prefill(
 ) -> tuple[Tensor, Tensor]:
     """Attention of a block of new tokens over a history and over themselves, as of `attend_flash`.
 
-    Query i reads the block's first i + 1 tokens and all of the history, ``[kv_heads, n, head_dim]``
-    in any order.
+    Query i reads the block's first i + 1 tokens and all of the history (in any order).
     """
     own = attend_flash(q, k, v, scale, causal=True, kernel=kernel)
     if history is None or history[0].shape[1] == 0:
@@ -91,10 +88,6 @@ def attend_prefix(q: Tensor, piece: Piece, scale: float) -> tuple[Tensor, Tensor
     rows = pack(q[:, :, None], kv_heads).reshape(1, 1, -1, dim)
     out, lse = decode(piece.prefix.package, rows, keys, values, piece.prefix.length, scale)
     return out.reshape(kv_heads, -1, dim), lse.reshape(kv_heads, -1)
-
-
-def _triangle(n: int, device: torch.device) -> Tensor:
-    return torch.ones((1, 1, n, n), dtype=torch.bool, device=device).tril_()
 
 
 def _grouped(

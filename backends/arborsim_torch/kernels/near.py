@@ -1,7 +1,7 @@
 """Attention where the keys are: the CPU attends over keys and values that stay in host memory.
 
 The queries of a step are small and go to the host; the output and its log-sum-exp are as small and
-come back, to be merged with the GPU's part (`arborsim_torch.kernels.merge`).  On CUDA the copies
+come back, to be merged with the GPU's part (`arborsim_torch.kernels.dense`).  On CUDA the copies
 run on streams of their own and the CPU's work in a thread, so that both parts run at a time.
 """
 
@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import attend_weights, pack, unpack
+from arborsim_torch.kernels.dense import attend_weights, finite, merge, pack, unpack
 from arborsim_torch.kernels.fused import attend_cpu
-from arborsim_torch.kernels.merge import finite, merge
 from arborsim_torch.kernels.pieces_torch import attend_fused, rows_at
 from arborsim_torch.tiers.codec import E4M3_UNIT, e4m3_as_half
 
@@ -35,8 +34,7 @@ _scratch = threading.local()
 class HostPiece:
     """Slots of one host pool, of which `attend_host` reads tiles."""
 
-    #: ``[kv_heads, capacity, head_dim]``: of any type, with scales, float32 ``[kv_heads,
-    #: capacity]``, of 8-bit ones
+    #: ``[kv_heads, capacity, head_dim]``; 8-bit ones have scales, float32 ``[kv_heads, capacity]``
     k: Tensor
     v: Tensor
     #: int ``[n]`` or ``[kv_heads, n]``: slots to read, -1 = padding.  None for all in order.
@@ -224,8 +222,7 @@ class Pending:
 
         Of each row of `arborsim_torch.kernels.dense.pack`, on the queries' device: output,
         log-sum-exp, and where they were asked for, the logits of all pieces' entries.  The host
-        waits for the CPU's work, and raises what that raised.  The GPU's current stream waits for
-        the copy.
+        waits for the CPU's work, and raises what that raised; the GPU waits for the copy.
         """
         packed, sent = self._running.result()
         if sent is not None:
@@ -256,7 +253,7 @@ class NearAttention:
             self._worker = ThreadPoolExecutor(1, "near-attention", initializer=begin)
         if self._cuda:
             # Two, so that results of one layer do not queue behind the queries of the next.
-            self._down, self._up = _streams(self.device)
+            self._down, self._up = (torch.cuda.Stream(self.device) for _ in range(2))
 
     def start(
         self, q: Tensor, pieces: Sequence[HostPiece], scale: float, *, logits: bool = False
@@ -264,8 +261,7 @@ class NearAttention:
         """Begin `attend_host` over all pieces together, which must not change meanwhile.
 
         The queries may still be under computation on the device's current stream; copies into the
-        pieces, of which there is at least one, must have ended.  With `logits` these are wanted,
-        too.
+        pieces, of which there is at least one, must have ended.  `logits` asks for these, too.
         """
         there, ready = self._fetch(q) if self._cuda else (q, None)
 
@@ -304,8 +300,7 @@ class NearAttention:
     def _fetch(self, q: Tensor) -> tuple[Tensor, Any]:
         """Start copying queries to pinned memory; the event says when they are there.
 
-        PyTorch's caching allocators keep pinned and device memory until the copies that use it
-        have ended.
+        PyTorch's caching allocators keep pinned and device memory until its copies have ended.
         """
         self._down.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._down):
@@ -318,10 +313,6 @@ class NearAttention:
         with torch.cuda.stream(self._up):
             there = packed.to(self.device, non_blocking=True)
             return there, self._up.record_event()
-
-
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(2)]
 
 
 def _leave_cores() -> None:

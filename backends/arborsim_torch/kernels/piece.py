@@ -45,12 +45,10 @@ class Piece:
     #: of tokens, `key_scale` is uint8 ``[kv_heads, groups, bytes]``: their spans
     key_scale: Tensor | None
     value_scale: Tensor | None
-    #: int32 ``[room]`` or ``[kv_heads, room]``: slots to read, in any order, -1 for padding.  None:
-    #: slots 0 .. room - 1.
+    #: int32 ``[room]`` or ``[kv_heads, room]``: slots to read, -1: padding.  None: 0 .. room - 1.
     index: Tensor | None
     room: int  #: entries that are looked at
-    #: bool ``[seqs or 1, kv_heads or 1, room]``: true = readable, by entry.  None if every entry
-    #: that is not padding is.
+    #: bool ``[seqs or 1, kv_heads or 1, room]``: may be read.  None if all but padding may.
     mask: Tensor | None = None
     #: int32 ``[capacity]`` or ``[kv_heads, capacity]``: of keys in groups of tokens: by slot, the
     #: number of its group in `key_scale` times the tokens of a group, plus the token's number in it
@@ -63,10 +61,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class MeanRows:
-    """Rows of weights, averaged over all heads, that are added up over layers.
-
-    A row that is not a number counts nowhere.
-    """
+    """Rows of weights, averaged over heads, that layers add up; one with a NaN counts nowhere."""
 
     total: Tensor  #: float32 ``[seqs, positions]``: rows are added to it
     numbers: Tensor  #: int64 ``[seqs]``: raised by 1 for each row that is a number
@@ -100,8 +95,7 @@ class Elsewhere:
 class BlockRows:
     """The rows of a block that are kept; one that is not a number counts nowhere."""
 
-    #: float32 ``[queries, n]``: rows of as many last queries of the block, averaged over heads, are
-    #: added to it
+    #: float32 ``[queries, n]``: mean rows over heads of as many last queries are added to it
     mean: Tensor | None = None
     #: int64 ``[queries, 1]``: raised by 1 for each of these rows that is a number
     numbers: Tensor | None = None
@@ -109,8 +103,7 @@ class BlockRows:
     groups: Literal["layer", "head"] | None = None
     of_groups: int = 0  #: how many of the block's last queries count there
     recent: int = 0  #: of `sums`: a query pays nothing to its newest keys, this many with its own
-    #: float64 ``[groups, n]``: found: the sum of their rows, if it is more than one, or if newest
-    #: keys are left out
+    #: float64 ``[groups, n]``, found: sums of several rows, or where newest keys are left out
     sums: Tensor | None = None
     #: float32 ``[groups, n]``: found: the row of the last query, NaN if it is none
     newest: Tensor | None = None

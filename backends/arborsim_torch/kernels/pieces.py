@@ -1,7 +1,7 @@
 """Attention of one query per sequence over pieces: slots of several pools, read where they lie.
 
 Each piece is in one format.  Its output and log-sum-exp are merged with those of the others, which
-is exact but for rounding (`arborsim_torch.kernels.merge`), so nothing is decoded into a copy and
+is exact but for rounding (`arborsim_torch.kernels.dense`), so nothing is decoded into a copy and
 nothing is put into the order of tokens.
 
 On CUDA these are Triton kernels (`arborsim_torch.kernels.pieces_triton`): a launch per piece, one
@@ -20,9 +20,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import pack, unpack
+from arborsim_torch.kernels.dense import merge, pack, unpack
 from arborsim_torch.kernels.flash import attend_prefix
-from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.piece import Elsewhere, MeanRows, Piece, check, in_triton
 from arborsim_torch.kernels.pieces_torch import attend_pieces_torch
 

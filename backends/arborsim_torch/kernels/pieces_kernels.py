@@ -236,7 +236,7 @@ def merge_splits(
     HEADS: constexpr, DIM: constexpr, BLOCK_DIM: constexpr, BLOCK: constexpr,
     FAR: constexpr,
 ):  # fmt: skip
-    """Merge the splits of one row, of all pieces: see `arborsim_torch.kernels.merge`.
+    """Merge the splits of one row, of all pieces: see `arborsim_torch.kernels.dense`.
 
     With `FAR` also the host's part: ``far[kv_heads, rows, far_row]`` has output, log-sum-exp, and
     logits, which `mean_mass` reads.
@@ -314,8 +314,7 @@ def add_mean_mass(
     """Weights of one sequence, averaged over all heads, added where their entries stand.
 
     `position` is that of the `first` entries, `further` of those after them.  Entries with weight
-    stand apart, so each place is added to once.  A row that is not a number is one throughout, and
-    left out.
+    stand apart, so each place is added to once.  A row that is not a number is left out.
     """
     seq = tl.program_id(1).to(tl.int64)
     far += DIM + 1

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import pack, softmax_, unpack
+from arborsim_torch.kernels.dense import accumulator, finite, pack, softmax_, unpack
 from arborsim_torch.kernels.fused import attend_cpu
-from arborsim_torch.kernels.merge import accumulator, finite
 from arborsim_torch.kernels.piece import Elsewhere, Piece
 from arborsim_torch.tiers.codec import E4M3_UNIT, Packed, Plain, e4m3_as_half
 

@@ -57,8 +57,7 @@ def launch_shape(
 
     Blocks are as large as the registers of compute capability 9.0 hold: see
     `reports/benchmarks/pieces_compiled.md`.  `rows` are sequences times query heads per KV head.
-    Queries of 4 bytes have no tensor cores to keep them exact, and what is `packed` takes twice the
-    registers.
+    Queries of 4 bytes have no exact tensor cores, and what is `packed` takes twice the registers.
     """
     block = 64 if dim * itemsize <= 256 and not packed else 32
     most_rows = _MOST_ROWS if itemsize == 2 else 16

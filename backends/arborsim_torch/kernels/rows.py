@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from arborsim.machine.live_memory import TILE_BYTES
-from arborsim_torch.kernels.dense import wide_product
+from arborsim_torch.kernels.dense import accumulator, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
-from arborsim_torch.kernels.merge import accumulator
 from arborsim_torch.kernels.piece import BlockRows, in_triton
 
 

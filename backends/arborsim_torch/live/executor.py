@@ -35,8 +35,7 @@ class LiveExecutor:
 
     The forward passes have happened by the time the executor hears of their tokens.  `seconds` is a
     clock.  `moving_s` are the seconds that the host itself worked on moves to and from DDR:
-    gathered, ordered copies and entered what had come.  They are exposed, as the waits for copies
-    are.
+    gathered, ordered copies and entered what had come.  They are exposed, as waits are.
     """
 
     def __init__(self, mover: Mover, seconds: Callable[[], float] = time.perf_counter) -> None:
@@ -196,7 +195,10 @@ class LiveExecutor:
         waiting = np.unique(pairs.token)
         leaves = list(self._cache.leaves)
         while len(waiting):
-            leaf = leaves.pop(0) if leaves else self._deepest(waiting)
+            if not leaves:  # of other paths: the token with the largest position ends one
+                last = waiting[np.argmax(self._cache.position.values[waiting])]
+                leaves = [int(self._cache.tree.node_of_token.values[last])]
+            leaf = leaves.pop(0)
             path = self._cache.tree.path(leaf)
             now = np.isin(waiting, path, assume_unique=True)
             if now.any():
@@ -208,11 +210,6 @@ class LiveExecutor:
         self._measured.time.rehydration_s += self._seconds() - begun - waited_s
         self._measured.rehydrations += 1
 
-    def _deepest(self, tokens: np.ndarray) -> int:
-        """The node of the token with the largest position."""
-        last = tokens[np.argmax(self._cache.position.values[tokens])]
-        return int(self._cache.tree.node_of_token.values[last])
-
 
 _MOST_SAMPLES = 2048
 
@@ -220,8 +217,7 @@ _MOST_SAMPLES = 2048
 class LiveGauge:
     """Peaks and a series of what a mover's cache holds.
 
-    `allocated_bytes` is the largest size of the pools' tensors on the model's device, gaps
-    included.
+    `allocated_bytes` is the largest size of the pools' tensors on the device, with gaps.
     """
 
     def __init__(self, mover: Mover) -> None:

@@ -14,16 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from arborsim.core.events import (
-    Answer,
-    Boundary,
-    Decode,
-    Event,
-    Prefill,
-    Prune,
-    TokenRun,
-    Transition,
-)
+from arborsim.core import events
 from arborsim.core.head_rows import ShiftedRows, attention_row, keys_of, scaled
 from arborsim.core.observations import Observations, Signal
 from arborsim.core.row_uses import ReducedRows, RowUse
@@ -36,8 +27,7 @@ from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.models import rope_of
 from arborsim_torch.reference.tasks import Readers
 
-#: Iterations that are held back at most.  What they observe waits on the device, where it is
-#: bounded by `arborsim_torch.capture`.
+#: Iterations that are held back at most; `arborsim_torch.capture` bounds what waits with them.
 _MOST_HELD = 4096
 
 
@@ -47,7 +37,7 @@ class Driven(Protocol):
     @property
     def tree(self) -> ThoughtTree: ...
 
-    def handle(self, event: Event) -> None: ...
+    def handle(self, event: events.Event) -> None: ...
 
     def due(self) -> int: ...
 
@@ -99,7 +89,7 @@ class Feed:
         begun = self._clock()
         self._opened = 1
         self._readers = list(readers or ())
-        self._tell(Prefill(self._run((0,), list(tokens))))
+        self._tell(events.Prefill(self._run((0,), list(tokens))))
         self.handling_s += self._clock() - begun
 
     def iteration(
@@ -121,19 +111,19 @@ class Feed:
         pairs = zip(leaves, parents, strict=True)
         opened = tuple((leaf, parent) for leaf, parent in pairs if leaf >= self._opened)
         self._opened = max(self._opened, max(leaves) + 1)
-        self._event(Transition(leaves, opened))
+        self._event(events.Transition(leaves, opened))
 
     def closed(self, node: int, reward: float, entropy: float) -> None:
         # Recordings hold both in float32.
-        self._event(Boundary(node, float(np.float32(reward)), float(np.float32(entropy))))
+        self._event(events.Boundary(node, float(np.float32(reward)), float(np.float32(entropy))))
 
     def pruned(self, node: int) -> None:
-        self._event(Prune(node))
+        self._event(events.Prune(node))
 
     def answered(self, correct: bool | None) -> None:
-        self._event(Answer(correct))
+        self._event(events.Answer(correct))
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: events.Event) -> None:
         begun = self._clock()
         self._flush()
         self._tell(event)
@@ -143,16 +133,16 @@ class Feed:
         """Hand over the iterations that were held back."""
         if self._tokens:
             tokens, self._tokens = self._tokens, []
-            self._tell(Decode(self._run(self._leaves, tokens)))
+            self._tell(events.Decode(self._run(self._leaves, tokens)))
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         for controller in self._controllers:
             controller.handle(event)
 
-    def _run(self, leaves: tuple[int, ...], tokens: list[int]) -> TokenRun:
+    def _run(self, leaves: tuple[int, ...], tokens: list[int]) -> events.TokenRun:
         token = np.asarray(tokens, dtype=np.int32)
         observed = self._observed(len(token), len(leaves))
-        return TokenRun(leaves, len(token) // len(leaves), token, observed)
+        return events.TokenRun(leaves, len(token) // len(leaves), token, observed)
 
     def _observed(self, count: int, width: int) -> Observations:
         known: dict[Signal, np.ndarray] = {}
@@ -242,8 +232,7 @@ class LiveHeadRows:
     ) -> ShiftedRows:
         """Take in tokens; both float16 ``[tokens, layers, heads or KV heads, head_dim]``.
 
-        Without keys there are queries, but no rows.  Of `count` tokens there may be the last
-        queries only.
+        Without keys there are queries, but no rows.  Of `count` tokens maybe the last ones only.
         """
         count = len(queries) if count is None else count
         if self._queries is None:
@@ -265,10 +254,7 @@ class LiveHeadRows:
         return ShiftedRows(self, start)
 
     def query(self, i: int) -> np.ndarray:
-        """Float32 ``[layers, heads, head_dim]``: the query of token `i`, scaled.
-
-        NaN if it was not taken.
-        """
+        """Token `i`'s scaled query, float32 ``[layers, heads, head_dim]``; NaN: not taken."""
         assert self._queries is not None
         return scaled(self._queries.values[i])
 

@@ -77,8 +77,7 @@ def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -
 class Run:
     """A request on a loaded model, with a plan that was checked against the model.
 
-    `watch` says what it wants, and gets the results.  `meters` gives those of an episode and a
-    cell.
+    `watch` says what it wants, and gets the results; `meters` are by episode and cell.
     """
 
     def __init__(

@@ -79,8 +79,7 @@ class CacheOptions:
     recall: str = "stage"  #: {"stage", "stream", "near", "ondemand"}
     overlap: bool = True  #: False waits for every copy at once
     page_tokens: int = 16  #: pools grow and shrink by this number of slots
-    #: gather keys and values in the order of tokens, so that results are the same bits wherever
-    #: tokens are: a reference, and slow
+    #: gather in the order of tokens: the same bits wherever tokens are, a reference, and slow
     ordered: bool = False
 
 
@@ -96,10 +95,9 @@ def capture_of_signals(
 ) -> Capture | None:
     """The capture of the signals that policies read; None if they read none.
 
-    With `uses`, attention is reduced on the device to what policies need of it
-    (`row_uses`), and of keys and values in `sizes` L1 norms are taken (`read_as_norms`),
-    without, all rows and vectors are taken.  Outputs are taken of `hidden_layers` (of all `layers`
-    without), if they are needed.
+    With `uses`, attention is reduced on the device to what policies need of it (`row_uses`), and of
+    keys and values in `sizes` L1 norms are taken (`read_as_norms`), without, all rows and vectors
+    are taken.  Outputs are taken of `hidden_layers` (of all `layers` without), if they are needed.
     Raises `UsageError`: a signal that no live search has.
     """
     if Signal.EVICTION_TIME in needs:

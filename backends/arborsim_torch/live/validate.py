@@ -30,14 +30,7 @@ from arborsim.play.backends import (
 from arborsim.play.episode import Cell
 from arborsim.play.move_log import MoveLog
 from arborsim.policies.base import Policy
-from arborsim.products.validate.compare import (
-    DualExecutor,
-    Generated,
-    Held,
-    Replayed,
-    agreement,
-    replay_cells,
-)
+from arborsim.products.validate import compare
 from arborsim.products.validate.results import COUNTERS, PEAKS, TERMS, CellCheck
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
@@ -111,7 +104,7 @@ class ValidationRun(Run):
                 Cell(cell.policy, Budget(cell.budget.text, tokens=shadow.result.budget_tokens))
                 for cell, shadow in zip(cells, shadows, strict=True)
             ]
-            generated, replayed = replay_cells(trace, played, self.machine)
+            generated, replayed = compare.replay_cells(trace, played, self.machine)
         checks = []
         for cell, shadow, replay in zip(cells, shadows, replayed, strict=True):
             check = _parity(shadow, replay)
@@ -132,14 +125,16 @@ class ValidationRun(Run):
         return [_Shadow(r, logs[r.policy, r.budget].rows) for r in watch.results]
 
     def _live(
-        self, check: CellCheck, cell: Cell, generated: Generated, shadow_moves: np.ndarray
+        self, check: CellCheck, cell: Cell, generated: compare.Generated, shadow_moves: np.ndarray
     ) -> CellCheck:
         """Search under a policy that really removes tokens, and compare."""
         request, number = self.request, check.episode
-        made: list[DualExecutor] = []
+        made: list[compare.DualExecutor] = []
 
-        def wrap(live: LiveExecutor, mover: Mover) -> DualExecutor:
-            made.append(DualExecutor(live, self._simulated(cell.policy), lambda: held(mover)))
+        def wrap(live: LiveExecutor, mover: Mover) -> compare.DualExecutor:
+            made.append(
+                compare.DualExecutor(live, self._simulated(cell.policy), lambda: held(mover))
+            )
             return made[0]
 
         label = f"{cell.policy.name} {cell.budget.text}"
@@ -160,8 +155,8 @@ class ValidationRun(Run):
             return replace(check, infeasible=str(ends[0]))
         outcome = search.outcome(ends[0])
         groups = search.cache.layout.groups
-        alike = agreement(
-            generated, shadow_moves, Generated.of(ends[0].columns), made[0].log.rows, groups
+        alike = compare.agreement(
+            generated, shadow_moves, compare.Generated.of(ends[0].columns), made[0].log.rows, groups
         )
         check = _compared(check, outcome, made[0], number == request.first, self.alone)
         if self.loaded.model.device.type == "cuda":
@@ -195,7 +190,7 @@ class ValidationRun(Run):
         return SimulatedExecutor.of(machine, policy, self.info)
 
 
-def held(mover: Mover) -> Held:
+def held(mover: Mover) -> compare.Held:
     """Bytes of the tokens in the pools, by `arborsim.products.validate.compare.PARTS`."""
     pools = mover.cache.pools
     used = {place: pool.used_bytes for place, pool in pools.items()}
@@ -240,7 +235,7 @@ class _Collect:
         self.results.append(result)
 
 
-def _parity(shadow: _Shadow, replay: Replayed) -> CellCheck:
+def _parity(shadow: _Shadow, replay: compare.Replayed) -> CellCheck:
     """Part (a): whether the replay of a recording decides as the run that was recorded."""
     result, one, other = shadow.result, shadow.moves, replay.moves
     shorter = min(len(one), len(other))
@@ -260,7 +255,7 @@ def _parity(shadow: _Shadow, replay: Replayed) -> CellCheck:
 
 
 def _compared(
-    check: CellCheck, outcome: LiveOutcome, both: DualExecutor, draw: bool, by_thread: bool
+    check: CellCheck, outcome: LiveOutcome, both: compare.DualExecutor, draw: bool, by_thread: bool
 ) -> CellCheck:
     """Parts (b) and (c): bytes and seconds of the same search on both machines."""
     live, simulated = outcome.measured, both.simulated.measurements()

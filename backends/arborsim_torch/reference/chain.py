@@ -10,10 +10,9 @@ skipped, but a line's operands must have been evaluated before it::
 
     L7 3 3 + M7 5 5 v7 8   L8 v7 8 - M8 2 2 v8 6   ...   ? v95 4 <eos>
 
-So the label at the head of a line is a real decision, and everything else is
-determined: the program line by its label, operand values by earlier results.
-Names are numbered from a random offset modulo 128, so that absolute positions
-cannot stand in for look-ups.
+So the label at the head of a line is a real decision, and everything else is determined: the
+program line by its label, operand values by earlier results.  Names are numbered from a random
+offset modulo 128, so that absolute positions cannot stand in for look-ups.
 """
 
 from __future__ import annotations
@@ -32,11 +31,6 @@ ANSWER_TOKENS = 3
 _TASK_SEED = 0x636861696E
 
 
-def _make_vocabulary() -> Vocabulary:
-    names = [f"{kind}{n}" for kind in "LvUM" for n in range(NAMES)]
-    return Vocabulary([PAD, BOS, EOS, "?", "+", "-", *map(str, range(MODULUS)), *names])
-
-
 class ChainTask(Task):
     """Evaluate what is needed of a random program of `lines` lines, and answer.
 
@@ -48,7 +42,9 @@ class ChainTask(Task):
     def __init__(self, lines: int = 96, lines_per_thought: int = 4) -> None:
         if lines_per_thought < 1:
             raise ValueError("lines_per_thought must be at least 1")
-        super().__init__(_make_vocabulary())
+        names = [f"{kind}{n}" for kind in "LvUM" for n in range(NAMES)]
+        digits = map(str, range(MODULUS))
+        super().__init__(Vocabulary([PAD, BOS, EOS, "?", "+", "-", *digits, *names]))
         self.lines = lines
         self.lines_per_thought = lines_per_thought
         self.step_tokens = lines_per_thought * LINE_TOKENS

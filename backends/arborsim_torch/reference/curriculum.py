@@ -6,6 +6,7 @@ on, and in which column of the training curve its accuracy is counted.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -54,8 +55,7 @@ class Stage:
     until_recall: float | None = None
     #: `chain`: fewest and most program lines, log-uniform in between
     lines: tuple[int, int] = (0, 0)
-    #: `chain`: probabilities, one drawn per trace, that a line which is not needed is evaluated all
-    #: the same
+    #: `chain`: probabilities, one per trace, to evaluate a line although it is not needed
     keep: tuple[float, ...] = (0.0, 0.3, 0.6, 1.0)
     filler: float = 1.0  #: `tail`: probability that a line is followed by its filler
 
@@ -214,15 +214,10 @@ def game24_example(task: Game24Task, rng: np.random.Generator, stage: Stage) -> 
     return Example([*ids, task.eos_id], [*kinds, DETERMINED])
 
 
-_winning_cache: dict[tuple[int, ...], tuple[game24.Move, ...]] = {}
-
-
+@functools.cache
 def _winning_moves(numbers: tuple[int, ...]) -> tuple[game24.Move, ...]:
-    if numbers not in _winning_cache:
-        _winning_cache[numbers] = tuple(
-            m for m in game24.moves(numbers) if game24.solvable(game24.remainder(numbers, m))
-        )
-    return _winning_cache[numbers]
+    moves = game24.moves(numbers)
+    return tuple(move for move in moves if game24.solvable(game24.remainder(numbers, move)))
 
 
 def _draw_hand(rng: np.random.Generator, solve: bool) -> tuple[int, ...]:
@@ -237,13 +232,9 @@ def _draw_hand(rng: np.random.Generator, solve: bool) -> tuple[int, ...]:
             hand = train[rng.integers(len(train))]
         else:
             hand = tuple(int(n) for n in np.sort(rng.integers(1, 14, 4)))
-            if hand in _test_hands():
+            if hand in game24.splits()["test"]:
                 continue
         return hand
-
-
-def _test_hands() -> frozenset[tuple[int, ...]]:
-    return frozenset(game24.splits()["test"])
 
 
 _MAKERS: dict[str, Callable[..., Example]] = {

@@ -1,9 +1,8 @@
 """Batched generation with a preallocated key-value cache.
 
-All rows of a batch have the same length, so there is no padding and no mask.
-The weights and the arithmetic are those of the Llama that is passed in; only
-the cache is managed here, because appending to it by concatenation would copy
-all of it for every token.
+All rows of a batch have the same length, so there is no padding and no mask.  The weights and the
+arithmetic are those of the Llama that is passed in; only the cache is managed here, because
+appending to it by concatenation would copy all of it for every token.
 """
 
 from __future__ import annotations

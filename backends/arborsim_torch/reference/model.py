@@ -136,12 +136,11 @@ def _plant_look_back_head(
 ) -> None:
     """Make the first head of a layer-0 group copy the identity of the token `back` before.
 
-    Query and key read the constant direction only, so both are the same vector
-    at every position, before RoPE turns pair i of them by position times w_i.
-    The key is turned by `back` steps more: the score at distance m - n is
-    sum_i a_i cos((m - n - back) w_i), largest at m - n = back.  The weights
-    a_i fall geometrically: the fast pairs tell neighbours apart, and enough of
-    the slow ones keep the fast ones from agreeing again at a larger distance.
+    Query and key read the constant direction only, so both are the same vector at every position,
+    before RoPE turns pair i of them by position times w_i.  The key is turned by `back` steps more:
+    the score at distance m - n is sum_i a_i cos((m - n - back) w_i), largest at m - n = back.  The
+    weights a_i fall geometrically: the fast pairs tell neighbours apart, and enough of the slow
+    ones keep the fast ones from agreeing again at a larger distance.
     """
     config: Any = model.config
     size = config.head_dim

@@ -87,9 +87,8 @@ def woven_program(rng: np.random.Generator, lines: int, needed: float = 0.75) ->
     """Draw a program of which the stated share of lines is needed for the answer.
 
     The last needed line is asked for.  Every other needed line is read by a needed line that is
-    drawn from all later ones; what operands are left are digits with probability 0.1, else
-    results of earlier needed lines.  The others read any earlier line, and no needed line reads
-    them.
+    drawn from all later ones; what operands are left are digits with probability 0.1, else results
+    of earlier needed lines.  The others read any earlier line, and no needed line reads them.
     """
     if not 1 <= lines <= MAX_LINES:
         raise ValueError(f"lines must be in 1..{MAX_LINES}, not {lines}")

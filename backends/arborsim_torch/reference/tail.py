@@ -239,7 +239,8 @@ class TailTask(ChainTask):
             for at in range(start, before)
         ]
         first = max(0, start - before)
-        begin = next((i for i in range(first, -1, -1) if self._is_label(generated, i)), 0)
+        last = min(first, len(generated) - 1)
+        begin = next((i for i in range(last, -1, -1) if generated[i] in self._label_number), 0)
         line, block, ahead = -1, 0, begin
         for at in range(begin, len(generated)):
             token = generated[at]
@@ -263,6 +264,3 @@ class TailTask(ChainTask):
             if at >= first:
                 rows.append((after, *sorted(steps)))
         return rows
-
-    def _is_label(self, generated: Sequence[int], i: int) -> bool:
-        return i < len(generated) and generated[i] in self._label_number

@@ -41,8 +41,7 @@ class Verdict:
     correct: bool  #: finished with the right answer, every step valid
     finished: bool  #: an answer line or the end marker was produced
     dead: bool  #: provably can no longer succeed
-    #: in [0, 1]: share of the needed steps that are done; for a dead path, those done before it
-    #: died
+    #: share of the needed steps that are done; on a dead path, before it died
     progress: float
     #: tokens of the shortest completion (the end marker not counted).  0 when finished or dead.
     remaining_tokens: int

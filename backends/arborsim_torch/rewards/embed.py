@@ -42,10 +42,7 @@ class SentenceEmbedder:
 
 
 def check_embedder(folder: str) -> Path:
-    """The folder of an embedding model, if it has what one needs.
-
-    Raises `UsageError` in a line that says what is missing.
-    """
+    """The folder of an embedding model; `UsageError` says what is missing."""
     option = f"--embed {folder}"
     path = check_files(option, folder, ("modules.json",), "a sentence-transformers model")
     try:
@@ -66,10 +63,7 @@ def check_embedder(folder: str) -> Path:
 
 
 def load_embedder(folder: str, device: str) -> SentenceEmbedder:
-    """Load a sentence-transformers model from a folder.
-
-    Raises `UsageError`: it is none, or does not fit.
-    """
+    """A folder's sentence-transformers model; `UsageError`: it is none, or does not fit."""
     path = check_embedder(folder)
     from sentence_transformers import SentenceTransformer
 

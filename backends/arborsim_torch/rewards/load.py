@@ -13,16 +13,9 @@ from arborsim.play.backends import RewardChoice
 from arborsim.searches.ranking import aggregate_of
 from arborsim_torch.checkpoint import check_files
 from arborsim_torch.models import LoadedModel
+from arborsim_torch.rewards import texts
 from arborsim_torch.rewards.base import Thought, check_weights
 from arborsim_torch.rewards.model import Head, RewardModel
-from arborsim_torch.rewards.texts import (
-    Encoded,
-    Encoder,
-    Reencoded,
-    SharedIds,
-    decoder_of,
-    single_token,
-)
 
 #: Rewards by name; anything else is a folder.
 NAMED = ("verifier", "value")
@@ -33,10 +26,7 @@ _LABELS = "+,-"  # of a step-token model, as of Math-Shepherd
 
 
 def check_choice(choice: RewardChoice) -> None:
-    """Refuse what cannot work, before any model is loaded.
-
-    Raises `UsageError` in a line that says what to do.
-    """
+    """Refuse what cannot work before any model is loaded: `UsageError` says what to do."""
     aggregate_of(choice.aggregate)
     if choice.name in ("", *NAMED):
         for option, given in (("token", choice.token), ("label", choice.label)):
@@ -66,7 +56,9 @@ def load_reward(choice: RewardChoice, loaded: LoadedModel, device: str) -> Rewar
     head = (
         _tokens_head(choice, ids_of) if kind == _TOKENS else _classes_head(option, choice, config)
     )
-    encode: Callable[[Thought], Encoded] = encoder.whole if kind == _TEXTS else encoder.by_step
+    encode: Callable[[Thought], texts.Encoded] = (
+        encoder.whole if kind == _TEXTS else encoder.by_step
+    )
     pools, aggregate = kind == _TEXTS, aggregate_of(choice.aggregate)
     pad_id = _pad_id(model) if pools else 0
     return RewardModel(
@@ -164,16 +156,16 @@ def _encoder(
     model: Any,
     tokenizer: Any,
     ids_of: Callable[[str], list[int]],
-) -> Encoder:
-    step_id = single_token(ids_of, choice.token, "--reward-token") if choice.token else None
+) -> texts.Encoder:
+    step_id = texts.single_token(ids_of, choice.token, "--reward-token") if choice.token else None
     if tokenizer is not None:
-        decode = decoder_of(loaded)
+        decode = texts.decoder_of(loaded)
         if decode is None:
             raise UsageError(
                 f"{option}: it reads text, but {loaded.name} has no words: use a reward model "
                 "without a tokeniser, which reads token ids"
             )
-        return Reencoded(tokenizer, decode, choice.token)
+        return texts.Reencoded(tokenizer, decode, choice.token)
     rows = model.get_input_embeddings().num_embeddings
     own = int(loaded.model.config.vocab_size)
     if rows < own:
@@ -181,7 +173,7 @@ def _encoder(
             f"{option}: it has no tokeniser, so that it reads the ids of {loaded.name}, but knows "
             f"only {rows} of its {own}"
         )
-    return SharedIds(step_id)
+    return texts.SharedIds(step_id)
 
 
 def _tokens_head(choice: RewardChoice, ids_of: Callable[[str], list[int]]) -> Head:
@@ -192,7 +184,7 @@ def _tokens_head(choice: RewardChoice, ids_of: Callable[[str], list[int]]) -> He
             f"--reward-label {choice.label}: a step-token model needs two tokens, good and bad by "
             f"comma, e.g. {_LABELS}"
         )
-    pair = tuple(single_token(ids_of, text.strip(), "--reward-label") for text in (good, bad))
+    pair = tuple(texts.single_token(ids_of, text.strip(), "--reward-label") for text in (good, bad))
     return Head(pair, 0)
 
 

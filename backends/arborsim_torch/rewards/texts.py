@@ -141,10 +141,7 @@ def _last_before(spans: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[
 
 
 def single_token(encode: Callable[[str], Sequence[int]], text: str, option: str) -> int:
-    """The one token that `text` is.
-
-    Raises `UsageError`: it is none, or several.
-    """
+    """The one token that `text` is; `UsageError`: it is none, or several."""
     ids = list(encode(text))
     if len(ids) != 1:
         said = f"is {len(ids)} tokens" if ids else "is no token"

@@ -4,8 +4,7 @@ A *codec* turns vectors ``[..., 2, kv_heads, tokens, head_dim]``, keys and value
 possibly scales.  `Fp8` and `Int8` keep that shape and have float32 scales ``[..., tokens, 1]``;
 `Packed` makes one record of bytes of each vector, scales included.
 
-`Fp8` and `Packed` are `arborsim.core.formats`, which replays compute output errors with, bit for
-bit.
+`Fp8` and `Packed` are bit for bit those of `arborsim.core.formats`, as replays compute errors.
 """
 
 from __future__ import annotations
@@ -55,10 +54,7 @@ class Plain:
     scaled: ClassVar[bool] = False
 
     def encode(self, x: Tensor) -> tuple[Tensor, None]:
-        """The vectors themselves (no copy).
-
-        Raises `TypeError` if they are of another type: storing them would change them.
-        """
+        """The vectors themselves (no copy); `TypeError` if it would change their type."""
         if x.dtype != self.storage:
             raise TypeError(f"vectors of {x.dtype} in a plain store of {self.storage}")
         return x, None

@@ -273,9 +273,8 @@ class Ticket:
     def order(self, held_up: HeldUp) -> None:
         """Let all that is computed from now on come after the copy.
 
-        On CUDA the device's current stream waits and the host goes on; else the host waits, and
-        the copy's error is raised if it failed.  `held_up` takes the time that anything stood
-        still.
+        On CUDA the device's current stream waits and the host goes on; else the host waits, and the
+        copy's error is raised if it failed.  `held_up` takes the time that anything stood still.
         """
         if self._copy.order(held_up):
             self._tensors = None  # the device keeps their memory until the copy has ended

@@ -38,8 +38,7 @@ class HostLink:
     On CUDA each direction is a side stream; on the CPU, where both ends are the same memory, a
     thread: real copies that overlap with computing just as well.  If `pinned`, `host_empty`
     allocates page-locked memory on CUDA.  Copies to and from ordinary memory are right, too, but
-    slower, and hold the host up.  Raises `UsageError` if the device is of another kind, or there is
-    none.
+    slower, and hold the host up.  Raises `UsageError` if there is no such device.
     """
 
     def __init__(self, device: torch.device | str, pinned: bool = True) -> None:

@@ -46,8 +46,7 @@ class _Arrival:
 class LayerStream:
     """Streams the parts of layers that are in the host's memory.
 
-    `held_up` has the time that `take` waited, and `allocations` says how often a buffer was made
-    anew.
+    `held_up` has the time that `take` waited, `allocations` counts buffers made anew.
     """
 
     def __init__(self, link: HostLink, layers: int) -> None:
@@ -160,11 +159,6 @@ class LayerStream:
             self._buffers[turn] = buffer = buffer.new_empty(room)
             self.allocations += 1
         return [
-            buffer[start : start + size].view(part[0].dtype).view(_shape(part))
+            buffer[start : start + size].view(part[0].dtype).view(-1, *part[0].shape[1:])
             for part, start, size in zip(parts, starts, sizes, strict=False)
         ]
-
-
-def _shape(part: Sequence[Tensor]) -> tuple[int, ...]:
-    """The shape of blocks one after the other."""
-    return (sum(len(block) for block in part), *part[0].shape[1:])

@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from arborsim.core.outputs import write_text
 from arborsim.core.statistics import SIGNIFICANT, least_visible
 from arborsim.core.tables import csv_text
 from arborsim.core.units import quantity
@@ -18,63 +16,75 @@ from arborsim.play.backends import LiveResult
 from arborsim.play.results import ANY, at_budget
 from arborsim.products.live import tables as live
 from arborsim.products.provenance import parameters
-from arborsim.products.replay import figures as replay_figures
-from arborsim.products.replay.tables import NAMES, PAGE_MEMORY
+from arborsim.products.replay.figures import memory, time_splits
+from arborsim.products.replay.report import SORTS
+from arborsim.products.replay.tables import GROUPS, NAMES
 from arborsim.report import page
+from arborsim.report import report as reports
+from arborsim.report.report import Answer, Choice, Facts, Figures, Listed, Report, Section, Shown
 from arborsim.report.table import Table, shown
 from arborsim.report.words import counted, score
 
 _POINTS = 600
+_SUMS = "Times and moves are sums over searches."
+_ACCURACY = (
+    "Share of problems solved, with 95% Clopper-Pearson intervals. Policies stand side by side at "
+    "each budget; the band is full retention's interval."
+)
 #: Besides names and answers: the figures that decide.
 _LEADING = ("peak_hbm", "hbm_vs_full", "peak_ddr", "total", "tokens_per_s", "speed_vs_full")
 
 
 def write_live_page(report: live.LiveReport, path: str | Path) -> None:
     """Write the page; `UsageError` where the file cannot be written."""
-    write_text(path, render(report))
+    reports.write(report_of(report), path)
 
 
-def render(report: live.LiveReport) -> str:
-    """The whole page as text; the same results give the same bytes."""
+def report_of(report: live.LiveReport) -> Report:
+    """Make the report of the page."""
     rows, facts = live.live_rows(report), report.facts
-    return page.render(
-        "live",
-        ("live.js",),
-        _data(report, rows),
-        title="Policies in a shadow run" if report.shadow else "Policies on a live model",
-        subtitle=(
-            f"{facts.model}: {report.problems} of {facts.task}, {report.request['search']} search, "
-            f"{facts.dtype} on {facts.device}. {quantity('bytes', facts.weight_bytes)} of weights, "
-            f"{quantity('bytes', facts.kv_bytes_per_token)} of KV per token."
-        ),
-        sentences=summarise(rows),
-        cautions=live.cautions(report, rows),
-        table=Table(
-            rows,
-            shown((*NAMES, *live.ANSWERS, *live.MEMORY, *PAGE_MEMORY, *live.TIME), rows)
-            if rows
-            else NAMES,
-            look=lambda row: "baseline" if row.is_baseline else "",
-            leading={*_LEADING, *(c.key for c in NAMES), *(c.key for c in live.ANSWERS)},
-        ),
-        settings=_settings(report),
-        left_out=[
-            f"{policy}, budget {budget}: {reason}"
-            for (policy, budget), reasons in live.left_out(report).items()
-            for reason in dict.fromkeys(reasons)
-        ],
+    held = memories(report)
+    table = Table(
+        rows,
+        shown((*NAMES, *live.ANSWERS, *live.MEMORY, *GROUPS["page"], *live.TIME), rows)
+        if rows
+        else NAMES,
+        look=lambda row: "baseline" if row.is_baseline else "",
+        leading={*_LEADING, *(c.key for c in NAMES), *(c.key for c in live.ANSWERS)},
     )
-
-
-def _data(report: live.LiveReport, rows: Sequence[live.LiveRow]) -> dict[str, Any]:
-    memory = memories(report)
-    return {
-        "accuracy": accuracy(rows),
-        "time": replay_figures.time_splits(rows, lambda row: row.other_s) if rows else [],
-        "memory": memory,
-        "start": memory[1]["cell"] if len(memory) > 1 else "",
-        "csv": csv_text(live.live_frame(report)),
-    }
+    times = time_splits(rows, lambda row: row.other_s) if rows else []
+    sections = [
+        Section("answer", "The answer", (Answer(summarise(rows)), *live.cautions(report, rows))),
+        Section("table", "All settings", (f"{SORTS} {_SUMS}", Shown(table))),
+        Section("accuracy", "Accuracy", (_ACCURACY, Figures("accuracy", accuracy(rows)))),
+        Section(
+            "memory",
+            "Memory during a search",
+            (Figures("memory", held, ("Search", "Policy")),),
+        ),
+        Section("time", "Where the time goes", (Figures("time", times, ("Budget",)),)),
+    ]
+    missing = [
+        f"{policy}, budget {budget}: {reason}"
+        for (policy, budget), reasons in live.left_out(report).items()
+        for reason in dict.fromkeys(reasons)
+    ]
+    return Report(
+        "live",
+        "Policies in a shadow run" if report.shadow else "Policies on a live model",
+        f"{facts.model}: {report.problems} of {facts.task}, {report.request['search']} search, "
+        f"{facts.dtype} on {facts.device}. {quantity('bytes', facts.weight_bytes)} of weights, "
+        f"{quantity('bytes', facts.kv_bytes_per_token)} of KV per token.",
+        sections,
+        (
+            Facts("Settings", _settings(report)),
+            Listed(missing, "Budgets that could not hold a search"),
+            Facts("Columns", table.definitions()),
+        ),
+        csv_text(live.live_frame(report)),
+        "arborsim-live.csv",
+        start=held[1].labels[1] if len(held) > 1 else "",
+    )
 
 
 def _settings(report: live.LiveReport) -> dict[str, str]:
@@ -190,12 +200,12 @@ def _memory(row: live.LiveRow) -> str:
 # --- figures ---
 
 
-def accuracy(rows: Sequence[live.LiveRow]) -> page.Figure | None:
-    """Accuracy with its interval, policies side by side per budget; None if nothing was judged."""
+def accuracy(rows: Sequence[live.LiveRow]) -> list[Choice]:
+    """Accuracy with its interval, policies side by side per budget; none if nothing was judged."""
     judged = [row for row in rows if row.judged and not row.is_baseline]
     full = next((row for row in rows if row.judged and row.is_baseline), None)
     if not judged:
-        return None
+        return []
     budgets = sorted({row.budget for row in judged}, key=_size)
     policies = list(dict.fromkeys(row.policy for row in judged))
     data = [] if full is None else _baseline(full, len(budgets))
@@ -203,14 +213,17 @@ def accuracy(rows: Sequence[live.LiveRow]) -> page.Figure | None:
         own = [row for row in judged if row.policy == policy]
         places = [budgets.index(row.budget) + page.side_by_side(i, len(policies)) for row in own]
         texts = [
-            page.label(f"{row.policy}, budget {row.budget}: {row.correct}/{row.judged} right, "
-                       f"95% {100 * row.low:.1f} to {100 * row.high:.1f}") for row in own
-        ]  # fmt: skip
+            page.label(
+                f"{row.policy}, budget {row.budget}: {row.correct}/{row.judged} right, "
+                f"95% {100 * row.low:.1f} to {100 * row.high:.1f}"
+            )
+            for row in own
+        ]
         paint = f"var(--c{1 + i % (page.COLOURS - 1)})"  # the first is full retention's
         data.append(page.accuracies(own[0].label, own, places, paint, i, texts))
     names, ends = list(map(page.label, budgets)), (-0.5, len(budgets) - 0.5)
     x = page.axis("budget") | page.named_axis(range(len(budgets)), names, ends)
-    return page.figure(data, x, page.ACCURACY_AXIS, 420)
+    return [Choice(page.figure(data, x, page.ACCURACY_AXIS, 420))]
 
 
 def _size(budget: str) -> tuple[bool, float, str]:
@@ -220,18 +233,19 @@ def _size(budget: str) -> tuple[bool, float, str]:
 
 
 def _baseline(full: live.LiveRow, budgets: int) -> list[page.Figure]:
-    line = {"type": "scatter", "mode": "lines", "x": [-0.5, budgets - 0.5], "hoverinfo": "skip"}
-    edge = {**line, "line": {"width": 0}, "showlegend": False}
+    ends = [-0.5, budgets - 0.5]
+    none: page.Figure = {"line": {"width": 0}, "hoverinfo": "skip"}
+    low, high, level = ([100 * each] * 2 for each in (full.low, full.high, full.accuracy))
+    band: page.Figure = {**none, "fill": "tonexty", "fillcolor": "var(--bar)"}
     dashed = {"width": 2, "dash": "dash", "color": "var(--c0)"}
     return [
-        {**edge, "y": [100 * full.low] * 2},
-        {**edge, "y": [100 * full.high] * 2, "fill": "tonexty", "fillcolor": "var(--bar)",
-         "name": "95% interval of full", "showlegend": True},
-        {**line, "y": [100 * full.accuracy] * 2, "name": "full", "line": dashed},
-    ]  # fmt: skip
+        page.scatter("", ends, low, showlegend=False, **none),
+        page.scatter("95% interval of full", ends, high, **band),
+        page.scatter("full", ends, level, line=dashed, hoverinfo="skip"),
+    ]
 
 
-def memories(report: live.LiveReport) -> list[dict[str, Any]]:
+def memories(report: live.LiveReport) -> list[Choice]:
     """Bytes by tier of one search per policy and budget: the first that most of them have."""
     ran = [r for r in report.results if not r.infeasible and r.measured.series.time_s]
     count = Counter(result.episode for result in ran)
@@ -244,7 +258,8 @@ def memories(report: live.LiveReport) -> list[dict[str, Any]]:
         if budget == ANY:  # no budget, no line
             drawn = replace(drawn, kv_bytes_per_token=0)
         clock = "simulated time" if report.shadow else "time"
-        figure = replay_figures.memory(drawn, _POINTS, clock)
         cell = at_budget(policy, budget).replace(" at budget", ", budget")
-        items.append({"search": f"problem {result.episode}", "cell": cell, "figure": figure})
+        note = f"Of problem {result.episode}."
+        labels = f"problem {result.episode}", cell
+        items.append(Choice(memory(drawn, _POINTS, clock), labels, note))
     return items

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arborsim.core.errors import UsageError
-from arborsim.products.validate.claim_numbers import EXACT, UNITS, Number
-from arborsim.products.validate.claims import Claim, Judged, Paper, Verdict, to_frame
-from arborsim.report.table import Column, Table, name_column, print_tables, terminal
+from arborsim.report.lines import print_tables
+from arborsim.report.table import Column, Table, name_column, terminal
 from arborsim.report.words import counted, plain
+from benchmarks.register.claims import Claim, Judged, Paper, Verdict, to_frame
+from benchmarks.register.numbers import EXACT, UNITS, Number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,8 +133,8 @@ def readme(papers: Sequence[Paper]) -> str:
     """The page ``README.md`` of the reports: a section per paper."""
     lines = [
         "# Claims of papers, and what we found", "",
-        "Made by `arborsim validate claims --out reports/claims` from the files `*.toml` next to "
-        "this page and the raw results that they name; do not edit. "
+        "Made by `python -m benchmarks.register --out reports/claims` from the files `*.toml` next "
+        "to this page and the raw results that they name; do not edit. "
         "[docs/claims.md](../../docs/claims.md) says how verdicts are defined, how to make the "
         "numbers again and how to object. It also writes `index.html`, the same to filter, with "
         "settings, commands and objections; `claims.parquet` has a row per claim and number.", "",
@@ -177,14 +178,14 @@ def write_claims(papers: Sequence[Paper], out: Path | None, documents: Iterable[
     """
     from arborsim.core.outputs import write_text
     from arborsim.core.tables import made_by, write_table
-    from arborsim.products.validate.claims_page import write_page
+    from benchmarks.register.page import write_page
 
     texts = {path: with_summary(path, papers) for path in documents}
     if out is not None:
         if not out.is_dir():
             raise UsageError(f"--out {out}: there is no such folder")
         table, page, markdown = (out / name for name in FILES)
-        about = made_by("claims", "arborsim validate claims", "numpy", "pandas", "scipy")
+        about = made_by("claims", "python -m benchmarks.register", "numpy", "pandas", "scipy")
         write_table(to_frame(papers), table, about)
         write_page(papers, page)
         write_text(markdown, readme(papers))

@@ -1,24 +1,45 @@
-"""A validation in a terminal: a line per policy and budget, and the verdict in words."""
+"""A validation: the verdict in words, a line per policy and budget, and its figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arborsim.products.validate import results
-from arborsim.report.table import LABEL, Column, Table, name_column, print_tables, terminal
+from arborsim.products.validate import figures, results
+from arborsim.report.lines import print_tables
+from arborsim.report.report import (
+    Answer,
+    Facts,
+    Figures,
+    Listed,
+    Report,
+    Section,
+    Shown,
+    write,
+)
+from arborsim.report.table import Table, read_columns, terminal
 from arborsim.report.words import counted, percent, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Below this width the columns of `_SPARE` are left out.
+#: Below this width some columns are left out.
 _WIDE = 116
-_SPARE = ("time", "share", "same", "kept")
-
+_NARROW = ("time", "share", "same", "kept")
+_BYTES = (
+    "What the live pools hold (wide line) and what the simulated ledger holds (dashed, on top of "
+    "it), in the first search."
+)
+_TIME = "Seconds per generated token, the prompt left out; on the line both are the same."
+_JACCARD = (
+    "Jaccard index of the tokens in HBM, shadow run against live run, over the iterations of the "
+    "first search. Dotted: after the first token that differs."
+)
+_QUALITY = "One dot per policy and budget; those with infeasible problems rest on fewer searches."
 
 #: What each part of the verdict is about, and what would be a fault.
 MEANINGS = {
@@ -50,8 +71,8 @@ def verdict(checks: Sequence[results.CellCheck]) -> str:
     if plans and steps and peaks:
         said = "The simulator decides as the live run does and counts its memory to the byte"
     else:
-        wrong = [name for name, right in (("decisions", plans), ("bytes", steps and peaks))
-                 if not right]  # fmt: skip
+        verdicts = {"decisions": plans, "bytes": steps and peaks}
+        wrong = [name for name, right in verdicts.items() if not right]
         said = f"The simulator and the live run differ in {' and '.join(wrong)}, which is a fault"
     token = {error.term: error for error in results.term_errors(ran)}["per_token_s"]
     if not token.lines:
@@ -114,7 +135,7 @@ def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
 
 
 def _policies(lines: Sequence[results.Line]) -> str:
-    """What deciding takes of the seconds, measured and simulated."""
+    """The share of the seconds that deciding takes, measured and simulated."""
     shares = [(*line.policy_share(), line.name) for line in lines if line.live_s[-1] > 0]
     if not shares:
         return "Policies: no time was measured."
@@ -145,19 +166,6 @@ def _median(values: Sequence[float]) -> str:
     return f"{np.median(known):.3f}" if known else "n/a"
 
 
-def _figure(
-    title: str, about: str, value: Callable[[results.Line], float],
-    text: Callable[[results.Line], str] | None = None, form: str = ".3f",
-) -> Column[results.Line]:  # fmt: skip
-    """A figure of searches that ran: as `text`, else in this form; empty where it is unknown."""
-
-    def shown(line: results.Line) -> str:
-        known = line.searches and not math.isnan(value(line))
-        return "" if not known else text(line) if text else format(value(line), form)
-
-    return Column(title, title, "count", value, about, text=shown)
-
-
 def _of(count: int, total: int) -> str:
     return "all" if count == total else f"{count}/{total}"
 
@@ -171,38 +179,59 @@ def _per_token(line: results.Line) -> float:
     return simulated / live - 1 if live else math.nan
 
 
-COLUMNS: tuple[Column[results.Line], ...] = (
-    name_column("policy", lambda line: line.policy),
-    name_column("budget", lambda line: line.budget, LABEL),
-    Column("n", "n", "count", lambda line: line.searches,
-           "live searches; +k: the budget was too small for k more",
-           text=lambda line: f"{line.searches}" + f"+{line.infeasible}" * bool(line.infeasible)),
-    Column("plans", "plans", "count", lambda line: line.parity,
-           "shadow runs that decide exactly as the replay of their own recording",
-           text=lambda line: _of(line.parity, line.searches + line.infeasible)),
-    _figure("bytes",
-            "share of steps after which the simulated bytes of every tier are the live ones",
-            lambda line: line.equal_calls, lambda line: _share(line.equal_calls, line.calls)),
-    _figure("peaks", "searches in which all simulated peaks are the live ones",
-            lambda line: line.peaks_equal, lambda line: _of(line.peaks_equal, line.searches)),
-    _figure("time", "relative error of all seconds, simulated against measured",
-            lambda line: line.error("total_s"), form="+.0%"),
-    _figure("token", "relative error of the seconds per generated token, without the prompt",
-            _per_token, form="+.0%"),
-    _figure("share", "the policy's share of all seconds, measured and simulated",
-            lambda line: sum(line.policy_share()),
-            lambda line: "/".join(f"{100 * share:.1f}" for share in line.policy_share()) + "%"),
-    _figure("same", "share of the iterations that the live run repeats token by token",
-            lambda line: line.same, lambda line: _share(line.same, 1.0)),
-    _figure("J", "Jaccard index of the tokens in HBM, shadow against live, while the tokens are "
-            "the same", lambda line: line.jaccard_before),
-    _figure("J after", "the same after the first other token, matched by order of arrival",
-            lambda line: line.jaccard_after),
-    _figure("kept", "attention kept, in the replay of the full-retention trace",
-            lambda line: line.attention_kept),
-    _figure("right", "answers of the live searches", lambda line: line.correct,
-            lambda line: f"{line.correct}/{line.judged}" if line.judged else ""),
-)  # fmt: skip
+_Text = Callable[[results.Line], str]
+_Value = Callable[[results.Line], float]
+
+
+def _known(value: _Value, said: _Text | str) -> _Text:
+    """A figure of searches that ran, in words or in a form; empty where it is unknown."""
+
+    def text(line: results.Line) -> str:
+        if not line.searches or math.isnan(number := value(line)):
+            return ""
+        return format(number, said) if isinstance(said, str) else said(line)
+
+    return text
+
+
+def _shares(line: results.Line) -> str:
+    return "/".join(f"{100 * share:.1f}" for share in line.policy_share()) + "%"
+
+
+def _right(line: results.Line) -> str:
+    return f"{line.correct}/{line.judged}" if line.judged else ""
+
+
+_VALUES: dict[str, _Value] = {
+    "error of time": lambda line: line.error("total_s"),
+    "error per token": _per_token,
+    "share of policies": lambda line: sum(line.policy_share()),
+}
+#: Of searches that ran: the name of a text, the figure that must be known, and the text.
+_TEXTS: tuple[tuple[str, _Value, _Text | str], ...] = (
+    ("bytes", lambda line: line.calls, lambda line: _share(line.equal_calls, line.calls)),
+    ("peaks", lambda line: line.searches, lambda line: _of(line.peaks_equal, line.searches)),
+    ("time", _VALUES["error of time"], "+.0%"),
+    ("token", _VALUES["error per token"], "+.0%"),
+    ("share", _VALUES["share of policies"], _shares),
+    ("as live", lambda line: line.same, lambda line: _share(line.same, 1.0)),
+    ("before", lambda line: line.jaccard_before, ".3f"),
+    ("after", lambda line: line.jaccard_after, ".3f"),
+    ("attention", lambda line: line.attention_kept, ".3f"),
+    ("right", lambda line: line.correct, _right),
+)
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "n": lambda line: f"{line.searches}" + f"+{line.infeasible}" * bool(line.infeasible),
+    "plans": lambda line: _of(line.parity, line.searches + line.infeasible),
+    **_VALUES,
+    **{name: _known(value, said) for name, value, said in _TEXTS},
+    "term name": term_name,
+    "count": lambda error: str(error.lines),
+    "median error": lambda error: percent(error.median),
+    "worst error": lambda error: percent(error.worst),
+}
+#: Columns by group: ``columns.toml`` declares them.
+COLUMNS, _ERRORS = read_columns("arborsim.products.validate", _FUNCTIONS).values()
 
 
 def print_validation(result: results.Validation, console: Console | None = None) -> None:
@@ -214,7 +243,7 @@ def print_validation(result: results.Validation, console: Console | None = None)
     lines = results.lines_of(result.checks)
     table = Table(lines, COLUMNS)
     if console.width < _WIDE:
-        table = table.without(_SPARE)
+        table = table.without(_NARROW)
     print_tables(console, [("", table)])
     legend = "; ".join(
         f"{c.title}: {c.about.replace('; ', ', ')}" for c in table.columns if c.about
@@ -228,3 +257,89 @@ def print_validation(result: results.Validation, console: Console | None = None)
             console.print(plain(text), markup=False)
     for sentence in (verdict(result.checks), *sentences(result.checks), *result.left_out):
         console.print(plain(sentence), markup=False)
+
+
+# --- the page ---
+
+
+def write_page(result: results.Validation, path: Path) -> None:
+    """Write the page; `UsageError` where the file cannot be written."""
+    write(report_of(result), path)
+
+
+def report_of(result: results.Validation) -> Report:
+    """Make the report of the page."""
+    checks, about = result.checks, result.about
+    lines = results.lines_of(checks)
+    where = [about[key] for key in ("task", "search", "device", "GPU profile") if key in about]
+    parts: dict[str, str] = {}
+    for name, _, said in (sentence.partition(": ") for sentence in sentences(checks)):
+        parts[name] = f"{parts.get(name, '')} {said[0].upper()}{said[1:]}".lstrip()
+    parts = {name: f"{said} {MEANINGS[name]}" for name, said in parts.items()}
+    table = Table(lines, COLUMNS)
+    terms = Table(results.term_errors(lines), _ERRORS)
+    first = (Answer([verdict(checks)]), Facts("", parts))
+    held, pace = (
+        Figures("bytes", figures.held(checks), ("Policy",)),
+        Figures("time", figures.per_token(lines)),
+    )
+    ranks = Figures("quality", figures.quality(checks, lines), ("Figure",))
+    infeasible = [
+        f"{c.policy} at {c.budget}, problem {c.episode}: {c.infeasible}"
+        for c in checks
+        if c.infeasible
+    ]
+    sections = (
+        Section("answer", "The verdict", first),
+        Section("table", "Policies and budgets", (Shown(table, sorts=False),)),
+        Section("bytes", "Bytes over time", (_BYTES, held, Listed(_peak_notes(result)))),
+        Section("time", "Time", (_TIME, pace, Shown(terms, "terms", "Errors by term", False))),
+        Section(
+            "decisions",
+            "Decisions when eviction is real",
+            (_JACCARD, Figures("jaccard", figures.drift(checks), ("Budget",))),
+        ),
+        Section("quality", "Quality", (_QUALITY, ranks)),
+    )
+    appendix = (
+        Facts("Settings", dict(about)),
+        Listed([*result.left_out, *infeasible], "Left out"),
+        Facts("Columns", table.definitions()),
+    )
+    title = "Simulated against measured"
+    return Report("validation", title, ", ".join(where), sections, appendix)
+
+
+def _peak_notes(result: results.Validation) -> list[str]:
+    """Peaks that differ, one by one; the size of tensors and of the allocator."""
+    ran = [check for check in result.checks if not check.infeasible]
+    said = [
+        f"{check.policy} at {check.budget}, problem {check.episode}: {name} is "
+        f"{simulated:,} B simulated, {live:,} B live"
+        for check in ran
+        for name, live, simulated in zip(
+            results.PEAKS, check.live_peaks, check.simulated_peaks, strict=True
+        )
+        if live != simulated
+    ]
+    gaps = [c.allocated_bytes / c.live_peaks[0] for c in ran if c.live_peaks and c.live_peaks[0]]
+    if gaps:
+        said.append(
+            f"The pools' tensors, gaps included, take {min(gaps):.2f} to {max(gaps):.2f} times the "
+            "peak of the tokens in them."
+        )
+    on_device = [check for check in ran if check.device_peak_bytes]
+    over = [c.device_peak_bytes - c.weight_bytes - c.allocated_bytes for c in on_device]
+    if over:
+        said.append(
+            f"The allocator's peak, less weights and pools, is {min(over):,} to {max(over):,} B: "
+            "activations, and copies while pools grow."
+        )
+    pairs = [(c.simulated_device_bytes, c.device_peak_bytes) for c in ran]
+    off = [predicted / real - 1 for predicted, real in pairs if predicted and real]
+    if off:
+        said.append(
+            f"The allocator's peak is predicted to {min(off):+.1%} to {max(off):+.1%} of the real "
+            f"one (target: 3%)."
+        )
+    return said

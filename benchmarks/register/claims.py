@@ -2,7 +2,7 @@
 
 A file is a paper; each of its claims names the place in the paper, what it says, what we measured
 and what follows.  `read_papers` reads the files and works out every number from the raw results
-that they name (`validate.claim_numbers`), so nothing is typed twice; `to_frame` is the
+that they name (`benchmarks.register.numbers`), so nothing is typed twice; `to_frame` is the
 table that ships, a row per claim and number.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.records import Text, convert, given_values, located, parse_toml, read_text
-from arborsim.products.validate.claim_numbers import Measured, Number, Sources, evaluate
+from benchmarks.register.numbers import Measured, Number, Sources, evaluate
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,10 +1,10 @@
-"""What a sweep found: tables of cells or of groups of them, and one page to compare."""
+"""Results of a sweep: tables of cells or of groups of them, and one page to compare."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core.tables import csv_text
 from arborsim.play.results import ANY
 from arborsim.products.replay import figures as replay_figures
-from arborsim.products.replay.tables import ANSWERS, COLUMNS, NAMES
+from arborsim.products.replay.tables import COLUMNS, GROUPS, NAMES
 from arborsim.products.sweep.cells import DONE, WENT_WRONG, CellRow
 from arborsim.products.sweep.compare import (
     Grouped,
@@ -28,15 +28,15 @@ from arborsim.products.sweep.compare import (
 )
 from arborsim.report import images
 from arborsim.report.images import Plot
+from arborsim.report.lines import print_tables
+from arborsim.report.report import Facts, Report, Section, Shown, write
 from arborsim.report.table import (
     LABEL,
     NAME,
-    NOTHING,
-    UNKNOWN,
     Column,
     Table,
     print_heading,
-    print_tables,
+    read_columns,
     shown,
     terminal,
 )
@@ -47,37 +47,32 @@ if TYPE_CHECKING:
 
 #: Parameters that a place is named by, and what those that say nothing have.
 _PLACE = {
-    "kind": "replay", "trace": "", "gpu": "", "host": "", "engine": "", "model": "",
-    "kv_dtype": "", "weights": "", "recall": "stage", "page_size": 1, "tree_attention": True,
-    "first": 0, "episodes": 0, "quality": True, "more": "",
-}  # fmt: skip
-_LEADING = (
-    "right", "right_interval", "peak_hbm", "hbm_vs_full", "peak_ddr", "total", "time_vs_full",
-    "kept", "gap", "error",
-)  # fmt: skip
+    "kind": "replay",
+    **dict.fromkeys(("trace", "gpu", "host", "engine", "model", "kv_dtype", "weights"), ""),
+    "recall": "stage",
+    "page_size": 1,
+    "tree_attention": True,
+    "first": 0,
+    "episodes": 0,
+    "quality": True,
+    "more": "",
+}
 #: What live runs do not have.
 _OF_REPLAYS = {"page_size", "quality"}
 #: With more cells than this, a terminal shows groups unless it is told which.
 MOST_CELLS = 200
 
 
-def _columns() -> list[Column[Any]]:
-    total = replace(COLUMNS["total"], value=lambda r: r.total_s)
-    found = [total if key == "total" else COLUMNS[key] for key in _LEADING]
-    return [replace(c, hide=NOTHING) if c.key == "peak_ddr" else c for c in found]
-
-
-def table(rows: Sequence[CellRow], **more: Any) -> Table[CellRow]:
+def table(rows: Sequence[CellRow]) -> Table[CellRow]:
     """Cells under the figures that decide; one that has none says why."""
     done = [row for row in rows if row.status == DONE]
+    columns: tuple[Column[Any], ...] = GROUPS["short"]
     return Table(
-        rows, (*NAMES, *shown(_columns(), done)), look=_look,
-        reason=lambda row: f"{row.status}: {row.left_out}" if row.status != DONE else "", **more,
-    )  # fmt: skip
-
-
-def _look(row: CellRow) -> str:
-    return "baseline" if row.is_baseline else ""
+        rows,
+        (*NAMES, *shown([column for column in columns if column.key != "moved"], done)),
+        look=lambda row: "baseline" if row.is_baseline else "",
+        reason=lambda row: f"{row.status}: {row.left_out}" if row.status != DONE else "",
+    )
 
 
 def places(rows: Iterable[CellRow]) -> dict[str, list[CellRow]]:
@@ -117,33 +112,19 @@ def _place(row: CellRow, names: Iterable[str]) -> str:
 def group_table(report: SweepReport, by: Sequence[str]) -> Table[Grouped]:
     """Groups under the figures that decide."""
     rows = groups(report, by)
+    heads = [name.replace("_", " ") for name in by]
     names = [
-        Column(name, name.replace("_", " ").capitalize(), LABEL, text=_shared(place),
-               head=(name.replace("_", " "),))
-        for place, name in enumerate(by)
-    ]  # fmt: skip
-    names[:1] = [replace(each, kind=NAME) for each in names[:1]]
-    figures: list[Column[Grouped]] = [
-        Column("cells", "Cells", "count", lambda r: r.cells, "Cells of the group.", ("cells",)),
-        Column("without", "Without figures", "count", lambda r: r.without,
-               "Cells that were left out or failed.", ("left", "out"), hide=NOTHING),
-    ]  # fmt: skip
-    for key, name in (("hbm_vs_full", "hbm_vs_full"), ("time_vs_full", "time_vs_full"),
-                      ("kept", "attention_kept"), ("gap", "oracle_gap"),
-                      ("error", "output_error")):  # fmt: skip
-        column: Column[Any] = COLUMNS[key]
-        figures.append(replace(column, value=_figure(name), hide=UNKNOWN, words=lambda r: ""))
-    right = Column[Grouped]("right", "Right answers", "count", _figure("right"), ANSWERS[0].about,
-                            ("right",), text=_right, hide=UNKNOWN)  # fmt: skip
-    return Table(rows, (*names, *shown([right, *figures], rows)))
+        Column(name, head.capitalize(), LABEL if place else NAME, text=_shared(place), head=(head,))
+        for place, (name, head) in enumerate(zip(by, heads, strict=True))
+    ]
+    found = read_columns(
+        "arborsim.products.sweep", {"right_text": _right, "unsaid": lambda row: ""}, COLUMNS
+    )["groups"]
+    return Table(rows, (*names, *shown(found, rows)))
 
 
-def _shared(place: int) -> Any:
+def _shared(place: int) -> Callable[[Grouped], str]:
     return lambda row: row.shared[place]
-
-
-def _figure(name: str) -> Any:
-    return lambda row: getattr(row, name)
 
 
 def _right(row: Grouped) -> str:
@@ -156,7 +137,7 @@ def shown_by(report: SweepReport) -> tuple[str, ...]:
 
 
 def tables(report: SweepReport) -> Iterator[tuple[str, Table[Any]]]:
-    """What is shown: groups if they were asked for or there are many cells, else the cells."""
+    """Yield groups if they were asked for or there are many cells, else the cells."""
     if by := shown_by(report):
         yield _title(report, by), group_table(report, by)
         return
@@ -179,7 +160,7 @@ def print_sweep(report: SweepReport, console: Console | None = None) -> None:
 
 
 def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
-    """What to know about the cells, and about their groups."""
+    """Notes on the cells, and on their groups."""
     found = []
     if best := overall(report):
         found.append(best)
@@ -227,9 +208,10 @@ def overall(report: SweepReport) -> str:
     own = sharing(rows, ("policy", "settings", "budget", "recall"))
     grounds = {_by_recall(row).place for row in rows}
     able = [
-        group_of(shared, cells) for shared, cells in own.items()
+        group_of(shared, cells)
+        for shared, cells in own.items()
         if {_by_recall(row).place for row in cells if row.status == DONE} == grounds
-    ]  # fmt: skip
+    ]
     counts = all(each.answered > 0 for each in able)
     known = [
         (each.hbm_vs_full, -(each.right / each.answered if counts else each.attention_kept), each)
@@ -253,7 +235,7 @@ def overall(report: SweepReport) -> str:
 
 
 def _about_means(rows: Sequence[Grouped], report: SweepReport, by: Sequence[str]) -> Iterator[str]:
-    """What means are over, and where over fewer cells than the table says."""
+    """Say what means are over, and where over fewer cells than the table says."""
     if differing := averaged(report, by):
         names = listed([name.replace("_", " ") for name in differing])
         yield f"Groups are over all there is of {names}: --by tells those apart."
@@ -269,37 +251,36 @@ def _about_means(rows: Sequence[Grouped], report: SweepReport, by: Sequence[str]
 
 
 def write_page(report: SweepReport, path: Path, command: str) -> None:
-    """One page: a table of groups or cells that sorts, and memory against what each place knows."""
+    """Write one page: a table of groups or cells that sorts, and memory against what each knows."""
     rows = report.rows
-    by_place = places(rows)
-    sections = {id(row): place for place, own in by_place.items() for row in own}
-    cells = replace(
-        table(rows, leading=None), section=lambda row: sections[id(row)], titled=True
-    )  # fmt: skip
     by = grouping(report) if report.by else ()
-    images.write(
-        list(_plots(rows)), path, command=command,
-        title=_title(report, by) if by else "A sweep compared",
-        heading="Groups" if by else "Cells",
-        table=group_table(report, by) if by else cells, notes=notes(report, by),
-        csv=csv_text(group_frame(report, by) if by else to_frame(report)),
-        settings={"folder": report.folder, "cells": str(len(rows))},
-    )  # fmt: skip
+    sections = {id(row): place for place, own in places(rows).items() for row in own}
+    cells = replace(table(rows), section=lambda row: sections[id(row)], titled=True)
+    shown = Shown(group_table(report, by) if by else cells)
+    first = Section("cells", "Groups" if by else "Cells", (shown, *notes(report, by)))
+    made = Report(
+        "sweep",
+        _title(report, by) if by else "A sweep compared",
+        command,
+        (first, *images.sections(list(_plots(rows)))),
+        (Facts("Settings", {"folder": report.folder, "cells": str(len(rows))}),),
+        csv_text(group_frame(report, by) if by else to_frame(report)),
+        "cells.csv",
+    )
+    write(made, path)
 
 
 def _plots(rows: Iterable[CellRow]) -> Iterator[Plot]:
     """Memory against answers, attention kept or time, of each place; ways to recall in one plot."""
     for place, own in places(map(_by_recall, rows)).items():
         # Once of those that recall nothing.
-        done = list({(row.policy, row.settings, row.budget): row for row in own
-                     if row.status == DONE}.values())  # fmt: skip
-        for metric in (replay_figures.RIGHT, replay_figures.KEPT, replay_figures.TIMES):
-            if len(done) > 1 and replay_figures.known(metric, done):
-                drawn = replay_figures.pareto(done, metric)
-                efficient = (f"{n}  {text}" for n, text in enumerate(drawn["efficient"], 1))
-                title = f"{place}: {metric.title.lower()} against memory"
-                yield Plot(title, drawn["figure"], tuple(efficient))
-                break
+        known = {(row.policy, row.settings, row.budget): row for row in own if row.status == DONE}
+        done = list(known.values())
+        metrics = (replay_figures.RIGHT, replay_figures.KEPT, replay_figures.TIMES)
+        for metric in replay_figures.known_of(done, metrics)[: len(done) > 1]:
+            drawn = replay_figures.pareto(done, metric)
+            title = f"{place}: {metric.title.lower()} against memory"
+            yield Plot(title, drawn.figure, tuple(drawn.numbered()))
 
 
 def _by_recall(row: CellRow) -> CellRow:

@@ -1,0 +1,156 @@
+"""Differences between two runs, in a terminal and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from arborsim.core import documents
+from arborsim.products.compare.match import SHARES, Comparison, Pair, change, turns
+from arborsim.report.lines import print_tables
+from arborsim.report.table import (
+    LABEL,
+    Column,
+    Table,
+    grid,
+    name_column,
+    print_heading,
+    terminal,
+)
+from arborsim.report.words import counted, plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MOST_NAMED = 8
+
+
+def print_comparison(
+    found: Comparison,
+    names: tuple[str, str],
+    commands: tuple[str, str],
+    console: Console | None = None,
+) -> None:
+    """Print what differs, at the width of the terminal: B's figures, and by how much they differ.
+
+    `names` and `commands` are the files of the two runs, A and B, and what made them.
+    """
+    console = console or terminal()
+    rows = zip("AB", map(plain, names), map(plain, commands), strict=True)
+    console.print(grid(rows, dim={2}))
+    if found.settings:
+        console.print()
+    for key, (before, after) in found.settings.items():
+        console.print(plain(f"{key}: {before} -> {after}"), markup=False)
+    changed = found.changed()
+    for trace in dict.fromkeys(pair.trace for pair in found.pairs):
+        own = [pair for pair in found.pairs if pair.trace == trace]
+        if changed:
+            console.print()
+            about = counted(own[0].searches, "search") + " in both" if own[0].searches else ""
+            if trace or about:
+                print_heading(console, trace or "All", about)
+            print_tables(console, _tables(found, own, changed))
+    console.print()
+    for line in _notes(found, changed):
+        console.print(plain(line), markup=False)
+
+
+def _tables(
+    found: Comparison, pairs: Sequence[Pair], changed: Sequence[Column[Any]]
+) -> list[tuple[str, Table[Pair]]]:
+    """A group of columns per figure: what B has, and the difference."""
+    name, label = found.heads
+    leading: tuple[Column[Pair], ...] = (
+        name_column(name, lambda pair: pair.names[0]),
+        Column(label, label, LABEL, text=lambda pair: pair.names[1], head=(label.lower(),)),
+    )
+    return [("", Table(pairs, (*leading, *_both(column)))) for column in changed]
+
+
+def _both(column: Column[Any]) -> tuple[Column[Pair], Column[Pair]]:
+    text = column.text
+    second: Column[Pair] = replace(
+        column,
+        value=lambda pair: column.value(pair.second),
+        about="",
+        text=None if text is None else lambda pair: text(pair.second),
+        words=lambda pair: "",
+        hide="",
+    )
+    against: Column[Pair] = Column(
+        f"{column.key}_change",
+        "vs A",
+        "count",
+        lambda pair: change(column, pair),
+        head=("", "vs A"),
+        text=lambda pair: said(column, pair),
+    )
+    return second, against
+
+
+def said(column: Column[Any], pair: Pair) -> str:
+    """``"+12.0%"``, ``"-0.3 pp"``; problems gained and lost where answers are compared."""
+    if turns(column, pair):
+        return f"+{pair.gained} -{pair.lost}"
+    found = change(column, pair)
+    if not found:
+        return "="
+    if math.isinf(found):
+        return "gone" if math.isnan(column.value(pair.second)) else "new"
+    unit = " pp" if column.kind in SHARES else "%"
+    text = f"{100 * found:+.1f}"
+    return f"{'+' if found > 0 else '-'}<0.1{unit}" if text[1:] == "0.0" else f"{text}{unit}"
+
+
+def _notes(found: Comparison, changed: Sequence[Column[Any]]) -> Iterator[str]:
+    what = counted(len(found.pairs), {"plan": "candidate"}.get(found.kind, "setting"))
+    same = [column for column in found.columns if column not in changed]
+    if not changed:
+        yield f"No figure differs: {what} compared by {_listed(same)}."
+    elif same:
+        yield f"The same in both: {_listed(same)}."
+    if any(pair.gained or pair.lost for pair in found.pairs):
+        yield "+ and - of right answers: problems that only B, and only A, got right."
+    for sign, names in (("A", found.only_first), ("B", found.only_second)):
+        if names:
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            yield f"Only in {sign}: {', '.join(names[:_MOST_NAMED])}{more}."
+
+
+def _listed(columns: Iterable[Column[Any]]) -> str:
+    """Titles within a sentence: only their first letter was large."""
+    titles = (column.title.replace("\u00ad", "") for column in columns)
+    return ", ".join(t if t[:2].isupper() else t[:1].lower() + t[1:] for t in titles)
+
+
+def to_json(found: Comparison, names: tuple[str, str], commands: tuple[str, str]) -> str:
+    """Everything as strict JSON; differences are shares, null where one run lacks the figure."""
+    heads = [head.lower() for head in found.heads]
+    rows = [
+        {
+            "trace": pair.trace,
+            **dict(zip(heads, pair.names, strict=True)),
+            **{name: getattr(pair, name) for name in ("searches", "gained", "lost")},
+            "figures": {c.key: _figures(c, pair) for c in found.columns},
+        }
+        for pair in found.pairs
+    ]
+    sides = zip("ab", names, commands, strict=True)
+    return documents.to_json(
+        {
+            "kind": found.kind,
+            **{side: {"file": name, "command": command} for side, name, command in sides},
+            "settings": {key: {"a": a, "b": b} for key, (a, b) in found.settings.items()},
+            "rows": rows,
+            "only_in_a": found.only_first,
+            "only_in_b": found.only_second,
+        }
+    )
+
+
+def _figures(column: Column[Any], pair: Pair) -> dict[str, float]:
+    a, b = column.value(pair.first), column.value(pair.second)
+    return {"a": a, "b": b, "difference": change(column, pair)}

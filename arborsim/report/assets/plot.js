@@ -1,3 +1,0 @@
-// Draws the figures of a page of plots.
-
-DATA.plots.forEach((figure, number) => draw(`plot-${number}`, figure));

@@ -1,0 +1,1 @@
+"""The register of claims: what papers say, our numbers for it, and the verdicts."""
