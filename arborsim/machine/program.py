@@ -176,8 +176,8 @@ class SearchDemand:
     def chains(self) -> list[list[Leg]]:
         """Its transfers, by chain."""
         found: list[list[Leg]] = [[] for _ in range(int((self.ops[:, 0] == Op.SEND).sum()))]
-        for chain, route, *numbers in self.legs.tolist():
-            found[chain].append(Leg(bool(route % 2), *numbers, DDR + route // 2))
+        for chain, route, size, before, after in self.legs.tolist():
+            found[chain].append(Leg(bool(route % 2), size, before, after, DDR + route // 2))
         return found
 
     @property
@@ -385,7 +385,6 @@ class PricedProgram:
 
     @property
     def peak_ddr_bytes(self) -> int:
-        """0 while it is being written."""
         return self.source.peak_ddr_bytes if self.source else 0
 
     @property
