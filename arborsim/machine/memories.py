@@ -1,4 +1,4 @@
-"""Memories beside HBM: how much each holds, and the link that tokens cross to it and back.
+"""Memories next to HBM: how much each holds, and the link that tokens cross to it and back.
 
 A link carries both directions at once, each first come, first served.  The bytes of a memory below
 DDR cross its own link only: they also pass PCIe, of which they take a small share.

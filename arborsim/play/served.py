@@ -1,4 +1,4 @@
-"""What policies need of a trace: signals that it lacks, and what to do about that."""
+"""The signals that policies need of a trace: those it lacks, and what to do about that."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Results(ABC):
         return Figure(themed(stacked(plots_of(self.kind, self.raw, kind, metric)), dark))
 
     def _frame(self) -> pd.DataFrame:
-        """What `save` writes."""
+        """The frame that `save` writes."""
         return self.to_pandas()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -221,5 +221,5 @@ def load_results(path: str | os.PathLike[str]) -> Results:
 
 
 def not_in_file(what: str, remedy: str) -> UsageError:
-    """What results from a file cannot do, and how to come by it."""
+    """Error for what a file of results does not hold, with the remedy."""
     return UsageError(f"{what}: the file does not hold what it shows; {remedy}")

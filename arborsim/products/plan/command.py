@@ -231,7 +231,7 @@ def _show(planning: Planning, output: PlanOutput, log: Path) -> None:
     results, number = planning.results(), output.candidate
     plan = results.raw
     chosen = plan.recommendation.candidate if number is None else number
-    beside = sys.stderr if output.json else None
+    messages = sys.stderr if output.json else None
     if output.out is not None:
         results.save(output.out)
         log.unlink(missing_ok=True)
@@ -253,9 +253,9 @@ def _show(planning: Planning, output: PlanOutput, log: Path) -> None:
                 f"--perfetto: {candidate.name} carries no load; choose another by --candidate"
             )
         write_perfetto(timeline(planning.planner, candidate), output.perfetto)
-        print(f"wrote {output.perfetto}", file=beside)
+        print(f"wrote {output.perfetto}", file=messages)
     if output.out is not None:
-        print(f"wrote {output.out}", file=beside)
+        print(f"wrote {output.out}", file=messages)
     if output.report is not None:
         try:
             results.report(output.report, progress=True, assumptions=output.assumptions)
@@ -263,6 +263,6 @@ def _show(planning: Planning, output: PlanOutput, log: Path) -> None:
             page = output.report
             said = f": {page} has the plan, but no loads, timeline or assumptions"
             raise KeyboardInterrupt(said) from None
-        print(f"wrote {output.report}", file=beside)
+        print(f"wrote {output.report}", file=messages)
     if plan.recommendation.candidate is None:
         raise UsageError(plan.recommendation.text)

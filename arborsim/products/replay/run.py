@@ -61,7 +61,7 @@ class Fixed:
 
 @dataclass
 class Replay:
-    """What to replay, and how."""
+    """The traces, policies and machine of a replay."""
 
     traces: Sequence[Path]
     policies: Sequence[Policy]
@@ -111,7 +111,7 @@ class Replay:
         return range(reader.num_episodes)[self.first : stop : self.step]
 
     def name_of(self, reader: TraceReader) -> str:
-        """What the trace is called in results: its file name, if no other one is called that."""
+        """The trace's name in results: its file name, if no other one is called that."""
         same = [path for path in self.traces if path.name == reader.path.name]
         return reader.path.name if len(same) == 1 else str(reader.path)
 
@@ -144,7 +144,7 @@ class Replay:
     def _cautions(
         self, results: Sequence[EpisodeResult], readers: Sequence[TraceReader]
     ) -> Iterator[str]:
-        """What to know about the figures."""
+        """Cautions about the figures."""
         if self.fixed is not None:
             yield self.fixed.note
         yield from assumed_policy_time(
@@ -266,7 +266,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one cell: a result (with pictures if asked for), or an infeasible budget."""
+    """The outcome of one cell: a result (with pictures if asked for), or an infeasible budget."""
 
     trace: str
     episode: int

@@ -69,18 +69,18 @@ def search(options: SearchOptions, output: SearchOutput) -> None:
 
 def _show(results: SearchResults, problems: list[int], output: SearchOutput) -> bool:
     """Print and write what was asked for; returns whether Ctrl-C left out the page's trees."""
-    stopped, beside = False, sys.stderr if output.json else None
+    stopped, messages = False, sys.stderr if output.json else None
     if output.json:
         print(results.to_json())
     else:
         results.print()
     if output.out is not None and (results.raw or results.complete):
         results.save(output.out)
-        print(f"wrote {output.out}", file=beside)
+        print(f"wrote {output.out}", file=messages)
     if output.report is not None and results.raw:
         try:
             results.report(output.report, problems, progress=True)
         except KeyboardInterrupt:  # the page is there, without trees
             stopped = True
-        print(f"wrote {output.report}", file=beside)
+        print(f"wrote {output.report}", file=messages)
     return stopped

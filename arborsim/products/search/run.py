@@ -46,7 +46,7 @@ _OF_WALK = (
 
 @dataclass
 class SearchJob:
-    """What to run, and what came of it."""
+    """The searches to run, and their results."""
 
     trace: Path
     arms: Sequence[Arm]
@@ -128,7 +128,7 @@ class SearchJob:
         ]
 
     def ordered(self) -> list[SearchResult]:
-        """What is done, by arm, policy and budget, then by problem."""
+        """Finished searches, by arm, policy and budget, then by problem."""
         arm = {(a.label, a.width): i for i, a in enumerate(self.arms)}
         cell = {(c.policy.name, c.budget.text): i for i, c in enumerate(self.cells)}
         return sorted(

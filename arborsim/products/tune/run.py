@@ -52,7 +52,7 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Figures:
-    """What settings need and keep: means over the traces."""
+    """The memory, time and quality of settings: means over the traces."""
 
     memory: float  #: a share of full retention's
     time: float  #: as a multiple of full retention's
@@ -74,7 +74,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Question:
-    """What is tuned, for what, and on what.
+    """The policy, the objectives and the traces of a study.
 
     Raises `UsageError` for what is no measure, and if nothing is varied.
     """
@@ -133,7 +133,7 @@ class Question:
         return build(self.policy, {**self.fixed, **texts})
 
     def defaults(self) -> Values:
-        """What the policy has if nothing is varied, and the middle of the budgets."""
+        """The settings of the policy if nothing is varied, and the middle of the budgets."""
         values = values_of(build(self.policy, dict(self.fixed)))
         middle = (self.budget.values[0] if isinstance(self.budget, Choice)
                   else (self.budget.low + self.budget.high) / 2)  # fmt: skip
@@ -162,7 +162,7 @@ class Tuned:
 
 
 def space_of(policy: str, varied: Sequence[str], fixed: Mapping[str, str]) -> dict[str, Any]:
-    """What is varied, from texts: a name, ``name=low:high``, or values ``name=a,b,c``.
+    """The settings to vary, from texts: a name, ``name=low:high``, or values ``name=a,b,c``.
 
     Without texts every setting that is a share in [0, 1].
 
@@ -275,7 +275,7 @@ class _Measuring:
         return Cell(self._question.policy_of(values), Budget(label or f"{share:g}", share=share))
 
     def figures(self, values: Values) -> Figures:
-        """Of one setting; an `ArborsimError` if it cannot run on one of the traces."""
+        """The figures of one setting; an `ArborsimError` if it cannot run on one of the traces."""
         found = self.replay([self.cell(values)])
         if found.left_out:
             raise ArborsimError(found.left_out[0].detail)
@@ -382,7 +382,7 @@ def _held_out(
 
 
 def label(trial: Trial) -> str:
-    """What a trial's rows of a replay are called: its budget, number and settings."""
+    """The name of a trial's rows in a replay: its budget, number and settings."""
     last = [name.rpartition(".")[2] for name in trial.settings]
     short = last if len(set(last)) == len(last) else trial.settings
     said = ", ".join(

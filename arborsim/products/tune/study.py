@@ -148,7 +148,7 @@ class Study:
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:
-        """What the database refuses is one line."""
+        """Say in one line what the database refuses."""
         try:
             yield
         except ArborsimError:
