@@ -43,11 +43,12 @@ from arborsim.core import __version__ as __version__
 
 if TYPE_CHECKING:
     from arborsim.core.errors import ArborsimError
+    from arborsim.products.kinds import load_results
     from arborsim.products.live.ask import LiveResults, live
     from arborsim.products.plan.ask import PlanResults, plan
     from arborsim.products.record.ask import record
     from arborsim.products.replay.ask import ReplayResults, replay
-    from arborsim.products.results import Results, load_results
+    from arborsim.products.results import Results
     from arborsim.products.search.ask import SearchResults, search
     from arborsim.products.sweep.ask import SweepResults, results, sweep
     from arborsim.products.traces.ask import Trace, open_trace
@@ -90,7 +91,7 @@ _HOME = {
     "TuneResults": "products.tune.ask",
     "ValidationResults": "products.validate.ask",
     "live": "products.live.ask",
-    "load_results": "products.results",
+    "load_results": "products.kinds",
     "open_trace": "products.traces.ask",
     "plan": "products.plan.ask",
     "record": "products.record.ask",

@@ -34,7 +34,7 @@ _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 _MADE_BY_RUNS = re.compile(r"DEVICE|\.jsonl$")  # written by a run on a GPU, not shipped
 _GROUPS = {"arborsim.backends", "arborsim.policies", "arborsim.searches"}  # of entry points
 _CLASS = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)\b")
-_ELSEWHERE = {"DynamicCache", "LlamaForCausalLM"}  # transformers'
+_ELSEWHERE = {"DynamicCache", "LlamaForCausalLM", "ParamSpec"}  # transformers', typing's
 _FILE = re.compile(r"\.(?:parquet|toml|html|json|jsonl)$")
 
 

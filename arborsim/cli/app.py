@@ -16,8 +16,8 @@ from typing import Any
 import click
 import click.shell_completion
 
-from arborsim import __version__
 from arborsim.cli.commands import Command
+from arborsim.core import __version__
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 from arborsim.report.words import plain
 

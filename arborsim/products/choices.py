@@ -6,14 +6,13 @@ pass lists, numbers, a dict of settings and policies that it made itself.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.settings import MOST_COUNT, whole_number
-from arborsim.products.declare import AnyPath, Option
+from arborsim.products.declare import AnyPath, Option, listed
 
 if TYPE_CHECKING:
     from arborsim.core.geometry import Geometry
@@ -56,13 +55,6 @@ def whole_numbers(given: str | int | Sequence[int], option: str) -> list[int]:
             f"{option} {text:.40}: expected whole numbers from 1 to {MOST_COUNT:,}, by comma"
         )
     return found
-
-
-def listed(given: Any) -> list[Any]:
-    """One thing, or a sequence of things, as a list; texts and paths are one thing."""
-    if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable):
-        return [given]
-    return list(given)
 
 
 def files(given: Files) -> list[Path]:

@@ -35,7 +35,7 @@ import os
 import re
 import shlex
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from operator import or_
 from pathlib import Path
@@ -320,8 +320,6 @@ def equivalent(name: str, given: Options) -> str:
     It names what differs from the defaults, and nothing that leaves the results alone, so that the
     command and the call that do the same write the same bytes.
     """
-    from arborsim.products.choices import listed
-
     spoken = [each for each in declared(type(given)) if not each.option.silent]
     values = {each.name: getattr(given, each.name) for each in spoken}
     inputs = [one for each in spoken if each.argument
@@ -360,8 +358,6 @@ _REPEATED = {"settings", "calibration", "stop", "answers", "vary", "where"}
 
 def setting_texts(given: Any) -> list[str]:
     """``name=value`` texts, as ``--set`` takes them."""
-    from arborsim.products.choices import listed
-
     if not isinstance(given, Mapping):
         return [str(each) for each in listed(given)]
     return [f"{name}={_setting_text(value)}" for name, value in given.items()]
@@ -375,8 +371,6 @@ def _setting_text(value: Any) -> str:
 
 def _texts(value: Any) -> list[str]:
     """The texts that an option would be given."""
-    from arborsim.products.choices import listed
-
     if isinstance(value, Mapping):
         return setting_texts(value)
     return [part for each in listed(value) for part in _text(each).split(",")]
@@ -390,9 +384,14 @@ def _text(value: Any) -> str:
 
 def _is_plain(value: Any) -> bool:
     """Whether an option can say it."""
-    from arborsim.products.choices import listed
-
     if isinstance(value, Mapping):
         return True
     plain = (str, int, float, bool, os.PathLike)
     return all(isinstance(each, plain) or hasattr(each, "__index__") for each in listed(value))
+
+
+def listed(given: Any) -> list[Any]:
+    """One thing, or a sequence of things, as a list; texts and paths are one thing."""
+    if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable):
+        return [given]
+    return list(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,25 @@ from arborsim.core.tables import holds_key, read_table
 from arborsim.products.results import Results
 
 
-def read(path: Path) -> Results:
-    """The results in a file.
+def load_results(path: str | os.PathLike[str]) -> Results:
+    """Read results from a file: Parquet of ``--out`` or `Results.save`, or the log of a live run.
+
+    Parameters
+    ----------
+    path : path
+        A Parquet file of `replay`, `search` or `plan`, the log (JSON lines) of `live`, or
+        ``results.parquet`` of `arborsim validate`.
+
+    Returns
+    -------
+    Results
+        Of the kind that the file holds.  It offers what the file holds: pages of replays and
+        searches also show pictures of searches, which no file keeps.
 
     Raises
     ------
     UsageError
-        It cannot be read, is damaged or holds no results.
+        The file cannot be read, is damaged or holds no results.
     """
     from arborsim.core.parquet import one_line
     from arborsim.products.live.ask import LiveResults
@@ -27,6 +40,7 @@ def read(path: Path) -> Results:
     from arborsim.products.tune.ask import TuneResults
     from arborsim.products.validate.ask import ValidationResults
 
+    path = Path(path)
     if _is_log(path):
         return LiveResults.read_log(path)
     if path.suffix in (".csv", ".json"):

@@ -194,32 +194,6 @@ def html_tables(tables: Iterable[tuple[str, Table[Any]]], notes: Iterable[str] =
     return "".join([*parts, "</div>"])
 
 
-def load_results(path: str | os.PathLike[str]) -> Results:
-    """Read results from a file: Parquet of ``--out`` or `Results.save`, or the log of a live run.
-
-    Parameters
-    ----------
-    path : path
-        A Parquet file of `replay`, `search` or `plan`, the log (JSON lines) of `live`, or
-        ``results.parquet`` of `arborsim validate`.
-
-    Returns
-    -------
-    Results
-        Of the kind that the file holds.  It offers what the file holds: pages of replays and
-        searches also show pictures of searches, which no file keeps.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, is damaged or holds no results.
-    """
-    from arborsim.products import kinds
-
-    path = Path(path)
-    return kinds.read(path)
-
-
 def not_in_file(what: str, remedy: str) -> UsageError:
     """Error for what a file of results does not hold, with the remedy."""
     return UsageError(f"{what}: the file does not hold what it shows; {remedy}")

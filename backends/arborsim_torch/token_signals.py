@@ -41,7 +41,7 @@ def head_sizes(vectors: Tensor) -> Tensor:
     """L1 norms of vectors ``[..., head_dim]``, float64.
 
     Of their float16, as traces hold them: float64 adds these up exactly, in any order, so these are
-    the bits that `arborsim.signals.scores.ValueSize` makes of recorded ones.
+    the bits that `arborsim.signals.vectors.ValueSize` makes of recorded ones.
     """
     return float16(vectors).double().abs().sum(-1)
 

@@ -36,7 +36,7 @@ def compare(
     """
     from arborsim.products.compare.match import compare as matched
     from arborsim.products.compare.report import print_comparison, to_json
-    from arborsim.products.results import load_results
+    from arborsim.products.kinds import load_results
 
     limit = _limit(fail_over)
     a, b = load_results(first), load_results(second)

@@ -25,6 +25,7 @@ from arborsim.products.declare import (
     Share,
     call,
     equivalent,
+    listed,
 )
 from arborsim.products.options import Calibrations
 from arborsim.products.results import Results
@@ -165,7 +166,7 @@ class QuickOptions(Options, panel="Instead of a workload file"):
         """The options that were given, by keyword."""
         given = {each.name: getattr(self, each.name) for each in fields(QuickOptions)}
         for name in ("policies", "budgets"):
-            texts = choices.listed(given[name] or ())
+            texts = listed(given[name] or ())
             if all(isinstance(each, str) for each in texts):
                 given[name] = choices.names(texts)
         return {name: value for name, value in given.items() if value not in (None, [], False)}
@@ -232,7 +233,7 @@ class PlanOptions(WorkloadOptions, QuickOptions):
         from arborsim.products.plan.workload_file import read_workload, workload_of
 
         named, given = gpu_names(self.gpus), self.workload
-        calibrations = [str(each) for each in choices.listed(self.calibration)]
+        calibrations = [str(each) for each in listed(self.calibration)]
         if given is None:
             wanted = {"model": self.model, "gpus": named}
             if missing := [name for name, there in wanted.items() if not there]:
@@ -276,7 +277,7 @@ class Planning:
         for name, share in (("attention_kept", kept), ("accuracy", accuracy)):
             if share is not None and not 0 <= share <= 1:
                 raise UsageError(f"min_{name} must be a share in [0, 1], not {share!r}")
-        logs = [Path(each) for each in choices.listed(options.answers)]
+        logs = [Path(each) for each in listed(options.answers)]
         found = options.asked_workload()
         if accuracy is not None and not logs and found.answers is None:
             raise UsageError("--min-accuracy needs --answers: a log of arborsim live")
@@ -323,7 +324,7 @@ def gpu_names(given: str | Sequence[str]) -> list[str]:
 
     A file that a caller names is relative to the working directory, not to the workload.
     """
-    named = choices.names([str(each) for each in choices.listed(given)])
+    named = choices.names([str(each) for each in listed(given)])
     return [
         str(real_path(Path(gpu))) if gpu.endswith(".toml") or "/" in gpu else gpu for gpu in named
     ]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
-from arborsim.products.choices import listed
-from arborsim.products.declare import Count, Option, Written, declared
+from arborsim.products.declare import Count, Option, Written, declared, listed
 from arborsim.products.options import OutputOptions
 from arborsim.products.plan.ask import Planning, PlanOptions, gpu_names
 

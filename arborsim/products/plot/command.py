@@ -36,8 +36,8 @@ def plot(
     dark
         An image light on dark.
     """
+    from arborsim.products.kinds import load_results
     from arborsim.products.plot.plots import plots_of
-    from arborsim.products.results import load_results
     from arborsim.report.images import check_format, print_plots, write
 
     if out is not None:

@@ -22,6 +22,7 @@ from arborsim.products.declare import (
     Silent,
     call,
     equivalent,
+    listed,
     setting_texts,
 )
 from arborsim.products.record.problems import RewardedProblems, search_fields, split_settings
@@ -292,7 +293,7 @@ def _layers(option: str, given: str | Sequence[int]) -> LayerChoice:
         return ()
     if given == "all":
         return "all"
-    parts = given.split(",") if isinstance(given, str) else choices.listed(given)
+    parts = given.split(",") if isinstance(given, str) else listed(given)
     try:
         return tuple(sorted({whole_number(str(part)) for part in parts}))
     except ValueError:

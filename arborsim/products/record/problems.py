@@ -17,6 +17,7 @@ from arborsim.products.declare import (
     Positive,
     Seed,
     Share,
+    listed,
     setting_texts,
 )
 from arborsim.products.options import Expert
@@ -200,7 +201,7 @@ def search_fields(options: Any) -> dict[str, Any]:
 
 def stop_strings(given: Sequence[str]) -> tuple[str, ...]:
     """Those that were given, or a newline; a backslash and an n is a newline, too."""
-    texts = choices.listed(given)
+    texts = listed(given)
     if "" in texts:
         raise UsageError("--stop is empty: give the text that ends a thought, or leave it out")
     return tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in texts) or ("\n",)

@@ -13,7 +13,7 @@ from arborsim.core.score import Score
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.products import choices
 from arborsim.products.choices import Files, OnePolicy, Traces
-from arborsim.products.declare import InPython, Option, call, equivalent, setting_texts
+from arborsim.products.declare import InPython, Option, call, equivalent, listed, setting_texts
 from arborsim.products.options import (
     Calibrations,
     Expert,
@@ -121,10 +121,10 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
         if self.equal and not self.full:
             raise UsageError("equal compares with what full retention takes: leave no-full out")
         paths = choices.files(self.traces)
-        known = Answers.known([Path(each) for each in choices.listed(self.answers)])
+        known = Answers.known([Path(each) for each in listed(self.answers)])
         chosen = choices.ChosenPolicies(self.policies, oracle=self.oracle)
         given = choices.policy_settings(chosen.names, setting_texts(self.settings))
-        made = chosen.build(choices.calibrated(given, choices.listed(self.calibration), paths))
+        made = chosen.build(choices.calibrated(given, listed(self.calibration), paths))
         simulated = self.machine(
             paths,
             event_by_event=self.event_by_event,

@@ -19,6 +19,7 @@ from arborsim.products.declare import (
     call,
     declared,
     equivalent,
+    listed,
 )
 from arborsim.products.results import Results
 
@@ -238,11 +239,11 @@ def _wanted(where: Mapping[str, Any] | Sequence[str]) -> dict[str, list[str]]:
     """Values by parameter, as texts."""
     if isinstance(where, Mapping):
         return {
-            name: [str(v).lower() if isinstance(v, bool) else str(v) for v in choices.listed(value)]
+            name: [str(v).lower() if isinstance(v, bool) else str(v) for v in listed(value)]
             for name, value in where.items()
         }
     found: dict[str, list[str]] = {}
-    for text in choices.listed(where):
+    for text in listed(where):
         name, equals, values = text.partition("=")
         if not equals:
             raise UsageError(f"--where {text}: expected name=value, such as policy=h2o")

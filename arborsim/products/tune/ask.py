@@ -20,6 +20,7 @@ from arborsim.products.declare import (
     Seed,
     call,
     equivalent,
+    listed,
     setting_texts,
 )
 from arborsim.products.options import MachineOptions
@@ -122,7 +123,7 @@ class TuneOptions(MachineOptions):
             raise UsageError(f"--policy {self.policy}: one policy is tuned at a time")
         given = choices.policy_settings([self.policy], setting_texts(self.settings))[self.policy]
         simulated = self.machine(paths)
-        varied = [str(each) for each in choices.listed(self.vary) if str(each)]
+        varied = [str(each) for each in listed(self.vary) if str(each)]
         question = Question(
             tuple(paths), self.policy, space_of(self.policy, varied, given),
             budget_range(str(self.budget)), simulated, given, self.memory, self.quality, self.seed,

@@ -214,7 +214,7 @@ def _compared(
 
 def _sources(file: Path | None, other: str) -> dict[str, str]:
     """The sources of the numbers."""
-    from arborsim import __version__
+    from arborsim.core import __version__
     from arborsim.products.validate import serving
 
     return {

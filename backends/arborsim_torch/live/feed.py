@@ -207,7 +207,7 @@ Readable = Callable[[np.ndarray], np.ndarray]
 
 
 class LiveHeadRows:
-    """Rows as `arborsim.core.observations.VectorRows` computes them from a trace, token by token.
+    """Rows as `arborsim.core.head_rows.VectorRows` computes them from a trace, token by token.
 
     The tree holds the tokens whose vectors have been appended, whose queries and keys `rope`
     rotated. Tokens that are not `readable` now have no part in the softmax.
