@@ -119,8 +119,11 @@ class Counted(Score):
     def changed(self) -> dict[str, Any]:
         """The settings that are not the defaults: in these it is not what its authors run."""
         theirs = defaults_of(self.policy)
-        return {name: value for name, value in self.settings.items()
-                if theirs.get(name, _NOTHING) != value}  # fmt: skip
+        return {
+            name: value
+            for name, value in self.settings.items()
+            if theirs.get(name, _NOTHING) != value
+        }
 
     @property
     def label(self) -> str:
@@ -129,8 +132,10 @@ class Counted(Score):
         ``"epikv inverted"`` is EpiKV with its two layers swapped.
         """
         changed, theirs = dict(self.changed), defaults_of(self.policy)
-        layers = [(changed.get(f"layer_{one}"), theirs.get(f"layer_{other}"))
-                  for one, other in ("ab", "ba")]  # fmt: skip
+        layers = [
+            (changed.get(f"layer_{one}"), theirs.get(f"layer_{other}"))
+            for one, other in ("ab", "ba")
+        ]
         inverted = all(value is not None and value == other for value, other in layers)
         if inverted:  # both layers swapped: the contrast has the other sign
             del changed["layer_a"], changed["layer_b"]
@@ -247,9 +252,11 @@ def answered(result: ReplayResult, known: Answers | None = None) -> ReplayResult
 
 
 def _same_run(
-    found: dict[tuple[str, str, str], Answered], trace: str, rows: Sequence[Counted],
+    found: dict[tuple[str, str, str], Answered],
+    trace: str,
+    rows: Sequence[Counted],
     searched: Searched,
-) -> None:  # fmt: skip
+) -> None:
     """Full retention is that of the run that most others are from: runs have their own problems."""
     others = [each.source for key, each in found.items() if key[0] == trace and key[1] != BASELINE]
     key = (trace, BASELINE, ANY)
@@ -286,10 +293,12 @@ def disagreement() -> tuple[Counted, Counted] | None:
     ]
     for more in sorted(known, key=lambda row: -row.attention_kept):
         others = [
-            r for r in known
-            if r.attention_kept < more.attention_kept and r.beats(more)
+            r
+            for r in known
+            if r.attention_kept < more.attention_kept
+            and r.beats(more)
             and r.right >= _PLAINLY * more.right
-        ]  # fmt: skip
+        ]
         if others:
             return more, max(others, key=lambda row: row.right)
     return None
@@ -307,8 +316,10 @@ def to_csv(rows: Iterable[Counted]) -> str:
     for row in rows:
         whole = {**vars(row), **vars(row.searched)}
         unknown = row.full_right is None, math.isnan(row.attention_kept)
-        whole |= {name: json.dumps(whole[name], sort_keys=True)
-                  for name in ("options", "search_options", "settings")}  # fmt: skip
+        whole |= {
+            name: json.dumps(whole[name], sort_keys=True)
+            for name in ("options", "search_options", "settings")
+        }
         whole["full_right"] = "" if unknown[0] else row.full_right
         whole["attention_kept"] = "" if unknown[1] else f"{row.attention_kept:.6f}"
         lines.append([whole[name] for name in _COLUMNS])

@@ -92,8 +92,12 @@ class Replay:
                 raise UsageError(
                     f"{reader.path}: no episode {self.first}; it holds {reader.num_episodes}"
                 )
-        asked = [(policy, reader) for reader in readers for policy in self.policies
-                 if self.asks_for(policy)]  # fmt: skip
+        asked = [
+            (policy, reader)
+            for reader in readers
+            for policy in self.policies
+            if self.asks_for(policy)
+        ]
         if self.strict or not any(self._serves(*each) for each in asked):
             for policy, reader in asked:
                 served.require(policy, reader)
@@ -256,12 +260,16 @@ class Replay:
         infeasible.setdefault(
             _key(outcome.trace, cell),
             LeftOut(
-                outcome.trace, cell.policy.label, cell.budget.text, least=least, detail=located,
+                outcome.trace,
+                cell.policy.label,
+                cell.budget.text,
+                least=least,
+                detail=located,
                 instead="pin_prompt=false" if pinned else "",
                 reason=f"{enough}: {too_small.made_of} = {too_small.needed_tokens} tokens, not "
                 f"{too_small.budget_tokens}",
             ),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -317,9 +325,13 @@ def _play(
     film = TreeFilm.of(episode) if pictures else None
     mapper = TokenMapper.of(episode) if pictures else None
     played = play_episode(
-        episode, cell, executor, quality=quality, meters=[mapper] if mapper else (),
+        episode,
+        cell,
+        executor,
+        quality=quality,
+        meters=[mapper] if mapper else (),
         watch=film.watch if film else None,
-    )  # fmt: skip
+    )
     result = EpisodeResult(
         outcome.trace,
         episode.index,
@@ -359,9 +371,14 @@ def _lacking(policy: Policy, missing: Sequence[Signal], reader: TraceReader, tra
     if instead:
         detail += f", or --set {instead}: {served.MEANING}"
     return LeftOut(
-        trace, policy.label, remedy=options, detail=detail, instead=instead, reason=detail,
+        trace,
+        policy.label,
+        remedy=options,
+        detail=detail,
+        instead=instead,
+        reason=detail,
         unrecorded=unrecorded,
-    )  # fmt: skip
+    )
 
 
 def _unknown_attention(

@@ -163,10 +163,20 @@ class SearchRow:
 #: The figures of a `SearchRow`: means over searches of these columns of
 #: `SearchResult.flat`, and `kv_bytes`: `kv_tokens` in bytes.
 FIGURES = (
-    "kv_tokens", "kv_tokens_with_prompt", "kv_bytes", "model_calls", "iterations",
-    "generated_tokens", "peak_hbm_kv_bytes", "peak_ddr_bytes", "hbm_kv_byte_s",
-    "peak_held_kv_bytes", "held_kv_byte_s", "total_s", "attention_kept",
-)  # fmt: skip
+    "kv_tokens",
+    "kv_tokens_with_prompt",
+    "kv_bytes",
+    "model_calls",
+    "iterations",
+    "generated_tokens",
+    "peak_hbm_kv_bytes",
+    "peak_ddr_bytes",
+    "hbm_kv_byte_s",
+    "peak_held_kv_bytes",
+    "held_kv_byte_s",
+    "total_s",
+    "attention_kept",
+)
 
 
 def rows_of(
@@ -188,12 +198,22 @@ def rows_of(
         low, high = clopper_pearson(right, judged) if judged else (math.nan, math.nan)
         misses = sum(r.bank_misses for r in found)
         asked = misses + sum(r.model_calls for r in found)
-        rows.append(SearchRow(
-            *key, len(found), judged, right, right / judged if judged else math.nan, low, high,
-            figures[key], misses / asked if asked else 0.0,
-            figures.get((REFERENCE, *key[1:]), {}), found[0].by_levels,
-            found[0].simulated.kept_note,
-        ))  # fmt: skip
+        rows.append(
+            SearchRow(
+                *key,
+                len(found),
+                judged,
+                right,
+                right / judged if judged else math.nan,
+                low,
+                high,
+                figures[key],
+                misses / asked if asked else 0.0,
+                figures.get((REFERENCE, *key[1:]), {}),
+                found[0].by_levels,
+                found[0].simulated.kept_note,
+            )
+        )
     reasons: dict[tuple[str, int, str, str], str] = {}
     for each in skipped:
         key = (each.label, each.width, each.policy, each.budget)
@@ -201,10 +221,11 @@ def rows_of(
             reasons.setdefault(key, each.left_out)
     unknown = dict.fromkeys((*FIGURES, "tokens_per_s"), math.nan)
     rows += [
-        SearchRow(*key, 0, 0, 0, math.nan, math.nan, math.nan, unknown, math.nan, {}, True,
-                  left_out=why)
+        SearchRow(
+            *key, 0, 0, 0, math.nan, math.nan, math.nan, unknown, math.nan, {}, True, left_out=why
+        )
         for key, why in reasons.items()
-    ]  # fmt: skip
+    ]
     return rows
 
 
@@ -272,8 +293,9 @@ def verdicts(results: Sequence[SearchResult]) -> list[str]:
         values = [name for name in swept if name.startswith(f"{OPTION}=")]
         reference = groups.get((REFERENCE, width, policy, budget), {}).get("", [])
         if values and reference:
-            found = {float(name.partition("=")[2]): paired(swept[name], reference)
-                     for name in values}  # fmt: skip
+            found = {
+                float(name.partition("=")[2]): paired(swept[name], reference) for name in values
+            }
             under = "" if policy == "full" else f" under {policy} at budget {budget}"
             lines.append(f"{algorithm} at width {width}{under}: {_chosen(found)}")
     return lines

@@ -39,9 +39,16 @@ from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, open_trace
 
 _OF_WALK = (
-    "correct", "kv_tokens", "kv_tokens_with_prompt", "selections", "model_calls", "iterations",
-    "generated_tokens", "prompt_tokens", "bank_misses",
-)  # fmt: skip
+    "correct",
+    "kv_tokens",
+    "kv_tokens_with_prompt",
+    "selections",
+    "model_calls",
+    "iterations",
+    "generated_tokens",
+    "prompt_tokens",
+    "bank_misses",
+)
 
 
 @dataclass
@@ -168,24 +175,40 @@ def run_problem(
                 simulated = simulate(episode, cell, job.machine, quality=quality)
             except BudgetInfeasible as error:
                 if not job.strict:
-                    skipped.append(SkippedSearch(
-                        job.trace.name, number, arm.name, arm.swept, arm.width, cell.policy.name,
-                        cell.budget.text, f"needs {error.needed_tokens} tokens or more: "
-                        f"{error.made_of}, not {error.budget_tokens}",
-                    ))  # fmt: skip
+                    skipped.append(
+                        SkippedSearch(
+                            job.trace.name,
+                            number,
+                            arm.name,
+                            arm.swept,
+                            arm.width,
+                            cell.policy.name,
+                            cell.budget.text,
+                            f"needs {error.needed_tokens} tokens or more: "
+                            f"{error.made_of}, not {error.budget_tokens}",
+                        )
+                    )
                     continue
                 raise ArborsimError(
                     f"{job.trace}, problem {number}, {arm.label} at width {arm.width}: "
                     f"{error}; without --strict it is left out"
                 ) from error
-            found.append(SearchResult(
-                job.trace.name, number, arm.name, arm.swept, arm.width,
-                cell.policy.name, cell.budget.text,
-                **{name: getattr(done, name) for name in _OF_WALK},
-                given_up=sum(len(step.dropped) for step in done.steps),
-                kv_bytes_per_token=job.machine.charged(episode.info).kv_bytes_per_token,
-                simulated=simulated, by_levels=arm.kind.by_levels,
-            ))  # fmt: skip
+            found.append(
+                SearchResult(
+                    job.trace.name,
+                    number,
+                    arm.name,
+                    arm.swept,
+                    arm.width,
+                    cell.policy.name,
+                    cell.budget.text,
+                    **{name: getattr(done, name) for name in _OF_WALK},
+                    given_up=sum(len(step.dropped) for step in done.steps),
+                    kv_bytes_per_token=job.machine.charged(episode.info).kv_bytes_per_token,
+                    simulated=simulated,
+                    by_levels=arm.kind.by_levels,
+                )
+            )
             if advance:
                 advance(f"{arm.label} {arm.width}", 1)
     return found, skipped
@@ -223,9 +246,14 @@ def simulate(
     played = play_episode(episode, cell, executor, quality=quality, watch=watched)
     seconds, in_hbm, held = np.array(moments).T
     return Simulated(
-        played.measured, played.budget_tokens, played.attention_kept,
-        _integral(seconds, in_hbm), int(held.max()), _integral(seconds, held), played.kept_note,
-    )  # fmt: skip
+        played.measured,
+        played.budget_tokens,
+        played.attention_kept,
+        _integral(seconds, in_hbm),
+        int(held.max()),
+        _integral(seconds, held),
+        played.kept_note,
+    )
 
 
 def _integral(seconds: np.ndarray, values: np.ndarray) -> float:

@@ -90,8 +90,10 @@ class Question:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for what, name, known in (("memory", self.memory, MEMORY),
-                                  ("quality", self.quality, QUALITY)):  # fmt: skip
+        for what, name, known in (
+            ("memory", self.memory, MEMORY),
+            ("quality", self.quality, QUALITY),
+        ):
             if name not in known:
                 raise UnknownName(f"measure of {what}", name, known)
         for name in self.fixed:
@@ -100,8 +102,10 @@ class Question:
                 raise UsageError(f"{key} is both set and varied: leave out one")
         policy = build(self.policy, dict(self.fixed))
         budgets = [self.budget] if policy.uses_budget else []
-        if all(isinstance(each, Choice) and len(each.values) == 1
-               for each in (*self.space.values(), *budgets)):  # fmt: skip
+        if all(
+            isinstance(each, Choice) and len(each.values) == 1
+            for each in (*self.space.values(), *budgets)
+        ):
             budget = "--budget names one" if budgets else "it knows no budget"
             settings = ", ".join(parameters(type(policy)))
             vary = f"--vary names no settings, of {settings}" if settings else "it has no settings"
@@ -115,12 +119,15 @@ class Question:
     def asked(self) -> dict[str, Any]:
         """All that determines the results, but for what is varied."""
         return {
-            "policy": self.policy, "memory": self.memory, "quality": self.quality,
-            "seed": self.seed, "settings": dict(sorted(self.fixed.items())),
+            "policy": self.policy,
+            "memory": self.memory,
+            "quality": self.quality,
+            "seed": self.seed,
+            "settings": dict(sorted(self.fixed.items())),
             "traces": [f"{path.name} {file_digest(path)}" for path in self.traces],
             "machine": _short({**vars(self.machine), "profile": self.machine.profile.digest}),
             "version of arborsim": sources(*SOURCES),
-        }  # fmt: skip
+        }
 
     def study_name(self) -> str:
         """A name that only the same question has."""
@@ -180,9 +187,10 @@ def space_of(policy: str, varied: Sequence[str], fixed: Mapping[str, str]) -> di
         return {
             name: Range(0.0, 1.0)
             for name, each in known.items()
-            if _kind(each) is float and (each.setting.low, each.setting.high) == (0, 1)
+            if _kind(each) is float
+            and (each.setting.low, each.setting.high) == (0, 1)
             and name not in given
-        }  # fmt: skip
+        }
     found: dict[str, Range | Choice] = {}
     for text in varied:
         given_name, equals, rest = (part.strip() for part in text.partition("="))
@@ -423,8 +431,10 @@ def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:
         else:
             text = _calibration(asked, trial, found, command).to_toml()
             use = f"--policy {policy.name} --calibration {path.name}"
-        head = (f"# {found}\n# Made by: {' '.join(command.split())}\n"
-                f"# Use: arborsim replay TRACE {use} --budget {trial.budget:g}\n")  # fmt: skip
+        head = (
+            f"# {found}\n# Made by: {' '.join(command.split())}\n"
+            f"# Use: arborsim replay TRACE {use} --budget {trial.budget:g}\n"
+        )
         write_text(path, f"{head}{text}")
         files.append(path)
     return files
@@ -437,8 +447,10 @@ def _share(value: float) -> str:
 
 def _calibration(asked: Question, trial: Trial, finding: str, command: str) -> Calibration:
     readers = [open_trace(path) for path in asked.traces]
-    given = {name: parsed(asked.policy, name, parameters(find(asked.policy))[name].kind, text)
-             for name, text in asked.fixed.items()}  # fmt: skip
+    given = {
+        name: parsed(asked.policy, name, parameters(find(asked.policy))[name].kind, text)
+        for name, text in asked.fixed.items()
+    }
     return Calibration(
         "tune", readers[0].info.model, readers[0].info.geometry.layers,
         sum(reader.num_episodes for reader in readers),
