@@ -66,6 +66,11 @@ profile_names, host_names, geometry_names = _GPU.names, _HOST.names, _MODEL.name
 engine_names = _ENGINE.names
 
 
+def profile_aliases() -> dict[str, str]:
+    """Names of shipped profiles by other names of their GPUs."""
+    return _GPU.aliases
+
+
 def load_profile(
     name_or_path: str | Path, host: str | Path | None = None, engine: str | Path = ""
 ) -> HardwareProfile:

@@ -37,7 +37,7 @@ from arborsim.machine.serving import ServingEngine
 from arborsim.memory.moves import Plan
 from arborsim.play.episode import record_demand
 from arborsim.policies.base import CacheView, Method, Policy
-from arborsim.products.generate.lengths import Fixed, LogNormal
+from arborsim.products.generate.lengths import LogNormal, fixed
 from arborsim.products.generate.synthetic import BankSpec, SyntheticBank, write_synthetic
 from arborsim.searches import Expansion
 from arborsim.searches.arms import Arm, Recipe, arms_of
@@ -53,7 +53,7 @@ SEED = 0
 #: Steps of MATH solutions are some tens of tokens long; right answers are rare and hard to tell, so
 #: that no search is right, or wrong, on all problems.
 SPEC = BankSpec(
-    Fixed(200), LogNormal(50, 0.5, 512), Fixed(10),
+    fixed(200), LogNormal(50, 0.5, 512), fixed(10),
     truth=0.4, difficulty=0.5, right=0.1, wrong_answers=4,
 )  # fmt: skip
 DEPTHS = (3, 6, 10, 16, 4, 8, 13)
@@ -225,7 +225,7 @@ def experiments(store: Store) -> None:
 
 
 def depth_cell(store: Store, depth: int, width: int, first: int, count: int) -> None:
-    spec = replace(SPEC, depth=Fixed(depth))
+    spec = replace(SPEC, depth=fixed(depth))
     setting: Setting = {"depth": depth, "width": width, "first": first}
     store.cell("depth", setting, partial(searched, spec, width, range(first, first + count)))
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from arborsim.machine.cost import CostModel
-from arborsim.machine.lookup import PROFILE_ALIASES, load_geometry, load_profile, profile_names
+from arborsim.machine.lookup import load_geometry, load_profile, profile_aliases, profile_names
 
 if TYPE_CHECKING:
     from benchmarks.gpu.plan import Arm
@@ -72,6 +72,6 @@ class Estimate:
 def shipped_profile(device: str, default: str = "h100") -> str:
     """Name of the shipped profile of a GPU that its driver calls `device`."""
     said = "-".join(re.findall(r"[a-z0-9]+", device.lower()))
-    known = {name: name for name in profile_names()} | dict(PROFILE_ALIASES)
+    known = {name: name for name in profile_names()} | profile_aliases()
     found = [name for name in known if name in said]
     return known[max(found, key=len)] if found else default
