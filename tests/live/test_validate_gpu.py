@@ -445,10 +445,10 @@ def test_decisions_over_other_signals_are_counted(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(decisions, "_search", counted)
     monkeypatch.setattr(PassContext, "attention", disturbed)
-    found = compare_decisions(TASKS["game24, tight"], "cpu", ["h2o", "streaming-llm"], 0)
+    found = compare_decisions(TASKS["game24, tight"], "cpu", ["arborkv", "streaming-llm"], 0)
     assert found["ok"]
     assert found["equal_policies"] == 1
     assert found["equal_share"] == 0.5
-    assert set(found["different"]) == {"h2o"}
+    assert set(found["different"]) == {"arborkv"}
     assert found["signals"]["attention"]["differ"] > 0
     assert found["signals"]["key_norm"]["differ"] == 0
