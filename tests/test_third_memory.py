@@ -117,7 +117,7 @@ def test_a_plan_has_its_space_and_its_link(gpu: Path) -> None:
     assert cold.alone.terms_s["transfers to NVMe"] > 0
     assert cold.at_largest is not None
     assert 0 < cold.at_largest.used.below["NVMe"] < cold.at_largest.used.links["NVMe"] < 1
-    assert "alone_peak_nvme_bytes" in tables.candidates(result)
+    assert "alone_peak_stored_bytes_NVMe" in tables.candidates(result)
 
 
 def test_searches_wait_for_the_link_of_the_drive(gpu: Path) -> None:

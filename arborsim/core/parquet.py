@@ -322,13 +322,12 @@ def _struct(
         else:
             field, at = _number(data, at)
         if kind in _WHOLE:
-            byte = data[at]
-            if byte < 128:
-                value, at = (byte >> 1) ^ -(byte & 1), at + 1
+            if wanted.get(field) is True:
+                found[field], at = _number(data, at)
             else:
-                value, at = _number(data, at)
-            if field in wanted and wanted[field] is True:
-                found[field] = value
+                while data[at] > 127:
+                    at += 1
+                at += 1
         elif field not in wanted or wanted[field] is True:
             if kind == _BINARY and data[at] < 128:
                 at += 1 + data[at]

@@ -36,7 +36,7 @@ def test_replay(tmp_path: Path, opened: list[str]) -> None:
     for episodes in (FEW, MANY):
         trace = make_trace(tmp_path / f"{episodes}.parquet", episodes=episodes, layers=2, nodes=3)
         opened.clear()
-        found = arborsim.replay(trace, policies="raas,tova", budgets=[0.5, 0.7])
+        found = arborsim.replay(trace, policies="streaming-llm,tova", budgets=[0.5, 0.7])
         assert found.raw.episodes[-1].episode == episodes - 1
         counts.append(opened.count(trace.name))
     assert counts[0] == counts[1] == 1

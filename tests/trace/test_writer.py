@@ -313,6 +313,8 @@ def test_time_is_not_spent_per_row(tmp_path):
         "node": np.zeros(n, np.int32), "parent": np.full(n, -1), "depth": np.zeros(n, np.int32),
         "position": np.arange(n), "token": np.zeros(n, np.int32), "time_s": np.zeros(n),
     }  # fmt: skip
+    with TraceWriter(tmp_path / "first.parquet", info) as writer:  # what is read and kept once
+        writer.write_episode({name: each[:2] for name, each in given.items()})
     calls: Counter[str] = Counter()
     sys.setprofile(lambda frame, event, argument: calls.update([event]))
     try:
