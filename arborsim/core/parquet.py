@@ -322,12 +322,13 @@ def _struct(
         else:
             field, at = _number(data, at)
         if kind in _WHOLE:
-            if wanted.get(field) is True:
-                found[field], at = _number(data, at)
-            else:
-                while data[at] > 127:
-                    at += 1
+            byte, start = data[at], at
+            while data[at] > 127:
                 at += 1
+            at += 1
+            if field in wanted and wanted[field] is True:
+                short = at == start + 1
+                found[field] = (byte >> 1) ^ -(byte & 1) if short else _number(data, start)[0]
         elif field not in wanted or wanted[field] is True:
             if kind == _BINARY and data[at] < 128:
                 at += 1 + data[at]
