@@ -21,7 +21,7 @@ from arborsim.core.events import Decode, Prefill, TokenRun
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import DenseRows, Observations, Signal
 from arborsim.core.row_uses import ReducedRows, RowUse
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import MOST_TIERS, Tier, by_tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import Changes, Moves, kinds, resolve
 from arborsim.play.backends import LiveResult
@@ -41,7 +41,7 @@ _EVICTED = kinds(lambda a, b: b is Tier.EVICTED)
 _QUANTISED = kinds(lambda a, b: b.rung > a.rung)
 _OFFLOADED = kinds(lambda a, b: b.offloaded and not a.offloaded)
 _COMPACTED = 32  # steps from one look for free slots to the next
-_RUNG = np.array([tier.rung for tier in Tier])
+_RUNG = by_tier(lambda tier: tier.rung)
 
 
 class _Executor:
@@ -53,12 +53,12 @@ class _Executor:
         layers, _, heads, _ = searches.unread.shape
         self._tier = GrowingTable(layers * heads, np.int8)
         self._codecs = [codec_of(each, config.head_dim) for each in policy.formats]
-        self._held = np.zeros(len(Tier), dtype=np.int64)  # of the cells of all groups, by tier
+        self._held = np.zeros(MOST_TIERS, dtype=np.int64)  # of the cells of all groups, by tier
         cell = config.num_hidden_layers * config.num_key_value_heads // (layers * heads)
         plain = 2 * config.head_dim * searches.keys[0].element_size()
         sizes = [plain, *(codec.bytes_per_token(config.head_dim) for codec in self._codecs)]
-        self._bytes = np.array(
-            [0 if t is Tier.EVICTED else cell * sizes[min(t.rung, len(self._codecs))] for t in Tier]
+        self._bytes = by_tier(
+            lambda t: 0 if t is Tier.EVICTED else cell * sizes[min(t.rung, len(self._codecs))]
         )
         self._measured = Measurements()
 
@@ -104,7 +104,7 @@ class _Executor:
         )
         sizes = held * self._bytes
         m.peak_hbm_kv_bytes = max(m.peak_hbm_kv_bytes, int(sizes[: Tier.DDR].sum()))
-        m.peak_ddr_bytes = max(m.peak_ddr_bytes, int(sizes[Tier.DDR :].sum()))
+        m.peak_ddr_bytes = max(m.peak_ddr_bytes, int(sizes[Tier.DDR : Tier.EVICTED].sum()))
 
     def _carry_out(self, moves: Moves) -> None:
         changes = resolve(moves, self.tier)
@@ -116,7 +116,7 @@ class _Executor:
         m.evicted_tokens += changes.count(_EVICTED) / groups
         m.quantised_tokens += changes.count(_QUANTISED) / groups
         m.offloaded_tokens += changes.count(_OFFLOADED) / groups
-        flow = changes.flow.reshape(len(Tier), len(Tier))
+        flow = changes.flow.reshape(MOST_TIERS, MOST_TIERS)
         self._held += flow.sum(0) - flow.sum(1)
         moves.carry_out(self.tier)
         lost = changes.of(_EVICTED)

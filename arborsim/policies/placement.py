@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier, hbm_mask
+from arborsim.core.tiers import Tier, by_tier, hbm_mask
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import Allocation, Decision
 
 ADAPTATIONS = ("path", "flat")
 _EVICTED = int(Tier.EVICTED)
-_RUNG = np.array([tier.rung for tier in Tier], dtype=np.int8)
+_RUNG = by_tier(lambda tier: tier.rung).astype(np.int8)
 
 
 def lowest(scores: np.ndarray, count: int) -> np.ndarray:

@@ -28,6 +28,7 @@ from arborsim.policies.registry import available, build
 from arborsim.searches import make_search
 from arborsim.signals.last_attended import fresh_pages, median
 from arborsim.signals.spread import HeavyHitters, LayerSensitivity
+from arborsim.signals.vectors import ValueSize
 from arborsim_torch import window_rows
 from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.forward import LayerView
@@ -137,7 +138,7 @@ def test_a_prompt_counts_from_its_last_queries_on() -> None:
             own = rows[:, first:stop, :stop] if stop < 7 else np.ones((1, 1, 7), np.float32)
             state = a_pass(first, own)
             counted = [at for at in range(first, stop) if 6 - count <= at < 6]
-            assert reducer.first_row(state.metadata, 6) == stop - first - len(counted)
+            assert reducer.first("rows", state.metadata, 6) == stop - first - len(counted)
             reducer.take(state, state.attention().half(), prompt=6)
         found = reducer.finish()
         assert (use in found) == (count > 0)
@@ -235,7 +236,8 @@ def test_sizes_of_values_are_those_of_whole_vectors(
     policy, controllers = build("vatp", {"per": per}), list[Controller]()
     assert read_as_norms(policy) == {Signal.VALUES}
     reduced = search(setup, policy, 60, controllers)
-    monkeypatch.setattr(type(policy), "sizes", lambda self: frozenset())
+    monkeypatch.setattr(ValueSize, "sizes", frozenset())
+    assert not read_as_norms(policy)
     expected = search(setup, policy, 60, controllers)
     np.testing.assert_array_equal(reduced.rows, expected.rows)
     assert len(expected.rows)
@@ -482,8 +484,8 @@ def test_sparsity_of_a_run_is_that_of_its_passes(prompt_counts: int) -> None:
     for first, queries, numbers in ((0, 3, None), (3, 1, [1.0, 2.0]), (4, 1, [3.0, 4.0])):
         metadata: Any = SimpleNamespace(first=[first] * 2, queries=queries)
         wanted = 0 if prompt_counts or first else queries
-        assert reducer.first_counted(metadata, prompt=3) == wanted
-        assert reducer.first_row(metadata, prompt=3) == queries  # nothing but counts
+        assert reducer.first("counts", metadata, prompt=3) == wanted
+        assert reducer.first("rows", metadata, prompt=3) == queries  # nothing but counts
         fresh = torch.full((2, queries, 1), 9.0, dtype=torch.float64)
         if numbers is not None:
             fresh = memory.copy_(torch.tensor(numbers)[:, None, None])
@@ -516,7 +518,7 @@ def test_the_reach_of_groups_is_that_of_their_rows(data: st.DataObject) -> None:
     while at < prompt:
         stop = min(prompt, at + data.draw(st.integers(1, prompt)))
         metadata: Any = SimpleNamespace(first=[at], queries=stop - at)
-        assert reducer.first_of_groups(metadata, prompt) == 0
+        assert reducer.first("groups", metadata, prompt) == 0
         state = PassContext(metadata, groups="head", recent=reducer.recent(prompt))
         view = LayerView(torch.empty(heads, stop, 1), torch.empty(heads, stop, 1), None, None, 0)
         state.add(0, (view, torch.from_numpy(rows[:, None, :, at:stop, :stop])))
@@ -526,7 +528,7 @@ def test_the_reach_of_groups_is_that_of_their_rows(data: st.DataObject) -> None:
     assert found.shape == (1, heads, 1)
     np.testing.assert_allclose(found[0, :, 0], np.broadcast_to(wanted, heads), rtol=1e-6)
     decoding: Any = SimpleNamespace(first=[prompt], queries=1)
-    assert reducer.first_of_groups(decoding, prompt) == 1  # no row of generated tokens counts
+    assert reducer.first("groups", decoding, prompt) == 1  # no row of generated tokens counts
 
 
 def compare(controllers: list[Controller], check: Callable[..., None]) -> None:

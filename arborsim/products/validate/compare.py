@@ -23,7 +23,7 @@ import numpy as np
 
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import TokenRun
-from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.core.tiers import Tier, by_tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
@@ -43,7 +43,8 @@ Held = tuple[int, int, int, int, int]
 
 _SMALL = ((Tier.HBM_QUANTISED, Tier.HBM_COARSE), (Tier.DDR_QUANTISED, Tier.DDR_COARSE))
 _STORED = ((Tier.HBM,), _SMALL[0], (Tier.DDR,), _SMALL[1])
-_IN_HBM = np.array([tier.in_hbm for tier in Tier])
+_IN_HBM = by_tier(lambda tier: tier.in_hbm)
+_TIERS = [int(tier) for tier in Tier]
 
 
 def held_by(simulated: SimulatedExecutor) -> Held:
@@ -296,7 +297,8 @@ class _Kept:
     """Follows which cells of a run are in HBM."""
 
     def __init__(self, generated: Generated, moves: np.ndarray, groups: int) -> None:
-        self._born, self._moves, self._done = generated.born, moves[moves[:, 3] < NUM_TIERS], 0
+        changes = np.isin(moves[:, 3], _TIERS)  # others are of what is read
+        self._born, self._moves, self._done = generated.born, moves[changes], 0
         self._in_hbm = np.ones((groups, int(generated.born[-1])), dtype=bool)
 
     def after(self, iteration: int) -> np.ndarray:
