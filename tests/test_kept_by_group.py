@@ -38,6 +38,8 @@ from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all
 from tests.helpers.traces import make_trace
 
+TIERS = np.array(Tier)
+
 
 @dataclass
 class Rows:
@@ -133,7 +135,7 @@ def test_kept_is_what_nested_loops_say(
             leaves.append(len(tree))
             tree.open(len(tree), int(rng.integers(0, older)))
         born, steps = tree.num_tokens, int(rng.integers(1, 6))
-        tier = np.where(rng.random(tier.shape) < 0.6, rng.integers(0, len(Tier), tier.shape), tier)
+        tier = np.where(rng.random(tier.shape) < 0.6, rng.choice(TIERS, tier.shape), tier)
         tier = tier.astype(np.int8)
         tree.append(tuple(leaves), steps)
         rows = []
@@ -215,7 +217,7 @@ def test_one_plan_for_all_groups_keeps_what_the_mean_row_says(seed: int, per: st
         for step in range(generated)
     ]
     run = TokenRun((1,), generated, np.zeros(generated, np.int32), observed(rows, kv_heads))
-    tier = rng.integers(0, len(Tier), (1, prompt)).astype(np.int8)
+    tier = rng.choice(TIERS, (1, prompt)).astype(np.int8)
     groups = layers * (kv_heads if per == "head" else 1)
     moves = random_moves(rng, tier, generated, 1)
     moves = Moves(moves.step, np.full_like(moves.group, ALL_GROUPS), moves.token, moves.target)

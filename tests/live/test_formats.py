@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arborsim.core.errors import PlanError, UsageError
 from arborsim.core.formats import Format
 from arborsim.core.geometry import Geometry
-from arborsim.core.tiers import RECALLS, Tier
+from arborsim.core.tiers import RECALLS, Tier, by_tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_profile
@@ -172,7 +172,7 @@ def test_groups_are_cut_from_each_path_in_turn() -> None:
     tree.open(1, 0)
     tree.open(2, 0)
     tree.append((1, 2), 4)  # 3 5 7 9 and 4 6 8 10
-    together = np.array([4 if tier.rung == 1 else 1 for tier in Tier])
+    together = by_tier(lambda tier: 4 if tier.rung == 1 else 1)
 
     def grouped(tokens: list[int], target: Tier = Tier.HBM_QUANTISED) -> list[int]:
         n = len(tokens)
