@@ -109,6 +109,8 @@ def compare(
     own = _KINDS[kind]
     if kind == "replay":
         second = _renamed(first, second)
+        if len({each.trace for run in (first, second) for each in run.episodes}) > 1:
+            own = replace(own, said=lambda each: f"{_of_policy(each)} on {each.trace}")
     pairs, only_first, only_second = own.match(first, second)
     if not pairs:
         names = [", ".join(each[:3]) or "nothing" for each in (only_first, only_second)]
@@ -214,6 +216,10 @@ def _under(each: Any, before: str = "") -> str:
     return f"{before}{each.policy} {_budget(each.budget)}"
 
 
+def _of_policy(each: Any) -> str:
+    return _under(each) or str(each.policy)
+
+
 def _right(column: Column[Any]) -> Column[Any]:
     """Accuracy, shown as right answers of those judged."""
 
@@ -264,7 +270,7 @@ _KINDS = {
         lambda each: (each.trace, each.policy, _budget(each.budget)),
         lambda row: row.trace,
         lambda row: (row.label, _budget(row.budget_label)),
-        lambda each: f"{_under(each) or each.policy} on {each.trace}",
+        _of_policy,
     ),
     "search": _Kind(
         ("Search", "Width"),
@@ -284,7 +290,7 @@ _KINDS = {
         lambda each: (each.policy, _budget(each.budget)),
         lambda row: "",
         lambda row: (row.label, _budget(row.budget_label)),
-        lambda each: _under(each) or each.policy,
+        _of_policy,
     ),
     "plan": _Kind(
         _POLICIES,
