@@ -70,8 +70,8 @@ class Command(click.Command):
         """
         given = {name: value for name, value in given.items() if value not in (None, ())}
         mine = [each for each in self.options if not each.option.python]
-        outputs = {each.flag: Path(given[each.name])
-                   for each in sorted(mine, key=lambda each: each.flag != "--out")
+        mine.sort(key=lambda each: each.flag != "--out")  # an error about two names the other
+        outputs = {each.flag: Path(given[each.name]) for each in mine
                    if each.option.writes and given.get(each.name)}  # fmt: skip
         if outputs:
             read = [given.get(each.name) for each in mine if not each.option.writes]
@@ -127,10 +127,10 @@ def _parameter(made: Declared) -> click.Parameter:
     kind = _type(made)
     completes: Any = _completing(option.complete) if option.complete else None
     if made.argument:
-        shown = made.name if required else f"[{made.name}]"
         return click.Argument(
             [made.name], type=kind, nargs=-1 if many else 1, required=required,
-            metavar=shown + "..." * many, shell_complete=completes,
+            metavar=(made.name if required else f"[{made.name}]") + "..." * many,
+            shell_complete=completes,
         )  # fmt: skip
     if kind is bool:
         flags = [made.name, f"{made.flag}/{made.flag.replace('--', '--no-', 1)}"]

@@ -109,8 +109,8 @@ def compare(
     own = _KINDS[kind]
     if kind == "replay":
         second = _renamed(first, second)
-        if len({each.trace for run in (first, second) for each in run.episodes}) > 1:
-            own = replace(own, said=lambda each: f"{_of_policy(each)} on {each.trace}")
+        if len({each.trace for run in (first, second) for each in run.episodes}) == 1:
+            own = replace(own, said=_KINDS["live"].said)  # the name of the trace says nothing
     pairs, only_first, only_second = own.match(first, second)
     if not pairs:
         names = [", ".join(each[:3]) or "nothing" for each in (only_first, only_second)]
@@ -169,9 +169,8 @@ class _Kind:
             if cell in b
         ]
         said = [dict.fromkeys(map(self.said, own)) for own in runs]
-        alone = ([s for s in said[k] if s not in said[1 - k]] for k in range(2))
-        first_only, second_only = alone
-        return pairs, first_only, second_only
+        alone = [[s for s in said[k] if s not in said[1 - k]] for k in range(2)]
+        return pairs, alone[0], alone[1]
 
     def _key(self, record: Any) -> Hashable:
         return getattr(record, "episode", 0), self.cell(record)
@@ -214,10 +213,6 @@ def _under(each: Any, before: str = "") -> str:
     if each.policy == BASELINE:
         return ""
     return f"{before}{each.policy} {_budget(each.budget)}"
-
-
-def _of_policy(each: Any) -> str:
-    return _under(each) or str(each.policy)
 
 
 def _right(column: Column[Any]) -> Column[Any]:
@@ -270,7 +265,7 @@ _KINDS = {
         lambda each: (each.trace, each.policy, _budget(each.budget)),
         lambda row: row.trace,
         lambda row: (row.label, _budget(row.budget_label)),
-        _of_policy,
+        lambda each: f"{_under(each) or each.policy} on {each.trace}",
     ),
     "search": _Kind(
         ("Search", "Width"),
@@ -290,7 +285,7 @@ _KINDS = {
         lambda each: (each.policy, _budget(each.budget)),
         lambda row: "",
         lambda row: (row.label, _budget(row.budget_label)),
-        _of_policy,
+        lambda each: _under(each) or each.policy,
     ),
     "plan": _Kind(
         _POLICIES,
