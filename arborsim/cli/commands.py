@@ -70,6 +70,7 @@ class Command(click.Command):
         """
         given = {name: value for name, value in given.items() if value not in (None, ())}
         mine = [each for each in self.options if not each.option.python]
+        mine.sort(key=lambda each: each.flag != "--out")  # an error about two names the other
         outputs = {each.flag: Path(given[each.name]) for each in mine
                    if each.option.writes and given.get(each.name)}  # fmt: skip
         if outputs:
@@ -128,7 +129,8 @@ def _parameter(made: Declared) -> click.Parameter:
     if made.argument:
         return click.Argument(
             [made.name], type=kind, nargs=-1 if many else 1, required=required,
-            metavar=made.name + "..." * many, shell_complete=completes,
+            metavar=(made.name if required else f"[{made.name}]") + "..." * many,
+            shell_complete=completes,
         )  # fmt: skip
     if kind is bool:
         flags = [made.name, f"{made.flag}/{made.flag.replace('--', '--no-', 1)}"]

@@ -172,7 +172,8 @@ def test_bad_input(bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--set tot-bfs.keep=2" in error
     assert "lambda_b" in fail(capsys, bank, "--set", "lambda_c=1")
     assert "unknown policy 'h3o'" in fail(capsys, bank, "--policy", "h3o")
-    assert "--capture signals" in fail(capsys, bank, "--policy", "h2o")
+    assert "--capture signals" in fail(capsys, bank, "--policy", "raas")
+    assert "--capture qkv --qkv-layers all" in fail(capsys, bank, "--policy", "h2o")
     assert "unknown format of --out '.txt'" in fail(capsys, bank, "--out", "x.txt")
     assert "the command reads it; choose another name" in fail(capsys, bank, "--out", bank)
     assert "no episode 9" in fail(capsys, bank, "--first", "9")

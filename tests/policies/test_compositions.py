@@ -148,7 +148,8 @@ def test_every_parameter_of_a_composition_says_what_it_is() -> None:
 def test_shipped_compositions_are_found_by_name() -> None:
     assert {"arbor-epi", "staircase"} <= set(available())
     assert build("arbor-epi").fused
-    assert build("staircase").method.tiers == tuple(tier for tier in Tier if tier.rung < 2)
+    of_two_memories = [tier for tier in Tier if tier <= Tier.EVICTED]
+    assert build("staircase").method.tiers == tuple(t for t in of_two_memories if t.rung < 2)
     assert Tier.EVICTED not in build("arbor-epi").method.tiers
     for name in ("arbor-epi", "staircase"):
         assert find(name).summary

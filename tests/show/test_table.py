@@ -247,7 +247,10 @@ def test_what_another_setting_would_serve_is_said():
     own = [LeftOut(t, n, remedy="--capture qkv", instead="per=shared")
            for n in ("snapkv", "tova") for t in ("a", "b")]  # fmt: skip
     (line,) = left_out([*own, LeftOut("a", "arkv", remedy="--capture qkv")])[:1]
-    assert line.endswith("--capture qkv. Without that, --set per=shared runs snapkv and tova.")
+    assert line.endswith(
+        "--capture qkv. Without that, --set per=shared runs snapkv and tova: "
+        "one ranking for all heads, not its authors' form."
+    )
     assert "per=shared" not in left_out([LeftOut("a", "arkv", remedy="--capture qkv")])[0]
 
 

@@ -109,6 +109,8 @@ def compare(
     own = _KINDS[kind]
     if kind == "replay":
         second = _renamed(first, second)
+        if len({each.trace for run in (first, second) for each in run.episodes}) == 1:
+            own = replace(own, said=_KINDS["live"].said)  # the name of the trace says nothing
     pairs, only_first, only_second = own.match(first, second)
     if not pairs:
         names = [", ".join(each[:3]) or "nothing" for each in (only_first, only_second)]
@@ -167,9 +169,8 @@ class _Kind:
             if cell in b
         ]
         said = [dict.fromkeys(map(self.said, own)) for own in runs]
-        alone = ([s for s in said[k] if s not in said[1 - k]] for k in range(2))
-        first_only, second_only = alone
-        return pairs, first_only, second_only
+        alone = [[s for s in said[k] if s not in said[1 - k]] for k in range(2)]
+        return pairs, alone[0], alone[1]
 
     def _key(self, record: Any) -> Hashable:
         return getattr(record, "episode", 0), self.cell(record)
