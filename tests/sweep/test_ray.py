@@ -97,7 +97,7 @@ def test_sigterm_keeps_the_cells_that_are_done(tmp_path: Path) -> None:
 
 
 def test_no_cluster_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    grid = small(tmp_path, 'traces = ["a.parquet"]\npolicies = ["h2o"]\n')
+    grid = small(tmp_path, 'traces = ["a.parquet"]\npolicies = ["streaming-llm"]\n')
     command = ["sweep", str(grid), "--out", str(tmp_path / "out")]
     assert main([*command, "--address", "127.0.0.1:1"]) == 2
     assert "on must be ray" in capsys.readouterr().err

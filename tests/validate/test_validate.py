@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.products.validate.results import COUNTERS, TERMS, CellCheck, read_results
 from tests.live.tiny import torch
+from tests.show.test_html import Page
 
 CHAIN = ["validate", "--gpu", "h100", "--task", "chain", "--lines", "10", "--budget", "0.7"]
 POLICIES = "full,h2o,arkv,keydiff,arborkv,staircase"
@@ -58,9 +60,10 @@ def test_a_search_on_both_machines(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(moved) >= 3
     assert found.about["device"] == "cpu"
     assert {"versions", "date", "command", "GPU profile"} <= set(found.about)
-    page = (out / "index.html").read_text(encoding="utf-8")
-    assert "h2o" in page
-    assert page.count("<svg") >= 3
+    page = Page((out / "index.html").read_text(encoding="utf-8"))
+    assert "h2o" in page.text
+    drawn = json.loads(page.data)["figures"]
+    assert len([name for name, choices in drawn.items() if choices[0]["figure"]["data"]]) >= 3
 
 
 def test_more_problems_are_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,7 +173,8 @@ def _scratch_of(numbers: int) -> Tensor:
     """This thread's memory for a tile: fresh memory costs more than what is written to it."""
     held: Tensor | None = getattr(_scratch, "numbers", None)
     if held is None or len(held) < numbers:
-        held = _scratch.numbers = torch.empty(numbers)
+        with torch.inference_mode(False):  # lest it be of no use outside that mode
+            held = _scratch.numbers = torch.empty(numbers)
     return held[:numbers]
 
 

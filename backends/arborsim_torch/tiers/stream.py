@@ -159,6 +159,8 @@ class LayerStream:
             self._buffers[turn] = buffer = buffer.new_empty(room)
             self.allocations += 1
         return [
-            buffer[start : start + size].view(part[0].dtype).view(-1, *part[0].shape[1:])
+            buffer[start : start + size]
+            .view(part[0].dtype)
+            .view(sum(len(block) for block in part), *part[0].shape[1:])  # also where empty
             for part, start, size in zip(parts, starts, sizes, strict=False)
         ]

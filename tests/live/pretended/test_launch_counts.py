@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from arborsim.core.tiers import RECALLS
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_engine, load_profile
 from arborsim.machine.machine import Machine, decode_rows, parts_in_ddr, parts_read
 from arborsim.policies.live_hints import row_uses
@@ -156,7 +157,7 @@ def test_a_graph_that_streams_ddr_leaves_the_first_layers_copy_to_the_host() -> 
 def test_a_validation_prices_graphs_where_steps_are_captured(
     policy: str, recall: str, graphs: bool, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Machine, "executor", lambda machine, *_: machine)
+    monkeypatch.setattr(SimulatedExecutor, "of", lambda machine, *_: machine)
     device = SimpleNamespace(device=torch.device("cuda"))
     run: Any = SimpleNamespace(
         loaded=SimpleNamespace(model=device), machine=Machine(load_profile("h100")), info=None,
