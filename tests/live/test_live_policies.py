@@ -21,6 +21,7 @@ from arborsim_torch.cache import host_pool
 from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.pairs import PendingCopy
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import LiveOutcome, PolicySearch
 from arborsim_torch.live.run import tokens_that_fit
@@ -199,6 +200,8 @@ def test_the_host_has_its_memory_before_the_search(
         return real(*args)
 
     monkeypatch.setattr(host_pool, "host_empty", counted)
+    # Slots are free once copies have landed, and sums over slots round by their order.
+    monkeypatch.setattr(PendingCopy, "done", lambda copy: copy.ticket.wait() >= 0)
 
     def run() -> tuple[LiveOutcome, int, int]:
         found: list[LiveOutcome] = []
