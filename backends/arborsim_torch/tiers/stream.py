@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -147,20 +148,17 @@ class LayerStream:
     def _places(self, parts: Sequence[Sequence[Tensor]], turn: int) -> list[Tensor]:
         """A tensor for each of `parts` in a buffer, which grows if it must."""
         sizes = [sum(block.nbytes for block in part) for part in parts]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        aligned = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+        starts = list(accumulate(aligned, initial=0))
         buffer = self._buffers[turn]
         if starts[-1] > buffer.numel():
             room = max(starts[-1], int(_GROWTH * buffer.numel()))
-            # Given up first, lest both be there at once.  What was computed from it comes before on
-            # the stream that gets its memory.
+            # Given up first: both would take memory.  Its readers are earlier on the same stream.
             self._buffers[turn] = buffer = buffer.new_empty(0)
             self._buffers[turn] = buffer = buffer.new_empty(room)
             self.allocations += 1
-        return [
-            buffer[start : start + size]
-            .view(part[0].dtype)
-            .view(sum(len(block) for block in part), *part[0].shape[1:])  # also where empty
-            for part, start, size in zip(parts, starts, sizes, strict=False)
+        flat = [buffer[at : at + size] for at, size in zip(starts, sizes, strict=False)]
+        return [  # also parts that are empty
+            each.view(part[0].dtype).view(sum(map(len, part)), *part[0].shape[1:])
+            for each, part in zip(flat, parts, strict=True)
         ]
