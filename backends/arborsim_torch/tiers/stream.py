@@ -148,8 +148,7 @@ class LayerStream:
     def _places(self, parts: Sequence[Sequence[Tensor]], turn: int) -> list[Tensor]:
         """A tensor for each of `parts` in a buffer, which grows if it must."""
         sizes = [sum(block.nbytes for block in part) for part in parts]
-        aligned = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-        starts = list(accumulate(aligned, initial=0))
+        starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
         buffer = self._buffers[turn]
         if starts[-1] > buffer.numel():
             room = max(starts[-1], int(_GROWTH * buffer.numel()))
