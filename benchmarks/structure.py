@@ -207,7 +207,7 @@ def measured() -> dict[str, int]:
 
 
 def ceilings() -> dict[str, int]:
-    """What `measured` may be at most, as ``pyproject.toml`` says."""
+    """The most that each of `measured` may be, from ``pyproject.toml``."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return dict(settings["tool"]["arborsim"]["ceilings"])
 

@@ -48,7 +48,7 @@ def test_phrases_are_those_of_the_field(pattern: str) -> None:
 
 
 def test_rates_only_fall() -> None:
-    """Of sentences that are hard to read; what is lower than its ceiling lowers it."""
+    """Sentences that are hard to read do not grow in number."""
     said = [
         text for root in PACKAGES.values() for path in root.rglob("*.py")
         for text in docstrings(path) if text

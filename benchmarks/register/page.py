@@ -41,7 +41,7 @@ def write_page(papers: Sequence[Paper], path: str | Path) -> None:
 
 
 def report_of(papers: Sequence[Paper]) -> Report:
-    """What the page shows."""
+    """The register as a report: verdicts by paper, their meanings, and every claim."""
     total = sum(len(paper.rows) for paper in papers)
     summary = Shown(summary_table(papers), "summary-table", "Verdicts by paper")
     meanings = Facts("What the verdicts mean", {each.words: each.meaning for each in Verdict})
