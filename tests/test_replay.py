@@ -14,9 +14,9 @@ import pytest
 from arborsim.core.errors import ArborsimError, MissingSignal
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget, Tier
+from arborsim.machine.integration import PolicySeconds
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.machine.profile import PolicySeconds
 from arborsim.play.results import EpisodeResult, ReplayResult, aggregate
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build

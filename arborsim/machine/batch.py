@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from arborsim.machine.integration import NO_LONGER, Longer
 from arborsim.machine.price import Price
-from arborsim.machine.profile import NO_LONGER, Longer
 from arborsim.machine.program import NOTHING, Extra, Piece
 
 _REBUILD = 4096  # changes of the sums after which they are added up afresh: rounding stays rounding
@@ -144,6 +144,7 @@ class IterationTime:
         self._knots = price.attention_knots
         self._measured = price.measured
         self._launch_s = price.launch_s
+        self._policy_launch_s = price.policy_launch_s
         self._overlap = price.overlap
 
     def terms(self, s: Sums, i: float, extra: Extra = NOTHING) -> tuple[float, float, float]:
@@ -165,7 +166,13 @@ class IterationTime:
         decode = longer + (1.0 - self._overlap) * shorter + s.dequantise + i * s.dequantise_g
         decode += self._pass_s(s.sequences, extra.tokens, extra.prompts, s.longest())
         decode += s.serial + i * s.serial_g + extra.serial_s
-        return max(decode, self._launch_s + s.launch)
+        return max(decode, self._least_s(s))
+
+    def _least_s(self, s: Sums) -> float:
+        """Launching the kernels of an iteration, those of its policies included."""
+        if not self._launch_s:
+            return s.launch
+        return self._launch_s + s.launch + self._policy_launch_s(s.longest())
 
     def _memory_s(self, s: Sums, i: float, extra: Extra = NOTHING) -> float:
         """Reading weights, keys and values; with measured kernels, attention."""
@@ -251,7 +258,7 @@ class IterationTime:
         if s.near:
             self._cross_each(lambda i: self._near_gap_s(s, i), bends)
         if self._launch_s:
-            least_s = (self._launch_s + s.launch) * (1 + 1e-9)
+            least_s = self._least_s(s) * (1 + 1e-9)
             self._cross_each(lambda i: self._decode_s(s, i) - least_s, bends)
         if s.streamed_bytes:
             stream = max(s.stream, self.stream_floor_s)

@@ -28,9 +28,10 @@ from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.core.tiers import DDR
+from arborsim.machine.integration import NO_LONGER, Longer
 from arborsim.machine.live_memory import row_sums_bytes
 from arborsim.machine.memories import Direction
-from arborsim.machine.profile import NO_LONGER, HardwareProfile, Longer
+from arborsim.machine.profile import HardwareProfile
 
 Array = np.ndarray | float
 _PROBABILITY_BYTES_DECODE = 4  # softmax rows are fp32 ...

@@ -14,13 +14,15 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from arborsim.core.errors import UsageError
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import check_ranges, given_values, located
 from arborsim.core.sourced import Seconds, Sourced, required
+from arborsim.machine.integration import OTHER, Integration
 
 _Factor = Annotated[float, Meta(gt=0)]
 _Count = Annotated[int, Meta(ge=1)]
 _Amount = Annotated[int, Meta(ge=0)]
+ADMISSIONS = ("demand", "reserve")
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,27 @@ class EngineProfile(Sourced):
     #: each probability is written or read, in bytes
     repeats_kv_heads: bool = False
     row_bytes: Annotated[float, Meta(ge=0)] = 0.0
+    #: How a sequence gets a place: ``demand``, when its prompt fits, so that it may lose the place
+    #: again; or ``reserve``, when the most fits that it will hold
+    admission: str = "demand"
+    #: By how much a layer of a decode step takes longer without all of the graphs (`GRAPHS`), and a
+    #: step that is scheduled once the one before has ended
+    graph_layer_s: Mapping[str, float] = field(default_factory=dict)
+    synchronous_step_s: Seconds = 0.0
+    #: Seconds between the lines of its log, which are what published peaks were read from
+    log_s: Seconds = 10.0
+    #: Passes over keys and values that a cache takes which is put together anew for every token
+    cache_passes: Annotated[float, Meta(ge=0)] = 0.0
+    #: How methods are built into it, by name; `OTHER` for those without an entry
+    integrations: Mapping[str, Integration] = field(default_factory=dict)
     gpus: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, "engine")
+        if self.admission not in ADMISSIONS:
+            raise UnknownName("admission", self.admission, ADMISSIONS)
         known = {each.name for each in fields(self)}
         for gpu, given in self.gpus.items():
             for name in given:
@@ -92,6 +109,15 @@ class EngineProfile(Sourced):
         """The engine on a GPU (``h100``, or ``h100+ddr5-2tb`` in a host)."""
         given: dict[str, Any] = dict(self.gpus.get(gpu.partition("+")[0], {}))
         return replace(self, gpus={}, **given)
+
+    def integration(self, policy: str) -> Integration | None:
+        """How a method is built into it; None if nothing is known of the engine's builds."""
+        return self.integrations.get(policy, self.integrations.get(OTHER))
+
+    def lost_s(self, built: Integration, layers: int) -> float:
+        """By how much each layer of a step is longer for features that a build does without."""
+        step_s = 0.0 if built.asynchronous else self.synchronous_step_s
+        return self.graph_layer_s.get(built.graphs, 0.0) + step_s / layers
 
     @property
     def tiled_rows(self) -> bool:

@@ -170,25 +170,30 @@ class KvPool:
     hbm_bytes: int
     reserve_bytes: int  # kept back
     weight_bytes: int
-    workspace_bytes: int  # of the largest forward pass
+    workspace_bytes: int  # of the largest forward pass, and of methods built into the engine
 
     @property
     def kv_bytes(self) -> int:
         return self.hbm_bytes - self.reserve_bytes - self.weight_bytes - self.workspace_bytes
 
     @classmethod
-    def of(cls, cost: CostModel, options: ServingOptions, workspace_bytes: int) -> KvPool:
+    def of(
+        cls, cost: CostModel, options: ServingOptions, workspace_bytes: int, built_bytes: int = 0
+    ) -> KvPool:
         """The pool of a machine whose forward passes need `workspace_bytes` on each GPU.
+
+        Methods that are built into its engine take `built_bytes` of all GPUs together.
 
         Raises `UsageError` if nothing is left for keys and values.
         """
         gpus, profile = options.tensor_parallel, cost.profile
         hbm, usable = gpus * profile.hbm_bytes, gpus * profile.usable_hbm_bytes
-        pool = cls(hbm, hbm - usable, cost.geometry.weight_bytes, gpus * workspace_bytes)
+        workspace = gpus * workspace_bytes + built_bytes
+        pool = cls(hbm, hbm - usable, cost.geometry.weight_bytes, workspace)
         if pool.kv_bytes <= 0:
             raise UsageError(
                 f"{cost.geometry.name} does not fit: {pool.weight_bytes / 1e9:.2f} GB of weights + "
-                f"{pool.workspace_bytes / 1e9:.2f} GB of activations leave nothing for keys and "
+                f"{pool.workspace_bytes / 1e9:.2f} GB of workspace leave nothing for keys and "
                 f"values on {gpus} x {profile.name}, and {usable / 1e9:.2f} GB are usable; take "
                 "larger or more GPUs"
             )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from arborsim.machine.cost import CostModel
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.forward import Forward, forward_of
+from arborsim.machine.integration import NO_LONGER, Longer
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.profile import NO_LONGER, Longer
 from arborsim.machine.program import DemandInfo
 
 
@@ -30,6 +30,7 @@ class Passes:
         self.overlap = float(profile.overlap)
         self._forward: Forward | None = None
         self.engine = profile.engine
+        self.cache_passes = 0.0 if self.engine is None else self.engine.cache_passes
         #: What an iteration, and a pass over a prompt, take at least: launching their kernels
         self.launch_s = self.prompt_launch_s = 0.0
         if profile.kernels and self.engine is not None:
@@ -108,6 +109,13 @@ class Passes:
         """By how much a layer differs from its kernels one by one."""
         engine = self.forward.engine
         return engine.prefill_layer_s if prefills else engine.layer_s
+
+    def policy_launch_s(self, longer: Longer) -> float:
+        """Launching the kernels that policies add to each layer, by engines that launch each."""
+        engine = self.engine
+        if engine is None or engine.graphs or not engine.integrations:
+            return 0.0
+        return self.cost.geometry.layers * longer.one_s
 
     def added_launch_s(self, info: DemandInfo) -> float:
         """By how much launching takes longer with this search."""

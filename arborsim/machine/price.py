@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,10 +11,10 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import DDR
 from arborsim.machine.cost import Array, CostModel
+from arborsim.machine.integration import NO_LONGER, Integration, Longer, PolicySeconds
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.memories import Direction
 from arborsim.machine.passes import Passes
-from arborsim.machine.profile import NO_LONGER, Longer, PolicySeconds
 from arborsim.machine.program import (
     ATTENDED_UNITS,
     FIXED,
@@ -114,7 +115,7 @@ class Price(Passes):
 
     def program(self, demand: SearchDemand) -> PricedProgram:
         """Price every phase; a `UsageError` if the demand counts the bytes of another model."""
-        geometry, info = self.cost.geometry, demand.info
+        geometry, info = self.cost.geometry, self._as_built(demand.info)
         if (info.geometry, info.kv_bytes_per_token) != (geometry.name, geometry.kv_bytes_per_token):
             raise UsageError(
                 f"the demand of {info.trace} episode {info.episode} was recorded for "
@@ -165,8 +166,27 @@ class Price(Passes):
     def policy(self, info: DemandInfo) -> PolicySeconds:
         key = info.policy, info.fused, info.eager
         if key not in self._policies:
-            self._policies[key] = self.cost.profile.policy_seconds(*key)
+            self._policies[key] = self._policy_seconds(*key)
         return self._policies[key]
+
+    def _policy_seconds(self, name: str, fused: bool, eager: bool) -> PolicySeconds:
+        """As the method is built into the engine; without one, as the profile has it."""
+        built = self.integration(name)
+        if self.engine is None or built is None:
+            return self.cost.profile.policy_seconds(name, fused, eager)
+        layers = self.cost.geometry.layers
+        return built.seconds(layers, self.engine.lost_s(built, layers))
+
+    def integration(self, policy: str) -> Integration | None:
+        """How a policy is built into the engine; None of full retention, or if it is not known."""
+        if self.engine is None or policy == "full":
+            return None
+        return self.engine.integration(policy)
+
+    def _as_built(self, info: DemandInfo) -> DemandInfo:
+        """A method that was measured in the engine reads no attention rows apart from that."""
+        own = self.engine is not None and info.policy in self.engine.integrations
+        return replace(info, fused=True) if own and not info.fused else info
 
     def prefill_s(self, tokens: int, present: int, info: DemandInfo | None = None) -> float:
         """A pass over `tokens` with `present` ones before them; `info` if they end a prompt."""
@@ -253,12 +273,20 @@ class Price(Passes):
             keys = int(passes.max(initial=0))
             tokens = min(keys, chunk) if chunk else keys
             needed = self.cost.workspace_bytes(tokens)
-            if not (info := demand.info).fused:
+            if not (info := self._as_built(demand.info)).fused:
                 needed += self.cost.prompt_rows_bytes(
                     tokens, keys - tokens, info.row_queries, info.groups
                 )
             largest = max(largest, needed)
         return -(-largest // self.gpus)
+
+    def built_in_bytes(self, priced: PricedProgram, pool_bytes: int) -> int:
+        """HBM that a policy's build takes from a pool: the most that searches hold late counts."""
+        built, geometry = self.integration(priced.info.policy), self.cost.geometry
+        if built is None or not priced.pieces:
+            return 0
+        held = [p.hbm_bytes[0] + (p.iterations - 1) * p.hbm_bytes[1] for p in priced.pieces[-2:]]
+        return built.pool_bytes(geometry, max(held) / geometry.kv_bytes_per_token, pool_bytes)
 
     # Decode iterations.
 
@@ -342,7 +370,11 @@ class Price(Passes):
         token_bytes = self.cost.geometry.full_bytes_per_token
         kv_tokens = (read - window) / token_bytes if token_bytes else 0.0 * read
         bytes_ = streamed, remote, window, read, quantised
-        tokens = attended / scale, rows / scale, examined, kv_tokens, sequences
+        built = self.integration(info.policy)
+        if built is not None:  # kernels of engines read formats as they are
+            kv_tokens = kv_tokens * np.where(quantised > 0, built.format_share, 1.0)
+            bytes_ = streamed, remote, window, read, 0 * quantised
+        tokens = attended / scale, rows * info.eager / scale, examined, kv_tokens, sequences
         fused = not info.eager
         policy = self.policy(info)
         return Asked(policy, fused, sequences, decided, *bytes_, *tokens, chooses * remote)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -24,57 +24,12 @@ from arborsim.core.records import Whole, check_ranges, given_values, located
 from arborsim.core.sourced import Rate, Seconds, Sourced, meanings, meant, required
 from arborsim.core.tiers import DDR, MEMORIES
 from arborsim.machine.engine import EngineProfile
+from arborsim.machine.integration import PolicySeconds
 from arborsim.machine.kernels import shipped_tables
 from arborsim.machine.memories import Direction, Memory, check_curve, check_memories
 
 _Bytes = Annotated[Whole, Meta(gt=0)]
 _Share = Annotated[float, Meta(gt=0, le=1)]
-
-
-class Longer(NamedTuple):
-    """By how much each layer of a pass takes longer under a policy."""
-
-    one_s: float = 0.0  # of one token
-    several_s: float = 0.0  # of several, beyond what they take under full retention
-
-
-NO_LONGER = Longer()
-
-
-@dataclass(frozen=True)
-class PolicySeconds:
-    """The time of a policy on the host: taking signals in, scoring, deciding."""
-
-    iteration_s: Seconds = 0.0  # every decode iteration, also those after which nothing is decided
-    lane_s: Seconds = 0.0  # the same for each sequence that decodes: its newest token's signals
-    #: Whenever the search turns to other sequences, once and for each of them: thoughts end and
-    #: begin, with the signals that were held back until then
-    turn_s: Seconds = 0.0
-    turn_lane_s: Seconds = 0.0
-    #: A decision: once, and per token it looks at
-    decision_base_s: Seconds = 0.0
-    decision_per_token_s: Seconds = 0.0
-    #: Not on the host: by how much each layer of an iteration takes longer than under full
-    #: retention, for its attention rows, its formats, and entries that are not in order
-    layer_s: Seconds = field(default=0.0, repr=False)  # a later field: see `digest`
-    #: The same where several sequences decode together, beyond what full retention takes then
-    wide_layer_s: Seconds = field(default=0.0, repr=False)
-
-    @property
-    def longer(self) -> Longer:
-        return Longer(self.layer_s, self.wide_layer_s)
-
-    def decision_s(self, examined_tokens: Any) -> Any:
-        """One decision over `examined_tokens`; a number or an array."""
-        return self.decision_base_s + self.decision_per_token_s * examined_tokens
-
-    def observing_s(self, sequences: Any) -> Any:
-        """One iteration of n sequences (a number or an array), without a decision."""
-        return self.iteration_s + self.lane_s * sequences
-
-    def turning_s(self, sequences: float) -> float:
-        """One turn to n sequences."""
-        return self.turn_s + self.turn_lane_s * sequences
 
 
 #: Fields that records of earlier versions do not know: see `HardwareProfile.digest`.

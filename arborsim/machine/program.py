@@ -25,7 +25,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.outputs import whole
 from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.core.tiers import DDR
-from arborsim.machine.profile import Longer
+from arborsim.machine.integration import Longer
 
 #: Columns of pieces; a name that ends in "_growth" is the increment per iteration.
 _READ = ("read_bytes", "quantised_bytes", "attended", "rows", "examined")

@@ -59,6 +59,8 @@ class Scheduler:
         self._demands = demands
         self._peaks = peaks
         self._reuse = reuse
+        engine = state.engine
+        self._reserves = engine is not None and engine.admission == "reserve"
         self._waiting: deque[ServedSearch] = deque()
         self._tickets = 0
         self._to_come = 0
@@ -165,6 +167,11 @@ class Scheduler:
         if state.resident:
             need += max(0, state.batch.sums.hbm + state.batch.sums.hbm_g - state.decoding_bytes)
             need += self._first_growth(search) + int(state.options.watermark * state.kv_bytes)
+        if self._reserves and state.resident:
+            promised = sum(self._peaks[each.demand] for each in state.resident.values())
+            if promised + self._peaks[search.demand] > state.kv_bytes:
+                state.tally.first("hbm")
+                return False
         if search.admitted_s < 0 and not self._reservable(search):
             state.tally.first("below")
             return False
@@ -192,7 +199,9 @@ class Scheduler:
 
     def _first_need(self, search: ServedSearch) -> int:
         if search.admitted_s >= 0:
-            return search.hbm_bytes + search.wanted_bytes
+            again = search.restore.tokens if search.restore else 0
+            again_bytes = again * search.priced.info.kv_bytes_per_token
+            return max(again_bytes, search.hbm_bytes + search.wanted_bytes)
         return next((op[1] for op in search.priced.ops if op[0] == Op.LEVEL), 0)
 
     def _first_growth(self, search: ServedSearch) -> int:
@@ -298,7 +307,7 @@ class Scheduler:
         search.epoch += 1
         state.tally.preemptions += 1
         state.withdraw(search)
-        restore = search.restore or Restore()
+        restore, context = search.restore or Restore(), search.context_tokens
         private, swaps = search.hbm_bytes, state.options.preemption == "swap"
         if not search.prefilled or restore.swapped_bytes or restore.tokens:
             pass  # nothing of it is in HBM yet
@@ -311,7 +320,8 @@ class Scheduler:
             while not ended:
                 yield Idle()
         else:
-            restore.tokens = search.tokens_of(private + restore.ddr_bytes)
+            held = search.tokens_of(private + restore.ddr_bytes)
+            restore.tokens = max(held, context)
         if drop:
             self._drop_host(search, restore)
         search.restore = restore if search.prefilled else None

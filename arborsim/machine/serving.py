@@ -130,9 +130,13 @@ class ServingEngine:
         cost = CostModel(profile, geometry)
         self.price = Price(cost, self.options)
         workspace = self.price.workspace_bytes(demands, chunk_tokens(self.options, profile.engine))
-        self.pool = KvPool.of(cost, self.options, workspace)
-        self.kv_bytes = self.pool.kv_bytes if kv_bytes is None else kv_bytes
         programs = [self.price.program(each) for each in demands]
+        pool = KvPool.of(cost, self.options, workspace)
+        built = max(
+            (self.price.built_in_bytes(each, pool.kv_bytes) for each in programs), default=0
+        )
+        self.pool = KvPool.of(cost, self.options, workspace, built) if built else pool
+        self.kv_bytes = self.pool.kv_bytes if kv_bytes is None else kv_bytes
         if self.options.prefix_sharing:
             shared = parts(programs)
             programs = [_private(*each) for each in zip(programs, shared, strict=True)]

@@ -97,6 +97,19 @@ class ServedSearch:
         """Tokens whose keys and values take `size_bytes`, at full precision."""
         return -(-size_bytes // self.priced.info.kv_bytes_per_token)
 
+    @property
+    def context_tokens(self) -> int:
+        """Its own tokens so far, those that its policy evicted included; 0 of a tree.
+
+        Keys and values of those that were kept hold what the evicted ones said, so that all of them
+        have to be computed again.
+        """
+        if any(piece.sequences > 1 for piece in self.priced.pieces):
+            return 0
+        prompt = next((op[1] for op in self.priced.ops if op[0] == Op.PREFILL), 0)
+        shared = self.priced.prefix_tokens if self.holds_prefix else 0
+        return prompt - shared + self.generated + self.offset
+
     def arrived(self, chain: int) -> bool:
         """Whether this chain, or all if it is -1, has ended."""
         if chain < 0:

@@ -24,8 +24,8 @@ import numpy as np
 from arborsim.core.errors import ResultError
 from arborsim.core.sourced import Basis
 from arborsim.machine.cost import Array
+from arborsim.machine.integration import PolicySeconds
 from arborsim.machine.passes import Passes
-from arborsim.machine.profile import PolicySeconds
 
 #: Arithmetic, reading keys and values, dequantising them, what nothing hides, and policies.
 PARTS = ("compute", "kv", "dequantise", "serial", "policy")
@@ -144,6 +144,11 @@ ITERATION_TERMS: list[IterationTerm] = [
         "decode: all-reduce", "decode: all-reduce", "serial",
         lambda price, q: _each(lambda n: price.forward.all_reduce_s(n, q.prefills), q.pass_tokens),
         (), shared=True, measured=True, kernels="all-reduce",
+    ),
+    IterationTerm(
+        "decode: copying the cache", "decode: copying the cache", "serial",
+        lambda price, q: price.cache_passes * price.cost.copy_s(q.read_bytes) / price.gpus,
+        ("hbm_bytes_per_s", "mbu"), constants=("cache_passes",),
     ),
     IterationTerm(
         "decode: choosing pages", "decode: choosing pages", "serial",

@@ -18,9 +18,10 @@ from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import write_text
 from arborsim.machine.cost import CostModel
+from arborsim.machine.integration import PolicySeconds
 from arborsim.machine.lookup import load_engine, load_geometry, load_profile, served_live
 from arborsim.machine.price import Price
-from arborsim.machine.profile import HardwareProfile, PolicySeconds
+from arborsim.machine.profile import HardwareProfile
 from arborsim.products.calibrate import hardware
 from arborsim.products.calibrate.backend import (
     HardwareMeasurements,

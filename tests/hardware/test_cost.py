@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from arborsim.core.formats import FP8
 from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.machine.cost import CostModel
+from arborsim.machine.integration import Longer
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import decode_rows, row_queries
 from arborsim.machine.price import Price
-from arborsim.machine.profile import Longer
 from arborsim.machine.program import DemandInfo
 from arborsim.policies.registry import build
 

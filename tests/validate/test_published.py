@@ -22,9 +22,9 @@ from arborsim.policies.registry import build
 from arborsim.products.generate.lengths import TreeSpec, fixed, write_generated
 from arborsim.products.validate import published, published_errors
 from arborsim.products.validate.aiconfigurator import Prediction, installed
-from arborsim.products.validate.published import PlayedRun, compare
+from arborsim.products.validate.comparison_log import ComparisonLog
+from arborsim.products.validate.published import KeptRun, PlayedRun, compare
 from arborsim.products.validate.published_errors import error_lines
-from arborsim.products.validate.published_log import Kept, PublishedLog
 from arborsim.products.validate.published_report import Published, print_published, to_frame
 from arborsim.products.validate.serving import ServingRun, read_runs
 from tests.helpers.demands import record_demands
@@ -303,10 +303,10 @@ def test_a_log_of_other_runs_is_not_gone_on_with(
     file, out = tmp_path / "runs.csv", tmp_path / "errors.csv"
     file.write_text(f"{HEAD}\n{ROW}\n{ROW}\n")
     other = Prediction(0.1, 0.01, 100.0)
-    log = PublishedLog(out, read_runs(file), "", resume=False)
-    log.add(Kept.of(0, replace(compare(read_runs(file)[0]), other=other)))
+    log = ComparisonLog(out, KeptRun, read_runs(file), "", resume=False)
+    log.keep(0, replace(compare(read_runs(file)[0]), other=other))
     log.close()
-    again = PublishedLog(out, read_runs(file), "", resume=True)
+    again = ComparisonLog(out, KeptRun, read_runs(file), "", resume=True)
     assert [each.other for each in again.played] == [other]
     again.close()
     file.write_text(f"{HEAD}\n{ROW}\n")

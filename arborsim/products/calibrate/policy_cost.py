@@ -28,7 +28,7 @@ from arborsim.core.observations import DenseRows, HiddenRows, LayerRows, Observa
 from arborsim.core.shape import CacheShape, Rope
 from arborsim.core.statistics import nonnegative_least_squares
 from arborsim.core.tree import ThoughtTree
-from arborsim.machine.profile import PolicySeconds
+from arborsim.machine.integration import PolicySeconds
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.registry import available, build
 from arborsim.products.calibrate.backend import OnProgress, PolicyTime, Quiet

@@ -24,6 +24,7 @@ from arborsim.products.plan.results import (
     CandidateResult,
     PlanResult,
     Recommendation,
+    assumed_factors,
     machines_for,
     middle_cost,
     middle_solved,
@@ -138,7 +139,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
         )
     shown = [best] if alternative is None else [best, alternative]
     rests_on = [] if best.evidence is None else [best.evidence.sentence()]
-    sentences += [*_filled(best, plan), *rests_on, *_included(shown)]
+    sentences += [*_filled(best, plan), *rests_on, *_included(shown), *_assumed(met, plan)]
     return Recommendation(
         best.number,
         " ".join(sentences),
@@ -264,6 +265,23 @@ def _included(shown: Sequence[CandidateResult]) -> list[str]:
     if not others:
         return [f"Costs include {first} for the error of simulated seconds{whole}."]
     return [f"Costs include, for the error of simulated seconds, {each}{whole}."]
+
+
+def _assumed(met: Sequence[CandidateResult], plan: PlanResult) -> list[str]:
+    """A sentence on policies whose seconds in the engine are assumed, with the range of costs."""
+    found = [(each, *assumed_factors(each)) for each in met]
+    ranges = {
+        f"{each.policy} on {each.hardware}": f"{low - 1:+.0%} to {high - 1:+.0%}"
+        for each, low, high in found
+        if high > 1
+    }
+    if not ranges:
+        return []
+    said = "; ".join(f"{name} {text}" for name, text in ranges.items())
+    return [
+        "No one has measured these policies in the engine, so what they add to a step is assumed, "
+        f"and seconds may differ by {said}. Costs include that, and the order takes the most."
+    ]
 
 
 def _left_open(a: CandidateResult, b: CandidateResult) -> str:

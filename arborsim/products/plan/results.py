@@ -144,6 +144,13 @@ class LoadPoint:
     #: Of one solved search, with the interval of the share of solved ones; None if that is unknown,
     #: as of a policy that drops tokens and whose answers no live run counted.
     cost_per_solved: tuple[Estimate, Estimate] | None
+    #: Factors of its seconds at the least and the most that is plausible for seconds of the policy
+    #: in the engine, where these are assumed and more than `LARGEST_ASSUMED` of all
+    assumed: tuple[float, float] = (1.0, 1.0)
+
+
+#: The share of assumed seconds up to which they are left as they are
+LARGEST_ASSUMED = 0.01
 
 
 @dataclass(frozen=True)
@@ -304,8 +311,8 @@ def machines_if_off(candidate: CandidateResult, fleet: Fleet) -> tuple[int, int]
     may do, and a queue that grew too slowly to be seen may take `_UNSEEN` more.
     """
     assert candidate.largest is not None
-    off = 1 + (candidate.error or 0.0)
-    ends = candidate.largest * off, candidate.largest / off
+    down, up = _seconds_factors(candidate)
+    ends = candidate.largest / down, candidate.largest / up
     if candidate.is_open:
         return 1, machines_for(fleet.load, ends[1] / _UNSEEN)
     return machines_for(fleet.load, ends[0]), machines_for(fleet.load, ends[1])
@@ -323,8 +330,19 @@ def _error_factors(
     if isinstance(point, Fleet) and unit != "clients":
         fewest, most = machines_if_off(candidate, point)
         return fewest / point.machines, most / point.machines
+    return _seconds_factors(candidate)
+
+
+def _seconds_factors(candidate: CandidateResult) -> tuple[float, float]:
+    """The least and the most that seconds may be of those simulated: errors, and assumptions."""
+    low, high = assumed_factors(candidate)
     off = 1 + (candidate.error or 0.0)
-    return 1 / off, off
+    return low / off, high * off
+
+
+def assumed_factors(candidate: CandidateResult) -> tuple[float, float]:
+    """`LoadPoint.assumed` at its largest load."""
+    return (1.0, 1.0) if candidate.at_largest is None else candidate.at_largest.assumed
 
 
 def paid(
@@ -362,10 +380,12 @@ def order_cost(result: CandidateResult) -> float:
     """Order of candidates: `middle_cost`, or its upper bound where no limit was seen.
 
     That is no figure to show: it keeps a machine that seems far cheaper from being passed over.
+    Seconds of a policy that are assumed count with the most that is plausible: no assumption makes
+    a policy the cheapest.
     """
     price, fleet, point = result.price_per_hour, result.fleet, result.at_largest
     if not result.is_open or price is None or point is None:
-        return middle_cost(result)
+        return middle_cost(result) * assumed_factors(result)[1]
     machines, served_per_s = _UNSEEN, point.served_per_s.value
     if fleet is not None:
         machines = machines_for(fleet.load, point.load / _UNSEEN)

@@ -26,7 +26,7 @@ from arborsim.machine.serving import ServingEngine, Watch, play_closed_form
 from arborsim.machine.state import ServedSearch
 from arborsim.products.generate.arrivals import ClientLoop
 from arborsim.products.plan.demands import MixDemands
-from arborsim.products.plan.results import LoadPoint, Percentiles
+from arborsim.products.plan.results import LARGEST_ASSUMED, LoadPoint, Percentiles
 from arborsim.products.plan.statistics import (
     Estimate,
     cost_per_search,
@@ -371,7 +371,23 @@ def summed_up(
         refusal=next(iter(refusals), ""),
         cost_per_1000=_ends([1000 * cost for cost in costs]),
         cost_per_solved=_ends([cost_per_solved(cost, solved) for cost in costs if solved]),
+        assumed=_assumed(bench, runs),
     )
+
+
+def _assumed(bench: Bench, runs: Sequence[Run]) -> tuple[float, float]:
+    """Factors of the runs' seconds for what is assumed of the policy in the engine."""
+    price = bench.engine.price
+    built = price.integration(bench.engine.demands[0].info.policy)
+    if built is None or not built.assumed:
+        return 1.0, 1.0
+    layers = price.cost.geometry.layers
+    assumed_s = layers * built.assumed_layer_s * sum(run.report.iterations for run in runs)
+    share = assumed_s / sum(run.report.busy.total_s for run in runs)
+    if share <= LARGEST_ASSUMED:
+        return 1.0, 1.0
+    low, high = built.plausible
+    return 1 + share * (low - 1), 1 + share * (high - 1)
 
 
 _IN_TAIL = 5  # distinct searches beyond the percentile, below which a verdict is luck of the draw

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from arborsim.core.errors import UsageError
 from arborsim.products.choices import Budgets, Policies, check_recall
-from arborsim.products.declare import Option, Options, Positive, Written
-from arborsim.products.options import Expert, PolicyOptions, check_files, command_line
+from arborsim.products.declare import Option, Options, Positive
+from arborsim.products.options import PolicyOptions, command_line
 from arborsim.products.record.problems import ProblemOptions, SamplingOptions, live_fields
-from arborsim.report.progress import LiveBar, PatientProgress
+from arborsim.products.validate.measured import policies, published
+from arborsim.report.progress import LiveBar
 
 if TYPE_CHECKING:
     from arborsim.play.backends import LiveFacts, LiveRequest
-    from arborsim.products.validate.published import PlayedRun
-    from arborsim.products.validate.published_log import PublishedLog
-    from arborsim.products.validate.published_report import Published
     from arborsim.products.validate.results import CellCheck
-    from arborsim.products.validate.serving import ServingRun
 
 RESULTS, PAGE = "results.parquet", "index.html"
 
@@ -86,7 +83,8 @@ def validate(options: ValidateOptions, device: DeviceOptions, output: ValidateOu
     once eviction is real; does the replay rank policies as live accuracy does.  Results are kept
     problem by problem: Ctrl-C loses one at most, --resume goes on.
 
-    `arborsim validate published` compares with runs of serving engines that others measured.
+    `arborsim validate published` compares with runs of serving engines that others measured, and
+    `arborsim validate policies` with policies on them.
     """
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
@@ -107,145 +105,8 @@ def validate(options: ValidateOptions, device: DeviceOptions, output: ValidateOu
     _run(request, Keeper(request, output))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedOutput(Options, panel="Output"):
-    """Files to write.
-
-    Parameters
-    ----------
-    out
-        Write every run to this CSV or Parquet file.
-    report
-        Write a self-contained HTML page.
-    fidelity
-        Write errors by kind of run, as `plan` quotes them, to this TOML file.
-    resume
-        Go on where --out was interrupted.
-    """
-
-    out: Written | None = None
-    report: Written | None = None
-    fidelity: Annotated[Written | None, Expert] = None
-    resume: bool = False
-
-    def check(self) -> None:
-        from arborsim.products.validate.published_report import check_format
-
-        files = ("out", "report", "fidelity")
-        check_files({f"--{name}": getattr(self, name) for name in files})
-        if self.out is not None:
-            check_format(self.out)
-        elif self.resume:
-            raise UsageError("--resume needs --out, the table to go on with")
-
-
-def published(
-    output: PublishedOutput,
-    file: Annotated[Path | None, Option(shown="those shipped")] = None,
-    *,
-    aiconfigurator: bool = True,
-    jobs: Annotated[Positive, Option(panel="Run")] = 1,
-) -> None:
-    """Play serving runs that others measured on GPUs, and compare.
-
-    Each run is played on the server that `plan` uses: a closed loop of clients, ten requests each.
-    Shows errors of the time per output token, the time to first token and the output tokens per
-    second, on runs that no constant was fitted on, with the worst and odd runs by name. With --out
-    every run is kept as soon as it was played: Ctrl-C loses one, --resume goes on.
-
-    Parameters
-    ----------
-    file
-        CSV file of measured runs.
-    aiconfigurator
-        Also ask AIConfigurator, where it is installed.
-    jobs
-        Processes that share the runs; same results.
-    """
-    from arborsim.products.validate.aiconfigurator import installed
-    from arborsim.products.validate.published_report import Published, print_published
-    from arborsim.products.validate.serving import read_runs
-
-    output.check()
-    runs, other = read_runs(file), installed() if aiconfigurator else ""
-    log = None
-    if output.out is not None:
-        from arborsim.products.validate.published_log import PublishedLog
-
-        log = PublishedLog(output.out, runs, other, resume=output.resume)
-    result = Published(_compared(runs, jobs, bool(other), log), _sources(file, other))
-    _write(result, output)
-    if log is not None:
-        log.path.unlink()
-    print_published(result)
-
-
 #: Commands by their name after `validate`.
-SUBCOMMANDS = {"published": published}
-
-
-def _compared(
-    runs: list[ServingRun], jobs: int, ask: bool, log: PublishedLog | None
-) -> tuple[PlayedRun, ...]:
-    """Every run, played; what is new is in the log before the next one."""
-    from arborsim.core.workers import in_order
-    from arborsim.products.validate.published import compare, compare_asking
-    from arborsim.products.validate.published_log import Kept
-
-    found = [] if log is None else log.played
-    rest = runs[len(found) :]
-    try:
-        with PatientProgress(len(rest)) as progress:
-            for each in in_order(compare_asking if ask else compare, rest, jobs):
-                progress.advance(each.run.model, 1)
-                if log is not None:
-                    log.add(Kept.of(len(found), each))
-                found.append(each)
-    except KeyboardInterrupt:
-        left = "; nothing was written (--out keeps what is done)"
-        if log is not None:
-            left = f": {log.path} holds {len(found)} of {len(runs)} runs; --resume goes on"
-        raise KeyboardInterrupt(left) from None
-    finally:
-        if log is not None:
-            log.close()
-    return tuple(found)
-
-
-def _sources(file: Path | None, other: str) -> dict[str, str]:
-    """The sources of the numbers."""
-    from arborsim.core import __version__
-    from arborsim.products.validate import serving
-
-    return {
-        "runs": str(file) if file else serving.SOURCE,
-        "arborsim": __version__,
-        "AIConfigurator": other or "not asked",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": command_line(),
-    }
-
-
-def _write(result: Published, output: PublishedOutput) -> None:
-    """The files that were asked for."""
-    from arborsim.core.outputs import write_text
-    from arborsim.machine.fidelity import FidelityFile
-    from arborsim.products.validate.published_errors import by_kind, overall
-    from arborsim.products.validate.published_report import write_frame
-
-    if output.out is not None:
-        write_frame(result, output.out)
-    if output.report is not None:
-        from arborsim.products.validate.published_report import write_page
-
-        write_page(result, output.report)
-    if output.fidelity is not None:
-        about = result.about
-        summary = FidelityFile(
-            about["date"], about["arborsim"], about["runs"], *overall(result.runs),
-            by_kind(result.runs),
-        )  # fmt: skip
-        write_text(output.fidelity, summary.to_text())
+SUBCOMMANDS = {"published": published, "policies": policies}
 
 
 class Keeper:

@@ -141,27 +141,46 @@ def _lengths(run: ServingRun, tokens: int, least: int) -> list[int]:
     return [max(least, round(share * tokens)) for share in shares.tolist()]
 
 
-def request(geometry: Geometry, prompt_tokens: int, output_tokens: int) -> SearchDemand:
-    """The demand of a plain request: a prompt, and tokens that all stay in HBM.
+class Kept(NamedTuple):
+    """Tokens that a policy keeps of a request."""
 
-    It is what `arborsim.play.episode.record_demand` records of a linear search under full
-    retention, in closed form: a recording would write each of 8,192 tokens into a trace first.
-    The first output token comes with the prompt, so there is one iteration less.
+    policy: str = "full"
+    tokens: np.ndarray | None = None  # in each iteration, int64 ``[output - 1]``; None for all
+    decided: np.ndarray | None = None  # iterations before which it decides, bool ``[output - 1]``
+    share: float = 1.0  # of the bytes of a token in the model's own cache type
+
+
+def request(
+    geometry: Geometry, prompt_tokens: int, output_tokens: int, kept: Kept = Kept()
+) -> SearchDemand:  # fmt: skip
+    """The demand of a plain request: a prompt, and tokens in HBM, all of them or those `kept`.
+
+    It is what `arborsim.play.episode.record_demand` records of a linear search, in closed form: a
+    recording would write each of 8,192 tokens into a trace first.  The first output token comes
+    with the prompt, so there is one iteration less.
     """
-    held = prompt_tokens + 1 + np.arange(output_tokens - 1)  # tokens, in each iteration
+    everything = prompt_tokens + 1 + np.arange(output_tokens - 1)  # tokens, in each iteration
+    held = everything if kept.tokens is None else kept.tokens
     windowed = geometry.windowed(held)
     size = geometry.full_bytes_per_token * held + geometry.window_bytes_per_token * windowed
+    size = (kept.share * size).astype(np.int64)
     seen = ATTENDED_UNITS * (geometry.full_layers * held + geometry.window_layers * windowed)
     known = {"sequences": np.ones_like(held), "read_bytes": size, "hbm_bytes": size}
     known["attended"] = seen
+    if kept.decided is not None:
+        known["decided"], known["examined"] = kept.decided.astype(np.int64), held * kept.decided
+    if kept.share != 1.0:
+        known["quantised_bytes"] = size
     nothing = np.zeros_like(held)
     fixed, linear = (
         np.stack([known.get(name, nothing) for name in names], axis=1) for names in (FIXED, LINEAR)
     )
     pieces = cut(fixed, linear)
-    ops = [(Op.LEVEL, geometry.path_bytes(prompt_tokens), 0, 0), (Op.PREFILL, prompt_tokens, 0, 0)]
+    prompt_bytes = int(kept.share * geometry.path_bytes(prompt_tokens))
+    ops = [(Op.LEVEL, prompt_bytes, 0, 0), (Op.PREFILL, prompt_tokens, 0, 0)]
     ops += [(Op.DECODE, number, 0, 0) for number in range(len(pieces))]
-    info = DemandInfo("", 0, "full", "-", "stage", geometry.name, geometry.kv_bytes_per_token)
+    token_bytes = geometry.kv_bytes_per_token
+    info = DemandInfo("", 0, kept.policy, "-", "stage", geometry.name, token_bytes)
     legs = np.zeros((0, len(LEG_COLUMNS)), dtype=np.int64)
     return SearchDemand(info, np.array(ops, dtype=np.int64), pieces, legs)
 
@@ -252,6 +271,29 @@ class PlayedRun:
 
     def _error(self, ratio: Callable[[Simulated], float]) -> float:
         return math.nan if self.simulated is None else ratio(self.simulated) - 1
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """Figures of one run, as `ComparisonLog` keeps them."""
+
+    number: int
+    simulated: Simulated | None
+    reason: str
+    predicted: tuple[float, ...]  #: AIConfigurator's figures; none if it gave none
+    refused: str | None  #: why it gave none; None if it did, or was not asked
+
+    @classmethod
+    def of(cls, number: int, played: PlayedRun) -> KeptRun:
+        other = played.other
+        predicted = tuple(other) if isinstance(other, Prediction) else ()
+        refused = other.reason if isinstance(other, NotPredicted) else None
+        return cls(number, played.simulated, played.reason, predicted, refused)
+
+    def played(self, run: ServingRun) -> PlayedRun:
+        other = Prediction(*self.predicted) if self.predicted else None
+        refused = None if self.refused is None else NotPredicted(self.refused)
+        return PlayedRun(run, self.simulated, self.reason, oddness(run), other or refused)
 
 
 def compare(run: ServingRun, ask: bool = False) -> PlayedRun:

@@ -168,9 +168,9 @@ def sentences(runs: Sequence[PlayedRun]) -> list[str]:
     return said
 
 
-def not_played(runs: Sequence[PlayedRun]) -> list[str]:
+def not_played(runs: Sequence[Any]) -> list[str]:
     """Why runs could not be played, with their number, the most frequent reason first."""
-    reasons = Counter(each.reason for each in runs if not each.simulated)
+    reasons = Counter(each.reason for each in runs if each.reason)
     return [f"{counted(number, 'run')}: {reason}" for reason, number in reasons.most_common()]
 
 
