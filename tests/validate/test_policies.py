@@ -80,7 +80,7 @@ def test_a_request_is_what_a_recording_of_the_policy_asks_for(tmp_path: Path) ->
     machine = Machine(load_profile("h100"), geometry)
     policy = build("streaming-llm", {"pin_prompt": "false"})
     (recorded,) = record_demands(trace, policy, Budget("200t", tokens=200), machine)
-    made = request(geometry, 300, output, Kept(policy.name, *sawtooth(300, output, 199, 1)))
+    made = request(geometry, 300, output, Kept(policy.name, *sawtooth(300, output, 200, 1)))
     (fixed_, mine), (its_fixed, its) = iterations(made.pieces), iterations(recorded.pieces)
     read, held = LINEAR.index("read_bytes"), LINEAR.index("hbm_bytes")
     for column in (read, held):
