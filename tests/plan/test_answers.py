@@ -11,7 +11,8 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import clopper_pearson
-from arborsim.products.plan.answers import counted
+from arborsim.products.plan.answers import counted, read_answers
+from arborsim.products.plan.evaluate import evaluate
 from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.workload_file import read_workload
@@ -107,3 +108,54 @@ def test_every_sample_log_is_imported_and_replayed(log: str, options: str, tmp_p
     assert main(["import", format, str(path), str(out), *options.split()]) == 0
     assert main(["replay", str(out), "--policy", "full,streaming-llm", "--budget", "0.9",
                  "--episodes", "2", "--set", "streaming-llm.pin_prompt=false"]) == 0  # fmt: skip
+
+
+TABLE = """model,dataset,policy,budget_tokens,n,right_percent,mean_output_tokens
+qwen,aime24,full,,30,53.3,13872.7
+qwen,aime24,rkv,512,30,6.7,20418.1
+qwen,aime24,streaming-llm,0.5,30,40.0,17280.8
+"""
+
+
+def test_a_table_of_answers_tells_right_ones_and_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "answers.csv"
+    path.write_text(TABLE)
+    found = read_answers([path])
+    assert found["rkv", "512"].right == Estimate.share(2, 30)
+    assert found["rkv", "512"].growth == pytest.approx(20418.1 / 13872.7)
+    assert found["full", "-"].growth == 1
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (("qwen,aime24,rkv", "qwen,math500,rkv"), "holds answers of 2 models and data sets"),
+    (("aime24,full", "aime24,tova"), "no row of policy full"),
+    (("6.7", "106.7"), "row 2: expected a count"),
+    (("rkv,512", "streaming-llm,0.5"), "streaming-llm at 0.5 is there twice"),
+    (("right_percent", "percent"), "column right_percent is missing"),
+])  # fmt: skip
+def test_a_wrong_table_of_answers_is_refused(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    path = tmp_path / "answers.csv"
+    path.write_text(TABLE.replace(*change))
+    with pytest.raises(UsageError, match=message):
+        read_answers([path])
+
+
+def test_longer_answers_cost_more_and_the_memory_stays() -> None:
+    """A policy that rambles serves fewer searches with the same pool."""
+    workload = small_workload()
+    plain = Planner(workload)
+    policy = next(each for each in plain.candidates if each.policy.name == "streaming-llm")
+    key = policy.policy.name, policy.budget_text
+    longer = Planner(workload, growth={key: 1.5})
+    before, after = (each.demands_of(policy.number) for each in (plain, longer))
+    tokens = [sum(d.generated_tokens for d in found.demands) for found in (before, after)]
+    assert tokens[1] / tokens[0] == pytest.approx(1.5, rel=0.02)
+    held = [
+        max(int(d.column("hbm_bytes").max()) for d in found.demands) for found in (before, after)
+    ]
+    assert held[0] == held[1]
+    served = [evaluate(workload, policy, found) for found in (before, after)]
+    alone = [each.alone.at_percentile_s for each in served if each.alone is not None]
+    assert alone[1] > 1.3 * alone[0]

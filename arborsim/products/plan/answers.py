@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
+from arborsim.core.errors import UsageError
+from arborsim.core.records import read_text
 from arborsim.play.results import ANY
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.workload import Workload
@@ -44,24 +48,89 @@ def counted(workload: Workload) -> dict[tuple[str, str], Estimate | None]:
 
 
 def problems_of(paths: Iterable[Path]) -> str:
-    """Tasks and models of logs: ``"game24 by arborsim-game24"``; "" where they do not say."""
-    searched = (each.searched for path in paths for each in counted_in(path))
+    """Tasks and models of logs, names of tables: ``"game24 by arborsim-game24"``; "" if unknown."""
+    given = list(paths)
+    tables = [path for path in given if path.suffix.lower() == ".csv"]
+    logs = [path for path in given if path not in tables]
+    searched = (each.searched for path in logs for each in counted_in(path))
     names = dict.fromkeys(f"{s.task} by {s.model}" for s in searched if s.task and s.model)
+    names |= dict.fromkeys(path.name for path in tables)
     return " and ".join(names)
 
 
-def read_accuracies(paths: Iterable[Path]) -> dict[tuple[str, str], Estimate]:
-    """Accuracy by policy and budget, of all the logs that ``arborsim live --out`` wrote.
+class Judged(NamedTuple):
+    """Answers of a policy at a budget."""
 
-    That is the share of judged answers that are right, with Clopper and Pearson's 95% interval.
-    The budget of a policy that ignores budgets is "-".  Searches that a budget could not hold count
-    as wrong.
+    right: Estimate  #: share of right answers
+    growth: float = 1.0  #: tokens that it generates over those of full retention
+
+
+Key = tuple[str, str]  # policy, and budget as a candidate has it: "-" for none
+
+
+def read_answers(paths: Iterable[Path]) -> dict[Key, Judged]:
+    """Right answers and lengths by policy and budget, of logs and tables.
+
+    A log is what ``arborsim live --out`` wrote.  A table is a CSV file of answers that someone else
+    counted, with the columns of `_TABLE`: one row per policy and budget, one of them for ``full``.
+    Shares have Clopper and Pearson's 95% interval.  Searches that a budget could not hold count as
+    wrong.
     """
-    verdicts: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    found: dict[Key, Judged] = {}
+    counts: dict[Key, list[tuple[int, int, int]]] = defaultdict(list)
     for path in paths:
+        if path.suffix.lower() == ".csv":
+            found |= _read_table(path)
+            continue
         _, results = read_log(path, "--answers")
         for result in results:
             if result.correct is not None or result.infeasible:
                 budget = "-" if result.budget == ANY else result.budget
-                verdicts[result.policy, budget].append(bool(result.correct))
-    return {key: Estimate.share(sum(right), len(right)) for key, right in verdicts.items()}
+                tokens = 0 if result.infeasible else result.tokens
+                full = result.full_tokens if tokens else 0
+                key = result.policy, budget
+                counts[key].append((bool(result.correct), tokens, full))
+    for key, rows in counts.items():
+        right, tokens, full = map(sum, zip(*rows, strict=True))
+        growth = tokens / full if tokens and full else 1.0
+        found[key] = Judged(Estimate.share(right, len(rows)), growth)
+    return found
+
+
+_TABLE = ("policy", "budget_tokens", "n", "right_percent", "mean_output_tokens")
+
+
+def _read_table(path: Path) -> dict[Key, Judged]:
+    """Answers that others counted; a `UsageError` names the row that is wrong."""
+    rows = list(csv.DictReader(read_text(path).splitlines()))
+    if missing := [name for name in _TABLE if not rows or name not in rows[0]]:
+        raise UsageError(f"--answers {path}: column {missing[0]} is missing")
+    tasks = dict.fromkeys((row.get("model") or "", row.get("dataset") or "") for row in rows)
+    if len(tasks) > 1:
+        named = "; ".join(" on ".join(filter(None, each)) for each in list(tasks)[:3])
+        raise UsageError(
+            f"--answers {path}: holds answers of {len(tasks)} models and data sets ({named}, ...): "
+            "keep the rows of one"
+        )
+    found: dict[Key, tuple[Estimate, float]] = {}
+    for number, row in enumerate(rows, 1):
+        try:
+            n, percent, tokens = (float(row[name]) for name in _TABLE[2:])
+            if not (n >= 1 and 0 <= percent <= 100 and tokens > 0):
+                raise ValueError
+            budget = f"{float(row['budget_tokens']):g}" if row["budget_tokens"] else "-"
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"--answers {path}, row {number}: expected a count of answers, the percentage that "
+                "is right, and their mean length in tokens"
+            ) from None
+        key = row["policy"], budget
+        if key in found:
+            raise UsageError(f"--answers {path}, row {number}: {' at '.join(key)} is there twice")
+        found[key] = Estimate.share(round(n * percent / 100), round(n)), tokens
+    if ("full", "-") not in found:
+        raise UsageError(
+            f"--answers {path}: no row of policy full, which lengths are compared with"
+        )
+    full = found["full", "-"][1]
+    return {key: Judged(share, tokens / full) for key, (share, tokens) in found.items()}

@@ -188,7 +188,8 @@ class PlanOptions(WorkloadOptions, QuickOptions):
     min_attention_kept
         Recommend policies that keep at least this share of attention.
     answers
-        Log of arborsim live: how many answers are right; repeatable.
+        Log of arborsim live, or a CSV table of answers that others counted: how many are right,
+        and how long they are; repeatable.
     min_accuracy
         Recommend policies with at least this share of right answers.
     workers
@@ -268,7 +269,7 @@ class Planning:
     """A plan that was asked for, checked; candidates that are finished survive an interruption."""
 
     def __init__(self, options: PlanOptions) -> None:
-        from arborsim.products.plan.answers import problems_of, read_accuracies
+        from arborsim.products.plan.answers import problems_of, read_answers
         from arborsim.products.plan.plan import Planner
         from arborsim.products.plan.recommend import Demanded
 
@@ -281,8 +282,11 @@ class Planning:
         found = options.asked_workload()
         if accuracy is not None and not logs and found.answers is None:
             raise UsageError("--min-accuracy needs --answers: a log of arborsim live")
+        judged = read_answers(logs)
         self.planner = Planner(
-            options.resized(found), Demanded(kept, accuracy), read_accuracies(logs),
+            options.resized(found), Demanded(kept, accuracy),
+            {key: each.right for key, each in judged.items()},
+            {key: each.growth for key, each in judged.items() if each.growth != 1},
             problems_of(logs), options.workers or 1,
         )  # fmt: skip
 

@@ -170,7 +170,7 @@ def _run(planning: Planning, path: Path, *, resume: bool, output: PlanOutput) ->
     from arborsim.products.plan.files import PlanLog
 
     planner, keep = planning.planner, output.out is not None
-    log = PlanLog(path, planner.workload)
+    log = PlanLog(path, planner.workload, planner.growth)
     if resume:
         planner.finished.update(log.resume())
     elif path.exists():

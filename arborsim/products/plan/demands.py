@@ -341,6 +341,29 @@ def stretched(demand: SearchDemand, factor: float) -> SearchDemand:
     return SearchDemand(info, np.delete(ops, emptied, axis=0), pieces, legs)
 
 
+def with_longer_answers(found: MixDemands, factor: float) -> MixDemands:
+    """The same searches, whose answers are `factor` times as long under the policy.
+
+    What they hold stays as it is: a policy that makes answers longer bounds what is held.
+    """
+    if factor == 1:
+        return found
+    longer = [replace(each, demand=_longer(each.demand, factor)) for each in found.recorded]
+    return replace(found, recorded=tuple(longer))
+
+
+def _longer(demand: SearchDemand, factor: float) -> SearchDemand:
+    pieces = demand.pieces.copy()
+    order = demand.ops[demand.ops[:, 0] == Op.DECODE, 1]
+    before = pieces[order, _ITERATIONS]
+    ends = np.rint(factor * np.cumsum(before)).astype(np.int64)
+    pieces[order, _ITERATIONS] = after = np.maximum(1, np.diff(ends, prepend=0))
+    for name in LINEAR:
+        growth = PIECE_COLUMNS.index(f"{name}_growth")
+        pieces[order, growth] = pieces[order, growth] * before // np.maximum(before, after)
+    return replace(demand, pieces=pieces)
+
+
 def _multiply(table: np.ndarray, columns: Iterable[int], factor: float) -> np.ndarray:
     for column in columns:
         table[:, column] = np.rint(factor * table[:, column])

@@ -6,7 +6,7 @@ Results are a data frame or JSON; names carry their units, and the same plan giv
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,19 +75,25 @@ def to_json(plan: PlanResult) -> str:
 _LOG_FORMAT, _LOG_VERSION = "arborsim-plan", 1
 
 
-def fingerprint(workload: Workload) -> str:
-    """A digest of everything that a candidate's result depends on."""
+def fingerprint(workload: Workload, growth: Mapping[tuple[str, str], float] | None = None) -> str:
+    """A digest of everything that a candidate's result depends on.
+
+    `growth` is how much longer answers are under a policy and budget (`Planner.growth`).
+    """
     moments = getattr(workload.arrivals, "moments_s", ())
     everything = [repr(workload), repr(settings_of(workload)), repr(moments)]
+    everything += [repr(sorted(growth.items()))] if growth else []
     return hashlib.sha256("\n".join(everything).encode()).hexdigest()
 
 
 class PlanLog(RecordLog[CandidateResult]):
     """The log of one workload's plan."""
 
-    def __init__(self, path: Path, workload: Workload) -> None:
+    def __init__(
+        self, path: Path, workload: Workload, growth: Mapping[tuple[str, str], float] | None = None
+    ) -> None:
         super().__init__(path, CandidateResult, _LOG_FORMAT, _LOG_VERSION)
-        self._plan = fingerprint(workload)
+        self._plan = fingerprint(workload, growth)
         self._held: set[int] = set()
 
     def resume(self) -> dict[int, CandidateResult]:

@@ -24,6 +24,7 @@ from arborsim.products.plan.demands import (
     record_unit,
     recorded_facts,
     solved_by_entry,
+    with_longer_answers,
 )
 from arborsim.products.plan.evaluate import evaluate, unfit
 from arborsim.products.plan.provenance import (
@@ -31,6 +32,7 @@ from arborsim.products.plan.provenance import (
     bases_of_seconds,
     cautions,
     lengthened,
+    longer_answers,
     settings_of,
     short_prompts,
 )
@@ -82,6 +84,8 @@ class Planner:
     demanded: Demanded = field(default_factory=Demanded)  #: quality that a recommendation needs
     #: Share of correct answers by policy and budget, from live runs.
     accuracies: dict[tuple[str, str], Estimate] = field(default_factory=dict)
+    #: Tokens of answers over those of full retention, by policy and budget, where they differ.
+    growth: dict[tuple[str, str], float] = field(default_factory=dict)
     answers_of: str = ""  #: task and model of these runs: ``"chain by arborsim-chain"``
     jobs: int = 1  #: processes; results do not depend on it
     #: Candidates that are done, by number; may be filled before `run`, which then goes on.
@@ -189,7 +193,7 @@ class Planner:
                     self._kept_bytes += size
                     self._kept[key] = found
                 served = (each for each in self.missing if each.recorded_as == key)
-                tasks.extend(Task(self.workload, each, found) for each in served)
+                tasks.extend(Task(self.workload, e, self._answered(e, found)) for e in served)
 
     def demands_of(self, number: int) -> MixDemands:
         """The demands of a candidate's searches; recorded again if they were not kept."""
@@ -197,7 +201,12 @@ class Planner:
         if candidate.recorded_as not in self._kept:
             with self._traces() as traces:
                 self._kept[candidate.recorded_as] = record(self.workload, candidate, traces)
-        return self._kept[candidate.recorded_as]
+        return self._answered(candidate, self._kept[candidate.recorded_as])
+
+    def _answered(self, candidate: Candidate, found: MixDemands) -> MixDemands:
+        """The demands, with answers as long as they were counted under the candidate's policy."""
+        growth = self.growth.get((candidate.policy.name, candidate.budget_text), 1.0)
+        return found if found.infeasible else with_longer_answers(found, growth)
 
     def result(self) -> PlanResult:
         """The plan as far as it is finished."""
@@ -225,6 +234,7 @@ class Planner:
                 *cautions(self.workload, done, self._solved, self.answers_of),
                 *self._short,
                 *lengthened(self.workload, done),
+                *longer_answers(done, self.growth),
             ),
             complete=not self.missing,
         )

@@ -27,6 +27,7 @@ from arborsim.trace.reader import open_trace
 
 #: Units of settings by the ends of their names, and what follows them.
 _UNITS = {"_bytes_per_s": ("bytes", "/s"), "_bytes": ("bytes", ""), "_s": ("seconds", "")}
+_SAME_LENGTH = 0.01  # answers are of one length up to this share
 #: Values of a distribution that say nothing.
 _SILENT = {"parallel": 0, "rewards": "none", "pruned": [0.0], "finished": [0.0]}
 
@@ -296,6 +297,20 @@ def lengthened(workload: Workload, found: Sequence[CandidateResult]) -> Iterator
             "that they carried is no bound in either direction, and nothing is said of their "
             f"costs. More searches per run (searches = {2 * most}) can tell."
         )
+
+
+def longer_answers(
+    found: Sequence[CandidateResult], growth: Mapping[tuple[str, str], float]
+) -> Iterator[str]:
+    """How much longer answers are under the policies, which their seconds and costs include."""
+    named = {
+        f"{each.policy} at {each.budget}": f"{factor - 1:+.0%}"
+        for each in found
+        if abs((factor := growth.get((each.policy, each.budget), 1.0)) - 1) >= _SAME_LENGTH
+    }
+    if named:
+        each = ", ".join(f"{name} {text}" for name, text in named.items())
+        yield f"Answers are longer or shorter than under full retention, as counted: {each} tokens."
 
 
 def _several(found: Sequence[CandidateResult]) -> str:
