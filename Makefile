@@ -68,6 +68,7 @@ pages: .venv/.core  ## pages of the results in reports/claims and reports/valida
 	    arborsim.load_results(sys.argv[1] + '/results.parquet').report(sys.argv[1] + '/index.html')" \
 	    $$folder; done
 	$(BIN)/arborsim validate published --jobs 2 --report reports/validation/published/index.html
+	$(BIN)/arborsim validate policies --jobs 2 --report reports/validation/policies/index.html
 
 validate-gpu: .venv/.full  ## all that needs a GPU, in 9 minutes; again: what is missing
 	$(BIN)/python benchmarks/validate_gpu.py --resume
