@@ -17,6 +17,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.records import convert, given_values, located, parse_toml, read_text
 from arborsim.core.settings import setting_text
+from arborsim.core.sourced import meanings
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import (
     Prices,
@@ -174,6 +175,11 @@ def _arrivals(table: ArrivalsTable, base: Path) -> Arrivals:
 def _serving(raw: Mapping[str, Any]) -> tuple[LayoutTable, ServingOptions]:
     known = (*SERVING, *(each.name for each in fields(LayoutTable)))
     for key in raw:
+        if key in meanings(HardwareProfile):
+            raise UsageError(
+                f'[serving] {key} is a number of the GPU: give it in a file with base = "h100", or '
+                "another GPU, and name the file under [candidates] gpus"
+            )
         if key not in known:
             raise UnknownName("key of [serving]", key, known)
     options = {key: value for key, value in raw.items() if key in SERVING}
@@ -312,6 +318,9 @@ def _hardware(
                 f"[candidates] tensor_parallel: the {geometry.heads} heads of {geometry.name} "
                 f"cannot be divided among {group} GPUs"
             )
+        if group > 1 and not (profile.kernels and profile.engine):
+            with located("[candidates] tensor_parallel"):
+                profile.all_reduce_s(group, 0.0)  # refuses unknown links
         each = prices.of(profile.name)
         price = None if each is None else (group * each[0], group * each[1])
         name = profile.name if group == 1 else f"{group}x {profile.name}"
