@@ -21,6 +21,7 @@ from arborsim.core.tiers import RECALLS, Budget
 from arborsim.machine.config import KV_DTYPES
 from arborsim.machine.lookup import PriceRange, Prices
 from arborsim.machine.machine import ServingOptions
+from arborsim.machine.names import a_type
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.weights import WEIGHTS
 from arborsim.memory.pages import MOST_PAGE_TOKENS
@@ -266,8 +267,8 @@ def _refuse_twice(what: str, values: Sequence[object]) -> None:
 @dataclass(frozen=True)
 class ModelTable:
     name: Text
-    kv_dtype: Annotated[str, one_of("type of a KV cache", KV_DTYPES)] | None = None
-    weights: Annotated[str, one_of("type of weights", WEIGHTS)] | None = None
+    kv_dtype: Annotated[str, a_type("a KV cache", KV_DTYPES)] | None = None
+    weights: Annotated[str, a_type("weights", WEIGHTS)] | None = None
 
 
 @dataclass(frozen=True)

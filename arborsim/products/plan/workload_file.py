@@ -25,6 +25,7 @@ from arborsim.machine.lookup import (
     load_geometry,
     load_prices,
     load_profile,
+    profile_name,
     profile_names,
 )
 from arborsim.machine.machine import ServingOptions
@@ -293,18 +294,19 @@ def _prices(table: PricesTable, base: Path, gpus: Sequence[HardwareProfile]) -> 
     names = [profile.name.partition("+")[0] for profile in gpus]
     # GPUs that are no candidates now may be others again.
     known = [*names, *profile_names(), *listed.per_hour]
-    for name in table.per_hour:
+    own = {profile_name(name) or name: price for name, price in table.per_hour.items()}
+    for name in own:
         if name not in known:
             raise UnknownName("key of [prices.per_hour]", name, dict.fromkeys(known))
     currency = table.currency or listed.currency
     for name in names:
-        foreign = name not in table.per_hour and listed.of(name) is not None
+        foreign = name not in own and listed.of(name) is not None
         if currency != listed.currency and foreign:
             raise UsageError(
                 f"[prices] currency is {currency}, but the price of {name} is listed in "
                 f"{listed.currency}: give it under [prices.per_hour]"
             )
-    return replace(listed, currency=currency, per_hour={**listed.per_hour, **table.per_hour})
+    return replace(listed, currency=currency, per_hour={**listed.per_hour, **own})
 
 
 def _hardware(
