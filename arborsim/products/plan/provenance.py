@@ -10,7 +10,7 @@ from pathlib import Path
 from arborsim.core.documents import file_digest
 from arborsim.core.errors import UsageError
 from arborsim.core.installed import in_words, versions
-from arborsim.core.units import quantity
+from arborsim.core.units import UNITS, measured, quantity
 from arborsim.machine.basis import bases
 from arborsim.machine.cost import CostModel
 from arborsim.machine.fidelity import bases_text
@@ -25,8 +25,6 @@ from arborsim.products.plan.statistics import Estimate, Solved, solved_share
 from arborsim.products.plan.workload import SERVING, MixEntry, Workload
 from arborsim.trace.reader import open_trace
 
-#: Units of settings by the ends of their names, and what follows them.
-_UNITS = {"_bytes_per_s": ("bytes", "/s"), "_bytes": ("bytes", ""), "_s": ("seconds", "")}
 #: Values of a distribution that say nothing.
 _SILENT = {"parallel": 0, "rewards": "none", "pruned": [0.0], "finished": [0.0]}
 
@@ -87,9 +85,9 @@ def _text(value: object, name: str = "") -> str:
         return f"[{', '.join(map(_text, value))}]"
     if not isinstance(value, int | float):
         return str(value)
-    for end, (kind, per) in _UNITS.items():
-        if name.endswith(end):
-            return quantity(kind, value) + per
+    kind, per, _ = measured(name).partition("/s")
+    if kind in UNITS:
+        return quantity(kind, value) + per
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
