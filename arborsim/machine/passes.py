@@ -48,8 +48,9 @@ class Passes:
         if self.gpus > 1 and self._forward is None:
             row_bytes = geometry.hidden * geometry.weight_bytes_per_element
             latency_s, one_s = (profile.all_reduce_s(self.gpus, n) for n in (0.0, row_bytes))
-            self._reduce_s = REDUCES * geometry.layers * latency_s
-            self._reduce_token_s = REDUCES * geometry.layers * (one_s - latency_s)
+            share = 1.0 if self.engine is None else self.engine.all_reduce_share
+            times = share * REDUCES * geometry.layers
+            self._reduce_s, self._reduce_token_s = times * latency_s, times * (one_s - latency_s)
 
     def _least_s(self, engine: EngineProfile, graphs: bool) -> float:
         """Seconds of launching a pass, and of all of a step that is the host's."""

@@ -124,7 +124,8 @@ class LiteralTime(IterationTime):
                 whole_s = p.cost.profile.all_reduce_s(
                     p.gpus, row_bytes * (s.sequences + extra.tokens)
                 )
-                model_s += 2 * p.cost.geometry.layers * whole_s
+                share = 1.0 if p.engine is None else p.engine.all_reduce_share
+                model_s += 2 * p.cost.geometry.layers * share * whole_s
         hidden_s = p.overlap * min(compute_s, memory_s)
         model_s += compute_s + memory_s - hidden_s + s.dequantise
         choosing_s = s.serial - p.sequence_s * s.sequences  # pages of DDR

@@ -34,6 +34,7 @@ from arborsim.trace.reader import open_trace
 from arborsim.trace.schema import Geometry
 
 _SERVING = ServingOptions()
+USUAL_BUDGETS = (Budget("0.5", share=0.5),)
 
 
 @dataclass(frozen=True)
@@ -337,7 +338,7 @@ class CandidatesTable:
     policies: Annotated[tuple[Text | PolicyTable, ...], Meta(min_length=1)] = ("full",)
     calibrations: Names = ()
     budgets: Annotated[tuple[Annotated[Budget, parsed(Budget.stated)], ...], Meta(min_length=1)] = (
-        Budget("0.5", share=0.5),
+        USUAL_BUDGETS
     )
     recalls: Annotated[
         tuple[Annotated[str, one_of("recall mode", RECALLS)], ...], Meta(min_length=1)
