@@ -22,7 +22,8 @@ import click
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import output_path, refuse_inputs
 from arborsim.core.settings import MOST_COUNT, MOST_INT
-from arborsim.products.declare import Declared, declared
+from arborsim.core.units import is_plain
+from arborsim.products.declare import Declared, declared, written
 
 #: What knows the names that complete an option.
 NAMES = {
@@ -148,12 +149,25 @@ def _type(made: Declared) -> Any:
         return click.Choice(made.kind)
     if made.option.writes:
         return output_path
-    if made.kind in (int, float) and least is not None:
-        ranged: Any = click.IntRange if made.kind is int else click.FloatRange
-        kind = ranged(least, None if most == MOST_INT else most)
-        kind.name = "integer" if made.kind is int else "number"
-        return kind
+    if made.kind in (int, float):
+        return _Number(made, least, None if most == MOST_INT else most)
     return made.kind
+
+
+class _Number(click.ParamType[Any]):
+    """A number of an option, in its range; it may have a unit."""
+
+    def __init__(self, made: Declared, least: float | None, most: float | None) -> None:
+        ranges: dict[type, Any] = {int: click.IntRange, float: click.FloatRange}
+        plain: Any = made.kind if least is None else ranges[made.kind](least, most)
+        self._made, self._plain = made, click.types.convert_type(plain)
+        self.name = "integer" if made.kind is int else "number"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, str) and not is_plain(value):
+            with contextlib.suppress(UsageError):
+                value = written(self._made.name, value, self._made.kind)
+        return self._plain.convert(value, param, ctx)
 
 
 def _record(made: Declared) -> tuple[str, str]:

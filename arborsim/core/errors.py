@@ -29,23 +29,31 @@ class UsageError(ArborsimError):
 
 
 class UnknownName(UsageError):
-    """There is no `what`, e.g. ``"policy"``, called `name`; the message has the nearest known."""
+    """There is no `what`, e.g. ``"policy"``, called `name`; the message has the nearest known.
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    `added` says how to add one.  `alike` is the name that is compared, if it is another.
+    """
+
+    def __init__(
+        self, what: str, name: str, known: Iterable[str], added: str = "", alike: str = ""
+    ) -> None:
         self.what = what
         self.name = name
         self.known = sorted(known)
+        self.added, self.alike = added, alike
         self.nearest: list[str] = []
         if not self.known:
             super().__init__(f"unknown {what} '{name}': there are none")
             return
-        self.nearest = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
+        self.nearest = difflib.get_close_matches(alike or name, self.known, n=3, cutoff=0.5)
         meant = f"did you mean {' or '.join(self.nearest)}?"
         hint = meant if self.nearest else f"known: {', '.join(self.known)}"
-        super().__init__(f"unknown {what} '{name}': {hint}")
+        more = f" ({added})" if added else ""
+        super().__init__(f"unknown {what} '{name}': {hint}{more}")
 
-    def __reduce__(self) -> tuple[type[UnknownName], tuple[str, str, list[str]]]:
-        return UnknownName, (self.what, self.name, self.known)  # so that workers can raise it
+    def __reduce__(self) -> tuple[type[UnknownName], tuple[str, str, list[str], str, str]]:
+        # so that workers can raise it
+        return UnknownName, (self.what, self.name, self.known, self.added, self.alike)
 
 
 class TraceError(ArborsimError):

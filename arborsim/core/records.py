@@ -30,14 +30,11 @@ from msgspec import Meta, inspect
 
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 from arborsim.core.settings import MOST_INT
+from arborsim.core.units import is_plain, measured, read
 
 Record = TypeVar("Record")
 #: Largest number that results in files may have: sums and products of such numbers stay finite.
 MOST_FLOAT = 1e100
-_DURATION = re.compile(
-    r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?:(ms)|(s|sec|seconds?)|(min|minutes?)|(h|hours?))"
-)
-_SECONDS = (1e-3, 1.0, 60.0, 3600.0)  # of the units' groups
 
 
 def read_toml(kind: type[Record], path: Path) -> Record:
@@ -155,12 +152,13 @@ def _whole(value: object) -> object:
 
 def duration_s(value: object) -> float:
     """Seconds of a time with its unit; a `ValueError` that has the rule, as `parsed` wants it."""
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
+    try:
+        seconds = read("seconds", value) if isinstance(value, str) else math.nan
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
         shown = f"{value:g} s" if is_number(value) else "90 s"
         raise ValueError(f'must be a time with its unit, such as "{shown}" or "50 ms"')
-    assert match.lastindex is not None
-    seconds = float(match[1]) * _SECONDS[match.lastindex - 2]
     if not 0 < seconds < math.inf:
         raise ValueError("must be above 0 and finite")
     return seconds
@@ -202,6 +200,8 @@ class _Reader:
                 return self._one_of(rule, value, at)
             case inspect.LiteralType() | inspect.EnumType():
                 return _word(rule, value, at)
+        if isinstance(value, str) and isinstance(rule, inspect.IntType | inspect.FloatType):
+            value = _number_in(value, at)
         _check_kind(rule, value, at)
         match rule:
             case inspect.DataclassType():
@@ -288,6 +288,16 @@ class _Reader:
         if limit := _broken(rule, value):
             raise _wrong(at, f"must be {limit}", value)
         return float(value) if isinstance(rule, inspect.FloatType) else value
+
+
+def _number_in(text: str, at: str) -> Any:
+    """The number with a unit that a text is; the text itself if it is none."""
+    if is_plain(text):
+        return text  # numbers without a unit are no texts
+    try:
+        return _whole(read(measured(re.sub(r" item \d+$", "", at).split(" ")[-1]), text))
+    except ValueError:
+        return text
 
 
 def _check_kind(rule: inspect.Type, value: object, at: str) -> None:

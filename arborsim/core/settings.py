@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from arborsim.core.errors import UsageError
+from arborsim.core.units import is_plain, measured, read
 
 T = TypeVar("T")
 _KEY = "arborsim.setting"
@@ -95,7 +96,7 @@ def parsed(who: str, name: str, kind: Any, text: str) -> Any:
             return text.lower() == "true"
         if option in (int, float, str):
             try:
-                return whole_number(text) if option is int else option(text)
+                return _read(name, text, option)
             except ValueError:
                 continue
     expected = " or ".join(_KINDS.get(option, "none") for option in options)
@@ -103,9 +104,21 @@ def parsed(who: str, name: str, kind: Any, text: str) -> Any:
     raise UsageError(f"{who}: {name} must be {expected}, not '{text:.40}'")
 
 
+def _read(name: str, text: str, kind: type[Any]) -> Any:
+    """A text as one of these types; a `ValueError` if it is none."""
+    if kind is int:
+        return whole_number(text)
+    return read(measured(name), text) if kind is float and not is_plain(text) else kind(text)
+
+
 def whole_number(text: str) -> int:
-    """The number that digits write; a `ValueError` if it is too large, or no number."""
-    number = int(text)  # which itself refuses thousands of digits
+    """The number that digits write, or ``8k``; a `ValueError` if it is too large, or no number."""
+    try:
+        number = int(text)  # which itself refuses thousands of digits
+    except ValueError:
+        if is_plain(text) or not (found := read("number", text)).is_integer():
+            raise
+        number = int(found)
     if abs(number) > MOST_COUNT:
         raise ValueError(f"{number} is above {MOST_COUNT}")
     return number

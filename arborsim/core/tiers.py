@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.units import is_plain, read
 
 #: Memories that tokens can lie in, the nearest first, by the `Tier.memory` of their tiers; what has
 #: no name stands for none of them.  A machine has the first two, and those that its profile lists.
@@ -119,12 +120,17 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """``"2048"`` is tokens, ``"0.25"`` a share, ``"1"`` the whole; else a `UsageError`."""
+        """``"2048"`` is tokens, ``"0.25"`` a share, ``"1"`` the whole; else a `UsageError`.
+
+        With units, ``"2k"`` is tokens, and ``"25%"`` a share.
+        """
         text = text.strip()
         try:
-            number = float(text)
+            number = float(text) if is_plain(text) else read("number", text)
         except ValueError:
             number = math.nan
+        else:
+            text = text if is_plain(text) else f"{number:.12g}"
         if not math.isfinite(number) or number <= 0:
             what = "must be above 0" if math.isfinite(number) else "is not a number"
             raise UsageError(f"budget '{text}' {what}: give tokens (2048) or a share (0.25)")

@@ -10,6 +10,7 @@ from arborsim.machine.price import Price
 from arborsim.machine.terms import (
     ITERATION_TERMS,
     LAUNCHES,
+    LINKS,
     MATRICES,
     OTHER_NUMBERS,
     PREFILL_KERNELS,
@@ -40,11 +41,14 @@ def basis_of(
         return max(price.forward.basis(part, tokens) for part, tokens in passes)
     if price.measured and price.engine is not None and name == PREFILL_TERMS[3]:
         return max(price.engine.basis(each) for each in _OF_A_PASS)
-    found = [profile.basis(number) for number in OTHER_NUMBERS.get(name, ())]
+    others = (
+        LINKS if name == PREFILL_TERMS[4] and not price.measured else OTHER_NUMBERS.get(name, ())
+    )
+    found = [profile.basis(number) for number in others]
     for term in ITERATION_TERMS:
         if term.name != name or term.measured not in (None, price.measured):
             continue
-        if term.kernels:
+        if term.kernels and price.measured:
             found += [price.forward.basis(term.kernels, *at) for at in product(widths, context)]
         elif term.constants and price.measured and price.engine is not None:
             found += [price.engine.basis(each) for each in term.constants]
@@ -63,9 +67,9 @@ def basis_of(
 def bases(price: Price) -> dict[str, Basis]:
     """The basis of every term of a prompt or an iteration of this model, at usual sizes."""
     geometry, engine = price.cost.geometry, price.engine
-    absent = set(PREFILL_TERMS[2:3] if price.measured else PREFILL_TERMS[4:])
+    absent = set(PREFILL_TERMS[2:3] if price.measured else ())
     if price.gpus == 1:
-        absent.add("decode: all-reduce")
+        absent |= {"decode: all-reduce"} | set(() if price.measured else PREFILL_TERMS[4:])
     if not geometry.experts:
         absent.add("decode: experts")
     if not geometry.window_layers:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
+from arborsim.machine.names import type_name
 from arborsim.machine.weights import quantised_weights, with_weights
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
@@ -121,9 +122,8 @@ def parse_config(text: str, origin: str) -> dict[str, Any]:
 
 def with_kv_dtype(geometry: Geometry, dtype: str) -> Geometry:
     """The model with a cache of one of `KV_DTYPES`; ``fp8`` is a byte a number, without scales."""
-    if dtype not in KV_DTYPES:
-        raise UnknownName("type of a KV cache", dtype, KV_DTYPES)
-    width = KV_DTYPES[dtype]
+    dtype = type_name("a KV cache", KV_DTYPES, dtype)
+    width = KV_DTYPES.get(dtype, geometry.kv_bytes_per_element)  # the model's own
     if width == geometry.kv_bytes_per_element:
         return geometry
     return replace(geometry, name=f"{geometry.name}, {dtype} KV", kv_bytes_per_element=width)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from arborsim.machine.engine import EngineProfile
     from arborsim.machine.profile import HardwareProfile
 
-_REDUCES = 2  # all-reduces of a layer: after attention, and after the feed-forward part
+REDUCES = 2  # all-reduces of a layer: after attention, and after the feed-forward part
 _WIDTH = {"bf16": 2.0, **{name: bits / 8 for name, bits in WEIGHT_BITS.items()}}
 #: Types of weights that are multiplied in their own type, which a GPU may lack.
 _NATIVE = ("fp8", "fp8_block", "nvfp4")
@@ -187,7 +187,7 @@ class Forward:
             return 0.0
         numbers = tokens * self.geometry.hidden
         seconds = float(self._all_reduce(prefill).seconds(numbers))
-        return self.engine.all_reduce_share * _REDUCES * self.geometry.layers * seconds
+        return self.engine.all_reduce_share * REDUCES * self.geometry.layers * seconds
 
     def _all_reduce(self, prefill: bool) -> Grid:
         found = self._reduces.get(prefill)
@@ -204,7 +204,7 @@ class Forward:
                 f"{self.profile.name} has no measured all-reduces under {self.engine.kernels}: "
                 "choose one GPU, or another engine"
             )
-        return self.tables.grid("all-reduce", kind, _all_reduce_bound, self.gpus)
+        return self.tables.grid("all-reduce", kind, _all_reduce_bound(self.peak), self.gpus)
 
     # Attention.
 
@@ -375,6 +375,10 @@ def _latent_bound(peak: Peak, table: str, kind: str, geometry: Geometry) -> Boun
     return bound
 
 
-def _all_reduce_bound(gpus: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """A ring over NVLink, 450 GB/s in each direction."""
-    return np.asarray(2 * (gpus - 1) / gpus * 2 * numbers / 450e9 + LAUNCH_S)
+def _all_reduce_bound(peak: Peak) -> Bound:
+    """A ring whose links are as fast as memory, which none is."""
+
+    def bound(gpus: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        return np.asarray(2 * (gpus - 1) / gpus * 2 * numbers / peak.bytes_per_s + LAUNCH_S)
+
+    return bound

@@ -10,7 +10,6 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -29,13 +28,8 @@ from arborsim.core.records import (
 )
 from arborsim.machine.config import geometry_from_config, parse_config
 from arborsim.machine.engine import EngineProfile
+from arborsim.machine.names import aliases, known_as, plain
 from arborsim.machine.profile import HardwareProfile, HostProfile
-
-
-@cache
-def _aliases() -> dict[str, dict[str, str]]:
-    file = resources.files("arborsim.machine") / "aliases.toml"
-    return parse_toml(file.read_text(encoding="utf-8"), "aliases.toml")
 
 
 class _Kind(NamedTuple):
@@ -45,11 +39,7 @@ class _Kind(NamedTuple):
     folder: str
     suffix: str
     given_as: str
-
-    @property
-    def aliases(self) -> dict[str, str]:
-        """Names by other names for the same."""
-        return _aliases().get(self.folder, {})
+    added_as: str  # how a user adds one
 
     def names(self) -> list[str]:
         entries = resources.files("arborsim.machine").joinpath(self.folder).iterdir()
@@ -57,18 +47,41 @@ class _Kind(NamedTuple):
         return sorted(name.removesuffix(self.suffix) for name in found)
 
 
-_GPU = _Kind("GPU", "profiles", ".toml", "--gpu {0}, or arborsim hardware {0}")
-_ENGINE = _Kind("engine", "engines", ".toml", "--engine {0}")
-_HOST = _Kind("host", "hosts", ".toml", "--host {0}, next to a GPU")
-_MODEL = _Kind("model", "geometries", ".json", "--model {0}, or arborsim models {0}")
+_GPU = _Kind(
+    "GPU",
+    "profiles",
+    ".toml",
+    "--gpu {0}, or arborsim hardware {0}",
+    'another one is a file mine.toml with name = "mine", base = "h100" and what differs',
+)
+_ENGINE = _Kind(
+    "engine",
+    "engines",
+    ".toml",
+    "--engine {0}",
+    'another one is a file mine.toml with name = "mine", base = "vllm" and what differs',
+)
+_HOST = _Kind(
+    "host", "hosts", ".toml", "--host {0}, next to a GPU", "another one is a file mine.toml"
+)
+_MODEL = _Kind(
+    "model",
+    "geometries",
+    ".json",
+    "--model {0}, or arborsim models {0}",
+    "another one is the path of its config.json",
+)
 #: Names of what is shipped.
 profile_names, host_names, geometry_names = _GPU.names, _HOST.names, _MODEL.names
 engine_names = _ENGINE.names
 
 
-def profile_aliases() -> dict[str, str]:
-    """Names of shipped profiles by other names of their GPUs."""
-    return _GPU.aliases
+def profile_name(given: str) -> str | None:
+    """The shipped profile of a GPU, as drivers, engines or people call it; None if there is none.
+
+    Another card with the same chip (``NVIDIA H100 PCIe``) has another profile, or none.
+    """
+    return known_as(_GPU.folder, given, _GPU.names())
 
 
 def load_profile(
@@ -166,7 +179,7 @@ def geometries_like(hub_id: str) -> list[str]:
     name = hub_id.rstrip("/").rpartition("/")[2].lower().removesuffix(".json").replace("_", "-")
     bare = _HUB_WORDS.sub("", name)
     for each in (name, bare, bare.removeprefix("meta-"), bare.removeprefix("deepseek-")):
-        found = _MODEL.aliases.get(each, each)
+        found = aliases(_MODEL.folder).get(each, each)
         if found in known:
             return [found]
     size = _SIZE.search(name)
@@ -203,20 +216,20 @@ def _read(name_or_path: str | Path, kind: _Kind) -> tuple[str, str, str]:
         # config.json says nothing about the model: the folder it lies in does
         name = real_path(path).parent.name if path.name == "config.json" else path.stem
         return read_text(path), str(path), name
-    name = kind.aliases.get(given.lower(), given.lower())
     known = kind.names()
-    if name in known:
-        file = resources.files("arborsim.machine").joinpath(kind.folder, name + suffix)
-        return file.read_text(encoding="utf-8"), f"{kind.folder}/{name}{suffix}", name
+    shipped = known_as(kind.folder, given, known)
+    if shipped is not None:
+        file = resources.files("arborsim.machine").joinpath(kind.folder, shipped + suffix)
+        return file.read_text(encoding="utf-8"), f"{kind.folder}/{shipped}{suffix}", shipped
     for other in (_GPU, _HOST, _ENGINE, _MODEL):
-        if other is not kind and given.lower() in (*other.names(), *other.aliases):
+        if other is not kind and known_as(other.folder, given, other.names()):
             where = other.given_as.format(given)
             raise UsageError(f"'{given}' is a {other.what}, not a {what}: give it as {where}")
     if suffix == ".json" and Path(given).is_dir():
         raise UsageError(f"unknown model '{given}': for the folder of that name, ./{given}")
     if Path(given).is_file():
         raise UsageError(f"{given}: the file of a {what} must have a name that ends in {suffix}")
-    raise UnknownName(what, given, [*known, *kind.aliases])
+    raise UnknownName(what, given, known, kind.added_as, plain(given))
 
 
 def _price_range(value: object) -> tuple[float, float]:
@@ -241,6 +254,10 @@ class Prices:
     source: Text
     per_hour: Mapping[str, PriceRange]  # lowest and highest price by name of the GPU's profile
     notes: Mapping[str, Text] = field(default_factory=dict)  # what to know about a GPU's price
+
+    def __post_init__(self) -> None:
+        named = {profile_name(gpu) or gpu: each for gpu, each in self.per_hour.items()}
+        object.__setattr__(self, "per_hour", named)
 
     def of(self, gpu: str) -> tuple[float, float] | None:
         """Lowest and highest price per hour; None if the list does not have the GPU.

@@ -11,7 +11,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.core.records import check_ranges
 from arborsim.core.row_uses import ALL_QUERIES
-from arborsim.core.sourced import Rate, Seconds
+from arborsim.core.sourced import Rate
 from arborsim.core.tiers import DDR, HBM, MEMORIES, Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
@@ -149,10 +149,6 @@ class ServingOptions:
     tensor_parallel: _Count = 1  # GPUs that share weights, KV, FLOPs and transfers equally
     #: GPUs that share the experts of a mixture whole; the others have a part of each expert
     expert_parallel: _Count = 1
-    #: Of the link between them: each layer adds up two activations per sequence over a ring,
-    #: ``latency + 2 (n - 1) / n * bytes / bandwidth`` each.
-    all_reduce_bytes_per_s: Rate = 450e9
-    all_reduce_latency_s: Seconds = 10e-6
     nvme_bytes: _Amount = 0  # storage below DDR: takes what DDR cannot hold; 0 for none
     nvme_bytes_per_s: Rate = 6e9  # it works while PCIe does, the slower one counts
     series_points: Annotated[int, Meta(ge=2)] = 1024  # samples kept of the run's course

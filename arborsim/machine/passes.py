@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from arborsim.machine.cost import CostModel
 from arborsim.machine.engine import EngineProfile
-from arborsim.machine.forward import Forward, forward_of
+from arborsim.machine.forward import REDUCES, Forward, forward_of
 from arborsim.machine.integration import NO_LONGER, Longer
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.program import DemandInfo
@@ -44,13 +44,14 @@ class Passes:
             self.launch_s, self.prompt_launch_s = (
                 self._least_s(self.engine, graphs) for graphs in (self.engine.graphs, False)
             )
-        self._per_sequence_s = self.sequence_s
+        #: All-reduces of a pass by the profile's links, and for each token in it
+        self._reduce_s = self._reduce_token_s = 0.0
         if self.gpus > 1 and self._forward is None:
-            ring = 2 * (self.gpus - 1) / self.gpus
             row_bytes = geometry.hidden * geometry.weight_bytes_per_element
-            self.step_s += 2 * geometry.layers * options.all_reduce_latency_s
-            per_token_s = ring * row_bytes / options.all_reduce_bytes_per_s
-            self.sequence_s += 2 * geometry.layers * per_token_s
+            latency_s, one_s = (profile.all_reduce_s(self.gpus, n) for n in (0.0, row_bytes))
+            share = 1.0 if self.engine is None else self.engine.all_reduce_share
+            times = share * REDUCES * geometry.layers
+            self._reduce_s, self._reduce_token_s = times * latency_s, times * (one_s - latency_s)
 
     def _least_s(self, engine: EngineProfile, graphs: bool) -> float:
         """Seconds of launching a pass, and of all of a step that is the host's."""
@@ -78,6 +79,12 @@ class Passes:
             found = compute_s, float(self.cost.weights_read_s(tokens)) / self.gpus
             self._busy_s[tokens] = found
         return found
+
+    def all_reduce_s(self, tokens: int, prefills: bool) -> float:
+        """Adding up the activations of a pass over all GPUs, twice a layer."""
+        if self._forward is not None:
+            return self._forward.all_reduce_s(tokens, prefills)
+        return self._reduce_s + tokens * self._reduce_token_s
 
     def attention_s(self, sequences: int, tokens: float) -> float:
         """Measured attention of a batch that reads `tokens` in a layer."""

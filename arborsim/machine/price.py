@@ -213,7 +213,8 @@ class Price(Passes):
                     share * cost[i] / self.gpus,
                     (1 - share) * cost[i] / self.gpus,
                 )
-            seconds[3] = self.pass_s(0, tokens) + self.sequence_s + self._reduced_s(tokens)
+            seconds[4] = self.all_reduce_s(tokens, True)
+            seconds[3] = self.pass_s(0, tokens) + self.sequence_s - seconds[4]
         seconds[3] += max(0.0, self.prompt_launch_s - sum(seconds))
         terms = list(map(Term, PREFILL_TERMS, seconds, hidden))
         terms.append(Term(MATRICES, 0.0 if info is None else self.rows_s(tokens, present, info)))
@@ -229,8 +230,7 @@ class Price(Passes):
         cost = self.cost.prefill(tokens, present)
         compute_s = (cost.matrices_s + cost.attention_s) / self.gpus
         kv_s = cost.memory_s / self.gpus - self.weights_s(tokens)
-        serial_s = self.sequence_s + self._reduced_s(tokens)
-        return Extra(compute_s, kv_s, serial_s, policy_s, *counts)
+        return Extra(compute_s, kv_s, self.sequence_s, policy_s, *counts)
 
     def alone_s(self, work: Extra) -> float:
         """A step of parts of prompts in which no search decodes."""
@@ -239,10 +239,6 @@ class Price(Passes):
         seconds = work.compute_s * computing + memory_s * reading + work.serial_s
         seconds += self.pass_s(0, work.tokens, work.prompts)
         return max(seconds, self.prompt_launch_s) + work.policy_s
-
-    def _reduced_s(self, tokens: int) -> float:
-        """Adding up the activations of all tokens of a pass but one, which counts as a sequence."""
-        return (tokens - 1) * (self.sequence_s - self._per_sequence_s)
 
     def rows_s(self, tokens: int, present: int, info: DemandInfo, left: int = 0) -> float:
         """Seconds that reading a prompt's attention rows adds; `left` of its tokens follow."""

@@ -36,10 +36,12 @@ _Share = Annotated[float, Meta(gt=0, le=1)]
 _LATER_NUMBERS = ("fp8_flops_per_s", "fp4_flops_per_s", "wide_per_layer_s")
 _LATER_OF_THE_HOST = ("launch_s", "graph_launch_s", "host_step_s")
 _LATER_MOVES = ("move_s", "move_group_s", "move_byte_s")
+_OF_ALL_REDUCES = ("all_reduce_gpus", "all_reduce_bytes_per_s", "all_reduce_latency_s")
 _LATER_FIELDS = (
     *_LATER_NUMBERS,
     *_LATER_OF_THE_HOST,
     *_LATER_MOVES,
+    *_OF_ALL_REDUCES,
     "kernels",
     "engine",
     "memories",
@@ -118,6 +120,16 @@ class HardwareProfile(Sourced):
     fp4_flops_per_s: Annotated[
         float, Meta(ge=0), meant("peak of dense fp4 products; 0 if it has none", "TFLOP/s", 1e12)
     ] = 0.0
+    #: Points of two curves by GPUs that share a model; empty if the links between them are unknown
+    all_reduce_gpus: Annotated[
+        tuple[float, ...], meant("GPUs that share a model, in all-reduces", "GPUs", 1)
+    ] = ()
+    all_reduce_bytes_per_s: Annotated[
+        tuple[Rate, ...], meant("a ring's bandwidth on so many GPUs", "GB/s", 1e9)
+    ] = ()
+    all_reduce_latency_s: Annotated[
+        tuple[Seconds, ...], meant("what a small all-reduce takes on them", "us", 1e-6)
+    ] = ()
     #: Where its measured kernels are: the name of a GPU that arborsim has tables of, or a table
     #: file; empty for none, and then a pass is priced by the numbers above alone
     kernels: str = ""
@@ -132,6 +144,13 @@ class HardwareProfile(Sourced):
         check_ranges(self, "hardware profile")
         check_memories(self.memories)
         check_curve(self.block_bytes, self.block_efficiency)
+        groups = self.all_reduce_gpus
+        sizes = {len(getattr(self, name)) for name in _OF_ALL_REDUCES}
+        if len(sizes) > 1 or any(a >= b for a, b in zip((1.0, *groups), groups, strict=False)):
+            raise UsageError(
+                f"all_reduce_gpus must rise from 2, not {list(groups)!r}, with an "
+                "all_reduce_bytes_per_s and an all_reduce_latency_s for each"
+            )
 
     @property
     def digest(self) -> str:
@@ -168,6 +187,22 @@ class HardwareProfile(Sourced):
         sources = {name: self.sources[own] for name, own in found.items()}
         engine = replace(engine, **numbers, sources={**engine.sources, **sources})
         return replace(self, engine=engine)
+
+    def all_reduce_s(self, gpus: int, size_bytes: float) -> float:
+        """Adding up `size_bytes` over a ring of `gpus`, which had a latency and a bandwidth.
+
+        Between the curves' points both are linear in logarithms; beyond them they stay.  Raises
+        `UsageError` if the profile does not know the links.
+        """
+        if not self.all_reduce_gpus:
+            raise UsageError(
+                f"{self.name} says nothing of the links between GPUs: take one GPU, or give "
+                f"{', '.join(_OF_ALL_REDUCES)} in its profile (arborsim hardware h100 shows them)"
+            )
+        at, known = np.log(gpus), np.log(self.all_reduce_gpus)
+        speed = np.exp(np.interp(at, known, np.log(self.all_reduce_bytes_per_s)))
+        latency_s = np.interp(at, known, self.all_reduce_latency_s)
+        return float(latency_s + 2 * (gpus - 1) / gpus * size_bytes / speed)
 
     @property
     def usable_hbm_bytes(self) -> int:

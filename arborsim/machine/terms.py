@@ -92,6 +92,9 @@ class IterationTerm:
     constants: tuple[str, ...] = ()  # fields of `EngineProfile` in the place of `numbers`
 
 
+#: Numbers of a profile that all-reduces rest on where none were measured.
+LINKS = ("all_reduce_bytes_per_s", "all_reduce_latency_s")
+
 ITERATION_TERMS: list[IterationTerm] = [
     IterationTerm(
         "decode: FLOPs", "decode: arithmetic", "compute",
@@ -142,8 +145,8 @@ ITERATION_TERMS: list[IterationTerm] = [
     ),
     IterationTerm(
         "decode: all-reduce", "decode: all-reduce", "serial",
-        lambda price, q: _each(lambda n: price.forward.all_reduce_s(n, q.prefills), q.pass_tokens),
-        (), shared=True, measured=True, kernels="all-reduce",
+        lambda price, q: _each(lambda n: price.all_reduce_s(n, q.prefills), q.pass_tokens),
+        LINKS, shared=True, kernels="all-reduce",
     ),
     IterationTerm(
         "decode: copying the cache", "decode: copying the cache", "serial",

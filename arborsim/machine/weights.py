@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.core.geometry import WEIGHT_BITS, Geometry
+from arborsim.machine.names import type_name
 
 _WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 #: What ``--weights`` takes, and the bits of one weight with its share of scales.
@@ -29,8 +30,9 @@ def with_weights(geometry: Geometry, dtype: str) -> Geometry:
 
     A model whose weights are that way already is returned as it is.
     """
-    if dtype not in WEIGHTS:
-        raise UnknownName("type of weights", dtype, WEIGHTS)
+    dtype = type_name("weights", WEIGHTS, dtype)
+    if not dtype:
+        return geometry
     width = _WIDTHS.get(dtype, geometry.weight_bytes_per_element)
     kind = "" if dtype in _WIDTHS else dtype
     now = (geometry.weights, geometry.expert_weights, geometry.weight_bytes_per_element)

@@ -56,6 +56,7 @@ from typing import (
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.settings import MOST_COUNT, MOST_INT
+from arborsim.core.units import is_plain, measured, read
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 P = ParamSpec("P")
@@ -138,8 +139,23 @@ class Options:
     def __post_init__(self) -> None:
         for each in declared(type(self)):
             least, value = each.option.least, getattr(self, each.name)
+            if each.kind in (int, float) and isinstance(value, str):
+                value = written(each.name, value, each.kind)
+                object.__setattr__(self, each.name, value)
             if each.kind is int and least is not None and value is not None:
                 at_least(int(least), int(each.option.most or MOST_COUNT), **{each.name: value})
+
+
+def written(name: str, text: str, kind: type) -> Any:
+    """The number that an option's text is, which may have a unit; a `UsageError` if it is none."""
+    try:
+        number = float(text) if is_plain(text) else read(measured(name), text)
+        if kind is float or number.is_integer():
+            return kind(number)
+    except ValueError:
+        pass
+    what = "a whole number" if kind is int else "a number"
+    raise UsageError(f"{name} must be {what}, such as 8k or 50%, not {text!r:.40}")
 
 
 def at_least(least: int, most: int = MOST_COUNT, **given: int | None) -> None:

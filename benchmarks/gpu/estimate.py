@@ -5,13 +5,12 @@ Nothing here is measured: it is what the plan's minutes are counted with before 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from arborsim.machine.cost import CostModel
-from arborsim.machine.lookup import load_geometry, load_profile, profile_aliases, profile_names
+from arborsim.machine.lookup import load_geometry, load_profile, profile_name
 
 if TYPE_CHECKING:
     from benchmarks.gpu.plan import Arm
@@ -71,7 +70,4 @@ class Estimate:
 
 def shipped_profile(device: str, default: str = "h100") -> str:
     """Name of the shipped profile of a GPU that its driver calls `device`."""
-    said = "-".join(re.findall(r"[a-z0-9]+", device.lower()))
-    known = {name: name for name in profile_names()} | profile_aliases()
-    found = [name for name in known if name in said]
-    return known[max(found, key=len)] if found else default
+    return profile_name(device) or default

@@ -30,8 +30,8 @@ def test_the_list_marks_what_is_assumed(capsys: pytest.CaptureFixture[str]) -> N
     lines = run(capsys, "hardware").splitlines()
     rows = {line.split()[0]: line.split() for line in lines if line}
     assert set(profile_names()) | set(host_names()) <= set(rows)
-    assert rows["h100"][1:5] == ["85.9", "3350", "990", "50"]
-    assert rows["rtx5080"][1:5] == ["17.2", "960", "113?", "50?"]
+    assert rows["h100"][1:5] == ["85.5", "3350", "990", "50"]
+    assert rows["rtx5080"][1:5] == ["17.1", "960", "113?", "50?"]
     assert rows["h100"][-1] == "2.69-4.76"
     assert rows["rtx5080"][-1] == "-"
     assert rows["h100"][5] == str(len(load_profile("h100").assumed()))
@@ -57,7 +57,7 @@ def test_no_column_vanishes_at_any_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     text = run(capsys, "hardware", "--host", "ddr4-256gb")
-    for fact in ("Each GPU in host ddr4-256gb", "rtx6000-ada", "5.98-10.57", "2250", "206.2"):
+    for fact in ("Each GPU in host ddr4-256gb", "rtx6000-ada", "5.98-10.57", "2250", "192.3"):
         assert fact in text
     assert "ddr5-2tb" not in text
     text = run(capsys, "models", "--gpu", "l40s")
@@ -70,7 +70,7 @@ def test_no_column_vanishes_at_any_width(
 def test_one_gpu_number_by_number(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "hardware", "h100", "--host", "ddr5-2tb")
     assert "3350 GB/s" in text
-    assert "BLIS, read 2026-11: 80 GB, read as GiB" in text
+    assert "NVIDIA driver (nvidia-smi), read 2026-11: 81,559 MiB" in text
     assert "(host ddr5-2tb)" in text
     assert "2.69-4.76 USD per hour" in text
 

@@ -114,13 +114,14 @@ def test_800_megabytes_for_2000_tokens_are_28_heads() -> None:
 def test_how_a_pool_comes_about() -> None:
     profile, geometry = load_profile("h100"), load_geometry("llama-3.1-8b")
     pool = kv_room(profile, geometry)
-    assert pool.hbm_bytes == 80 * GIB
-    assert pool.reserve_bytes == pytest.approx(8 * GIB, abs=1)
+    hbm_bytes = 81_559 * 2**20
+    assert pool.hbm_bytes == hbm_bytes
+    assert pool.reserve_bytes == pytest.approx(0.1 * hbm_bytes, abs=1)
     assert pool.weight_bytes == 2 * 8_030_261_248
     activations = 8_192 * (2 * 4096 + 2 * 40 * 128 + 3 * 14336) * 2 + 128_256 * 4
     assert pool.activation_bytes == activations
     assert pool.context_bytes == int(0.15 * GIB)
-    assert pool.pool_bytes == 80 * GIB - sum(
+    assert pool.pool_bytes == hbm_bytes - sum(
         (pool.reserve_bytes, pool.weight_bytes, pool.activation_bytes, pool.context_bytes)
     )
     assert pool.tokens == pool.pool_bytes // 131_072

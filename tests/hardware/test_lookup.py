@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.machine.config import KV_DTYPES, with_kv_dtype
 from arborsim.machine.lookup import (
     geometry_names,
     load_geometry,
     load_host,
     load_profile,
+    profile_name,
     profile_names,
 )
+from arborsim.machine.names import aliases, plain, type_name
+from arborsim.machine.weights import WEIGHTS, with_weights
 
 CONFIG = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -64,6 +68,71 @@ def test_unknown_names_carry_the_nearest() -> None:
         load_profile("h1000")
     with pytest.raises(UnknownName, match=r"llama-3\.1-8b"):
         load_geometry("llama-3-8b")
+
+
+@pytest.mark.parametrize(
+    ("pasted", "profile"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"), ("NVIDIA B200", "b200"),
+        ("NVIDIA H100 NVL", "h100-nvl"), ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40"), ("NVIDIA L40S", "l40s"), ("H100-80GB", "h100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"), ("NVIDIA GeForce RTX 5080", "rtx5080"),
+        ("NVIDIA RTX A6000", "a6000"), ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"),
+        ("h100_sxm", "h100"), ("a100_sxm", "a100-80"), ("RTX6000Ada-48GB", "rtx6000-ada"),
+    ],
+)  # fmt: skip
+def test_gpus_as_drivers_and_engines_call_them(pasted: str, profile: str) -> None:
+    assert load_profile(pasted).name == profile
+    assert profile_name(pasted) == profile
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A100 80GB PCIe", "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA L40",
+    ],
+)  # fmt: skip
+def test_another_card_with_the_same_chip_is_not_it(other: str) -> None:
+    assert profile_name(other) is None
+    with pytest.raises(
+        UnknownName, match=r'(did you mean|known:) .* base = "h100" and what differs'
+    ):
+        load_profile(other)
+
+
+@pytest.mark.parametrize(
+    ("pasted", "weights", "cache"),
+    [
+        ("bfloat16", "bf16", "bf16"), ("half", "fp16", "fp16"), ("float32", "fp32", "fp32"),
+        ("FP8_E4M3", "fp8", "fp8"), ("float8_e4m3fn", "fp8", "fp8"), ("auto", "", ""),
+        ("INT4", "int4", None), ("awq", "int4", None), ("w4a16", "int4", None),
+        ("modelopt_fp4", "nvfp4", None), ("fp8_e5m2", None, "fp8"),
+        ("fp8_block", "fp8_block", None),
+    ],
+)  # fmt: skip
+def test_types_as_engines_and_files_call_them(
+    pasted: str, weights: str | None, cache: str | None
+) -> None:
+    llama = load_geometry("llama-3.1-8b")
+    for what, known, meant, made in (
+        ("weights", WEIGHTS, weights, with_weights), ("a KV cache", KV_DTYPES, cache, with_kv_dtype)
+    ):  # fmt: skip
+        if meant is None:
+            with pytest.raises(UnknownName, match=f"unknown type of {what} '{pasted}'"):
+                made(llama, pasted)
+            continue
+        assert type_name(what, known, pasted) == meant
+        assert made(llama, pasted) == (made(llama, meant) if meant else llama)
+
+
+def test_every_other_name_means_what_is_shipped() -> None:
+    assert set(aliases("profiles").values()) <= set(profile_names())
+    assert set(aliases("geometries").values()) <= set(geometry_names())
+    assert set(aliases("types of weights").values()) <= {*WEIGHTS, ""}
+    assert set(aliases("types of a KV cache").values()) <= {*KV_DTYPES, ""}
+    for kind in ("profiles", "geometries", "types of weights", "types of a KV cache"):
+        assert [name for name in aliases(kind) if plain(name) != name] == []
 
 
 def write(folder: Path, text: str, name: str = "config.json") -> Path:

@@ -21,17 +21,17 @@ GIB, MIB = 2**30, 2**20
 @pytest.mark.parametrize(
     ("gpu", "memory_bytes", "gbytes_per_s", "tflops", "link_gbytes_per_s"),
     [
-        ("rtx4090", 24 * GIB, 1008, 165, 25),
-        ("rtx5080", 16 * GIB, 960, 113, 50),
-        ("rtx6000-ada", 48 * GIB, 960, 364, 25),
-        ("a6000", 48 * GIB, 768, 154.8, 25),
+        ("rtx4090", 24564 * MIB, 1008, 165, 25),
+        ("rtx5080", 16303 * MIB, 960, 113, 50),
+        ("rtx6000-ada", 49140 * MIB, 960, 364, 25),
+        ("a6000", 49140 * MIB, 768, 154.8, 25),
         ("l40s", 46068 * MIB, 864, 362, 25),
         ("a100-40", 40 * GIB, 1555, 312, 25),
         ("a100-80", 80 * GIB, 2039, 312, 25),
-        ("h100", 80 * GIB, 3350, 989.5, 50),
-        ("h100-nvl", 94 * GIB, 3900, 835, 50),
+        ("h100", 81559 * MIB, 3350, 989.5, 50),
+        ("h100-nvl", 95830 * MIB, 3900, 835, 50),
         ("h200", 143771 * MIB, 4800, 989, 50),
-        ("b200", 192 * GIB, 8000, 2250, 50),
+        ("b200", 183359 * MIB, 7672, 2250, 50),
     ],
 )
 def test_figures_of_the_gpus(
@@ -106,7 +106,7 @@ def test_every_number_can_be_changed(tmp_path: Path) -> None:
     h100 = load_profile("h100")
     path = tmp_path / "other.toml"
     for name in h100.numbers():
-        if name in ("block_bytes", "block_efficiency"):
+        if isinstance(getattr(h100, name), tuple):
             continue
         value = getattr(h100, name) / 2
         value = int(value) if isinstance(getattr(h100, name), int) else value
@@ -114,6 +114,31 @@ def test_every_number_can_be_changed(tmp_path: Path) -> None:
         assert getattr(load_profile(path), name) == value
     path.write_text('base = "h100"\nblock_bytes = [4096]\nblock_efficiency = [0.5]\n')
     assert load_profile(path).block_bytes == (4096.0,)
+
+
+def test_links_are_those_of_the_gpu() -> None:
+    """NVLink where it was measured; PCIe where there is no other, and no GPU has another's."""
+    two, four = (load_profile("l40s").all_reduce_s(gpus, 1e9) for gpus in (2, 4))
+    assert (two, four) == pytest.approx((1e9 / 19.2e9, 1.5e9 / 3.7e9), rel=1e-3)
+    assert load_profile("rtx4090").all_reduce_s(4, 1e9) == four
+    assert load_profile("rtx4090").is_assumed("all_reduce_bytes_per_s")
+    nvlink = [load_profile(gpu) for gpu in ("a100-80", "h100", "h200", "b200")]
+    assert not any(each.is_assumed("all_reduce_bytes_per_s") for each in nvlink)
+    seconds = [each.all_reduce_s(8, 1e9) for each in nvlink]
+    assert sorted(seconds, reverse=True) == seconds
+    assert 355e9 < 2 * (5 / 6) * 1e12 / load_profile("h100").all_reduce_s(6, 1e12) < 469e9
+    assert load_profile("h100").all_reduce_s(4, 0.0) == 4.5e-6
+
+
+def test_unknown_links_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    links = "".join(f"{name} = []\n" for name in ("all_reduce_gpus", "all_reduce_bytes_per_s"))
+    path.write_text(f'base = "h100"\nname = "mine"\n{links}all_reduce_latency_s = []\n')
+    with pytest.raises(UsageError, match="mine says nothing of the links between GPUs"):
+        load_profile(path).all_reduce_s(2, 1.0)
+    path.write_text('base = "h100"\nall_reduce_gpus = [2, 8]\n')
+    with pytest.raises(UsageError, match="all_reduce_gpus must rise from 2"):
+        load_profile(path)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_minutes_are_those_of_the_gpu() -> None:
     [
         ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 NVL", "h100-nvl"), ("NVIDIA H200", "h200"),
         ("NVIDIA A100-SXM4-80GB", "a100-80"), ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"),
-        ("NVIDIA GeForce GTX 1080", "h100"),
+        ("NVIDIA GeForce GTX 1080", "h100"), ("NVIDIA GeForce RTX 4090", "rtx4090"),
     ],
 )  # fmt: skip
 def test_rates_are_of_the_profile_that_is_shipped_for_a_gpu(device: str, profile: str) -> None:

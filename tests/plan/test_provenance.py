@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from arborsim.core.tiers import Budget
 from arborsim.products.generate.lengths import generate_search, generated_info, write_generated
 from arborsim.products.plan.demands import recorded_facts, solved_by_entry
 from arborsim.products.plan.plan import Planner
-from arborsim.products.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
+from arborsim.products.plan.provenance import (
+    assumed_numbers,
+    cautions,
+    rests_on_assumed,
+    settings_of,
+    short_prompts,
+)
 from arborsim.products.plan.results import CandidateResult
 from arborsim.products.plan.statistics import Estimate, Solved
 from arborsim.products.plan.workload import MixEntry, Workload
@@ -36,7 +43,6 @@ def test_no_value_is_a_repr_of_python() -> None:
 def test_serving_options_have_units() -> None:
     text = settings_of(small_workload(("max_searches = 24\n", "")))["serving"]
     for words in ("max_searches as many as fit", "prefix_sharing on", "watermark 0.01",
-                  "all_reduce_bytes_per_s 450 GB/s", "all_reduce_latency_s 10.0 µs",
                   "nvme_bytes_per_s 6.00 GB/s"):  # fmt: skip
         assert words in text
 
@@ -82,6 +88,11 @@ def _shared(workload: Workload, tokens: int) -> Workload:
         (50, {"prefix_sharing": False, "prefix_host_bytes": 10**9},
          ("shared_prompt_tokens has no effect: prefix_sharing is off.",
           "prefix_host_bytes has no effect: prefix_sharing is off.")),
+        (50, {"prefix_load_tokens": 20},
+         ("prefix_load_tokens has no effect: prefix_host_bytes is 0.",)),
+        (50, {"expert_parallel": 2},
+         ("expert_parallel has no effect: llama-3.1-8b has no experts.",)),
+        (50, {"watermark": 0.02}, ()),
     ],
 )  # fmt: skip
 def test_settings_without_effect_are_named(
@@ -89,6 +100,36 @@ def test_settings_without_effect_are_named(
 ) -> None:
     workload = _serving(_shared(small_workload(), shared), **serving)
     assert cautions(workload, []) == said
+
+
+def test_budgets_and_recalls_that_no_policy_uses_are_named() -> None:
+    workload = small_workload()
+    full = [each for each in workload.policies if not each.policy.uses_budget][:1]
+    told = replace(
+        workload, policies=tuple(full), budgets=(Budget.parse("0.3"),), recalls=("near",)
+    )
+    assert cautions(told, []) == (
+        "budgets has no effect: no policy uses one.",
+        "recalls has no effect: no policy places tokens in DDR.",
+    )
+
+
+def test_assumed_numbers_that_move_the_answer_are_named_with_their_range() -> None:
+    """Two GPUs that share a model over links that are assumed: a search takes longer by them."""
+    text = ("[candidates]\n", "[candidates]\ntensor_parallel = [2]\n")
+    planner = Planner(small_workload(text))
+    number = next(n for n, each in enumerate(planner.candidates) if "rtx4090" in each.hardware.name)
+    candidate, found = planner.candidates[number], planner.demands_of(number)
+    said = rests_on_assumed(planner.workload, candidate, found)
+    assert "on 2x rtx4090 rest on assumed numbers of its profile: " in said
+    assert re.search(r"all_reduce_latency_s \(\+\d+% where it costs twice as much\)", said)
+    assert "hbm_bytes_per_s" not in said, "that is published"
+    low, high, middle = re.findall(r"(\d[\d.]*) s\b", said)
+    assert float(low) < float(middle) < float(high)
+    sources = dict.fromkeys(candidate.hardware.profile.numbers(), "measured 2026")
+    measured = replace(candidate.hardware.profile, sources=sources)
+    sure = replace(candidate, hardware=replace(candidate.hardware, profile=measured))
+    assert rests_on_assumed(planner.workload, sure, found) == ""
 
 
 _ORDER = "Requests of log arrive in recorded order and share their blocks of 512 tokens"

@@ -119,9 +119,13 @@ class LiteralTime(IterationTime):
         else:
             memory_s = p.weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
             model_s = p.cost.layers_s(s.sequences + extra.tokens, s.longest())
-            if extra.tokens:  # the other tokens of a part of a prompt are reduced, too
-                each_s = p.sequence_s - p.cost.profile.per_sequence_s
-                model_s += (extra.tokens - extra.sequences) * each_s
+            if p.gpus > 1:  # two all-reduces a layer
+                row_bytes = p.cost.geometry.hidden * p.cost.geometry.weight_bytes_per_element
+                whole_s = p.cost.profile.all_reduce_s(
+                    p.gpus, row_bytes * (s.sequences + extra.tokens)
+                )
+                share = 1.0 if p.engine is None else p.engine.all_reduce_share
+                model_s += 2 * p.cost.geometry.layers * share * whole_s
         hidden_s = p.overlap * min(compute_s, memory_s)
         model_s += compute_s + memory_s - hidden_s + s.dequantise
         choosing_s = s.serial - p.sequence_s * s.sequences  # pages of DDR

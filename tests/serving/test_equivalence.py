@@ -35,6 +35,8 @@ SPEEDS: dict[str, Any] = {
     "per_layer_s": 1.3e-6, "per_step_s": 2.3e-6, "per_sequence_s": 0.71e-6, "flops_per_s": 1.37e9,
     "eager_per_layer_s": 0.37e-6, "wide_per_layer_s": 0.23e-6,
     "block_bytes": (64.0, 1024.0), "block_efficiency": (0.3, 1.0),
+    "all_reduce_gpus": (2.0, 4.0), "all_reduce_bytes_per_s": (1e8, 0.6e8),
+    "all_reduce_latency_s": (1.1e-6, 1.7e-6),
 }  # fmt: skip
 #: What the policy "p" of the demands takes where somebody has measured it.
 POLICY = PolicySeconds(0.53e-6, 0.29e-6, 1.9e-6, 0.83e-6, 3.1e-6, 0.17e-6, 0.31e-6, 0.19e-6)
@@ -79,8 +81,6 @@ def random_engine(rng: np.random.Generator) -> tuple[ServingEngine, Arrivals]:
         prefix_load_tokens=int(rng.choice([1, 3])),
         watermark=float(rng.choice([0, 0.05])),
         tensor_parallel=int(rng.choice([1, 1, 2, 3])),
-        all_reduce_bytes_per_s=1e8,
-        all_reduce_latency_s=1.1e-6,
         nvme_bytes=int(rng.choice([0, 20 * KV, LARGE])),
         nvme_bytes_per_s=0.3e6,
     )

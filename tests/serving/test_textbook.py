@@ -234,8 +234,10 @@ def test_a_prompt_in_parts_joins_the_iterations_of_others() -> None:
 
 
 def test_gpus_in_parallel_share_and_add_up() -> None:
-    options = {"tensor_parallel": 2, "all_reduce_bytes_per_s": 1e6, "all_reduce_latency_s": 7e-6}
-    report = play([chain(5, 8)], Timed(((0.0, 0),) * 3), **options)
+    links = {"all_reduce_gpus": (2,), "all_reduce_bytes_per_s": (1e6,)}
+    machine = replace(PROFILE, **links, all_reduce_latency_s=(7e-6,))
+    arrivals = Timed(((0.0, 0),) * 3)
+    report = play([chain(5, 8)], arrivals, machine=machine, tensor_parallel=2)
     reduced = 2 * 2 * 7, 2 * 2 * 8 * 2  # latency; a ring of 2 sends each activation's bytes once
     prefill = 3 * ((WEIGHTS + 5 * KV) / 2 + reduced[0] + 5 * reduced[1])
     decoded = sum((WEIGHTS + 3 * KV * (6 + i)) / 2 + reduced[0] + 3 * reduced[1] for i in range(8))

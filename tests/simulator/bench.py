@@ -31,7 +31,8 @@ PROFILE = HardwareProfile(
     dequantise_bytes_per_s=1e6, per_layer_s=0.0, per_step_s=0.0, per_sequence_s=0.0,
     decision_base_s=0.0, decision_per_token_s=0.0, h2d_bytes_per_s=1e6, d2h_bytes_per_s=1e6,
     block_bytes=(1.0,), block_efficiency=(1.0,), pcie_latency_s=0.0, pageable_factor=0.5,
-    reserve_share=0.1,
+    reserve_share=0.1, all_reduce_gpus=(2,), all_reduce_bytes_per_s=(1e15,),
+    all_reduce_latency_s=(0.0,),
 )  # fmt: skip
 
 

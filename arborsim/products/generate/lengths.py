@@ -28,6 +28,7 @@ from msgspec import Meta
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import check_ranges, convert, located, read_text
+from arborsim.core.settings import whole_number
 from arborsim.products.generate.arrivals import Stream, stream
 from arborsim.trace.importers.fields import MOST_TOKENS
 from arborsim.trace.importers.searches import FinalAnswer, Thought, ThoughtBatch, WrittenSearch
@@ -149,7 +150,7 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
                 raise UnknownName("distribution", form, [*_FORMS, "file"])
             return convert(_FORMS[form], _parameters(form, rest), form)
         try:
-            return fixed(int(form))
+            return fixed(whole_number(form))
         except ValueError:
             raise UsageError(
                 f"'{given:.40}' is no distribution: give a whole number, uniform:low=64,high=512, "
@@ -181,7 +182,7 @@ def _parameters(form: str, text: str) -> dict[str, object]:
 
 def _number(text: str) -> int | float | str:
     """The number that a text is; the text itself if it is none."""
-    for kind in (int, float):
+    for kind in (int, float, whole_number):
         with suppress(ValueError):
             return kind(text)
     return text

@@ -33,6 +33,7 @@ from arborsim.products.plan.provenance import (
     cautions,
     lengthened,
     longer_answers,
+    rests_on_assumed,
     settings_of,
     short_prompts,
 )
@@ -103,6 +104,7 @@ class Planner:
             self.answers_of = f"{about.task} by {about.model}"
         self._kept: dict[object, MixDemands] = {}
         self._kept_bytes = 0
+        self._assumed: dict[int, str] = {}  # by number, what its seconds rest on
         self._solved: list[Solved] = []
         self._short: tuple[str, ...] = ()
         # What cannot hold the model's weights is known before anything is served.
@@ -238,7 +240,15 @@ class Planner:
             ),
             complete=not self.missing,
         )
-        return replace(plan, recommendation=recommend(plan, self.demanded))
+        found = recommend(plan, self.demanded)
+        if (best := found.candidate) is not None and plan.complete:
+            if best not in self._assumed:
+                chosen = self.candidates[best]
+                said = rests_on_assumed(self.workload, chosen, self.demands_of(best))
+                self._assumed[best] = said
+            noted = (self._assumed[best],) if self._assumed[best] else ()
+            found = replace(found, unknown=(*found.unknown, *noted))
+        return replace(plan, recommendation=found)
 
     def _dressed(self, candidate: CandidateResult, load: float | None) -> CandidateResult:
         """With what does not depend on its own runs: its fleet, accuracy and evidence."""

@@ -6,27 +6,29 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from arborsim.core.documents import file_digest
 from arborsim.core.errors import UsageError
+from arborsim.core.geometry import UNBOUNDED
 from arborsim.core.installed import in_words, versions
-from arborsim.core.units import quantity
+from arborsim.core.units import UNITS, measured, quantity
 from arborsim.machine.basis import bases
 from arborsim.machine.cost import CostModel
 from arborsim.machine.fidelity import bases_text
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.numbers import assumed_numbers as profile_numbers
 from arborsim.machine.price import Price
+from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.serving import ServingEngine
 from arborsim.machine.weights import weights_type
 from arborsim.policies.registry import values_of
-from arborsim.products.plan.demands import Facts
+from arborsim.products.plan.demands import Facts, MixDemands
 from arborsim.products.plan.results import INFEASIBLE, CandidateResult
 from arborsim.products.plan.statistics import Estimate, Solved, solved_share
-from arborsim.products.plan.workload import SERVING, MixEntry, Workload
+from arborsim.products.plan.workload import SERVING, USUAL_BUDGETS, Candidate, MixEntry, Workload
 from arborsim.trace.reader import open_trace
 
-#: Units of settings by the ends of their names, and what follows them.
-_UNITS = {"_bytes_per_s": ("bytes", "/s"), "_bytes": ("bytes", ""), "_s": ("seconds", "")}
 _SAME_LENGTH = 0.01  # answers are of one length up to this share
 #: Values of a distribution that say nothing.
 _SILENT = {"parallel": 0, "rewards": "none", "pruned": [0.0], "finished": [0.0]}
@@ -88,9 +90,9 @@ def _text(value: object, name: str = "") -> str:
         return f"[{', '.join(map(_text, value))}]"
     if not isinstance(value, int | float):
         return str(value)
-    for end, (kind, per) in _UNITS.items():
-        if name.endswith(end):
-            return quantity(kind, value) + per
+    kind, per, _ = measured(name).partition("/s")
+    if kind in UNITS:
+        return quantity(kind, value) + per
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
@@ -112,6 +114,58 @@ def assumed_numbers(workload: Workload) -> tuple[str, ...]:
     """Numbers of the profiles that are assumed, as `arborsim hardware` shows."""
     profiles = {hardware.profile.name: hardware.profile for hardware in workload.hardware}
     return tuple(f"{name}: {each}" for name, p in profiles.items() for each in profile_numbers(p))
+
+
+#: Beyond this share of a search's seconds an assumed number is named.
+_NOTED = 0.01
+#: Assumed numbers that are no rates, shares or seconds.
+_SIZES = ("ddr_bytes", "reserve_share", "all_reduce_gpus", "block_bytes")
+
+
+def rests_on_assumed(workload: Workload, candidate: Candidate, found: MixDemands) -> str:
+    """Which assumed numbers move a candidate's seconds by more than 1%, and how far; "" if none.
+
+    The search of median length is served by itself on the candidate's machine, with each of them
+    at half and at twice its value, and with all of them together.
+    """
+    hardware = candidate.hardware
+    options = replace(workload.serving, tensor_parallel=hardware.gpus)
+    demand = sorted(found.demands, key=lambda each: each.iterations)[len(found.demands) // 2]
+
+    def seconds(names: Sequence[str], factor: float) -> float:
+        """Of a machine on which each of these takes `factor` times as long."""
+        own = {name: _slower(hardware.profile, name, factor) for name in names}
+        profile = replace(hardware.profile, **own)
+        engine = ServingEngine([demand], profile, workload.geometry, options, kv_bytes=UNBOUNDED)
+        return engine.alone[0].seconds
+
+    base_s = seconds((), 1.0)
+    moves = {
+        name: seconds((name,), 2.0) / base_s - 1
+        for name in hardware.profile.numbers()
+        if hardware.profile.is_assumed(name) and name not in _SIZES
+    }
+    named = [name for name in sorted(moves, key=lambda name: -moves[name]) if moves[name] > _NOTED]
+    if not named:
+        return ""
+    low_s, high_s = (seconds(named, factor) for factor in (0.5, 2.0))
+    each = ", ".join(f"{name} ({moves[name]:+.0%} where it costs twice as much)" for name in named)
+    return (
+        f"The figures of {candidate.policy.name} on {hardware.name} rest on assumed numbers of its "
+        f"profile: {each}. From half to twice of what these cost, a search alone takes "
+        f"{quantity('seconds', low_s)} to {quantity('seconds', high_s)}, and not "
+        f"{quantity('seconds', base_s)}; measure them, or give them in a profile of your own."
+    )
+
+
+def _slower(profile: HardwareProfile, name: str, factor: float) -> Any:
+    """A number of a profile, or a curve, at which what it stands for takes `factor` as long."""
+    value = getattr(profile, name)
+    each = value if isinstance(value, tuple) else (value,)
+    most = math.inf if name.endswith("_per_s") else 1.0  # shares
+    seconds = name.endswith("_s") and not name.endswith("_per_s")
+    found = tuple(x * factor if seconds else min(most, x / factor) for x in each)
+    return found if isinstance(value, tuple) else found[0]
 
 
 def cautions(
@@ -198,21 +252,35 @@ def _short_runs(workload: Workload, results: Sequence[CandidateResult]) -> str:
 
 
 def _without_effect(workload: Workload) -> Iterator[str]:
-    """Settings about shared prefixes that change nothing."""
-    serving = workload.serving
+    """Settings that differ from their defaults and change nothing, each with its reason."""
+    serving, usual = workload.serving, ServingOptions()
+    geometry, most = workload.geometry, max(each.gpus for each in workload.hardware)
     stated = any(entry.shared_prompt_tokens for entry in workload.mix)
+    off = "" if serving.prefix_sharing else "prefix_sharing is off"
     shares = stated or any(entry.in_order for entry in workload.mix)
-    if stated and not serving.prefix_sharing:
-        yield "shared_prompt_tokens has no effect: prefix_sharing is off."
-    if not serving.prefix_host_bytes:
-        return
-    if not serving.prefix_sharing:
-        yield "prefix_host_bytes has no effect: prefix_sharing is off."
-    elif not shares:
-        yield (
-            "prefix_host_bytes has no effect: no searches share a prefix, because no entry of the "
-            "mix states shared_prompt_tokens or has prefix blocks."
-        )
+    none = (
+        "no searches share a prefix, because no entry of the mix states shared_prompt_tokens or "
+        "has prefix blocks"
+    )
+    unshared = off or ("" if shares else none)
+    uncopied = unshared or ("" if serving.prefix_host_bytes else "prefix_host_bytes is 0")
+    dense = "" if geometry.experts else f"{geometry.name} has no experts"
+    alone = "" if most > 1 else "no candidate has several GPUs"
+    if stated and off:
+        yield f"shared_prompt_tokens has no effect: {off}."
+    for name, why in (
+        ("prefix_host_bytes", unshared),
+        ("prefix_block_tokens", unshared),
+        ("prefix_load_tokens", uncopied),
+        ("expert_parallel", dense or alone),
+    ):
+        if why and getattr(serving, name) != getattr(usual, name):
+            yield f"{name} has no effect: {why}."
+    candidates = workload.candidates()
+    if workload.budgets != USUAL_BUDGETS and all(each.budget is None for each in candidates):
+        yield "budgets has no effect: no policy uses one."
+    if workload.recalls != ("stage",) and not any(each.offloads for each in candidates):
+        yield "recalls has no effect: no policy places tokens in DDR."
 
 
 def _solved_shares(

@@ -11,6 +11,7 @@ checked by the same rules; `quick_toml` is that file, to go on from.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from arborsim.core.documents import to_toml
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import duration_s, is_number, located
 from arborsim.core.settings import MOST_COUNT, whole_number
+from arborsim.core.units import is_plain, read
 from arborsim.products.plan.workload import Workload
 from arborsim.products.plan.workload_file import workload_of
 
@@ -33,11 +35,7 @@ QUICK = {"searches": 200, "warm_up": 20, "runs": 2, "resolution": 0.06}
 #: Distinct searches that are drawn; an even number of them can meet most stated solve rates.
 _DISTINCT = 40
 _PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
-_RATE = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?:searches)?\s*(?:/|per)\s*(\w+)")
-#: Seconds of the units of a rate.
-_UNITS = dict.fromkeys(("s", "sec", "second"), 1.0) | dict.fromkeys(("m", "min", "minute"), 60.0)
-_UNITS |= {"h": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
-_RANGE = re.compile(r"(\d+)\s*\.\.\s*(\d+)")
+_RANGE = re.compile(r"(\S+)\s*\.\.\s*(\S+)")
 
 
 def quick_workload(*, base: Path = Path(), **asked: Any) -> Workload:
@@ -145,16 +143,16 @@ def quick_toml(tables: Mapping[str, Any]) -> str:
 
 
 def parse_rate(given: str | float) -> float:
-    """Searches per second: of ``"20/min"``, ``"0.5/s"``, ``"1200 per hour"``, or the number."""
+    """Searches per second: of ``"20/min"``, ``"20rps"``, ``"1200 per hour"``, or the number."""
+    number = math.nan
     if isinstance(given, str):
-        match = _RATE.fullmatch(given.strip())
-        unit = match[2].lower().removesuffix("s") or "s" if match else ""
-        if match is None or unit not in _UNITS:
+        with suppress(ValueError):
+            number = math.nan if is_plain(given) else read("rate", given)
+        if math.isnan(number):
             raise UsageError(
-                "rate must be searches per time, such as 20/min, 0.5/s or 1200/h, "
+                "rate must be searches per time, such as 20/min, 0.5/s, 20rps or 1200/h, "
                 f"not '{given:.40}'"
             )
-        number = float(match[1]) / _UNITS[unit]
     else:
         number = given
     if not is_number(number) or number <= 0:
@@ -261,11 +259,11 @@ def _count(given: object) -> Any:
     """A number, or the text of a distribution as workload files have it."""
     if not isinstance(given, str):
         return given
-    if match := _RANGE.fullmatch(given.strip()):
-        return f"uniform:low={match[1]},high={match[2]}"
-    if given.strip().isdecimal():
-        with suppress(ValueError):
-            return whole_number(given)
+    with suppress(ValueError):
+        if match := _RANGE.fullmatch(given.strip()):
+            low, high = map(whole_number, match.groups())
+            return f"uniform:low={low},high={high}"
+        return whole_number(given)
     if ":" not in given:
         raise UsageError(
             f"it must be a whole number up to {MOST_COUNT:,} or a range such as 40..160, not "

@@ -21,6 +21,7 @@ from arborsim.core.tiers import RECALLS, Budget
 from arborsim.machine.config import KV_DTYPES
 from arborsim.machine.lookup import PriceRange, Prices
 from arborsim.machine.machine import ServingOptions
+from arborsim.machine.names import a_type
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.weights import WEIGHTS
 from arborsim.memory.pages import MOST_PAGE_TOKENS
@@ -33,6 +34,7 @@ from arborsim.trace.reader import open_trace
 from arborsim.trace.schema import Geometry
 
 _SERVING = ServingOptions()
+USUAL_BUDGETS = (Budget("0.5", share=0.5),)
 
 
 @dataclass(frozen=True)
@@ -266,8 +268,8 @@ def _refuse_twice(what: str, values: Sequence[object]) -> None:
 @dataclass(frozen=True)
 class ModelTable:
     name: Text
-    kv_dtype: Annotated[str, one_of("type of a KV cache", KV_DTYPES)] | None = None
-    weights: Annotated[str, one_of("type of weights", WEIGHTS)] | None = None
+    kv_dtype: Annotated[str, a_type("a KV cache", KV_DTYPES)] | None = None
+    weights: Annotated[str, a_type("weights", WEIGHTS)] | None = None
 
 
 @dataclass(frozen=True)
@@ -336,7 +338,7 @@ class CandidatesTable:
     policies: Annotated[tuple[Text | PolicyTable, ...], Meta(min_length=1)] = ("full",)
     calibrations: Names = ()
     budgets: Annotated[tuple[Annotated[Budget, parsed(Budget.stated)], ...], Meta(min_length=1)] = (
-        Budget("0.5", share=0.5),
+        USUAL_BUDGETS
     )
     recalls: Annotated[
         tuple[Annotated[str, one_of("recall mode", RECALLS)], ...], Meta(min_length=1)

@@ -17,6 +17,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.records import convert, given_values, located, parse_toml, read_text
 from arborsim.core.settings import setting_text
+from arborsim.core.sourced import meanings
 from arborsim.machine.config import with_types
 from arborsim.machine.lookup import (
     Prices,
@@ -24,6 +25,7 @@ from arborsim.machine.lookup import (
     load_geometry,
     load_prices,
     load_profile,
+    profile_name,
     profile_names,
 )
 from arborsim.machine.machine import ServingOptions
@@ -174,6 +176,11 @@ def _arrivals(table: ArrivalsTable, base: Path) -> Arrivals:
 def _serving(raw: Mapping[str, Any]) -> tuple[LayoutTable, ServingOptions]:
     known = (*SERVING, *(each.name for each in fields(LayoutTable)))
     for key in raw:
+        if key in meanings(HardwareProfile):
+            raise UsageError(
+                f'[serving] {key} is a number of the GPU: give it in a file with base = "h100", or '
+                "another GPU, and name the file under [candidates] gpus"
+            )
         if key not in known:
             raise UnknownName("key of [serving]", key, known)
     options = {key: value for key, value in raw.items() if key in SERVING}
@@ -287,18 +294,19 @@ def _prices(table: PricesTable, base: Path, gpus: Sequence[HardwareProfile]) -> 
     names = [profile.name.partition("+")[0] for profile in gpus]
     # GPUs that are no candidates now may be others again.
     known = [*names, *profile_names(), *listed.per_hour]
-    for name in table.per_hour:
+    own = {profile_name(name) or name: price for name, price in table.per_hour.items()}
+    for name in own:
         if name not in known:
             raise UnknownName("key of [prices.per_hour]", name, dict.fromkeys(known))
     currency = table.currency or listed.currency
     for name in names:
-        foreign = name not in table.per_hour and listed.of(name) is not None
+        foreign = name not in own and listed.of(name) is not None
         if currency != listed.currency and foreign:
             raise UsageError(
                 f"[prices] currency is {currency}, but the price of {name} is listed in "
                 f"{listed.currency}: give it under [prices.per_hour]"
             )
-    return replace(listed, currency=currency, per_hour={**listed.per_hour, **table.per_hour})
+    return replace(listed, currency=currency, per_hour={**listed.per_hour, **own})
 
 
 def _hardware(
@@ -312,6 +320,9 @@ def _hardware(
                 f"[candidates] tensor_parallel: the {geometry.heads} heads of {geometry.name} "
                 f"cannot be divided among {group} GPUs"
             )
+        if group > 1 and not (profile.kernels and profile.engine):
+            with located("[candidates] tensor_parallel"):
+                profile.all_reduce_s(group, 0.0)  # refuses unknown links
         each = prices.of(profile.name)
         price = None if each is None else (group * each[0], group * each[1])
         name = profile.name if group == 1 else f"{group}x {profile.name}"

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -18,15 +18,13 @@ from arborsim.core.plugins import check_no_code
 from arborsim.core.records import Text, convert, one_of, parse_toml, parsed, read_text
 from arborsim.core.tiers import RECALLS, Budget
 from arborsim.machine.config import KV_DTYPES
+from arborsim.machine.names import a_type
+from arborsim.machine.weights import WEIGHTS
 from arborsim.memory.pages import MOST_PAGE_TOKENS
 
 
 def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _kind(what: str, known: Iterable[str]) -> Any:
-    return one_of(what, ("", *known))
 
 
 #: Keys of a cell's machine and of its layout, in the order of `Group.machines` and `.layouts`.
@@ -64,10 +62,8 @@ class Group(Budgets):
     hosts: Names = ("",)
     engines: Names = ("vllm",)
     models: Names = ("",)
-    kv_dtypes: Annotated[
-        tuple[Annotated[str, _kind("type of a KV cache", KV_DTYPES)], ...], _Any
-    ] = ("",)
-    weights: Names = ("",)
+    kv_dtypes: Annotated[tuple[Annotated[str, a_type("a KV cache", KV_DTYPES)], ...], _Any] = ("",)
+    weights: Annotated[tuple[Annotated[str, a_type("weights", WEIGHTS)], ...], _Any] = ("",)
     recalls: Annotated[tuple[Annotated[str, one_of("recall mode", RECALLS)], ...], _Any] = (
         "stage",
     )

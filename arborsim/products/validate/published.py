@@ -23,8 +23,9 @@ import numpy as np
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import Geometry
+from arborsim.machine import lookup
 from arborsim.machine.config import with_kv_dtype
-from arborsim.machine.lookup import load_geometry, load_profile, profile_names
+from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import (
@@ -58,7 +59,6 @@ SEED = 0
 _VERSIONS = {"trtllm-1.0": ("1.0.0",), "vllm-0.12": ("0.12.",)}
 #: Weights of models whose makers publish one checkpoint in 8 bits: Qwen's has scales of blocks.
 _CHECKPOINTS = {("qwen3-235b-a22b", "fp8"): "fp8_block"}
-_GPUS = {"h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "a100_sxm": "a100-80"}
 #: Peak of matrix products with quantised weights, as a multiple of that in bf16.
 _PEAKS = {"bfloat16": 1.0, "fp8": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}
 
@@ -99,8 +99,7 @@ def _geometry(run: ServingRun) -> Geometry:
     geometry = load_geometry(run.model)
     if geometry.expert_weights:  # gpt-oss: experts in mxfp4
         return geometry
-    weights = "bf16" if run.weights == "bfloat16" else run.weights
-    return with_weights(geometry, _CHECKPOINTS.get((run.model, weights), weights))
+    return with_weights(geometry, _CHECKPOINTS.get((run.model, run.weights), run.weights))
 
 
 def _check_model(model: str) -> None:
@@ -112,8 +111,8 @@ def _check_model(model: str) -> None:
 
 def profile_name(gpu: str) -> str:
     """The profile of a GPU of a run; `UsageError` if there is none."""
-    name = _GPUS.get(gpu, gpu)
-    if name not in profile_names():
+    name = lookup.profile_name(gpu)
+    if name is None:
         raise UsageError(f"no profile of GPU {gpu}")
     return name
 
