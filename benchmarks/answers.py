@@ -23,15 +23,8 @@ sys.path.insert(0, str(ROOT))
 from arborsim.core.score import MASKED
 from arborsim.play.results import ANY
 from arborsim.policies.registry import build
-from arborsim.products.replay.answers import (
-    Counted,
-    Judged,
-    Searched,
-    count,
-    defaults_of,
-    resolved,
-    to_csv,
-)
+from arborsim.products.replay.answers import Counted, Searched, defaults_of, resolved, to_csv
+from arborsim.products.replay.counting import Judged, count
 from arborsim.products.validate.results import LEAST_PROBLEMS, read_results
 from benchmarks.quality_arms import EXPERIMENTS
 

@@ -108,8 +108,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
     def results(self) -> ReplayResults:
         """Replay, at equal memory if that was asked for."""
         from arborsim.products.provenance import replay_settings
-        from arborsim.products.replay.answers import Answers, answered
-        from arborsim.products.replay.equal import at_equal_memory
+        from arborsim.products.replay.answers import answered, shipped
         from arborsim.products.replay.run import Replay
         from arborsim.report.progress import shown
 
@@ -121,7 +120,11 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
         if self.equal and not self.full:
             raise UsageError("equal compares with what full retention takes: leave no-full out")
         paths = choices.files(self.traces)
-        known = Answers.known([Path(each) for each in listed(self.answers)])
+        known = shipped()
+        if logs := [Path(each) for each in listed(self.answers)]:
+            from arborsim.products.replay.counting import known_answers
+
+            known = known_answers(logs)
         chosen = choices.ChosenPolicies(self.policies, oracle=self.oracle)
         given = choices.policy_settings(chosen.names, setting_texts(self.settings))
         made = chosen.build(choices.calibrated(given, listed(self.calibration), paths))
@@ -149,6 +152,8 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
         job.settings = replay_settings(job, readers)
         with shown(self.progress, job.work(readers)) as advance:
             if self.equal:
+                from arborsim.products.replay.equal import at_equal_memory
+
                 reference = _reference(self.reference, made)
                 job = at_equal_memory(job, self.equal, reference, advance)
             result = answered(job.run(advance), known)
@@ -312,14 +317,14 @@ class ReplayResults(Results):
         ``"table"`` has all figures, ``"matrix"`` a line per policy, ``"pareto"`` is drawn with
         characters, and ``"auto"`` is the table or, with many policies, the matrix.
         """
+        if view != "pareto":
+            from arborsim.products.replay.tables import print_replay
+
+            return print_replay(self.raw, console, view)
         from arborsim.products.plot.plots import plots_of
-        from arborsim.products.replay.tables import print_replay
         from arborsim.report.images import print_plots
 
-        if view == "pareto":
-            print_plots(plots_of(self.kind, self.raw, view), console)
-        else:
-            print_replay(self.raw, console, view)
+        return print_plots(plots_of(self.kind, self.raw, view), console)
 
     def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
         from arborsim.products.replay.tables import short_tables
