@@ -25,7 +25,8 @@ from arborsim.play.results import ANY
 from arborsim.policies.registry import build
 from arborsim.products.replay.answers import Counted, Searched, defaults_of, resolved, to_csv
 from arborsim.products.replay.counting import Judged, count
-from arborsim.products.validate.results import LEAST_PROBLEMS, read_results
+from arborsim.products.validate.files import read_results
+from arborsim.products.validate.results import LEAST_PROBLEMS
 from benchmarks.quality_arms import EXPERIMENTS
 
 QUALITY = "reports/quality/results.parquet"

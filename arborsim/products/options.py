@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as documents
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -206,6 +207,15 @@ def check_ending(path: Path, option: str, ending: str) -> None:
     """Refuse a name that says another kind of file than will be written; devices have no kind."""
     if path.suffix != ending and (path.is_file() or not path.exists()):
         raise UsageError(f"{option} {path}: the name must end in {ending}")
+
+
+@contextmanager
+def interruptible(left: str = "; nothing was written") -> Iterator[None]:
+    """Ctrl-C in this work ends the command with exit code 130, and says what it left."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(left) from None
 
 
 def command_line() -> str:

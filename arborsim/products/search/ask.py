@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from arborsim.core.errors import MissingSignal, UnknownName, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by, with_left_out
 from arborsim.products import choices
@@ -23,14 +22,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from arborsim.machine.machine import Machine
-    from arborsim.policies.base import Policy
     from arborsim.products.search.results import SearchResult, SkippedSearch
     from arborsim.products.search.run import SearchJob
     from arborsim.products.search.trees import ProblemTrees
     from arborsim.report.table import Table
-    from arborsim.searches.arms import Arm, Sweep
-    from arborsim.trace.reader import TraceReader
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy")
 _INTERRUPTED = "The run was interrupted: some problems are missing, and no trees are shown."
@@ -104,24 +99,31 @@ class Searching:
 
     def __init__(self, options: SearchOptions) -> None:
         from arborsim.play.episode import cells_of
+        from arborsim.products.search.choice import (
+            check_fits,
+            chosen_arms,
+            must_be_known,
+            served_arms,
+            served_policies,
+        )
         from arborsim.products.search.run import SearchJob
         from arborsim.searches.bank import open_bank
 
         self._options, path = options, Path(options.bank)
         named = choices.names(options.algorithms)
         widths = choices.whole_numbers(options.widths, "--width")
-        asked, rest, left_out = _arms_of(
+        asked, rest, left_out = chosen_arms(
             named, widths, options.sweep, setting_texts(options.settings)
         )
         chosen = choices.ChosenPolicies(options.policies)
-        _must_be_known(rest, [arm.algorithm for arm in asked], chosen.names)
+        must_be_known(rest, [arm.algorithm for arm in asked], chosen.names)
         made = chosen.build(choices.policy_settings(chosen.names, rest))
         simulated = options.machine([path])
-        _check_fits(simulated)
+        check_fits(simulated)
         self.reader = open_bank(path)
         strict = options.strict
-        arms, lacking = _served(self.reader, asked, optional="all" in named or not strict)
-        kept, unserved = _kept(self.reader, made, optional=chosen.every or not strict)
+        arms, lacking = served_arms(self.reader, asked, optional="all" in named or not strict)
+        kept, unserved = served_policies(self.reader, made, optional=chosen.every or not strict)
         self._left_out = list(dict.fromkeys((*left_out, *lacking, *unserved)))
         cells = cells_of(kept, choices.budgets(options.budgets))
         if not arms or not cells:
@@ -357,113 +359,3 @@ def _result(row: Mapping[str, Any], apart: set[str]) -> SearchResult:
     own["correct"] = None if pd.isna(row["correct"]) else bool(row["correct"])
     found = SearchResult(**own, simulated=simulated)
     return replace(found, by_levels=found.label not in apart)
-
-
-def _arms_of(
-    algorithms: Sequence[str], widths: Sequence[int], sweep: str, given: Iterable[str]
-) -> tuple[list[Arm], list[str], list[str]]:
-    """The searches, the settings that are left for policies, and what is left out and why."""
-    from arborsim.products.search.results import OPTION
-    from arborsim.searches.arms import REFERENCE, Sweep, chosen_algorithms, split_settings
-
-    chosen = chosen_algorithms(algorithms)
-    swept = Sweep.parse(sweep, chosen) if sweep else None
-    if swept is not None and swept.option == OPTION and REFERENCE not in chosen:
-        chosen = [REFERENCE, *chosen]  # what the values are compared with
-    options, rest = split_settings(chosen, given)
-    found: list[Arm] = []
-    left_out: list[str] = []
-    for width, algorithm in product(widths, chosen):
-        try:
-            found += _arms(algorithm, width, options[algorithm], swept)
-        except UsageError as error:
-            if "all" not in algorithms:
-                raise
-            left_out.append(f"left out: {error}")
-    return sorted(dict.fromkeys(found), key=lambda arm: arm.width), rest, left_out
-
-
-def _arms(algorithm: str, width: int, given: dict[str, str], swept: Sweep | None) -> list[Arm]:
-    """A search at one width, once for each value of a sweep of one of its options."""
-    from arborsim.searches import search_options
-    from arborsim.searches.arms import arms_of
-
-    if swept is None or swept.option not in search_options(algorithm):
-        return arms_of(algorithm, [width], given)
-    option, found = swept.option, []
-    for value in swept.values:
-        found += arms_of(algorithm, [width], {**given, option: value}, f"{option}={value}")
-    return found
-
-
-def _must_be_known(rest: Iterable[str], algorithms: Sequence[str], policies: Sequence[str]) -> None:
-    """Refuse a setting that no chosen search or policy has."""
-    from arborsim.policies.registry import available, find, parameter_name, parameters
-    from arborsim.searches import search_options
-
-    known = {name for a in algorithms for name in search_options(a)}
-    kinds = [find(policy) for policy in policies]
-    own = {name for kind in kinds for name in parameters(kind)}
-    for setting in rest:
-        key = setting.partition("=")[0]
-        head = key.partition(".")[0]
-        has = any(parameter_name(kind, key) for kind in kinds)
-        if not has and head not in available() and head not in policies:
-            raise UnknownName("setting of the chosen searches and policies", key, known | own)
-
-
-def _check_fits(machine: Machine) -> None:
-    """Refuse a model whose weights alone exceed the GPU."""
-    geometry, profile = machine.geometry, machine.profile
-    if geometry is not None and geometry.weight_bytes > profile.usable_hbm_bytes:
-        raise UsageError(
-            f"--model {geometry.name}: its weights are {geometry.weight_bytes / 1e9:.1f} GB, and "
-            f"{profile.name} has {profile.usable_hbm_bytes / 1e9:.1f} GB that can be used: choose "
-            "a larger --gpu or a smaller --model"
-        )
-
-
-def _served(
-    reader: TraceReader, arms: Sequence[Arm], *, optional: bool
-) -> tuple[list[Arm], list[str]]:
-    """The searches that the bank can serve, and why the others are left out if optional."""
-    from arborsim.products.search.run import require_embeddings
-
-    served, lacking = [], []
-    for arm in arms:
-        try:
-            require_embeddings(reader, arm)
-            served.append(arm)
-        except MissingSignal as error:
-            if not optional:
-                raise
-            lacking.append(f"left out: {error}")
-    if not served:
-        for arm in arms:
-            require_embeddings(reader, arm)
-    return served, lacking
-
-
-def _kept(
-    reader: TraceReader, policies: Sequence[Policy], *, optional: bool
-) -> tuple[list[Policy], list[str]]:
-    """The policies that the bank can serve, and why the others are left out if optional."""
-    from arborsim.play import served
-    from arborsim.play.results import LeftOut
-    from arborsim.products.replay.words import left_out
-    from arborsim.trace.schema import recording_options
-
-    kept, unserved = [], []
-    for policy in policies:
-        missing = served.missing(policy, reader)
-        if not missing:
-            kept.append(policy)
-            continue
-        if not optional:
-            served.require(policy, reader)
-        remedy, why = " ".join(recording_options(missing, reader.info)), reader.info.unrecorded
-        unserved.append(LeftOut(reader.path.name, policy.name, remedy=remedy, unrecorded=why))
-    if not kept:
-        for policy in policies:
-            served.require(policy, reader)
-    return kept, left_out(unserved)
