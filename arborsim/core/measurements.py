@@ -106,16 +106,6 @@ def stored_columns(stored: Mapping[str, Stored]) -> dict[str, float]:
     }
 
 
-def stored_of(row: Mapping[str, Any]) -> dict[str, Stored]:
-    """The records that `stored_columns` made the columns of a row of."""
-    names = [each.name for each in fields(Stored)]
-    return {
-        memory: Stored(*(row[f"{memory.lower()}_{name}"] for name in names))
-        for memory in BELOW_DDR
-        if f"{memory.lower()}_{names[0]}" in row
-    }
-
-
 def stored_together(measured: Sequence[Measurements]) -> dict[str, Stored]:
     """The largest peak of several searches, and sums of their traffic."""
     return {
@@ -175,6 +165,20 @@ class Measurements:
     stored: dict[str, Stored] = field(default_factory=dict)  # by memory below DDR
     time: TimeSplit = field(default_factory=TimeSplit)
     series: MemorySeries = field(default_factory=MemorySeries)
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Measurements:
+        """The measurements that became the columns of a row; the series is in no table."""
+        apart = ("time", "series", "stored")
+        own = {each.name: row[each.name] for each in fields(cls) if each.name not in apart}
+        time = TimeSplit(**{part.name: row[part.name] for part in fields(TimeSplit)})
+        names = [each.name for each in fields(Stored)]
+        stored = {
+            memory: Stored(*(row[f"{memory.lower()}_{name}"] for name in names))
+            for memory in BELOW_DDR
+            if f"{memory.lower()}_{names[0]}" in row
+        }
+        return cls(**own, time=time, stored=stored)
 
     @property
     def needed_hbm_bytes(self) -> int:

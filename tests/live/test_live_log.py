@@ -20,7 +20,7 @@ from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.play.episode import Cell
 from arborsim.play.live_log import FORMAT, VERSION, Collector, LiveLog
 from arborsim.policies.registry import build
-from arborsim.products.live.ask import LiveResults
+from arborsim.products.live.results import LiveResults
 from arborsim.products.replay.counting import read_log
 
 CELLS = (Cell(build("full"), Budget.parse("1")), Cell(build("h2o"), Budget.parse("0.5")))

@@ -20,6 +20,7 @@ from typing import Any
 
 from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.score import Score
+from arborsim.core.settings import setting_text
 from arborsim.core.tiers import Budget
 from arborsim.play.results import ANY, BASELINE, ORACLES, Answered, ReplayResult
 
@@ -129,7 +130,7 @@ class Counted(Score):
         inverted = all(value is not None and value == other for value, other in layers)
         if inverted:  # both layers swapped: the contrast has the other sign
             del changed["layer_a"], changed["layer_b"]
-        said = (f"{name}={_text(value)}" for name, value in sorted(changed.items()))
+        said = (f"{name}={setting_text(value)}" for name, value in sorted(changed.items()))
         return " ".join((self.policy, *["inverted"] * inverted, *said))
 
 
@@ -391,7 +392,3 @@ def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -152,26 +152,15 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
         job.settings = replay_settings(job, readers)
         with shown(self.progress, job.work(readers)) as advance:
             if self.equal:
-                from arborsim.products.replay.equal import at_equal_memory
+                from arborsim.products.replay.equal import at_equal_memory, reference_of
 
-                reference = _reference(self.reference, made)
+                reference = reference_of(self.reference, made)
                 job = at_equal_memory(job, self.equal, reference, advance)
             result = answered(job.run(advance), known)
         return ReplayResults(result, _metadata(equivalent("replay", self), job, result), job, known)
 
 
 replay = call("replay", ReplayOptions)
-
-
-def _reference(given: str | Policy, made: Sequence[Policy]) -> Policy | None:
-    """The policy whose memory is meant, with the settings of the one in the comparison."""
-    if not given:
-        return None
-    (policy,) = choices.ChosenPolicies([given]).build({})
-    policy = next((each for each in made if each.name == policy.name), policy)
-    if not policy.uses_budget:
-        raise UsageError(f"reference {policy.name} knows no budget: name a policy that does")
-    return policy
 
 
 def _references(
@@ -385,23 +374,16 @@ def _answer_columns(found: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _episode(row: Mapping[str, Any], kv_bytes: Mapping[str, int]) -> EpisodeResult:
     """A row of the table as the record that it was made of."""
+    from arborsim.core.measurements import Measurements
     from arborsim.play.results import EpisodeResult
 
+    apart = ("measured", "kv_bytes_per_token", "terms", "kept_note")
+    own = {each.name: row[each.name] for each in fields(EpisodeResult) if each.name not in apart}
+    kept, kv_bytes_per_token = row["attention_kept_note"], kv_bytes.get(row["trace"], 0)
+    measured = Measurements.of_row(row)
     return EpisodeResult(
-        row["trace"], row["episode"], row["policy"], row["budget"], row["budget_tokens"],
-        measured(row), row["attention_kept"], kv_bytes.get(row["trace"], 0), row["output_error"],
-        row["bounded"], (), row["per"], row["attention_kept_note"],
-    ).simulated()  # fmt: skip
-
-
-def measured(row: Mapping[str, Any]) -> Any:
-    """The counters and seconds of a row of a table."""
-    from arborsim.core.measurements import Measurements, TimeSplit, stored_of
-
-    time = TimeSplit(**{part.name: row[part.name] for part in fields(TimeSplit)})
-    apart = ("time", "series", "stored")
-    own = {f.name: row[f.name] for f in fields(Measurements) if f.name not in apart}
-    return Measurements(**own, time=time, stored=stored_of(row))
+        **own, measured=measured, kv_bytes_per_token=kv_bytes_per_token, kept_note=kept
+    ).simulated()
 
 
 def _with_pictures(result: ReplayResult, job: Replay) -> ReplayResult:

@@ -40,13 +40,10 @@ from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import recording_options
 
-#: The sources that a replay's figures depend on: the packages below this one, and this file.
+_BELOW = ("core", "trace", "signals", "memory", "policies", "searches", "machine", "play")
+#: The sources that a replay's figures depend on.
 SOURCES = tuple(
-    f"arborsim/{each}"
-    for each in (
-        *("core", "trace", "signals", "memory", "policies", "searches", "machine", "play"),
-        *("products/replay/run.py", "products/replay/equal.py"),
-    )
+    f"arborsim/{each}" for each in (*_BELOW, "products/replay/run.py", "products/replay/equal.py")
 )
 #: An episode of a trace, and what to replay it under.
 Unit = tuple[Path, int, list[Cell]]

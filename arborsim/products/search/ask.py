@@ -13,7 +13,6 @@ from arborsim.core.tables import check_columns, columns_of, made_by, with_left_o
 from arborsim.products import choices
 from arborsim.products.declare import AnyPath, Option, Options, call, equivalent, setting_texts
 from arborsim.products.options import JobOptions, MachineOptions, PolicyOptions
-from arborsim.products.replay.ask import measured
 from arborsim.products.results import Results
 
 if TYPE_CHECKING:
@@ -349,10 +348,11 @@ def _result(row: Mapping[str, Any], apart: set[str]) -> SearchResult:
     """A row of the table as the record that it was made of."""
     import pandas as pd
 
+    from arborsim.core.measurements import Measurements
     from arborsim.products.search.results import SearchResult, Simulated
 
     simulated = Simulated(
-        measured(row), row["budget_tokens"], row["attention_kept"], row["hbm_kv_byte_s"],
+        Measurements.of_row(row), row["budget_tokens"], row["attention_kept"], row["hbm_kv_byte_s"],
         row["peak_held_kv_bytes"], row["held_kv_byte_s"], row["attention_kept_note"],
     )  # fmt: skip
     own = {f.name: row[f.name] for f in fields(SearchResult) if f.name in row}

@@ -113,7 +113,8 @@ class TuneOptions(MachineOptions):
         """Run the trials that the study lacks."""
         from arborsim.core.tables import made_by
         from arborsim.products.provenance import machine_facts, machine_settings
-        from arborsim.products.tune.run import Question, budget_range, space_of, tune
+        from arborsim.products.tune.run import Question, tune
+        from arborsim.products.tune.space import budget_range, space_of
         from arborsim.report.progress import Stages
         from arborsim.trace.reader import open_trace
 
