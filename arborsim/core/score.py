@@ -46,14 +46,14 @@ class Score:
 
     @property
     def difference(self) -> float:
-        """Accuracy less that of full retention on the same problems; NaN if unknown."""
+        """Accuracy less that of full retention on the same problems. NaN if unknown."""
         if self.full_right is None or not self.n:
             return math.nan
         return (self.right - self.full_right) / self.n
 
     @cached_property
     def p(self) -> float:
-        """Two-sided p of Fisher's exact test of `difference`; NaN if that is unknown."""
+        """Two-sided p of Fisher's exact test of `difference`. NaN if that is unknown."""
         if self.full_right is None or not self.n:
             return math.nan
         return fisher_p(self.right, self.full_right, self.n)
@@ -76,6 +76,6 @@ class Score:
         )
 
     def beats(self, other: Score) -> bool:
-        """Whether more are right than under `other`, visibly; False unless they are `alike`."""
+        """Whether more are right than under `other`, visibly. False unless they are `alike`."""
         more = self.alike(other) and self.right > other.right
         return more and fisher_p(self.right, other.right, self.n) < SIGNIFICANT

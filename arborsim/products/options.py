@@ -91,7 +91,7 @@ class MachineOptions(Options, panel="Machine"):
     tree_attention: bool = True
 
     def machine(self, traces: Sequence[Path], **more: bool) -> Machine:
-        """The simulated machine; `more` are fields of `Machine` of that name."""
+        """The simulated machine. `more` are fields of `Machine` of that name."""
         from arborsim.machine.lookup import load_profile
         from arborsim.machine.machine import Machine
         from arborsim.memory.pages import MOST_PAGE_TOKENS
@@ -194,7 +194,7 @@ class OutputOptions(ReportOptions, panel="Output"):
 
 
 def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
-    """The files that were asked for, by option; refuses what cannot be written."""
+    """The files that were asked for, by option. Refuses what cannot be written."""
     found = {option: Path(path) for option, path in files.items() if path is not None}
     for name, path in found.items():
         if name == "--report":
@@ -204,7 +204,7 @@ def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
 
 
 def check_ending(path: Path, option: str, ending: str) -> None:
-    """Refuse a name that says another kind of file than will be written; devices have no kind."""
+    """Refuse a name that says another kind of file than will be written. Devices have no kind."""
     if path.suffix != ending and (path.is_file() or not path.exists()):
         raise UsageError(f"{option} {path}: the name must end in {ending}")
 

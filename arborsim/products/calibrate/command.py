@@ -322,7 +322,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _show_bands(found: Any, traces: int, padding: str) -> list[str]:
-    """The table of layers; returns what to know about it."""
+    """The table of layers. Returns what to know about it."""
     from arborsim.products.calibrate.bands import FIRST_LAYER
 
     rows = [
@@ -352,7 +352,7 @@ def _check_profile(out: Path, overwrite: bool) -> None:
 
 
 def _show_agreements(agreements: Mapping[str, PassAgreement]) -> list[str]:
-    """The table of predictions of passes; returns which of them are in doubt."""
+    """The table of predictions of passes. Returns which of them are in doubt."""
     from arborsim.products.calibrate.hardware import GOOD_ERROR
 
     rows = [

@@ -138,7 +138,7 @@ def _kernels(profile: HardwareProfile) -> dict[str, str]:
 
 
 def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, host: str) -> None:
-    """A line per GPU, and a line per host; what is assumed has a question mark."""
+    """A line per GPU, and a line per host. What is assumed has a question mark."""
     from arborsim.machine.lookup import host_names, load_host
     from arborsim.machine.numbers import numbers_of
     from arborsim.report.table import print_list

@@ -135,7 +135,7 @@ live = call("live", LiveOptions)
 
 
 class LiveRun:
-    """Searches that were asked for, checked; those that are done survive an interruption."""
+    """Searches that were asked for, checked. Those that are done survive an interruption."""
 
     def __init__(self, options: LiveOptions) -> None:
         from arborsim.memory.pages import MOST_PAGE_TOKENS
@@ -165,7 +165,7 @@ class LiveRun:
         self.watch = Watch(self.found, len(self.request.cells), recorded)
 
     def run(self) -> None:
-        """Search everything that is missing; what is done stays if this is interrupted."""
+        """Search everything that is missing. What is done stays if this is interrupted."""
         from arborsim.play.backends import get_backend
         from arborsim.report.progress import LiveBar
 
@@ -222,7 +222,7 @@ def _check_files(given: LiveOptions, out: Path | None, trace: Path | None) -> No
 
 
 def _cache(given: LiveOptions) -> dict[str, Any]:
-    """Page size and machine, as the fields of a `LiveRequest`; only a shadow run simulates one."""
+    """Page size and machine, as the fields of a `LiveRequest`. Only a shadow run simulates one."""
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
 
@@ -244,7 +244,7 @@ def _cache(given: LiveOptions) -> dict[str, Any]:
 class Watch:
     """A `LiveObserver` that collects, and shows time left, speed and accuracy so far on a `bar`.
 
-    There are `cells` searches per problem; `replaced` is a trace that the run will replace, which
+    There are `cells` searches per problem. `replaced` is a trace that the run will replace, which
     goes once the model is there.
     """
 

@@ -51,7 +51,7 @@ class LiveResults(Results):
     def summary(self) -> pd.DataFrame:
         """One row per policy and budget.
 
-        `correct` of `judged`, with the 95% Clopper-Pearson interval (`low`, `high`) of `accuracy`;
+        `correct` of `judged`, with the 95% Clopper-Pearson interval (`low`, `high`) of `accuracy`.
         `difference` to full retention, and the `p` of Fisher's exact test.
         """
         import pandas as pd
@@ -91,7 +91,7 @@ class LiveResults(Results):
 
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> LiveResults:
-        """The results in a Parquet file; memory over time is not in it."""
+        """The results in a Parquet file. Memory over time is not in it."""
         from arborsim.core.measurements import Measurements, TimeSplit
         from arborsim.core.records import convert
         from arborsim.play.backends import LiveFacts, LiveResult

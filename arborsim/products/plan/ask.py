@@ -145,7 +145,7 @@ plan = call("plan", PlanOptions)
 
 
 class Planning:
-    """A plan that was asked for, checked; candidates that are finished survive an interruption."""
+    """A plan that was asked for, checked. Candidates that are finished survive an interruption."""
 
     def __init__(self, options: PlanOptions) -> None:
         from arborsim.products.plan.answers import problems_of, read_accuracies
@@ -167,7 +167,7 @@ class Planning:
         )  # fmt: skip
 
     def run(self, done: Callable[[CandidateResult], None] = lambda candidate: None) -> None:
-        """Evaluate what is missing; `done` is called with each candidate that is finished."""
+        """Evaluate what is missing. `done` is called with each candidate that is finished."""
         from arborsim.report.progress import shown
 
         with shown(self._options.progress, self.planner.work()) as advance:
@@ -245,7 +245,7 @@ class PlanResults(Results):
     def summary(self) -> pd.DataFrame:
         """The columns that decide, one row per candidate, in the order of the printed table.
 
-        The recommended one comes first, the others by cost at the stated load; what does not meet
+        The recommended one comes first, the others by cost at the stated load. What does not meet
         the target comes last.
         """
         from arborsim.products.plan.results import ranked
@@ -278,8 +278,8 @@ class PlanResults(Results):
         """Write one self-contained HTML page for a meeting.
 
         It shows loads, a timeline and changed assumptions, which can take several times as long as
-        the plan itself; results of a file have none of these.  Interrupted, the page is written
-        without them; without `assumptions` it leaves out the changed ones, which take the longest.
+        the plan itself. Results of a file have none of these.  Interrupted, the page is written
+        without them. Without `assumptions` it leaves out the changed ones, which take the longest.
 
         Raises
         ------

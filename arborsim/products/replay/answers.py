@@ -1,9 +1,9 @@
 """Answers counted live: how many are right under a policy with its settings and a budget.
 
 Live runs remove tokens for real, so they alone say what a policy does to answers.  Those of the
-reference models come with the package (``answers.csv``); logs of ``arborsim live --out`` add
+reference models come with the package (``answers.csv``). Logs of ``arborsim live --out`` add
 others.  A row is found by what was searched and how, by the policy with all its settings, and by
-the budget; where only a near one was counted, `Match.differs` says what is not the same.
+the budget. Where only a near one was counted, `Match.differs` says what is not the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TASK_OPTION = "task."  # how a trace marks options of its task among those of t
 class Searched:
     """The problems of a search, its options and its model.
 
-    `options` are those of the task (``{"lines": 32}`` of chain), as they were given;
+    `options` are those of the task (``{"lines": 32}`` of chain), as they were given.
     `search_options` are all that the search has.
     """
 
@@ -103,7 +103,7 @@ class Counted(Score):
 
     @property
     def share(self) -> float:
-        """The budget as a share of the search; NaN where it is in tokens or there is none."""
+        """The budget as a share of the search. NaN where it is in tokens or there is none."""
         return _share(self.budget)
 
     @cached_property
@@ -160,7 +160,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Answers:
-    """Everything that was counted; of equals the first is taken."""
+    """Everything that was counted. Of equals the first is taken."""
 
     rows: tuple[Counted, ...] = ()
 
@@ -173,10 +173,10 @@ class Answers:
     ) -> Match | None:
         """Answers counted for a policy with these settings under a budget, or None.
 
-        Task, search, model, policy and settings are the same; settings that are not given have
+        Task, search, model, policy and settings are the same. Settings that are not given have
         their defaults.  Of several rows the nearest is taken: the same budget first, then the same
         options of task and search, then most problems.  A share that was not counted is stood for
-        by the nearest that was, up to `NEAR` away, the smaller of two; `Match.differs` says so.
+        by the nearest that was, up to `NEAR` away, the smaller of two. `Match.differs` says so.
         """
         mine = _complete(policy, settings)
         found = [
@@ -294,7 +294,7 @@ _COLUMNS = (
 
 
 def to_csv(rows: Iterable[Counted]) -> str:
-    """The file's text; options and settings are JSON, what is unknown is empty."""
+    """The file's text. Options and settings are JSON, what is unknown is empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -327,7 +327,7 @@ _NOTHING = object()
 
 @cache
 def defaults_of(policy: str) -> dict[str, Any]:
-    """The settings of a policy as it comes; none of one that is not known here."""
+    """The settings of a policy as it comes. None of one that is not known here."""
     from arborsim.policies.registry import build
 
     try:
@@ -349,7 +349,7 @@ def _complete(policy: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _away(counted: str, wanted: str) -> float:
-    """How far apart two budgets are, as shares; inf for what cannot be compared, 0 if equal."""
+    """How far apart two budgets are, as shares. Infinite where they cannot be compared."""
     if counted == wanted:
         return 0.0
     away = abs(_share(counted) - _share(wanted))

@@ -250,7 +250,7 @@ class ReplayResults(Results):
         """One row per trace, policy and budget, over all searches.
 
         Peaks are the largest of any search, times and tokens sums, `attention_kept` is the mean
-        over generated tokens; `hbm_vs_full`, `time_vs_full` and `speed_vs_full` are relative to
+        over generated tokens. `hbm_vs_full`, `time_vs_full` and `speed_vs_full` are relative to
         full retention on the same trace.  `right` of `answered` are answers counted live
         (missing where they were not), with their 95% interval `right_low` to `right_high`;
         `answers_differ` says what is not as in the row, such as the budget.
@@ -361,7 +361,7 @@ class ReplayResults(Results):
 
 
 def _answer_columns(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Right answers, for a table; missing where none were counted."""
+    """Right answers, for a table. Missing where none were counted."""
     if found is None:
         names = ("right", "answered", "right_low", "right_high", "answers_differ")
         return dict.fromkeys(names)

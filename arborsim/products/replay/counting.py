@@ -21,7 +21,7 @@ def known_answers(logs: Iterable[Path]) -> Answers:
 
 @dataclass(frozen=True)
 class Judged:
-    """One search of a live run; `correct` is None if it was not judged."""
+    """One search of a live run. `correct` is None if it was not judged."""
 
     episode: int
     policy: str
@@ -56,7 +56,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[Judged]]:
 
 
 def counted_in(path: Path) -> Iterator[Counted]:
-    """Answers that a log of ``arborsim live --out`` counts; `UsageError` as of `read_log`."""
+    """Answers that a log of ``arborsim live --out`` counts. `UsageError` as of `read_log`."""
     head, results = read_log(path)
     request, facts = head.get("request", {}), head.get("facts", {})
     searched = Searched.of_request(request, str(facts.get("task", "")), str(facts.get("model", "")))

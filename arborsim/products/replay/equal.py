@@ -182,7 +182,7 @@ def bracket(
     """The neighbouring steps between which `held` passes `wanted`, and what each holds.
 
     Steps are 1 to `most`.  By bisection: `held` grows with the step, and is None for steps that are
-    too small.  The first holds at most what is wanted, the second more; None where there is none.
+    too small.  The first holds at most what is wanted, the second more. None where there is none.
     Where `held` falls again (decisions stop near full retention, which saves byte-seconds), the two
     are one place of several where it passes.
     """

@@ -94,7 +94,7 @@ search = call("search", SearchOptions)
 
 
 class Searching:
-    """Searches that were asked for, checked; it keeps what is done if it is interrupted."""
+    """Searches that were asked for, checked. It keeps what is done if it is interrupted."""
 
     def __init__(self, options: SearchOptions) -> None:
         from arborsim.play.episode import cells_of
@@ -140,7 +140,7 @@ class Searching:
         return self.job.chosen(self.reader)
 
     def run(self) -> None:
-        """Search all problems; what is done stays if this is interrupted."""
+        """Search all problems. What is done stays if this is interrupted."""
         from arborsim.report.progress import shown
 
         with shown(self._options.progress, self.job.work(self.reader)) as advance:
@@ -194,7 +194,7 @@ class SearchResults(Results):
 
     @property
     def complete(self) -> bool:
-        """Whether all problems were searched; False after an interruption."""
+        """Whether all problems were searched. False after an interruption."""
         return bool(self.metadata["complete"])
 
     def to_pandas(self) -> pd.DataFrame:
@@ -215,7 +215,7 @@ class SearchResults(Results):
     def summary(self) -> pd.DataFrame:
         """One row per algorithm, width, policy and budget.
 
-        `accuracy` has a 95% Clopper-Pearson interval (`low`, `high`); other figures are means per
+        `accuracy` has a 95% Clopper-Pearson interval (`low`, `high`). Other figures are means per
         search, and with ``_vs_rebase`` multiples of REBASE's.
         """
         import pandas as pd

@@ -1,7 +1,7 @@
 """Replaying searches on the banks of a trace: every algorithm and width over every problem.
 
-A problem's bank is read once and walked by all searches; each walk is replayed on the simulated
-machine under every policy and budget.  Problems can be spread over processes; what comes out is
+A problem's bank is read once and walked by all searches. Each walk is replayed on the simulated
+machine under every policy and budget.  Problems can be spread over processes. What comes out is
 the same to the byte.
 """
 
@@ -92,7 +92,7 @@ class SearchJob:
         return len(self.chosen(reader)) * len(self.arms) * len(self.cells)
 
     def run(self, advance: Callable[[str, int], None] | None = None) -> list[SearchResult]:
-        """Run everything; `advance(what, searches)` is called as work is done.
+        """Run everything. `advance(what, searches)` is called as work is done.
 
         What is done so far is in `results`, whole problems only, whatever ends the run.
         """
@@ -156,7 +156,7 @@ def require_embeddings(reader: TraceReader, arm: Arm) -> None:
 def run_problem(
     job: SearchJob, number: int, advance: Callable[[str, int], None] | None = None
 ) -> tuple[list[SearchResult], list[SkippedSearch]]:
-    """All searches on one problem, under all policies and budgets; and what was left out."""
+    """All searches on one problem, under all policies and budgets, and what was left out."""
     reader = open_trace(job.trace)
     lossy = any(cell.policy.name != "full" for cell in job.cells)  # full keeps all attention
     quality = Quality.of(reader, output_error=False) if job.quality and lossy else UNMEASURED

@@ -106,7 +106,7 @@ def _wrapped(console: Console, title: str, names: Sequence[str]) -> None:
 
 
 def _line(console: Console, text: str, style: str = "", whole: bool = False) -> None:
-    """One line of the terminal, cut unless it shall be whole; never read as markup."""
+    """One line of the terminal, cut unless it shall be whole. Never read as markup."""
     from rich.text import Text
 
     cut: dict[str, Any] = {} if whole else {"no_wrap": True, "overflow": "crop"}
@@ -193,7 +193,7 @@ def _facts(found: Description) -> dict[str, Any]:
 
 
 def _pairs(found: Description, pairs: dict[str, Any], unicode: bool) -> Table:
-    """Names and facts; what is empty or unknown is left out."""
+    """Names and facts. What is empty or unknown is left out."""
     from rich.text import Text
 
     from arborsim.products.traces.describe import escaped

@@ -179,9 +179,9 @@ class TuneResults(Results):
         return to_json({"metadata": self.metadata, "trials": rows})
 
     def front(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write a file for each setting of the front; the files, from the least memory on.
+        """Write a file for each setting of the front. Returns them, least memory first.
 
-        A composition becomes one that `arborsim.replay` takes as a policy; settings of another
+        A composition becomes one that `arborsim.replay` takes as a policy. Settings of another
         policy become a calibration.
 
         Raises

@@ -197,7 +197,7 @@ class _Measuring:
         return Cell(self._question.policy_of(values), Budget(label or f"{share:g}", share=share))
 
     def figures(self, values: Values) -> Figures:
-        """The figures of one setting; an `ArborsimError` if it cannot run on one of the traces."""
+        """The figures of one setting. An `ArborsimError` if it cannot run on one of the traces."""
         found = self.replay([self.cell(values)])
         if found.left_out:
             raise ArborsimError(found.left_out[0].detail)
@@ -313,9 +313,9 @@ def label(trial: Trial) -> str:
 
 
 def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:
-    """Write a file for each setting of the front into a folder; the files, least memory first.
+    """Write a file for each setting of the front. Returns the files, least memory first.
 
-    A composition becomes one that ``--policy`` takes; the settings of another policy become a
+    A composition becomes one that ``--policy`` takes. The settings of another policy become a
     calibration.
     """
     try:
@@ -354,7 +354,7 @@ def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:
 
 
 def _share(value: float) -> str:
-    """In percent; what is not all is not called 100%."""
+    """In percent. What is not all is not called 100%."""
     return ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
 
 

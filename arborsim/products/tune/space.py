@@ -119,7 +119,7 @@ def _dimension(policy: str, setting: Parameter, text: str) -> Range | Choice:
 
 
 def budget_range(text: str) -> Range | Choice:
-    """``"0.2:0.8"`` or shares by comma; else a `UsageError`."""
+    """``"0.2:0.8"`` or shares by comma. Else a `UsageError`."""
     if ":" in text:
         return Range(*_ends(f"--budget {text}", text, 1e-6, 1.0))
     shares = [Budget.parse(each).share for each in text.split(",") if each.strip()]

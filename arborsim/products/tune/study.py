@@ -34,7 +34,7 @@ class Ended:
 
 
 def optuna_for(what: str) -> ModuleType:
-    """Optuna, which says nothing by itself; a `UsageError` if it is not installed."""
+    """Optuna, which says nothing by itself. A `UsageError` if it is not installed."""
     try:
         import optuna
     except ImportError:

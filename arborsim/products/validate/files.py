@@ -28,7 +28,7 @@ _COMPARED = {f"{side}_{name}": parts for side in _SIDES for name, parts in _NAME
 
 
 def write_results(result: Validation, request: Mapping[str, Any], path: Path) -> None:
-    """Write the file, or a `UsageError`; the old one stays until the new one is complete."""
+    """Write the file, or a `UsageError`. The old one stays until the new one is complete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -62,7 +62,7 @@ def metadata_of(result: Validation) -> dict[str, Any]:
 
 
 def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:
-    """The results in a file, and the request that made them; or a `UsageError`.
+    """The results in a file, and the request that made them, or a `UsageError`.
 
     Columns that an earlier version did not know have their defaults.
     """

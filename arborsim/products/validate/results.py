@@ -29,7 +29,7 @@ _NAN = float("nan")
 
 @dataclass(frozen=True, kw_only=True)
 class CellCheck:
-    """One search under one policy and budget; unknown numbers are NaN or -1."""
+    """One search under one policy and budget. Unknown numbers are NaN or -1."""
 
     episode: int
     policy: str
@@ -129,7 +129,7 @@ class Line:
         return f"{self.policy} {self.budget}"
 
     def error(self, term: str) -> float:
-        """Relative error of a term, simulated against measured; NaN where it hardly counts."""
+        """Relative error of a term, simulated against measured. NaN where it hardly counts."""
         live, simulated = (side[TERMS.index(term)] for side in (self.live_s, self.simulated_s))
         total = self.live_s[TERMS.index("total_s")]
         return simulated / live - 1 if total and live >= LEAST_SHARE * total else _NAN
