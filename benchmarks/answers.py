@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from arborsim.core.score import MASKED
+from arborsim.core.statistics import MASKED
 from arborsim.play.results import ANY
 from arborsim.policies.registry import build
 from arborsim.products.replay.answers import Counted, Searched, defaults_of, resolved, to_csv

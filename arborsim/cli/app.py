@@ -47,11 +47,11 @@ COMMANDS = {
 #: The module of each command that is not `command` in the product of its name.
 _HOME = {
     "results": "sweep.command",
-    "inspect": "traces.inspect_command",
+    "inspect": "traces.tables",
     "policies": "catalog.policies",
     "hardware": "catalog.hardware",
     "models": "catalog.models",
-    "schema": "catalog.schema_command",
+    "schema": "schemas",
     "doctor": "catalog.doctor",
     "import": "traces.import_command",
 }

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from arborsim.products.declare import Option
+from arborsim.products.options import print_json
 
 Schema = dict[str, Any]
 
@@ -272,3 +275,16 @@ _DOCUMENTS: dict[str, Callable[[dict[str, Schema]], Schema]] = {
     "sweep": _results,
     "tune": _tune,
 }
+
+
+def schema(
+    name: Annotated[str, Option(complete="schema")],
+) -> None:
+    """Print the JSON schema (draft 2020-12) of what a command prints with --json.
+
+    Parameters
+    ----------
+    name
+        A command that has --json.
+    """
+    print_json(schema_of(name))

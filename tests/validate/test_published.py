@@ -22,9 +22,8 @@ from arborsim.policies.registry import build
 from arborsim.products.generate.lengths import TreeSpec, fixed, write_generated
 from arborsim.products.validate import published, published_errors
 from arborsim.products.validate.aiconfigurator import Prediction, installed
-from arborsim.products.validate.published import PlayedRun, compare
+from arborsim.products.validate.published import Kept, PlayedRun, PublishedLog, compare
 from arborsim.products.validate.published_errors import error_lines
-from arborsim.products.validate.published_log import Kept, PublishedLog
 from arborsim.products.validate.published_report import Published, print_published, to_frame
 from arborsim.products.validate.serving import ServingRun, read_runs
 from tests.helpers.demands import record_demands

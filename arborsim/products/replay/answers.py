@@ -19,8 +19,8 @@ from importlib import resources
 from typing import Any
 
 from arborsim.core.errors import ArborsimError, UsageError
-from arborsim.core.score import Score
 from arborsim.core.settings import setting_text
+from arborsim.core.statistics import Score
 from arborsim.core.tiers import Budget
 from arborsim.play.results import ANY, BASELINE, ORACLES, Answered, ReplayResult
 

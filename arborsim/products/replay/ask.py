@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import output_path
-from arborsim.core.score import Score
+from arborsim.core.statistics import Score
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.products import choices
 from arborsim.products.choices import Files, OnePolicy, Traces

@@ -98,14 +98,14 @@ class Searching:
 
     def __init__(self, options: SearchOptions) -> None:
         from arborsim.play.episode import cells_of
-        from arborsim.products.search.choice import (
+        from arborsim.products.search.run import (
+            SearchJob,
             check_fits,
             chosen_arms,
             must_be_known,
             served_arms,
             served_policies,
         )
-        from arborsim.products.search.run import SearchJob
         from arborsim.searches.bank import open_bank
 
         self._options, path = options, Path(options.bank)

@@ -1,19 +1,28 @@
-"""The content of a trace in a terminal: a screen of it, or everything."""
+"""`arborsim inspect`: the content of a trace in a terminal, a screen of it or everything."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from arborsim.products.traces.describe import Description, draw_tree, escaped
+from arborsim.core.documents import strict
+from arborsim.products.declare import Count, Option, Positive
+from arborsim.products.options import Json, print_json
+from arborsim.products.traces.describe import (
+    SPREADS,
+    Description,
+    describe,
+    draw_tree,
+    escaped,
+)
 from arborsim.report.table import terminal
+from arborsim.trace.reader import TraceReader, open_trace
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-    from arborsim.trace.reader import TraceReader
 
 _WIDE = 150
 #: Lines of the short form, and those of it around the thoughts of its tree.
@@ -26,6 +35,37 @@ _FEW_NODES = 8
 _EPISODES, _NODES = 2, 24
 #: Characters of one fact: a whole command, but not the names of thousands of damaged items.
 _LONGEST = 2000
+
+
+def inspect(
+    trace: Annotated[Path, Option(complete="trace")],
+    *,
+    all: bool = False,
+    episodes: Annotated[Count | None, Option(shown="1, with --all 2")] = None,
+    nodes: Annotated[Positive | None, Option(shown="those that fit, with --all 24")] = None,
+    json: Json = False,
+) -> None:
+    """Show what a trace holds: its model and search, its sizes, and what can replay it.
+
+    Parameters
+    ----------
+    trace
+        A trace file, or the .parts of a recording.
+    all
+        Also how it was made, sizes per column, each policy, more trees.
+    episodes
+        Episodes whose tree is drawn.
+    nodes
+        Most nodes per tree.
+    json
+        Print JSON instead of tables.
+    """
+    reader = open_trace(trace)
+    found = describe(reader)
+    if json:
+        print_json(strict(found))
+    else:
+        print_trace(reader, found, everything=all, episodes=episodes, nodes=nodes)
 
 
 def print_trace(
@@ -196,8 +236,6 @@ def _pairs(found: Description, pairs: dict[str, Any], unicode: bool) -> Table:
     """Names and facts. What is empty or unknown is left out."""
     from rich.text import Text
 
-    from arborsim.products.traces.describe import escaped
-
     # The file is not trusted: its strings must not steer the terminal or rich.
     rows = [
         (name, Text(escaped(str(value), unicode, _LONGEST)))
@@ -214,8 +252,6 @@ def _options(values: dict[str, Any]) -> str:
 
 def _statistics(found: Description, names: Sequence[str] = ()) -> Table:
     """The spreads of these names, of all if there are none."""
-    from arborsim.products.traces.describe import SPREADS
-
     rows: list[tuple[str, ...]] = []
     for name, label in SPREADS.items():
         if names and name not in names:

@@ -16,8 +16,7 @@ from arborsim.report.progress import LiveBar, PatientProgress
 
 if TYPE_CHECKING:
     from arborsim.play.backends import LiveFacts, LiveRequest
-    from arborsim.products.validate.published import PlayedRun
-    from arborsim.products.validate.published_log import PublishedLog
+    from arborsim.products.validate.published import PlayedRun, PublishedLog
     from arborsim.products.validate.published_report import Published
     from arborsim.products.validate.results import CellCheck
     from arborsim.products.validate.serving import ServingRun
@@ -170,7 +169,7 @@ def published(
     runs, other = read_runs(file), installed() if aiconfigurator else ""
     log = None
     if output.out is not None:
-        from arborsim.products.validate.published_log import PublishedLog
+        from arborsim.products.validate.published import PublishedLog
 
         log = PublishedLog(output.out, runs, other, resume=output.resume)
     result = Published(_compared(runs, jobs, bool(other), log), _sources(file, other))
@@ -189,8 +188,7 @@ def _compared(
 ) -> tuple[PlayedRun, ...]:
     """Every run, played; what is new is in the log before the next one."""
     from arborsim.core.workers import in_order
-    from arborsim.products.validate.published import compare, compare_asking
-    from arborsim.products.validate.published_log import Kept
+    from arborsim.products.validate.published import Kept, compare, compare_asking
 
     found = [] if log is None else log.played
     rest = runs[len(found) :]
