@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as documents
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -161,15 +161,24 @@ class ReportOptions(Options, panel="Output"):
         """Refuse, before the work, what cannot be written."""
         check_files(self.files)
 
-    def print(self, results: Results, files: Mapping[str, Path] | None = None) -> None:
-        """Write the page, then print results and the names of all `files`, or JSON alone."""
+    def write(self, results: Results) -> None:
+        """Write the files that were asked for."""
         if self.report is not None:
             results.report(self.report)
+
+    def print(
+        self,
+        results: Results,
+        files: Iterable[Path] | None = None,
+        show: Callable[[], None] | None = None,
+    ) -> None:
+        """Write the files, then print JSON alone, or tables and the names of all `files`."""
+        self.write(results)
         if self.json:
             print(results.to_json())
             return
-        results.print()
-        for path in (self.files if files is None else files).values():
+        (show or results.print)()
+        for path in self.files.values() if files is None else files:
             print(f"wrote {path}")
 
 
@@ -192,6 +201,11 @@ class OutputOptions(ReportOptions, panel="Output"):
             check_format(self.out)
         super().check()
 
+    def write(self, results: Results) -> None:
+        if self.out is not None:
+            results.save(self.out)
+        super().write(results)
+
 
 def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
     """The files that were asked for, by option. Refuses what cannot be written."""
@@ -201,6 +215,16 @@ def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
             check_ending(path, name, ".html")
         check_writable(path, name)
     return found
+
+
+def check_profile(out: Path, overwrite: bool, also: str = "") -> None:
+    """Refuse a profile, and the file of tables that it may have, that cannot be written."""
+    if out.suffix != ".toml":
+        raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
+    for path in (out, *([out.with_suffix(also)] if also else [])):
+        check_writable(path, "--out")
+        if path.exists() and not overwrite:
+            raise UsageError(f"{path} exists: choose another --out, or --overwrite")
 
 
 def check_ending(path: Path, option: str, ending: str) -> None:

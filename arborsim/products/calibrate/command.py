@@ -12,7 +12,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.outputs import check_writable
 from arborsim.products.choices import names
 from arborsim.products.declare import Count, Option, Options, Positive, Seed, Written
-from arborsim.products.options import Expert, TraceFiles, command_line, interruptible
+from arborsim.products.options import Expert, TraceFiles, check_profile, command_line, interruptible
 from arborsim.report.progress import Stages
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def hardware(
     from arborsim.products.calibrate.hardware import make_profile, profile_toml
     from arborsim.products.calibrate.policy_cost import measure_decisions
 
-    _check_profile(out, overwrite)
+    check_profile(out, overwrite)
     chosen = names(policy)
     for name in chosen:
         if name not in available():
@@ -338,17 +338,6 @@ def _show_bands(found: Any, traces: int, padding: str) -> list[str]:
         f"z_A - z_B with layers chosen on other traces: rho {mean:+.3f} [{low:+.3f}, {high:+.3f}]",
         f"layers below {FIRST_LAYER} are not chosen; occluded tokens were {padding}",
     ]
-
-
-def _check_profile(out: Path, overwrite: bool) -> None:
-    """Refuse what cannot be written before minutes of work."""
-    check_writable(out, "--out")
-    if out.suffix != ".toml":
-        raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
-    if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists: choose another --out, or --overwrite")
-    if not os.access(out.parent, os.W_OK):
-        raise UsageError(f"--out: the directory {out.parent} cannot be written to")
 
 
 def _show_agreements(agreements: Mapping[str, PassAgreement]) -> list[str]:

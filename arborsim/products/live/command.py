@@ -34,7 +34,7 @@ def _run(running: LiveRun, output: ReportOptions, files: dict[str, Path]) -> Non
     except ArborsimError:
         show_unfinished()
         raise
-    output.print(running.results(), files)
+    output.print(running.results(), files.values())
     for usage in () if output.json else running.models:
         print(usage.sentence)
     # Full retention, which always runs, does not count where others were asked for.

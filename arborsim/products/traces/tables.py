@@ -17,12 +17,11 @@ from arborsim.products.traces.describe import (
     draw_tree,
     escaped,
 )
-from arborsim.report.table import terminal
+from arborsim.report.table import grid, terminal
 from arborsim.trace.reader import TraceReader, open_trace
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, Group
 
 _WIDE = 150
 #: Lines of the short form, and those of it around the thoughts of its tree.
@@ -175,24 +174,13 @@ def _show_tables(console: Console, found: Description, unicode: bool) -> None:
 
 def _table(
     title: str, rows: Iterable[Sequence[Any]], heads: Sequence[str] = (), *, numbers: bool = False
-) -> Table:
-    """A table of texts, whose last column folds, or of numbers after a first column of text."""
-    from rich import box
-    from rich.table import Table
+) -> Group:
+    """A titled table of texts, or of numbers after a first column of text."""
+    from rich.console import Group
+    from rich.text import Text
 
-    style = box.SIMPLE_HEAD if heads else box.SIMPLE
-    table = Table(
-        title=title, title_justify="left", box=style, pad_edge=False, show_header=bool(heads)
-    )
-    columns = heads or ("", "")
-    for i, name in enumerate(columns):
-        if numbers:
-            table.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-        else:
-            table.add_column(name, no_wrap=i < len(columns) - 1, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    right = range(1, len(heads)) if numbers else ()
+    return Group(Text(title, style="italic"), grid(list(rows), heads, right=right), "")
 
 
 def _facts(found: Description) -> dict[str, Any]:
@@ -232,7 +220,7 @@ def _facts(found: Description) -> dict[str, Any]:
     return pairs
 
 
-def _pairs(found: Description, pairs: dict[str, Any], unicode: bool) -> Table:
+def _pairs(found: Description, pairs: dict[str, Any], unicode: bool) -> Group:
     """Names and facts. What is empty or unknown is left out."""
     from rich.text import Text
 
@@ -250,7 +238,7 @@ def _options(values: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in shown.items())
 
 
-def _statistics(found: Description, names: Sequence[str] = ()) -> Table:
+def _statistics(found: Description, names: Sequence[str] = ()) -> Group:
     """The spreads of these names, of all if there are none."""
     rows: list[tuple[str, ...]] = []
     for name, label in SPREADS.items():
@@ -275,7 +263,7 @@ def _number(value: float | str) -> str:
     return f"{value:,.1f}" if value >= 100 else f"{value:.3g}"
 
 
-def _sizes(found: Description) -> Table:
+def _sizes(found: Description) -> Group:
     tokens = found.spreads["prompt_tokens"].total + found.spreads["generated_tokens"].total
     whole = sum(column.stored_bytes for column in found.columns) or 1
     rows = [
@@ -301,7 +289,7 @@ def _size(size_bytes: float) -> str:
     return f"{size_bytes:.2f} GB"
 
 
-def _policies(found: Description) -> Table:
+def _policies(found: Description) -> Group:
     rows = [
         (fit.name, "no", f"{', '.join(fit.missing)}: {fit.remedy}")
         if fit.missing
