@@ -44,7 +44,8 @@ from arborsim.core import __version__ as __version__
 if TYPE_CHECKING:
     from arborsim.core.errors import ArborsimError
     from arborsim.products.kinds import load_results
-    from arborsim.products.live.ask import LiveResults, live
+    from arborsim.products.live.ask import live
+    from arborsim.products.live.results import LiveResults
     from arborsim.products.plan.ask import PlanResults, plan
     from arborsim.products.record.ask import record
     from arborsim.products.replay.ask import ReplayResults, replay
@@ -81,7 +82,7 @@ __all__ = [
 #: The module of each name.
 _HOME = {
     "ArborsimError": "core.errors",
-    "LiveResults": "products.live.ask",
+    "LiveResults": "products.live.results",
     "PlanResults": "products.plan.ask",
     "ReplayResults": "products.replay.ask",
     "Results": "products.results",

@@ -20,19 +20,13 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from arborsim.core.score import MASKED
+from arborsim.core.statistics import MASKED
 from arborsim.play.results import ANY
 from arborsim.policies.registry import build
-from arborsim.products.replay.answers import (
-    Counted,
-    Judged,
-    Searched,
-    count,
-    defaults_of,
-    resolved,
-    to_csv,
-)
-from arborsim.products.validate.results import LEAST_PROBLEMS, read_results
+from arborsim.products.replay.answers import Counted, Searched, defaults_of, resolved, to_csv
+from arborsim.products.replay.counting import Judged, count
+from arborsim.products.validate.files import read_results
+from arborsim.products.validate.results import LEAST_PROBLEMS
 from benchmarks.quality_arms import EXPERIMENTS
 
 QUALITY = "reports/quality/results.parquet"

@@ -73,16 +73,17 @@ def fit(engine: str) -> None:
     weights = np.array([1.0 if run.same_setting else _OTHER_FLAGS for run in runs])
 
     def errors(logs: np.ndarray) -> np.ndarray:
-        values = (start * np.exp(logs)).tolist()
+        values = (start * np.exp(logs - 1)).tolist()
         return weights * np.array([error(run, names, values) for run in runs])
 
-    before = errors(np.zeros(len(start)))
+    first = np.ones(len(start))  # one more than the logarithm of a factor: steps are relative
+    before = errors(first)
     found = least_squares(
-        errors, np.zeros(len(start)), diff_step=0.2, loss="soft_l1", f_scale=_SOFT, max_nfev=8
+        errors, first, diff_step=0.2, loss="soft_l1", f_scale=_SOFT, max_nfev=8
     )
     sizes = [float(np.median(np.abs(each / weights))) for each in (before, found.fun)]
     print(f"{engine}: {len(runs)} rows, median error {sizes[0]:.1%} -> {sizes[1]:.1%}")
-    for name, value in zip(names, (start * np.exp(found.x)).tolist(), strict=True):
+    for name, value in zip(names, (start * np.exp(found.x - 1)).tolist(), strict=True):
         print(f"  {name} = {value:.3g}", flush=True)
 
 

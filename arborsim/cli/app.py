@@ -47,11 +47,11 @@ COMMANDS = {
 #: The module of each command that is not `command` in the product of its name.
 _HOME = {
     "results": "sweep.command",
-    "inspect": "traces.inspect_command",
+    "inspect": "traces.tables",
     "policies": "catalog.policies",
     "hardware": "catalog.hardware",
     "models": "catalog.models",
-    "schema": "catalog.schema_command",
+    "schema": "schemas",
     "doctor": "catalog.doctor",
     "import": "traces.import_command",
 }
@@ -152,8 +152,8 @@ def main(arguments: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 2 after an error, which is printed as one line; 130 after Ctrl-C, or a SIGTERM, which
-        does the same.
+        0, or 2 after an error, which is printed as one line, or 130 after Ctrl-C or a SIGTERM,
+        which does the same.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -191,7 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> Any:
-    """The command's result; help and completions return 0."""
+    """The command's result. Help and completions return 0."""
     if asked := os.environ.get(_COMPLETE):
         return click.shell_completion.shell_complete(app, {}, "arborsim", _COMPLETE, asked)
     try:

@@ -1,6 +1,6 @@
 """Commands of functions: their options, their help by panel, and what a shell completes.
 
-Options are declared with `arborsim.products.declare`; click parses them.
+Options are declared with `arborsim.products.declare`. Click parses them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Command(click.Command):
         super().__init__(name, callback=self._run, help=help, params=found)
 
     def _run(self, **given: Any) -> Any:
-        """Call the function; it may not write over what it reads.
+        """Call the function. It may not write over what it reads.
 
         Those are files that arguments name, and files that those name.
         """
@@ -122,7 +122,7 @@ class Command(click.Command):
 
 
 def _parameter(made: Declared) -> click.Parameter:
-    """The parameter that click parses; the function knows the defaults."""
+    """The parameter that click parses. The function knows the defaults."""
     option, many = made.option, made.option.many
     required = made.default is MISSING and option.default is None
     kind = _type(made)

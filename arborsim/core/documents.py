@@ -43,12 +43,12 @@ def _finite(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:
-    """Strict JSON with sorted keys; the same value gives the same bytes."""
+    """Strict JSON with sorted keys. The same value gives the same bytes."""
     return json.dumps(strict(value), indent=indent, sort_keys=True, allow_nan=False)
 
 
 def to_toml(value: Any) -> str:
-    """TOML of a record or mapping; keys keep their order, and what is None is left out."""
+    """TOML of a record or mapping. Keys keep their order, and what is None is left out."""
     return "\n".join(toml_lines("", plain(value))).lstrip("\n") + "\n"
 
 
@@ -129,7 +129,7 @@ class RecordLog(Generic[R]):
         return self._file is not None
 
     def read(self) -> dict[str, Any]:
-        """Read what an earlier run has left; returns the head, or {} if even that is torn.
+        """Read what an earlier run has left. Returns the head, or {} if even that is torn.
 
         Raises `UsageError` if the file cannot be read, is no such log, or is damaged.
         """
@@ -170,7 +170,7 @@ class RecordLog(Generic[R]):
             self._file.seek(self._kept_bytes)
 
     def add(self, record: Any) -> None:
-        """Append a record, or a mapping that reads back as one; it is on the disk afterwards."""
+        """Append a record, or a mapping that reads back as one. It is on the disk afterwards."""
         assert self._file is not None, "add before open"
         with self._writing():
             self._file.write(f"{_line(plain(record))}\n".encode())

@@ -29,7 +29,7 @@ class UsageError(ArborsimError):
 
 
 class UnknownName(UsageError):
-    """There is no `what`, e.g. ``"policy"``, called `name`; the message has the nearest known.
+    """There is no `what`, e.g. ``"policy"``, called `name`. The message has the nearest known.
 
     `added` says how to add one.  `alike` is the name that is compared, if it is another.
     """

@@ -1,6 +1,6 @@
 """The events of a search, in the order a serving engine would see them.
 
-An episode is one search over one prompt.  It starts with a `Prefill`; then `Transition`, `Decode`,
+An episode is one search over one prompt.  It starts with a `Prefill`. Then `Transition`, `Decode`,
 `Boundary` and `Prune` alternate as the search likes, and an `Answer` ends it.  `Pressure` never
 comes from a trace: the controller raises it when the cache nears its budget.
 """
@@ -56,7 +56,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Transition:
-    """The search turns to `leaves`; nodes it has not seen before are in `opened` with parents.
+    """The search turns to `leaves`. Nodes it has not seen before are in `opened` with parents.
 
     The next tokens belong to these leaves, so their whole paths must be readable.
     """
@@ -92,7 +92,7 @@ class Pressure:
 
 @dataclass(frozen=True)
 class Answer:
-    """The search is over; `correct` is None if it was not judged."""
+    """The search is over. `correct` is None if it was not judged."""
 
     correct: bool | None
 

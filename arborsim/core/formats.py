@@ -4,7 +4,7 @@ A policy names the formats of its quantised tiers (`arborsim.policies.base.Polic
 simulator counts their bytes, the live cache stores exactly those, and `Format.rounded` is what
 attention reads back on both sides, bit for bit.
 
-Numbers that share a scale are a *group*.  Groups lie along the channels of a token's vector; keys
+Numbers that share a scale are a *group*.  Groups lie along the channels of a token's vector. Keys
 can also be grouped along tokens, one group per channel (KIVI, Liu et al. 2024, arXiv:2402.02750,
 section 3): some channels of keys are large in every token.  Such a group is quantised when all its
 tokens are there.  Its scales are counted by token, so that one that leaves takes its share along.
@@ -34,8 +34,8 @@ class Format:
     """How a quantised tier stores vectors of `head_dim` numbers (keys and values of a KV head).
 
     With 8 bits and `group` 0: FP8 e4m3 with a float32 scale per vector.  Else whole numbers: with a
-    zero point codes 0 .. 2^bits - 1 reach from the smallest number of a group to its largest;
-    without, they are symmetric, of ``2^(bits - 1) - 1`` steps to each side (2 bits: -1, 0, 1).
+    zero point codes 0 .. 2^bits - 1 reach from the smallest number of a group to its largest.
+    Without, they are symmetric, of ``2^(bits - 1) - 1`` steps to each side (2 bits: -1, 0, 1).
 
     Raises `UsageError` if there is no such format.
     """
@@ -96,7 +96,7 @@ class Format:
         return f"{self.bits} bits, {groups}{kept}"
 
     def scales(self, size: int) -> int:
-        """Groups of channels in a vector of `size` numbers; the last may be smaller."""
+        """Groups of channels in a vector of `size` numbers. The last may be smaller."""
         return -(-size // self.group) if self.group else 1
 
     def outliers_of(self, numbers: int) -> int:
@@ -129,7 +129,7 @@ class Format:
         return self.scale_bytes + self.zero_bytes + outliers * OUTLIER_BYTES
 
     def token_bytes(self, geometry: Geometry) -> int:
-        """One token over the layers that keep every token; a latent vector is stored as a key."""
+        """One token over the layers that keep every token. A latent vector is stored as a key."""
         size = geometry.elements_per_layer // geometry.vectors_per_layer
         values = geometry.vectors_per_layer // 2
         keys = geometry.vectors_per_layer - values
@@ -191,13 +191,13 @@ FP8 = Format()
 
 
 def _half(x: np.ndarray) -> np.ndarray:
-    """The nearest float16 numbers, as float32; none overflows."""
+    """The nearest float16 numbers, as float32. None overflows."""
     x = np.clip(x, -LARGEST_HALF, LARGEST_HALF)
     return np.asarray(x.astype(np.float16), dtype=np.float32)
 
 
 def round_e4m3(x: np.ndarray) -> np.ndarray:
-    """The nearest FP8 e4m3 number, ties to even; float32, same shape.
+    """The nearest FP8 e4m3 number, ties to even. Float32, same shape.
 
     Magnitudes above 448, the largest number of the format, become 448.
     """

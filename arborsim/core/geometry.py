@@ -2,7 +2,7 @@
 
 A cache must not be counted wrongly, so there are three kinds of layers:
 
-- *full attention* keeps keys and values of every token: ``2 H_kv d`` numbers;
+- *full attention* keeps keys and values of every token: ``2 H_kv d`` numbers.
 - *latent attention* (MLA) keeps one compressed vector and one rotary key of every token, from which
   all heads derive theirs (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 - *sliding-window attention* keeps keys and values of the newest `window` tokens of a sequence only.
@@ -76,7 +76,7 @@ class ExpertsProduct(NamedTuple):
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a model; a `ValueError` if its numbers contradict each other."""
+    """The shape of a model. A `ValueError` if its numbers contradict each other."""
 
     name: str
     #: As in the model's configuration (`heads` are query heads; `head_dim` is that of queries and
@@ -208,7 +208,7 @@ class Geometry:
 
     @property
     def expert_type(self) -> str:
-        """Type of the routed experts, one of `WEIGHT_BITS`; empty if they are not quantised."""
+        """Type of the routed experts, one of `WEIGHT_BITS`. Empty if they are not quantised."""
         return self.expert_weights or self.weights
 
     @cached_property
@@ -276,7 +276,7 @@ class Geometry:
         """The matrix products of a pass on one of `gpus`, without those of routed experts.
 
         Under tensor parallelism.  Each is done for every token, but for the output `HEAD`: once per
-        sequence.  What `gpus` does not divide is rounded up; KV heads are replicated if there are
+        sequence.  What `gpus` does not divide is rounded up. KV heads are replicated if there are
         fewer, and so are routers and the first projections of latent attention.  A `UsageError` if
         the widths of experts are unknown.
         """
@@ -291,7 +291,7 @@ class Geometry:
         return tuple(each for each in found if each.size)
 
     def experts_product(self, gpus: int = 1) -> ExpertsProduct | None:
-        """The routed experts on one of `gpus`, which has a part of each; raises as `products`."""
+        """The routed experts on one of `gpus`, which has a part of each. Raises as `products`."""
         self._require_widths()
         if not self.experts:
             return None
@@ -332,7 +332,7 @@ class Geometry:
     def score_flops(self, absorbed: bool) -> int:
         """Operations for one query and one key in one layer, all heads: score, weighted value.
 
-        With latent attention a decode step scores the latent vectors themselves (*absorbed*); a
+        With latent attention a decode step scores the latent vectors themselves (*absorbed*). A
         prefill expands them into keys and values first.
         """
         if not self.latent_dim:

@@ -18,16 +18,16 @@ class HeadRows(Protocol):
 
     @property
     def kv_heads(self) -> int:
-        """KV heads per layer; query head ``h`` reads KV head ``h // (heads // kv_heads)``."""
+        """KV heads per layer. Query head ``h`` reads KV head ``h // (heads // kv_heads)``."""
         ...
 
     @property
     def rope(self) -> Rope | None:
-        """How queries and keys were rotated; None if unknown."""
+        """How queries and keys were rotated. None if unknown."""
         ...
 
     def row(self, i: int) -> np.ndarray:
-        """Float32 ``[layers, heads, position + 1]`` of token `i`; NaN where the softmax was."""
+        """Float32 ``[layers, heads, position + 1]`` of token `i`. NaN where the softmax was."""
         ...
 
     def query(self, i: int) -> np.ndarray:
@@ -74,7 +74,7 @@ def attention_row(
     """Softmax of a scaled query ``[layers, heads, head_dim]`` over keys, in float32.
 
     `keys` are ``[layers, KV heads, head_dim, n]``, the result ``[layers, heads, n]``.  Keys that
-    are not `readable`, bool ``[layers, KV heads, n]``, get 0; at least one per KV head is.
+    are not `readable`, bool ``[layers, KV heads, n]``, get 0. At least one per KV head is.
     """
     layers, heads, size = query.shape
     kv_heads = keys.shape[1]
@@ -90,7 +90,7 @@ def attention_row(
 class VectorRows:
     """The `HeadRows` of a recorded search, from its queries and keys.
 
-    ``softmax(q . k / sqrt(head_dim))`` in float32, over the token's own path; vectors are
+    ``softmax(q . k / sqrt(head_dim))`` in float32, over the token's own path. Vectors are
     post-RoPE, so nothing else is needed.  A row is computed when a policy or a meter asks for it,
     once per token: all policies of a replay share the rows that fit into `_KEPT_BYTES`.
 
@@ -134,7 +134,7 @@ class VectorRows:
         return int(self._keys.shape[1])
 
     def row(self, i: int) -> np.ndarray:
-        """Float32 ``[layers, heads, position + 1]`` of token `i`; not to be written to."""
+        """Float32 ``[layers, heads, position + 1]`` of token `i`. Not to be written to."""
         known = self._rows.get(i)
         if known is not None:
             return known

@@ -88,7 +88,7 @@ class Installation:
 
 
 def examine() -> Installation:
-    """Look at this machine; takes as long as importing torch and transformers, if they are there.
+    """Look at this machine. Takes as long as importing torch and transformers, if they are there.
 
     Nothing that is missing or broken raises.
     """
@@ -119,7 +119,7 @@ def packages(declared: Sequence[str] | None = None) -> tuple[Package, ...]:
     """The packages that arborsim declares to use, with what is installed of them.
 
     `declared` are requirements as package metadata has them, by default arborsim's own.  Each is
-    listed once; those that every command needs come first.
+    listed once. Those that every command needs come first.
     """
     from packaging.requirements import Requirement
 
@@ -211,14 +211,14 @@ def _gpus(probe: Mapping[str, Any]) -> tuple[Gpu, ...]:
 
 
 def _nvidia_smi(wanted: str, *options: str, gpu: str = "") -> list[list[str]]:
-    """A row of values per GPU, or of the one given; none without a driver."""
+    """A row of values per GPU, or of the one given. None without a driver."""
     query = [f"--query-gpu={wanted}", f"--format={','.join(('csv', 'noheader', *options))}"]
     found = _output("nvidia-smi", *query, *(["-i", gpu] if gpu else []))
     return [line.split(", ") for line in found.strip().splitlines()]
 
 
 def _output(program: str, *options: str) -> str:
-    """A program's output; "" if it is not there or fails."""
+    """A program's output. "" if it is not there or fails."""
     if not (path := shutil.which(program)):
         return ""
     try:
@@ -243,7 +243,7 @@ _STATE = {
 
 
 def gpu_state(gpu: str) -> dict[str, str]:
-    """Driver, clocks and power limit of a GPU, named as nvidia-smi does; empty if that is absent.
+    """Driver, clocks and power limit of a GPU, named as nvidia-smi does. Empty if that is absent.
 
     Clocks are those of the moment.  A GPU without work lowers them.
     """
@@ -255,7 +255,7 @@ def gpu_state(gpu: str) -> dict[str, str]:
 def revision() -> str:
     """The git revision of these sources, and whether they differ from it: ``1a2b3c4d5e6f, dirty``.
 
-    Empty if arborsim was installed from a wheel; ``bundle 1a2b3c4d5e6f``, a digest of all files, in
+    Empty if arborsim was installed from a wheel. ``bundle 1a2b3c4d5e6f``, a digest of all files, in
     a bundle for GPU machines.  As it was when first asked for.
     """
     sources = Path(__file__).resolve().parents[2]
@@ -269,7 +269,7 @@ def revision() -> str:
 
 
 def _bundle_digest(listed: Path) -> str:
-    """Digest of the files in a bundle's list as they are now; they may have been changed."""
+    """Digest of the files in a bundle's list as they are now. They may have been changed."""
     digest = hashlib.sha256()
     for name in sorted(json.loads(listed.read_text(encoding="utf-8"))["files"]):
         digest.update(f"{name}\0".encode())
@@ -282,7 +282,7 @@ def sources(*places: str) -> str:
     """A digest of these sources, so that results of others can be recognised.
 
     `places` are packages (``"arborsim_torch"``), or files and folders of one
-    (``"arborsim/products/replay/ask.py"``).  None is imported; one that is not installed counts as
+    (``"arborsim/products/replay/ask.py"``).  None is imported. One that is not installed counts as
     empty.
     """
     digest = hashlib.sha256()

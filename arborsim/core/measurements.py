@@ -22,7 +22,7 @@ _ROUNDING = 1e-6
 
 @dataclass
 class TimeSplit:
-    """Where the seconds of a search went; the parts add up to `total_s`."""
+    """Where the seconds of a search went. The parts add up to `total_s`."""
 
     #: Model computation of the prompt and of the decode iterations, weights and KV reads and the
     #: per-layer and per-step overheads included
@@ -52,7 +52,7 @@ class TimeSplit:
 
 @dataclass
 class MemorySeries:
-    """Bytes by tier over time, sampled; all arrays have shape ``[samples]``.
+    """Bytes by tier over time, sampled. All arrays have shape ``[samples]``.
 
     ``hbm_kv_bytes`` counts whole pages, ``staging_bytes`` HBM buffers for recalled tokens, and
     ``in_flight_bytes`` pages whose copy to DDR has not finished.
@@ -103,16 +103,6 @@ def stored_columns(stored: Mapping[str, Stored]) -> dict[str, float]:
         f"{memory.lower()}_{name}": value
         for memory, each in stored.items()
         for name, value in vars(each).items()
-    }
-
-
-def stored_of(row: Mapping[str, Any]) -> dict[str, Stored]:
-    """The records that `stored_columns` made the columns of a row of."""
-    names = [each.name for each in fields(Stored)]
-    return {
-        memory: Stored(*(row[f"{memory.lower()}_{name}"] for name in names))
-        for memory in BELOW_DDR
-        if f"{memory.lower()}_{names[0]}" in row
     }
 
 
@@ -176,6 +166,20 @@ class Measurements:
     time: TimeSplit = field(default_factory=TimeSplit)
     series: MemorySeries = field(default_factory=MemorySeries)
 
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Measurements:
+        """The measurements that became the columns of a row. The series is in no table."""
+        apart = ("time", "series", "stored")
+        own = {each.name: row[each.name] for each in fields(cls) if each.name not in apart}
+        time = TimeSplit(**{part.name: row[part.name] for part in fields(TimeSplit)})
+        names = [each.name for each in fields(Stored)]
+        stored = {
+            memory: Stored(*(row[f"{memory.lower()}_{name}"] for name in names))
+            for memory in BELOW_DDR
+            if f"{memory.lower()}_{names[0]}" in row
+        }
+        return cls(**own, time=time, stored=stored)
+
     @property
     def needed_hbm_bytes(self) -> int:
         """Weights, workspace and cache at their peaks (which need not coincide: an upper bound)."""
@@ -183,7 +187,7 @@ class Measurements:
 
     @property
     def fits(self) -> bool:
-        """Whether the search fits the machine's memories; True where those are unknown."""
+        """Whether the search fits the machine's memories. True where those are unknown."""
         in_hbm = not self.usable_hbm_bytes or self.needed_hbm_bytes <= self.usable_hbm_bytes
         in_ddr = not self.usable_ddr_bytes or self.peak_ddr_bytes <= self.usable_ddr_bytes
         below = all(each.peak_bytes <= each.usable_bytes for each in self.stored.values())
@@ -202,7 +206,7 @@ class Measurements:
 def check_figures(
     measured: Measurements, whose: str, kept: float = math.nan, clocks_s: float = 0.0
 ) -> None:
-    """Raise `ResultError` for figures that no search can have; `whose` are they, in words.
+    """Raise `ResultError` for figures that no search can have. `whose` are they, in words.
 
     No bytes, tokens or seconds are below 0 (but for `clocks_s`, by which clocks of a live machine
     may differ), and attention kept (NaN: unknown) is a share.

@@ -88,14 +88,14 @@ def _doubles() -> np.ndarray:
 
 
 def in_float64(values: np.ndarray) -> np.ndarray:
-    """Float16 or float64 numbers in float64; by table, as NumPy takes five times as long."""
+    """Float16 or float64 numbers in float64. By table, as NumPy takes five times as long."""
     if values.dtype != np.float16:
         return values.astype(np.float64, copy=False)
     return _doubles().take(values.view(np.uint16))
 
 
 def _row_sums(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Float64 ``[rows]``: what each row's own `values` sum to; a row without any to 0."""
+    """Float64 ``[rows]``: the sum of each row's own `values`, 0 without any."""
     sums = np.zeros(len(offsets) - 1)
     for first, last in _blocks(offsets, _SUMMED_VALUES):
         own, start = offsets[first : last + 1], int(offsets[first])
@@ -118,7 +118,7 @@ class DenseRows:
         return len(self.offsets) - 1
 
     def row(self, i: int) -> np.ndarray:
-        """Float64 row of token `i`; its length is the token's position + 1."""
+        """Float64 row of token `i`. Its length is the token's position + 1."""
         return self.values[self.offsets[i] : self.offsets[i + 1]].astype(np.float64, copy=False)
 
     def widened(self) -> DenseRows:
@@ -148,7 +148,7 @@ class DenseRows:
 
 @dataclass(frozen=True)
 class SparseRows:
-    """Rows that keep their top positions; the rest of the mass is spread evenly over the others."""
+    """Rows that keep their top positions. The rest of the mass is spread evenly over the others."""
 
     index: np.ndarray  # int32 [sum of kept]
     value: np.ndarray  # float16 [sum of kept]
@@ -219,7 +219,7 @@ AttentionRows = DenseRows | SparseRows
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Attention of some layers, each on its own; one entry per token.
+    """Attention of some layers, each on its own. One entry per token.
 
     Notes
     -----
@@ -262,13 +262,13 @@ class HiddenRows:
         return HiddenRows(self.layers, self.values[tokens])
 
     def nearest(self, layer: int) -> np.ndarray:
-        """Float16 ``[tokens, size]`` of the layer nearest to `layer`; of two, the shallower."""
+        """Float16 ``[tokens, size]`` of the layer nearest to `layer`. Of two, the shallower."""
         return self.values[:, int(np.argmin(np.abs(np.asarray(self.layers) - layer)))]
 
 
 @dataclass(frozen=True)
 class Observations:
-    """Observations of a run of consecutive tokens; row ``i`` is the run's token ``i``."""
+    """Observations of a run of consecutive tokens. Row ``i`` is the run's token ``i``."""
 
     num_tokens: int
     attention: AttentionRows | None = None

@@ -4,7 +4,7 @@
 
     with whole(path) as part:       # a name next to `path`
         table.to_parquet(part)
-    # `path` is there now, on the disk; had anything failed, it would be what it was before
+    # `path` is there now, on the disk. Had anything failed, it would be what it was before
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def whole(path: Path, ending: str | None = None) -> Iterator[Path]:
     Raises
     ------
     UsageError
-        The file cannot be written; `path` is as it was.
+        The file cannot be written. `path` is as it was.
     """
     try:
         if _in_place(path):
@@ -89,7 +89,7 @@ def _remove_stumps(folder: Path, begin: str) -> None:
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """A folder for meanwhile, among the temporary files; `prefix` tells whose it is.
+    """A folder for meanwhile, among the temporary files. `prefix` tells whose it is.
 
     What killed processes left of their own with this prefix is removed.
     """
@@ -115,19 +115,19 @@ def scratch(prefix: str) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a UTF-8 file, whole or not at all; a `UsageError` if it cannot be written."""
+    """Write a UTF-8 file, whole or not at all. A `UsageError` if it cannot be written."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file, whole or not at all; a `UsageError` if it cannot be written."""
+    """Write a file, whole or not at all. A `UsageError` if it cannot be written."""
     # A killed process leaves the name, which must not pass for a file of its kind.
     with whole(Path(path), "") as part:
         part.write_bytes(content)
 
 
 def output_path(given: str | os.PathLike[str]) -> Path:
-    """The file of that name; a `UsageError` if it says a folder, which `Path` would forget."""
+    """The file of that name. A `UsageError` if it says a folder, which `Path` would forget."""
     name = os.fspath(given)
     if name.endswith(_ENDS_FOLDERS):
         raise UsageError(f"cannot write {name}: this is the name of a folder: name a file")
@@ -135,7 +135,7 @@ def output_path(given: str | os.PathLike[str]) -> Path:
 
 
 def real_path(path: Path) -> Path:
-    """From the root on and without links; one that points to itself stays."""
+    """From the root on and without links. One that points to itself stays."""
     return Path(os.path.realpath(path))  # `Path.resolve` raises a RuntimeError for such a link
 
 
@@ -169,7 +169,7 @@ def refuse_inputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
     outputs : mapping of str to Path
         By the option that names it.
     inputs : iterable of Path
-        Files; those that are not there are passed over.
+        Files. Those that are not there are passed over.
 
     Raises
     ------
@@ -200,7 +200,7 @@ class Lock:
     """Keeps other processes from writing `path` until it is released, or this process has ended.
 
     The lock is on a hidden file next to `path`, or to what that links to.  A killed process leaves
-    its name; an error that forgets the lock does not.
+    its name. An error that forgets the lock does not.
 
     Raises
     ------
@@ -224,7 +224,7 @@ class Lock:
         self._release = weakref.finalize(self, _unlocked, name, file, os.getpid())
 
     def release(self) -> None:
-        """Let others write; calling it again does no harm."""
+        """Let others write. Calling it again does no harm."""
         self._release()
 
 
@@ -235,7 +235,7 @@ def _unlocked(name: Path, file: IO[bytes], process: int) -> None:
 
 
 def _locked(name: Path, wait: bool = False) -> IO[bytes]:
-    """The file, made if it is not there, with a lock; `BlockingIOError` if another one has it."""
+    """The file, made if it is not there, with a lock. `BlockingIOError` if another one has it."""
     import fcntl  # there is none on Windows
 
     how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -254,7 +254,7 @@ def _locked(name: Path, wait: bool = False) -> IO[bytes]:
 
 
 def _target(path: Path) -> Path:
-    """The file that a name leads to, there or not; `OSError` for a link that leads to itself."""
+    """The file that a name leads to, there or not. `OSError` for a link that leads to itself."""
     target = real_path(path)
     if target.is_symlink():
         raise OSError(errno.ELOOP, "a symbolic link that leads to itself: remove it", str(path))
@@ -262,7 +262,7 @@ def _target(path: Path) -> Path:
 
 
 def _in_place(path: Path) -> bool:
-    """Whether to write into what is there; `OSError` for a named pipe, which may have no reader."""
+    """Whether to write into what is there. `OSError` for a named pipe, which may have no reader."""
     if path.is_fifo() and real_path(path).exists():  # the shell's own have no name
         raise OSError(errno.ESPIPE, "a named pipe: name a file, or /dev/stdout", str(path))
     return _is_special(path)
@@ -278,7 +278,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """A file's identity under any name; None for what is not there, and for devices."""
+    """A file's identity under any name. None for what is not there, and for devices."""
     try:
         found = path.stat()
     except (OSError, ValueError):

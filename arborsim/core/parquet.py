@@ -127,7 +127,7 @@ class ParquetTables:
     def read(
         self, groups: Sequence[int], columns: Sequence[str] | None = None, what: str = ""
     ) -> pa.Table:
-        """Row groups, all columns by default; `what` they are begins messages, e.g. ``"row 3: "``.
+        """Row groups, all columns by default. `what` they are begins messages, e.g. ``"row 3: "``.
 
         Whatever is wrong with them is one line.
         """
@@ -157,7 +157,7 @@ class ParquetTables:
         return self._error(f"{self.shown}: {what}{subject} damaged ({why}); {self._remedy}")
 
     def _check(self, file: IO[bytes], groups: Sequence[int], columns: Sequence[str] | None) -> int:
-        """Bytes that reading takes at most; raises `_Suspect` if those are too many."""
+        """Bytes that reading takes at most. Raises `_Suspect` if those are too many."""
         wanted = {each.name for each in self._columns} if columns is None else {*columns}
         chosen = [(i, each) for i, each in enumerate(self._columns) if each.name in wanted]
         needed = stored = 0
@@ -197,7 +197,7 @@ def one_line(error: BaseException) -> str:
 
 
 def ends_of(path: Path) -> tuple[bool, bool, int]:
-    """Whether a file begins, and ends, as Parquet does, and its bytes; may raise `OSError`."""
+    """Whether a file begins, and ends, as Parquet does, and its bytes. May raise `OSError`."""
     _refuse_pipe(path)
     with path.open("rb") as file:
         head = file.read(4)
@@ -309,7 +309,7 @@ def _struct(
 ) -> tuple[dict[int, Any], int]:
     """The wanted fields of a struct, and where it ends.  `IndexError` if it does not.
 
-    Fields are numbers (true), structs (a dict), or lists of structs (a list of one); those of
+    Fields are numbers (true), structs (a dict), or lists of structs (a list of one). Those of
     another type than wanted are skipped.
     """
     found: dict[int, Any] = {}

@@ -1,6 +1,6 @@
 """Classes that users bring, by name.
 
-Installed packages register theirs under an entry-point group; any other class goes by its place,
+Installed packages register theirs under an entry-point group. Any other class goes by its place,
 ``package.module:Class``.  Nothing is imported before it is asked for.
 """
 
@@ -24,13 +24,13 @@ Kind = TypeVar("Kind")
 
 
 def installed(group: str) -> tuple[str, ...]:
-    """Names that installed packages register under an entry-point group; imports none."""
+    """Names that installed packages register under an entry-point group. Imports none."""
     return tuple(_points(group))
 
 
 @cache
 def _points(group: str) -> dict[str, EntryPoint]:
-    """By name; looking through what is installed takes some milliseconds."""
+    """By name. Looking through what is installed takes some milliseconds."""
     return {point.name: point for point in entry_points(group=group)}
 
 

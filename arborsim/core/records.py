@@ -43,7 +43,7 @@ def read_toml(kind: type[Record], path: Path) -> Record:
 
 
 def from_toml(kind: type[Record], text: str, origin: str) -> Record:
-    """The record that a TOML text describes; `origin` names it in messages."""
+    """The record that a TOML text describes. `origin` names it in messages."""
     table = parse_toml(text, origin)
     with located(origin):
         return convert(kind, table)
@@ -70,7 +70,7 @@ def parse_toml(text: str, origin: str) -> dict[str, Any]:
 def convert(kind: type[Record], value: object, place: str = "", *, finite: bool = True) -> Record:
     """A record, or anything else that can be annotated, from what `tomllib` or `json` gives.
 
-    `place` names the value in messages, e.g. ``"[target]"``; empty for the file itself.  `finite`
+    `place` names the value in messages, e.g. ``"[target]"``. Empty for the file itself.  `finite`
     refuses NaN and infinite numbers.
 
     Raises
@@ -84,7 +84,7 @@ def convert(kind: type[Record], value: object, place: str = "", *, finite: bool 
 
 
 def given_values(kind: type[Any], value: object, place: str = "") -> dict[str, Any]:
-    """The fields that a table gives, checked as `convert` does; any may be missing."""
+    """The fields that a table gives, checked as `convert` does. Any may be missing."""
     rules = _rules(kind)
     assert isinstance(rules, inspect.DataclassType)
     return _Reader(True).given(rules, value, place)
@@ -103,7 +103,7 @@ def located(place: str) -> Iterator[None]:
 def check_ranges(record: Any, where: str) -> None:
     """Refuse a record that was made in Python with a number outside of its declared range.
 
-    For ``__post_init__``; `where` names the record in the message.
+    For ``__post_init__``. `where` names the record in the message.
     """
     rules = _rules(type(record))
     assert isinstance(rules, inspect.DataclassType)
@@ -126,7 +126,7 @@ def parsed(parse: Callable[[Any], Any]) -> Meta:
 
 
 def one_of(what: str, known: Iterable[str]) -> Meta:
-    """One of the known words, for words that a Literal cannot list; `what` names their kind."""
+    """One of the known words, for words that a Literal cannot list. `what` names their kind."""
     words = tuple(known)
 
     def parse(value: object) -> str:
@@ -151,7 +151,7 @@ def _whole(value: object) -> object:
 
 
 def duration_s(value: object) -> float:
-    """Seconds of a time with its unit; a `ValueError` that has the rule, as `parsed` wants it."""
+    """Seconds of a time with its unit. A `ValueError` that has the rule, as `parsed` wants it."""
     try:
         seconds = read("seconds", value) if isinstance(value, str) else math.nan
     except ValueError:
@@ -187,7 +187,7 @@ _rules: Callable[[Any], inspect.Type] = cache(inspect.type_info)
 
 
 class _Reader:
-    """Builds values by the rules of their annotations; `at` is the place and key in messages."""
+    """Builds values by the rules of their annotations. `at` is the place and key in messages."""
 
     def __init__(self, finite: bool) -> None:
         self._finite = finite
@@ -328,7 +328,7 @@ def _is_table(rule: inspect.Type) -> bool:
 
 
 def _broken(rule: inspect.IntType | inspect.FloatType, value: Any) -> str:
-    """The limits that a number breaks, in words; "" if it breaks none."""
+    """The limits that a number breaks, in words. "" if it breaks none."""
     limits = {
         f"above {rule.gt}": rule.gt is None or value > rule.gt,
         f"at least {rule.ge}": rule.ge is None or value >= rule.ge,

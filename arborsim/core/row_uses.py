@@ -2,7 +2,7 @@
 
 Most scores follow the sum of the rows, the newest one, or when tokens were used last.  A backend
 that knows so hands over one vector per path and decision instead of a row per token
-(`Observations.reduced`); a replay has the rows themselves.  Both lead to the same values: weights
+(`Observations.reduced`). A replay has the rows themselves.  Both lead to the same values: weights
 are whole multiples of 2**-24, the smallest step of float16, and at most 1, so float64 adds up to
 2**29 of them exactly, in any order.
 """
@@ -70,7 +70,7 @@ class RowUse:
         return max(0, prompt_tokens - self.prompt)
 
     def spared(self, prompt_tokens: int) -> tuple[int, int]:
-        """First positions and newest ones that do not count for "reach"; 0 and 0 of others."""
+        """First positions and newest ones that do not count for "reach", else 0 and 0."""
         if self.keeps != "reach":
             return 0, 0
         return min(self.sinks, prompt_tokens // 8), max(1, min(self.recent, prompt_tokens // 4))
@@ -81,7 +81,7 @@ class ReducedRows:
     """The reduced rows of a run, which cannot be cut any more.
 
     Per leaf ``[groups, positions]``, of a type that float64 holds exactly: the sum, or the newest
-    row, NaN where no row was a number; or which of the run's iterations was the last to use a
+    row, NaN where no row was a number, or which of the run's iterations was the last to use a
     position, from 1 on, 0 if none did.  Of "reach" ``[groups, 1]``, of "moments" ``[groups, 3]``,
     of "sparsity" ``[2, iterations]``.  No positions, or iterations, where no query counts.
     """

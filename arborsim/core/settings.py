@@ -32,7 +32,7 @@ class Setting:
 
     @property
     def bounds(self) -> str:
-        """The range for people, e.g. ``"in [0, 1]"``; empty if anything goes."""
+        """The range for people, e.g. ``"in [0, 1]"``. Empty if anything goes."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.high == math.inf:
@@ -60,13 +60,13 @@ def setting(
 
 
 def settings_of(kind: type) -> Iterator[tuple[Field[Any], Setting]]:
-    """Fields of a dataclass with their settings; a plain field gets an empty one."""
+    """Fields of a dataclass with their settings. A plain field gets an empty one."""
     for each in fields(kind):
         yield each, each.metadata.get(_KEY, Setting(""))
 
 
 def default_of(each: Field[Any]) -> Any:
-    """The default of a field; None if it has none."""
+    """The default of a field. None if it has none."""
     if each.default is not MISSING:
         return each.default
     return each.default_factory() if each.default_factory is not MISSING else None
@@ -112,7 +112,7 @@ def _read(name: str, text: str, kind: type[Any]) -> Any:
 
 
 def whole_number(text: str) -> int:
-    """The number that digits write, or ``8k``; a `ValueError` if it is too large, or no number."""
+    """The number that digits write, or ``8k``. A `ValueError` if it is too large, or no number."""
     try:
         number = int(text)  # which itself refuses thousands of digits
     except ValueError:

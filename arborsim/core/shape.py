@@ -36,7 +36,7 @@ class Rope:
         return 2 * len(self.inverse_frequencies)
 
     def rotate(self, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Vectors ``[..., head_dim]`` turned by their positions; float64.
+        """Vectors ``[..., head_dim]`` turned by their positions. Float64.
 
         `positions`, int, has the shape ``[...]``, or one that broadcasts to it.
         """
@@ -44,7 +44,7 @@ class Rope:
         return self._rotated(vectors, cos * self.scaling, sin * self.scaling)
 
     def unrotate(self, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The vectors that `rotate` turns into these; float64 ``[..., head_dim]``."""
+        """The vectors that `rotate` turns into these. Float64 ``[..., head_dim]``."""
         cos, sin = self._cos_sin(positions)
         return self._rotated(vectors, cos / self.scaling, -sin / self.scaling)
 
@@ -85,7 +85,7 @@ class CacheShape:
     rope: Rope | None = None  # None if unknown, or not the same at every length
 
     def rows(self, groups: int) -> np.ndarray:
-        """Which of `layers`, counted from 0, each of the plan's groups lies in; int64 ``[groups]``.
+        """Which of `layers`, counted from 0, each of the plan's groups lies in. Int64 ``[groups]``.
 
         One group stands for all layers and counts as the first.
         """

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from operator import le
 
 import numpy as np
@@ -64,7 +66,7 @@ def nonnegative_least_squares(
     """The ``x >= least`` that brings ``rows @ x`` closest to `target` ``[n]``.
 
     `rows` is ``[n, unknowns]``, its columns of similar size.  Lawson and Hanson, Solving Least
-    Squares Problems (1974), chapter 23; here because machines with a GPU need not have SciPy.
+    Squares Problems (1974), chapter 23. Here because machines with a GPU need not have SciPy.
     """
     target = target - rows @ np.broadcast_to(least, rows.shape[1])
     x = np.zeros(rows.shape[1])
@@ -91,7 +93,7 @@ def nonnegative_least_squares(
 
 
 def _unbounded(rows: np.ndarray, target: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Least squares over the unknowns that are `free`; the others are 0."""
+    """Least squares over the unknowns that are `free`. The others are 0."""
     x = np.zeros(len(free))
     x[free] = np.linalg.lstsq(rows[:, free], target, rcond=None)[0]
     return x
@@ -113,7 +115,7 @@ def fisher_p(good: int, other: int, n: int) -> float:
 
 
 def least_visible(correct: int, n: int) -> int | None:
-    """The best of the lower counts that `n` problems tell from `correct`; None if there is none."""
+    """The best of the lower counts that `n` problems tell from `correct`. None if there is none."""
     lower = (k for k in range(correct - 1, -1, -1) if fisher_p(k, correct, n) < SIGNIFICANT)
     return next(lower, None)
 
@@ -121,7 +123,7 @@ def least_visible(correct: int, n: int) -> int | None:
 def efficient(points: Sequence[Sequence[float]]) -> list[int]:
     """Numbers of the points that no other one matches everywhere and beats somewhere.
 
-    All measures are the better the smaller.  They are in the order of the first measure; of points
+    All measures are the better the smaller.  They are in the order of the first measure. Of points
     that are equal in all of them, the first one stands for the others.
     """
     found: list[int] = []
@@ -133,7 +135,7 @@ def efficient(points: Sequence[Sequence[float]]) -> list[int]:
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Rank correlation of two arrays ``[n]``, average ranks for ties; NaN if either is constant."""
+    """Rank correlation of two arrays ``[n]``, average ranks for ties. NaN if either is constant."""
     from scipy.stats import rankdata
 
     if len(x) < 2:
@@ -166,7 +168,7 @@ def fit_logistic(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
 
     `x` is float64 ``[n, k]``, `y` bool ``[n]``.  The penalty ``ridge / 2 * sum(theta'^2)`` is on
     the coefficients of features that are divided by their root mean square, so that it does not
-    depend on their units; above 0 the solution is finite and unique.
+    depend on their units. Above 0 the solution is finite and unique.
     """
     from scipy.optimize import minimize
     from scipy.special import expit
@@ -186,7 +188,7 @@ def fit_logistic(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
 
 
 def auc(score: np.ndarray, positive: np.ndarray) -> float:
-    """Probability that a positive scores above a negative (ties count half); NaN without both."""
+    """Probability that a positive scores above a negative (ties count half). NaN without both."""
     from scipy.stats import rankdata
 
     good = int(positive.sum())
@@ -209,6 +211,79 @@ def leave_one_out_scores(
 
 
 def rows_of(trace: np.ndarray, chosen: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Row numbers of the chosen traces, as often as chosen; `trace` is that of each row, from 0."""
+    """Row numbers of the chosen traces, as often as chosen. `trace` is that of each row, from 0."""
     members = [np.flatnonzero(trace == number) for number in range(int(trace.max(initial=-1)) + 1)]
     return np.concatenate([members[number] for number in chosen])
+
+
+MASKED = ", masked"  #: ends the source of runs in which tokens were masked, not removed
+
+
+@dataclass(frozen=True)
+class Score:
+    """Right answers over the problems of one run."""
+
+    right: int
+    n: int  #: searches that the budget could hold, and that were judged
+    infeasible: int  #: searches that it could not
+    #: Right under full retention on the same n problems; None where that was not run on all
+    full_right: int | None
+    source: str  #: the run: two scores are compared only within one
+
+    @property
+    def masked(self) -> bool:
+        """Whether tokens were masked in place of removed."""
+        return self.source.endswith(MASKED)
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.n if self.n else math.nan
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """Clopper and Pearson's, 95%, of the accuracy."""
+        return clopper_pearson(self.right, self.n) if self.n else (math.nan, math.nan)
+
+    @property
+    def low(self) -> float:
+        return self.interval[0]
+
+    @property
+    def high(self) -> float:
+        return self.interval[1]
+
+    @property
+    def difference(self) -> float:
+        """Accuracy less that of full retention on the same problems. NaN if unknown."""
+        if self.full_right is None or not self.n:
+            return math.nan
+        return (self.right - self.full_right) / self.n
+
+    @cached_property
+    def p(self) -> float:
+        """Two-sided p of Fisher's exact test of `difference`. NaN if that is unknown."""
+        if self.full_right is None or not self.n:
+            return math.nan
+        return fisher_p(self.right, self.full_right, self.n)
+
+    @property
+    def loses(self) -> bool:
+        """Whether fewer are right than under full retention, visibly."""
+        return self.difference < 0 and self.p < SIGNIFICANT
+
+    def alike(self, other: Score) -> bool:
+        """Whether both were counted in one run, over the same problems.
+
+        Where a budget could not hold some, those that are left are other problems.
+        """
+        return (
+            self.source == other.source
+            and self.n == other.n
+            and not self.infeasible
+            and not other.infeasible
+        )
+
+    def beats(self, other: Score) -> bool:
+        """Whether more are right than under `other`, visibly. False unless they are `alike`."""
+        more = self.alike(other) and self.right > other.right
+        return more and fisher_p(self.right, other.right, self.n) < SIGNIFICANT

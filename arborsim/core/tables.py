@@ -214,12 +214,12 @@ def _check_column(values: pd.Series[Any], kind: str, may_be_missing: bool) -> No
 
 
 def holds_key(path: Path, key: bytes) -> bool:
-    """Whether a file is Parquet whose metadata has this key; no, if it cannot be read."""
+    """Whether a file is Parquet whose metadata has this key. No, if it cannot be read."""
     return key in _said(path)
 
 
 def _said(path: Path) -> Mapping[bytes, bytes]:
-    """The metadata of a Parquet file; none if it cannot be read."""
+    """The metadata of a Parquet file. None if it cannot be read."""
     from arborsim.core.parquet import ParquetTables
 
     try:

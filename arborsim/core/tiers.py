@@ -77,7 +77,7 @@ _DDR, _EVICTED = int(Tier.DDR), int(Tier.EVICTED)  # members of an enum are slow
 
 
 def by_tier(rule: Callable[[Tier], Any]) -> np.ndarray:
-    """A table by tier of what `rule` says, ``[MOST_TIERS]``; 0 or False where there is none."""
+    """A table by tier of what `rule` says, ``[MOST_TIERS]``. 0 or False where there is none."""
     found = {int(tier): rule(tier) for tier in Tier}
     return np.array([found.get(value, type(found[0])()) for value in range(MOST_TIERS)])
 
@@ -120,7 +120,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """``"2048"`` is tokens, ``"0.25"`` a share, ``"1"`` the whole; else a `UsageError`.
+        """``"2048"`` is tokens, ``"0.25"`` a share, ``"1"`` the whole. Else a `UsageError`.
 
         With units, ``"2k"`` is tokens, and ``"25%"`` a share.
         """
@@ -144,7 +144,7 @@ class Budget:
 
     @classmethod
     def stated(cls, value: object) -> Budget:
-        """A file's budget, a number or a text; a `ValueError` has the rule, as `parsed` wants."""
+        """A file's budget, a number or a text. A `ValueError` has the rule, as `parsed` wants."""
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError("must be a budget: 2048, or 0.25")
         return cls.parse(str(value))

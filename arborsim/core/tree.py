@@ -34,7 +34,7 @@ class Node:
 
 
 class GrowingArray:
-    """A NumPy array that appends in amortised constant time; `row` is the shape of one entry."""
+    """A NumPy array that appends in amortised constant time. `row` is the shape of one entry."""
 
     def __init__(self, dtype: DType, capacity: int = 64, row: tuple[int, ...] = ()) -> None:
         self._data = np.empty((capacity, *row), dtype=dtype)
@@ -189,7 +189,7 @@ class ThoughtTree:
         return path.values
 
     def forget_paths(self, keep: Iterable[int] = ()) -> None:
-        """Drop cached paths but those of `keep`; they are rebuilt when asked for."""
+        """Drop cached paths but those of `keep`. They are rebuilt when asked for."""
         kept = set(keep)
         self._paths = {leaf: path for leaf, path in self._paths.items() if leaf in kept}
 
@@ -211,7 +211,7 @@ class ThoughtTree:
         self.forget_paths(leaves)
 
     def distance(self, leaves: Sequence[int]) -> IntArray:
-        """Edges from every node to the nearest of `leaves`; shape ``[nodes]``.
+        """Edges from every node to the nearest of `leaves`. Shape ``[nodes]``.
 
         For one leaf, ``d(i, leaf) = depth(i) + depth(leaf) - 2 depth(lowest common ancestor)``.
         For several, a sweep up the tree and one down finds the nearest in two passes.

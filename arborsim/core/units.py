@@ -37,7 +37,7 @@ class Scale:
     decimals: int
 
     def show(self, value: float) -> str:
-        """`value` in this unit; ``-`` for nothing, ``n/a`` for unknown."""
+        """`value` in this unit. ``-`` for nothing, ``n/a`` for unknown."""
         if math.isnan(value):
             return "n/a"
         if value == 0:

@@ -1,4 +1,4 @@
-"""Work spread over processes; what comes of it does not depend on their number.
+"""Work spread over processes. What comes of it does not depend on their number.
 
 Processes are spawned, not forked: a fork would copy the threads' locks of Arrow and BLAS.
 Functions are at the top level of a module, as are classes of items and results: all are pickled.
@@ -58,7 +58,7 @@ def unfold(
 ) -> Iterator[tuple[Item, Result]]:
     """Items with their results, as they are done, until there are none and none is under way.
 
-    `next_item` raises `LookupError` if there is none now; a result that was handed out may make it
+    `next_item` raises `LookupError` if there is none now. A result that was handed out may make it
     give more.  It is a `WorkerDied` if a process dies.  With 0 workers this one does the work.
     """
     if workers < 1:
@@ -78,7 +78,7 @@ def unfold(
 
 @contextmanager
 def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool; after Ctrl-C processes that it did not reach are ended, and nothing is waited for."""
+    """A pool. After Ctrl-C processes that it did not reach are ended, and nothing is waited for."""
     if workers > _MOST:
         raise UsageError(f"{workers:,} worker processes are too many: take at most {_MOST:,}")
     others = set(active_children())

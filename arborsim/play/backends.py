@@ -64,6 +64,16 @@ class ModelUsage:
         found = {"s": self.wall_s} | {name: getattr(self, name) for name in counted}
         return {f"{self.role}_{what}": float(value) for what, value in found.items() if value}
 
+    @property
+    def sentence(self) -> str:
+        """What the model took, in a line."""
+        kind = {"reward": "reward model", "embed": "embedding model"}[self.role]
+        kv = f", KV up to {self.peak_kv_bytes / 1e6:.3g} MB" if self.peak_kv_bytes else ""
+        return (
+            f"{kind} {self.name}: {self.texts} thoughts, {self.wall_s:.2f} s, weights "
+            f"{self.weight_bytes / 1e6:.3g} MB{kv}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:

@@ -16,7 +16,7 @@ from arborsim.core.measurements import (
     check_peak,
     stored_together,
 )
-from arborsim.core.score import Score
+from arborsim.core.statistics import Score
 
 if TYPE_CHECKING:
     from arborsim.machine.terms import Term

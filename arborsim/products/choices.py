@@ -1,6 +1,6 @@
 """Policies, budgets and settings that a caller chooses, by name or as objects.
 
-The command line passes texts (``"h2o,snapkv"``, ``"0.25"``, ``"h2o.per=shared"``); Python may also
+The command line passes texts (``"h2o,snapkv"``, ``"0.25"``, ``"h2o.per=shared"``). Python may also
 pass lists, numbers, a dict of settings and policies that it made itself.
 """
 
@@ -58,7 +58,7 @@ def whole_numbers(given: str | int | Sequence[int], option: str) -> list[int]:
 
 
 def files(given: Files) -> list[Path]:
-    """Paths of files; at least one.
+    """Paths of files. At least one.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def _budgets(given: Any) -> list[Budget]:
 class ChosenPolicies:
     """Policies by name or made already.
 
-    `names` are those looked up by name; `every` says whether all were asked for, so that one that
+    `names` are those looked up by name. `every` says whether all were asked for, so that one that
     cannot run is left out.  `oracle` says whether all include bounds that know the future.
     """
 
@@ -134,7 +134,7 @@ class ChosenPolicies:
         return [*self.names, *(policy.name for policy in self.made)]
 
     def build(self, settings: Mapping[str, Mapping[str, str]]) -> list[Policy]:
-        """The policies, those given as objects last; tables go by their names, which must differ.
+        """The policies, those given as objects last. Tables go by their names, which must differ.
 
         `settings` are by policy, as `policy_settings` finds them.
         """
@@ -227,7 +227,7 @@ def check_recall(recall: str, known: Sequence[str] = RECALLS) -> None:
 
 
 def geometry(traces: Sequence[Path], model: str, kv_dtype: str, weights: str) -> Geometry | None:
-    """The model that is charged; None for the recorded one, as it was recorded."""
+    """The model that is charged. None for the recorded one, as it was recorded."""
     from arborsim.machine.config import with_types
     from arborsim.machine.lookup import load_geometry
     from arborsim.trace.reader import open_trace

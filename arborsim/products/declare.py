@@ -129,7 +129,7 @@ class Declared:
 
 
 class Options:
-    """A dataclass of options; `panel` is the section of help that shows them."""
+    """A dataclass of options. `panel` is the section of help that shows them."""
 
     panel: ClassVar[str] = ""
 
@@ -331,7 +331,7 @@ def _documented(kind: Any) -> str:
 
 
 def equivalent(name: str, given: Options) -> str:
-    """``"arborsim replay t.parquet --policy h2o"``; of what no option says, the call in Python.
+    """``"arborsim replay t.parquet --policy h2o"``, or where options cannot say it the Python call.
 
     It names what differs from the defaults, and nothing that leaves the results alone, so that the
     command and the call that do the same write the same bytes.
@@ -407,7 +407,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def listed(given: Any) -> list[Any]:
-    """One thing, or a sequence of things, as a list; texts and paths are one thing."""
+    """One thing, or a sequence of things, as a list. Texts and paths are one thing."""
     if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable):
         return [given]
     return list(given)

@@ -26,7 +26,7 @@ def explained(episodes: Sequence[EpisodeResult]) -> dict[tuple[str, str, str], t
 def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = None) -> None:
     """Print a table per trace, policy and budget that adds up to its total time.
 
-    The total is what the searches were measured to take; raises `ResultError` if the terms leave
+    The total is what the searches were measured to take. Raises `ResultError` if the terms leave
     more than 0.5% of it unexplained.
     """
     console = console or terminal()
@@ -90,7 +90,7 @@ def _busy(point: LoadPoint) -> str:
 
 
 def _print(console: Console, terms: Sequence[Term], whole_s: float, replayed: bool = False) -> None:
-    """Names, seconds and their share of the whole; for a replay, what they rest on and hide."""
+    """Names, seconds and their share of the whole. For a replay, what they rest on and hide."""
     unit = scale_for("seconds", [whole_s / 1000])  # small terms count, too
     rows = []
     for term in terms:

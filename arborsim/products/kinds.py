@@ -33,7 +33,7 @@ def load_results(path: str | os.PathLike[str]) -> Results:
         The file cannot be read, is damaged or holds no results.
     """
     from arborsim.core.parquet import one_line
-    from arborsim.products.live.ask import LiveResults
+    from arborsim.products.live.results import LiveResults
     from arborsim.products.plan.ask import PlanResults
     from arborsim.products.replay.ask import ReplayResults
     from arborsim.products.search.ask import SearchResults

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as documents
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -90,7 +91,7 @@ class MachineOptions(Options, panel="Machine"):
     tree_attention: bool = True
 
     def machine(self, traces: Sequence[Path], **more: bool) -> Machine:
-        """The simulated machine; `more` are fields of `Machine` of that name."""
+        """The simulated machine. `more` are fields of `Machine` of that name."""
         from arborsim.machine.lookup import load_profile
         from arborsim.machine.machine import Machine
         from arborsim.memory.pages import MOST_PAGE_TOKENS
@@ -160,15 +161,24 @@ class ReportOptions(Options, panel="Output"):
         """Refuse, before the work, what cannot be written."""
         check_files(self.files)
 
-    def print(self, results: Results, files: Mapping[str, Path] | None = None) -> None:
-        """Write the page, then print results and the names of all `files`, or JSON alone."""
+    def write(self, results: Results) -> None:
+        """Write the files that were asked for."""
         if self.report is not None:
             results.report(self.report)
+
+    def print(
+        self,
+        results: Results,
+        files: Iterable[Path] | None = None,
+        show: Callable[[], None] | None = None,
+    ) -> None:
+        """Write the files, then print JSON alone, or tables and the names of all `files`."""
+        self.write(results)
         if self.json:
             print(results.to_json())
             return
-        results.print()
-        for path in (self.files if files is None else files).values():
+        (show or results.print)()
+        for path in self.files.values() if files is None else files:
             print(f"wrote {path}")
 
 
@@ -191,9 +201,14 @@ class OutputOptions(ReportOptions, panel="Output"):
             check_format(self.out)
         super().check()
 
+    def write(self, results: Results) -> None:
+        if self.out is not None:
+            results.save(self.out)
+        super().write(results)
+
 
 def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
-    """The files that were asked for, by option; refuses what cannot be written."""
+    """The files that were asked for, by option. Refuses what cannot be written."""
     found = {option: Path(path) for option, path in files.items() if path is not None}
     for name, path in found.items():
         if name == "--report":
@@ -202,10 +217,29 @@ def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
     return found
 
 
+def check_profile(out: Path, overwrite: bool, also: str = "") -> None:
+    """Refuse a profile, and the file of tables that it may have, that cannot be written."""
+    if out.suffix != ".toml":
+        raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
+    for path in (out, *([out.with_suffix(also)] if also else [])):
+        check_writable(path, "--out")
+        if path.exists() and not overwrite:
+            raise UsageError(f"{path} exists: choose another --out, or --overwrite")
+
+
 def check_ending(path: Path, option: str, ending: str) -> None:
-    """Refuse a name that says another kind of file than will be written; devices have no kind."""
+    """Refuse a name that says another kind of file than will be written. Devices have no kind."""
     if path.suffix != ending and (path.is_file() or not path.exists()):
         raise UsageError(f"{option} {path}: the name must end in {ending}")
+
+
+@contextmanager
+def interruptible(left: str = "; nothing was written") -> Iterator[None]:
+    """Ctrl-C in this work ends the command with exit code 130, and says what it left."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(left) from None
 
 
 def command_line() -> str:

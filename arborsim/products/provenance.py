@@ -76,7 +76,7 @@ def machine_settings(machine: Machine, recorded: Sequence[Geometry]) -> dict[str
 
 
 def machine_facts(machine: Machine, recorded: Sequence[Geometry]) -> dict[str, Any]:
-    """Machine and model for the metadata of results; lists where traces have several models."""
+    """Machine and model for the metadata of results. Lists where traces have several models."""
     charged = _charged(machine, recorded)
     gpu, host = _gpu_and_host(machine)
     engine = machine.profile.engine

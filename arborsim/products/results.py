@@ -42,7 +42,7 @@ class Results(ABC):
 
     Notes
     -----
-    ``print(results)`` shows the tables of the command line; a notebook shows `summary`.
+    ``print(results)`` shows the tables of the command line. A notebook shows `summary`.
     """
 
     kind: ClassVar[str]
@@ -53,7 +53,7 @@ class Results(ABC):
 
     @abstractmethod
     def to_pandas(self) -> pd.DataFrame:
-        """A row per search (of a plan: per candidate); names carry their units.
+        """A row per search (of a plan: per candidate). Names carry their units.
 
         Nothing is rounded.  What is not known is NaN or missing.
         """
@@ -64,7 +64,7 @@ class Results(ABC):
 
     @abstractmethod
     def to_json(self) -> str:
-        """Everything as strict JSON, as ``--json`` prints it; unknown numbers are null."""
+        """Everything as strict JSON, as ``--json`` prints it. Unknown numbers are null."""
 
     @abstractmethod
     def report(self, path: str | os.PathLike[str]) -> Path:

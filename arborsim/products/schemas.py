@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from arborsim.products.declare import Option
+from arborsim.products.options import print_json
 
 Schema = dict[str, Any]
 
@@ -71,7 +74,7 @@ def _record(kind: type, records: dict[str, Schema]) -> Schema:
 
 
 def _complete(schema: Any) -> Any:
-    """Numbers may be null; all keys of a record are there."""
+    """Numbers may be null. All keys of a record are there."""
     if isinstance(schema, list):
         return [_complete(each) for each in schema]
     if not isinstance(schema, dict):
@@ -98,7 +101,7 @@ def _mapping(values: Schema) -> Schema:
 
 
 def _one_or_all(document: Schema) -> Schema:
-    """With a name, one document; without, a list of all."""
+    """With a name, one document. Without, a list of all."""
     return {"anyOf": [document, _array(document)]}
 
 
@@ -110,7 +113,7 @@ def _extended(
     *,
     unknown: bool = False,
 ) -> Schema:
-    """A record with further keys, or without some; with `unknown` its counts may be null."""
+    """A record with further keys, or without some. With `unknown` its counts may be null."""
     _record(kind, records)
     properties = records.pop(kind.__name__)["properties"]
     found = {**{name: each for name, each in properties.items() if name not in without}, **more}
@@ -272,3 +275,16 @@ _DOCUMENTS: dict[str, Callable[[dict[str, Schema]], Schema]] = {
     "sweep": _results,
     "tune": _tune,
 }
+
+
+def schema(
+    name: Annotated[str, Option(complete="schema")],
+) -> None:
+    """Print the JSON schema (draft 2020-12) of what a command prints with --json.
+
+    Parameters
+    ----------
+    name
+        A command that has --json.
+    """
+    print_json(schema_of(name))

@@ -16,6 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -156,13 +161,32 @@ def _assigned(
             for own, group in zip(later, groups, strict=True):
                 if is_number(row[group]):
                     own[path] += row[group]
-    from scipy.optimize import linear_sum_assignment  # slow to import
-
+    assign = _assignment_solver()
     times = np.full((len(groups) // each, each * tokens), NEVER_EVICTED)
     for own, lost in zip(times, np.split(loss, len(times), axis=1), strict=True):
-        slots, chosen = linear_sum_assignment(lost.reshape(len(slot_time), own.size))
+        slots, chosen = assign(lost.reshape(len(slot_time), own.size))
         own[chosen] = slot_time[slots]
     return times.reshape(len(groups), tokens)
+
+
+@cache
+def _assignment_solver() -> Any:
+    """SciPy's `linear_sum_assignment`, if possible without the rest of `scipy.optimize`.
+
+    Importing all of that takes longer than a small replay.
+    """
+    found = find_spec("scipy")
+    assert found is not None
+    folder = Path(found.origin or "").parent / "optimize"
+    own = PathFinder.find_spec("_lsap", [str(folder)])
+    if own is not None and own.loader is not None:
+        module = module_from_spec(own)
+        own.loader.exec_module(module)
+        if hasattr(module, "linear_sum_assignment"):
+            return module.linear_sum_assignment
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment
 
 
 def _greedy(

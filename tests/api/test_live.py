@@ -13,7 +13,7 @@ import arborsim
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
 from arborsim.core.tables import KEY
-from arborsim.products.live.ask import LiveResults
+from arborsim.products.live.results import LiveResults
 from arborsim.products.validate.ask import ValidationResults
 from tests.cli.test_live_command import without_clock
 

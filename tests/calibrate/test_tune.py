@@ -19,8 +19,8 @@ from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.statistics import efficient
 from arborsim.policies.registry import build, values_of
 from arborsim.products.calibrate.documents import read_calibration
-from arborsim.products.tune.run import budget_range, space_of
-from arborsim.products.tune.study import Choice, Range, Study
+from arborsim.products.tune.space import Choice, Range, budget_range, space_of
+from arborsim.products.tune.study import Study
 from tests.helpers.traces import make_trace
 
 pytest.importorskip("optuna")

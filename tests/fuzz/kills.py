@@ -25,8 +25,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from arborsim.core.tables import holds_key
+from arborsim.products.validate.files import read_results
 from arborsim.products.validate.report import write_page
-from arborsim.products.validate.results import read_results
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info

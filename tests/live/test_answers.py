@@ -19,21 +19,14 @@ from arborsim.core.statistics import SIGNIFICANT, fisher_p
 from arborsim.play.backends import LiveFacts, LiveResult
 from arborsim.policies.registry import build
 from arborsim.products.replay import answers
-from arborsim.products.replay.answers import (
-    Answers,
-    Counted,
-    Judged,
-    Searched,
-    count,
-    resolved,
-    shipped,
-)
+from arborsim.products.replay.answers import Counted, Searched, resolved, shipped
+from arborsim.products.replay.counting import Judged, count, known_answers
 from arborsim.trace.reader import TraceReader
 from benchmarks.answers import quality, validations
 
 ROOT = Path(__file__).parents[2]
-GAME = Searched.of_trace(TraceReader(ROOT / "traces/game24-tot.parquet").info)
-CHAIN = Searched.of_trace(TraceReader(ROOT / "traces/chain-linear.parquet").info)
+GAME = Searched.of_recording(TraceReader(ROOT / "traces/game24-tot.parquet").info.recording)
+CHAIN = Searched.of_recording(TraceReader(ROOT / "traces/chain-linear.parquet").info.recording)
 SHARED = {"per": "shared"}
 PROBLEMS = Searched("chain", "linear", "arborsim-chain", {"lines": 32}, {}, 0.0)
 
@@ -127,7 +120,7 @@ def _log(path: Path, shadow: bool = False) -> Path:
 
 
 def test_a_users_log_comes_first(tmp_path: Path):
-    known = Answers.known([_log(tmp_path / "run.jsonl")])
+    known = known_answers([_log(tmp_path / "run.jsonl")])
     counted = known.for_(GAME, "h2o", SHARED, "0.9").counted
     assert (counted.right, counted.n, counted.infeasible, counted.full_right) == (1, 2, 1, 2)
     assert counted.source == str(tmp_path / "run.jsonl")
@@ -137,9 +130,9 @@ def test_a_users_log_comes_first(tmp_path: Path):
 def test_files_that_say_nothing_of_answers_are_refused(tmp_path: Path):
     (tmp_path / "x").write_text("nothing")
     with pytest.raises(UsageError, match=r"--answers: .*x"):
-        Answers.known([tmp_path / "x"])
+        known_answers([tmp_path / "x"])
     with pytest.raises(UsageError, match="shadow"):
-        Answers.known([_log(tmp_path / "shadow.jsonl", shadow=True)])
+        known_answers([_log(tmp_path / "shadow.jsonl", shadow=True)])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +145,7 @@ def test_numbers_that_no_live_run_measures_are_refused(tmp_path: Path, name: str
     path.write_text("".join([head, damaged, *others]))
     said = f"run.jsonl, line 2: {name} must be a finite number, not {float(number)!r}"
     with pytest.raises(UsageError, match=re.escape(said)):
-        Answers.known([path])
+        known_answers([path])
     with pytest.raises(UsageError, match=re.escape(said)):
         load_results(path)
 

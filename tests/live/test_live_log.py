@@ -20,8 +20,8 @@ from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.play.episode import Cell
 from arborsim.play.live_log import FORMAT, VERSION, Collector, LiveLog
 from arborsim.policies.registry import build
-from arborsim.products.live.ask import LiveResults
-from arborsim.products.replay.answers import read_log
+from arborsim.products.live.results import LiveResults
+from arborsim.products.replay.counting import read_log
 
 CELLS = (Cell(build("full"), Budget.parse("1")), Cell(build("h2o"), Budget.parse("0.5")))
 REQUEST = LiveRequest(model="chain", cells=CELLS, episodes=2)
@@ -207,7 +207,7 @@ def test_every_setting_of_a_policy_counts(tmp_path: Path) -> None:
 def test_a_damaged_head_is_one_line(tmp_path: Path, head: dict[str, Any]) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps({"format": FORMAT, "version": VERSION, **head}) + "\n")
-    for read in (LiveResults.read_log, lambda path: read_log(path, "--answers")):
+    for read in (LiveResults.read_log, read_log):
         with pytest.raises(UsageError, match=r"line 1: (request|facts)"):
             read(path)
 

@@ -415,3 +415,17 @@ def test_shares_of_the_budget_matter_on_the_shipped_vectors(
         shares.append(np.average(kept, weights=weights))
     assert shares[0] == pytest.approx(0.983, abs=5e-4)
     assert 0.999 < shares[1] < 1
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_assignments_are_scipys(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    """Whether or not its solver can be loaded by itself."""
+    if not there:
+        monkeypatch.setattr(offline.PathFinder, "find_spec", lambda name, path: None)
+    offline._assignment_solver.cache_clear()
+    solve = offline._assignment_solver()
+    offline._assignment_solver.cache_clear()
+    assert (solve is linear_sum_assignment) == (not there)
+    costs = np.random.default_rng(0).integers(0, 5, (20, 30)).astype(float)  # many ties
+    for mine, theirs in zip(solve(costs), linear_sum_assignment(costs), strict=True):
+        assert mine.tolist() == theirs.tolist()

@@ -10,8 +10,9 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.play.results import ReplayResult, Row
-from arborsim.products.replay.answers import Answers, Searched, answered
+from arborsim.products.replay.answers import Searched, answered
 from arborsim.products.replay.answers_words import deciding, footnotes, short, would_decide
+from arborsim.products.replay.counting import known_answers
 from arborsim.products.replay.words import notes
 from arborsim.trace.reader import TraceReader
 from tests.show.synthetic import result
@@ -57,7 +58,7 @@ def test_the_command_runs_and_its_log_answers_the_replay(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     assert main(command[1:]) == 0
     capsys.readouterr()
-    again = answered(replay, Answers.known([tmp_path / "answers.jsonl"]))
+    again = answered(replay, known_answers([tmp_path / "answers.jsonl"]))
     found = {row.policy: row.answers for row in again.rows()}
     assert {policy: each.n for policy, each in found.items()} == {"full": 1, "h2o": 1, "epikv": 1}
     assert all(each.exact and each.source.endswith("answers.jsonl") for each in found.values())

@@ -13,7 +13,7 @@ from arborsim.products.plan import page as plan_page
 from arborsim.products.replay import report as replay_page
 from arborsim.products.validate import published_report as published_page
 from arborsim.products.validate import report as validation_page
-from arborsim.products.validate.results import read_results
+from arborsim.products.validate.files import read_results
 from benchmarks.register import page as claims_page
 from benchmarks.register.claims import read_papers
 from tests.show import plan_synthetic, synthetic, test_published_page

@@ -30,7 +30,7 @@ from arborsim.products.sweep import ask as api
 from arborsim.products.sweep.ask import Sweeping, SweepOptions
 from arborsim.products.sweep.cells import Folder, Made, made
 from arborsim.products.sweep.grid import example_grid, grid_of
-from arborsim.products.sweep.jobs import Job, jobs_of
+from arborsim.products.sweep.jobs import CODE, Job, jobs_of
 from arborsim.products.sweep.run import fill, local
 from tests.helpers.traces import make_trace
 from tests.sweep.grids import GRID, H2O, files, small
@@ -228,6 +228,15 @@ class Mine(StreamingLLM):
 class MySearch(Beam4):
     name = "my-search"
 """
+
+
+def test_an_address_covers_every_package_that_a_replay_runs_through() -> None:
+    root = Path(arborsim.__file__).parent
+    packages = {each.parent.name for each in root.glob("*/__init__.py")}
+    below = packages - {"cli", "report", "products"}
+    assert below
+    assert {f"arborsim/{each}" for each in below} <= {*CODE["replay"]}
+    assert all((root.parent / each).exists() for each in CODE["replay"])
 
 
 def test_what_users_code_imports_is_part_of_an_address(

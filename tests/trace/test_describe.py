@@ -25,7 +25,7 @@ from arborsim.products.traces.describe import (
     escaped,
     policy_fits,
 )
-from arborsim.products.traces.inspect_command import inspect
+from arborsim.products.traces.tables import inspect
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.episode import play

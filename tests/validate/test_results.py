@@ -14,16 +14,14 @@ from rich.console import Console
 
 from arborsim.core.errors import UsageError
 from arborsim.products.validate.compare import BytesOverTime
+from arborsim.products.validate.files import merged, read_results, write_results
 from arborsim.products.validate.report import print_validation, report_of, sentences
 from arborsim.products.validate.results import (
     CellCheck,
     Validation,
     lines_of,
-    merged,
     rank_agreements,
-    read_results,
     term_errors,
-    write_results,
 )
 from arborsim.report.report import html
 

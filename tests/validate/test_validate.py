@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.products.validate.results import COUNTERS, TERMS, CellCheck, read_results
+from arborsim.products.validate.files import read_results
+from arborsim.products.validate.results import COUNTERS, TERMS, CellCheck
 from tests.live.tiny import torch
 from tests.show.test_html import Page
 

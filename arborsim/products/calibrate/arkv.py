@@ -1,6 +1,6 @@
 """ARKV's temperatures and gamma, tuned by replaying recorded searches (Optuna's TPE sampler).
 
-The published values were tuned the same way, on other models and for answers; here the objective is
+The published values were tuned the same way, on other models and for answers. Here the objective is
 the relative error of the attention output, which a trace with vectors gives without any model.
 Even episodes are tuned on, odd ones are held out.
 """
@@ -69,7 +69,7 @@ def tune(
     seed: int,
     on_progress: OnProgress,
 ) -> Tuning:
-    """Minimise the mean of `objective`; the published values are the first of the `trials`.
+    """Minimise the mean of `objective`. The published values are the first of the `trials`.
 
     Raises `UsageError` if Optuna is not installed.
     """
@@ -133,7 +133,7 @@ def arkv_calibration(
     seed: int,
     command: str,
 ) -> Calibration:
-    """ARKV's temperatures and gamma; `tuned_on` and `held_out` count episodes."""
+    """ARKV's temperatures and gamma. `tuned_on` and `held_out` count episodes."""
     readers = [open_trace(path) for path in traces]
     before, after = tuning.held_out if held_out else tuning.tuned_on
     where = "held out" if held_out else "tuned on"

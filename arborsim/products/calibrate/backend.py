@@ -1,6 +1,6 @@
 """Requests of a calibration to a live model or a machine, without importing any framework.
 
-A backend that can say what answers depend on is a `CalibratingBackend`; one that can measure the
+A backend that can say what answers depend on is a `CalibratingBackend`. One that can measure the
 machine it runs on is a `MeasuringBackend`.
 """
 
@@ -155,7 +155,7 @@ class LinkRates:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Single operations, in the model's number format; rates per second."""
+    """Single operations, in the model's number format. Rates per second."""
 
     matrix_flops: Mapping[int, float]  # square matrix products by size
     #: Reading a buffer of n bytes on the device; copying one there (bytes read and written);
@@ -189,7 +189,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Launches:
-    """Seconds of the host until what it launches is launched; nothing waits for the device."""
+    """Seconds of the host until what it launches is launched. Nothing waits for the device."""
 
     kernel: Spread  # one small kernel, many of which are launched after each other
     graph: Spread | None = None  # one CUDA graph; None where there are none

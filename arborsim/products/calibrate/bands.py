@@ -2,7 +2,7 @@
 
 A token is important if the answer changes when it is occluded (section 3.4, appendix C).  For every
 layer, the rolling mean of the hidden-state change is correlated with that label.  The layer with
-the highest correlation is A, the one with the lowest is B; the runs of layers around them with the
+the highest correlation is A, the one with the lowest is B. The runs of layers around them with the
 same sign are the bands.
 """
 
@@ -75,7 +75,7 @@ class Bands:
 
 
 def sliding_windows(tokens: int, window: int, stride: int) -> np.ndarray:
-    """Windows that cover ``0 .. tokens - 1``, int64 ``[windows, 2]``; the last may be shorter."""
+    """Windows that cover ``0 .. tokens - 1``, int64 ``[windows, 2]``. The last may be shorter."""
     first = np.arange(0, max(1, tokens - window + stride), stride, dtype=np.int64)
     return np.stack([first, np.minimum(first + window, tokens)], axis=1)
 
@@ -132,7 +132,7 @@ def find_bands(traces: Sequence[OccludedTrace], seed: int) -> Bands:
 
 
 def choose_layers(mean: np.ndarray) -> tuple[int, int]:
-    """Layers with the highest and the lowest correlation; of equals the lower one."""
+    """Layers with the highest and the lowest correlation. Of equals the lower one."""
     usable = mean[FIRST_LAYER:]
     return FIRST_LAYER + int(np.argmax(usable)), FIRST_LAYER + int(np.argmin(usable))
 

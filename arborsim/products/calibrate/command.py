@@ -12,8 +12,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.outputs import check_writable
 from arborsim.products.choices import names
 from arborsim.products.declare import Count, Option, Options, Positive, Seed, Written
-from arborsim.products.interrupt import interruptible
-from arborsim.products.options import Expert, TraceFiles, command_line
+from arborsim.products.options import Expert, TraceFiles, check_profile, command_line, interruptible
 from arborsim.report.progress import Stages
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def hardware(
     from arborsim.products.calibrate.hardware import make_profile, profile_toml
     from arborsim.products.calibrate.policy_cost import measure_decisions
 
-    _check_profile(out, overwrite)
+    check_profile(out, overwrite)
     chosen = names(policy)
     for name in chosen:
         if name not in available():
@@ -323,7 +322,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _show_bands(found: Any, traces: int, padding: str) -> list[str]:
-    """The table of layers; returns what to know about it."""
+    """The table of layers. Returns what to know about it."""
     from arborsim.products.calibrate.bands import FIRST_LAYER
 
     rows = [
@@ -341,19 +340,8 @@ def _show_bands(found: Any, traces: int, padding: str) -> list[str]:
     ]
 
 
-def _check_profile(out: Path, overwrite: bool) -> None:
-    """Refuse what cannot be written before minutes of work."""
-    check_writable(out, "--out")
-    if out.suffix != ".toml":
-        raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
-    if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists: choose another --out, or --overwrite")
-    if not os.access(out.parent, os.W_OK):
-        raise UsageError(f"--out: the directory {out.parent} cannot be written to")
-
-
 def _show_agreements(agreements: Mapping[str, PassAgreement]) -> list[str]:
-    """The table of predictions of passes; returns which of them are in doubt."""
+    """The table of predictions of passes. Returns which of them are in doubt."""
     from arborsim.products.calibrate.hardware import GOOD_ERROR
 
     rows = [

@@ -57,7 +57,7 @@ class Calibration:
     source: str = ""  # file it was read from; "" for a new one
 
     def to_toml(self) -> str:
-        """The file's text; the same calibration gives the same bytes."""
+        """The file's text. The same calibration gives the same bytes."""
         head = plain(self)
         del head["source"]
         policies, evidence = head.pop("policies"), head.pop("evidence")
@@ -138,7 +138,7 @@ def apply(
 ) -> Settings:
     """Settings of the chosen policies, calibrated: what `registry.build` takes.
 
-    `settings` holds all chosen policies with what the user set, which wins over calibrations;
+    `settings` holds all chosen policies with what the user set, which wins over calibrations.
     `recorded` is the layers of the model that each trace was recorded on, by the trace's name.
 
     Raises `UsageError` if a calibration was made on a model of another depth, is for none of the
@@ -183,7 +183,7 @@ def interval(low: np.ndarray, value: np.ndarray, high: np.ndarray) -> dict[str, 
 
 
 def figure(title: str, data: list[Any], x: dict[str, Any], y: str = "") -> Figure:
-    """A figure in the style of calibrations; `x` is an axis, `y` the title of the other."""
+    """A figure in the style of calibrations. `x` is an axis, `y` the title of the other."""
     from plotly.graph_objects import Figure
 
     return Figure(data).update_layout(
@@ -197,7 +197,7 @@ def figure(title: str, data: list[Any], x: dict[str, Any], y: str = "") -> Figur
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write a page that needs no network; the same figure gives the same bytes.
+    """Write a page that needs no network. The same figure gives the same bytes.
 
     Raises `UsageError` if it cannot be written.
     """

@@ -74,7 +74,7 @@ def fit_passes(
 ) -> dict[str, float]:
     """Fields of a `HardwareProfile`, fitted to the passes that are not held out.
 
-    `geometry` is the whole model's; `flops_per_s` and `bytes_per_s` are peaks that no rate may
+    `geometry` is the whole model's. `flops_per_s` and `bytes_per_s` are peaks that no rate may
     exceed.  `weights_bytes_per_s`, at which weights are read for one row, is measured apart: time
     that depends on the layers alone looks the same as overhead.  Raises `UsageError` if there are
     fewer passes than unknowns.
@@ -104,7 +104,7 @@ def fit_launches(launches: Launches | None) -> dict[str, float]:
     """Fields of a `HardwareProfile`: what the host takes to launch a live step.
 
     Of a step's time, what a layer adds is divided by the launches of a layer that the engine
-    ``live`` counts; what is left besides all launches is the step's own.  Where no steps were
+    ``live`` counts. What is left besides all launches is the step's own.  Where no steps were
     measured (a CPU computes before a call returns), a launch is that of a small kernel alone.
     """
     if launches is None:
@@ -152,7 +152,7 @@ def predicted_s(profile: HardwareProfile, geometry: Geometry, one: Pass) -> floa
 def agreement(
     profile: HardwareProfile, geometry: Geometry, passes: Sequence[Pass]
 ) -> PassAgreement:
-    """How well `profile` predicts `passes`; at least one."""
+    """How well `profile` predicts `passes`. At least one."""
     measured = np.array([each.seconds for each in passes])
     predicted = np.array([predicted_s(profile, geometry, each) for each in passes])
     relative = np.abs(predicted - measured) / measured
@@ -277,7 +277,7 @@ def make_profile(
 
 
 def profile_toml(profile: HardwareProfile) -> str:
-    """The text of a profile's file; `arborsim.machine.lookup.load_profile` reads it back."""
+    """The text of a profile's file. `arborsim.machine.lookup.load_profile` reads it back."""
     head = (
         f"# {profile.name}: measured by `arborsim calibrate hardware`; what has no source in the\n"
         "# table below is assumed, and what it was derived from is under evidence.\n"
@@ -286,7 +286,7 @@ def profile_toml(profile: HardwareProfile) -> str:
 
 
 def _spreads(launches: Launches) -> dict[str, Any]:
-    """Seconds with their spread; steps by layers."""
+    """Seconds with their spread. Steps by layers."""
     alone = {"kernel": launches.kernel, "graph": launches.graph}
     found = {name: one for name, one in alone.items() if one is not None}
     found |= {f"step_of_{layers}_layers": one for layers, one in launches.steps.items()}
@@ -294,7 +294,7 @@ def _spreads(launches: Launches) -> dict[str, Any]:
 
 
 def _memory_peak(measured: HardwareMeasurements) -> float:
-    """On a GPU that of buffers no cache holds; on a CPU caches are part of the machine."""
+    """On a GPU that of buffers no cache holds. On a CPU caches are part of the machine."""
     rates = (measured.kernels.read_bytes, measured.kernels.copy_bytes)
     if measured.on_cpu:
         return max(max(rate.values()) for rate in rates)

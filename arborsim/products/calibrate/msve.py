@@ -80,7 +80,7 @@ def mask_searches(
 ) -> Searches:
     """Hide every block on the right path of every search in the traces, one at a time.
 
-    The searches were recorded with their whole cache, and with attention; `choice` is the model
+    The searches were recorded with their whole cache, and with attention. `choice` is the model
     they were recorded on, whose task's options come from the traces.
 
     Raises `UsageError` if the traces come from different models or no search found a right answer,
@@ -131,7 +131,7 @@ def mask_searches(
 
 
 def blocks_of(episode: Episode, number: int, problem: int) -> list[HiddenBlock]:
-    """Blocks on the path to the answer but for the last; none if the answer was wrong.
+    """Blocks on the path to the answer but for the last. None if the answer was wrong.
 
     `number` is that of the trace among all that are used, `problem` that in its split.
     """

@@ -7,7 +7,7 @@ views hold one chain, all of it in HBM, with more tokens than the budget allows.
 *Searches*: a live search takes signals off the model, keeps scores up to date, lets the controller
 make a plan and moves tensors.  For a policy that was timed, the profile says what an iteration, a
 turn to other thoughts, a sequence of either, and a decision take (`seconds_of`).  For one that was
-not, all of it is charged per decision, as a median over the others; what attention takes longer
+not, all of it is charged per decision, as a median over the others. What attention takes longer
 where its rows are wanted is found per layer of an iteration (`fit_policies`).
 """
 
@@ -67,7 +67,7 @@ class DecisionCost:
 def measure_decisions(
     quick: bool, on_progress: OnProgress, names: Iterable[str] | None = None
 ) -> DecisionCost:
-    """Time decisions of the policies called `names`; by default of all that are installed."""
+    """Time decisions of the policies called `names`. By default of all that are installed."""
     sizes = QUICK_SIZES if quick else SIZES
     chosen = list(available() if names is None else names)
     found: dict[str, tuple[float, float]] = {}
@@ -87,7 +87,7 @@ def measure_decisions(
 
 
 def chain_view(policy: Policy, tokens: int, over: int = 1) -> CacheView:
-    """All tokens of one chain in HBM, `over` more than the budget allows; random scores."""
+    """All tokens of one chain in HBM, `over` more than the budget allows. Random scores."""
     tree = _chain(_PROMPT, tokens - _PROMPT)
     tree.activate((1,))
     return CacheView(
@@ -179,7 +179,7 @@ def _decisions(policy: Policy, sizes: Iterable[int]) -> Iterable[tuple[int, floa
 
 
 def _decides(policy: Policy, view: CacheView, event: Event) -> bool:
-    """Whether there is anything to decide; tree policies pin a chain's one block whole."""
+    """Whether there is anything to decide. Tree policies pin a chain's one block whole."""
     try:
         return policy.decide(view, event) is not None
     except ArborsimError:
@@ -216,7 +216,7 @@ def fit_policies(times: Sequence[PolicyTime]) -> dict[str, float]:
     """Fields of a `HardwareProfile`, medians over policies.
 
     Empty without both a policy that reads attention and one that does not.
-    Policies that rarely decide say little about a decision; those that round tokens read them more
+    Policies that rarely decide say little about a decision. Those that round tokens read them more
     slowly whether or not they need rows.  Trees count for their policies alone.
     """
     times = [one for one in times if one.lanes == 1]
@@ -293,7 +293,7 @@ def _quiet_seconds(quiet: Sequence[Quiet]) -> PolicySeconds:
 
 
 def _base_and_slope(seconds: Mapping[float, float]) -> tuple[float, float]:
-    """Base and slope of the line through the first and the last point; neither negative."""
+    """Base and slope of the line through the first and the last point. Neither negative."""
     few, many = min(seconds), max(seconds)
     slope = max(0.0, (seconds[many] - seconds[few]) / (many - few)) if many > few else 0.0
     return max(0.0, seconds[few] - few * slope), slope

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from arborsim.core.errors import UsageError
-from arborsim.core.outputs import check_writable
 from arborsim.products.declare import Option, Written
-from arborsim.products.options import Json, print_json
+from arborsim.products.options import Json, check_profile, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,10 +80,10 @@ def import_(
     from arborsim.report.table import print_list, terminal
 
     if out is not None:
-        _check_profile(out, overwrite)
+        check_profile(out, overwrite, ".parquet")
     found = read(gpu, engine)
     if out is None:
-        _check_profile(out := Path(f"{found.gpu}-{engine}.toml"), overwrite)
+        check_profile(out := Path(f"{found.gpu}-{engine}.toml"), overwrite, ".parquet")
     tables = write_profile(found, out)
     rows = []
     for table, version in found.versions.items():
@@ -96,16 +94,6 @@ def import_(
     print(f"\n{found.header['source']}, {found.header['licence']}")
     use = f"arborsim replay TRACE --gpu {out} --engine {engine}"
     print(f"wrote {out} and {tables} ({megabytes:.2f} MB): {use}")
-
-
-def _check_profile(out: Path, overwrite: bool) -> None:
-    """Refuse what cannot be written, or is there."""
-    if out.suffix != ".toml":
-        raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
-    for path in (out, out.with_suffix(".parquet")):
-        check_writable(path, "--out")
-        if path.exists() and not overwrite:
-            raise UsageError(f"{path} exists: choose another --out, or --overwrite")
 
 
 SUBCOMMANDS = {"import": import_}
@@ -138,7 +126,7 @@ def _kernels(profile: HardwareProfile) -> dict[str, str]:
 
 
 def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, host: str) -> None:
-    """A line per GPU, and a line per host; what is assumed has a question mark."""
+    """A line per GPU, and a line per host. What is assumed has a question mark."""
     from arborsim.machine.lookup import host_names, load_host
     from arborsim.machine.numbers import numbers_of
     from arborsim.report.table import print_list

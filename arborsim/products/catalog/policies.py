@@ -188,7 +188,7 @@ def _family(kind: type[Policy]) -> str:
 
 
 def _parameter(each: Parameter) -> dict[str, Any]:
-    """All as text but the default; JSON knows no infinity."""
+    """All as text but the default. JSON knows no infinity."""
     options = getattr(each.kind, "__args__", (each.kind,))
     names = [getattr(option, "__name__", str(option)) for option in options]
     endless = isinstance(each.default, float) and not math.isfinite(each.default)
@@ -209,7 +209,7 @@ def short_paper(facts: Mapping[str, Any]) -> str:
 
 
 def tier_code(facts: Mapping[str, Any]) -> str:
-    """A letter per tier, e.g. ``"H-D-x"``; both formats of a memory share one."""
+    """A letter per tier, e.g. ``"H-D-x"``. Both formats of a memory share one."""
     from arborsim.core.tiers import Tier
 
     tiers = [Tier[name] for name in facts["tiers"]]
@@ -237,7 +237,7 @@ def _sees(facts: Mapping[str, Any]) -> str:
 
 
 def _list(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
-    """A table per family, with the same columns; their heads are said once."""
+    """A table per family, with the same columns. Their heads are said once."""
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -374,7 +374,7 @@ def _show_parameters(console: Console, parameters: Sequence[Mapping[str, Any]]) 
 
 
 def _flowing(text: str) -> str:
-    """A docstring whose paragraphs the terminal breaks; indented text and rules stay."""
+    """A docstring whose paragraphs the terminal breaks. Indented text and rules stay."""
     paragraphs = text.split("\n\n")
     return "\n\n".join(
         part if "\n " in part or "---" in part else " ".join(part.split()) for part in paragraphs

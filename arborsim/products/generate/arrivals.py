@@ -30,7 +30,7 @@ from arborsim.trace.reader import TraceReader, open_trace
 
 
 class Stream(IntEnum):
-    """Purposes of random draws; the numbers are part of every result and stay as they are."""
+    """Purposes of random draws. The numbers are part of every result and stay as they are."""
 
     SEARCHES = 0  # lengths and trees of generated searches
     MIX = 1  # which search arrives
@@ -97,11 +97,10 @@ class Poisson:
 class Recorded:
     """The moments of a log, faster or slower, from one of its arrivals on.
 
-    The seed chooses where a run begins, so that several runs see several stretches of a long log;
-    that arrival is at 0.  When the log ends it begins again: between its last arrival and the first
-    one of the next round lies a mean gap.  All gaps are stretched by one factor, so bursts and
-    lulls stay: the load that the log itself has is ``rate_per_s``, and at that load its gaps come
-    out as recorded.
+    The seed chooses where a run begins, so that several runs see several stretches of a long log.
+    That arrival is at 0.  When the log ends it begins again, a mean gap after its last arrival.
+    All gaps are stretched by one factor, so bursts and lulls stay.  The load that the log itself
+    has is ``rate_per_s``, and at that load its gaps come out as recorded.
     """
 
     unit: ClassVar[str] = "searches/s"
@@ -132,7 +131,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ClientLoop:
-    """Clients that wait for an answer before they ask again; the load is their number."""
+    """Clients that wait for an answer before they ask again. The load is their number."""
 
     unit: ClassVar[str] = "clients"
     clients: int | None = None  #: the stated load
@@ -185,7 +184,7 @@ def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
 
 
 def _format_of(path: Path) -> str:
-    """Traces and Azure's CSV say what they are; JSON lines do not say whose."""
+    """Traces and Azure's CSV say what they are. JSON lines do not say whose."""
     if path.suffix == ".parquet" or path.is_dir():
         return TRACE
     if path.suffix == ".csv":

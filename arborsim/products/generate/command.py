@@ -221,7 +221,7 @@ def generate(
 
 
 def _shares(text: str, option: str) -> tuple[float, ...]:
-    """``"0.5,0.75"`` as numbers; `TreeSpec` checks their range."""
+    """``"0.5,0.75"`` as numbers. `TreeSpec` checks their range."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -102,7 +102,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Empirical:
-    """Drawn, with replacement, from `values`; `origin` names where they are from."""
+    """Drawn, with replacement, from `values`. `origin` names where they are from."""
 
     values: tuple[int, ...]
     origin: str = ""
@@ -128,7 +128,7 @@ _FORMS: dict[str, type[Uniform | LogNormal]] = {"uniform": Uniform, "lognormal":
 
 
 def fixed(value: int) -> Uniform:
-    """Always the same number; nothing is drawn for it."""
+    """Always the same number. Nothing is drawn for it."""
     return Uniform(value, value)
 
 
@@ -181,7 +181,7 @@ def _parameters(form: str, text: str) -> dict[str, object]:
 
 
 def _number(text: str) -> int | float | str:
-    """The number that a text is; the text itself if it is none."""
+    """The number that a text is. The text itself if it is none."""
     for kind in (int, float, whole_number):
         with suppress(ValueError):
             return kind(text)
@@ -202,7 +202,7 @@ _ONE = fixed(1)
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """The distributions that searches are drawn from; refuses what no trace can hold.
+    """The distributions that searches are drawn from. Refuses what no trace can hold.
 
     Best-of-N is ``first=N`` with ``branching=1``, a beam of width k out of N is ``first=N,
     branching=N/k, pruned=1-k/N``, a chain has ``branching=1``.
@@ -294,7 +294,7 @@ class _Tree:
         return self._batches, self._answer()
 
     def _level(self, frontier: np.ndarray, level: int, last: bool) -> np.ndarray:
-        """Write the children of the frontier; the numbers of those that are not given up."""
+        """Write the children of the frontier. Returns the numbers of those that stay."""
         spec, rng = self._spec, self._rng
         per_block = spec.first if level == 0 and spec.first else spec.branching
         children = per_block.draw(rng, len(frontier))
@@ -384,7 +384,7 @@ def write_generated(
     command: str = "",
     advance: Callable[[str, int], None] = lambda what, units: None,
 ) -> int:
-    """Draw searches and write them as a trace, whole or not at all; returns their tokens.
+    """Draw searches and write them as a trace, whole or not at all. Returns their tokens.
 
     Replays charge for a model of this geometry unless they are given another.  `advance` is called
     with what was written and its number of tokens.

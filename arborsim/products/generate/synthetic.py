@@ -54,7 +54,7 @@ _IDEAS = 1 << 32  # in a seed, in the place of the number of a block
 
 @dataclass(frozen=True)
 class BankSpec:
-    """The distributions that thoughts are drawn from; refuses what cannot be."""
+    """The distributions that thoughts are drawn from. Refuses what cannot be."""
 
     #: Tokens of the prompt, and of each thought.
     prompt_tokens: Counts
@@ -102,7 +102,7 @@ class BankSpec:
 
 @dataclass(frozen=True, eq=False)
 class SyntheticBank(Thoughts):
-    """The thoughts of one problem; they grow as searches ask for them (`below`)."""
+    """The thoughts of one problem. They grow as searches ask for them (`below`)."""
 
     spec: BankSpec = field(kw_only=True)
     #: The problem's number, after its seed.
@@ -215,7 +215,7 @@ class SyntheticBank(Thoughts):
         self._say(child, self.tokens[older], quality, reward, self.embedding[older], *said)
 
     def _embeddings(self, node: int, rng: np.random.Generator) -> np.ndarray:
-        """Embeddings of the next few children; float16 ``[children, SIZE]``."""
+        """Embeddings of the next few children. Float16 ``[children, SIZE]``."""
         wording = WORDING / math.sqrt(SIZE) * rng.standard_normal((_BLOCK, SIZE))
         if not self.spec.meanings:
             return (_directions(rng, _BLOCK) + wording).astype(np.float16)
@@ -223,7 +223,7 @@ class SyntheticBank(Thoughts):
         return (self._meanings(node)[said] + wording).astype(np.float16)
 
     def _meanings(self, node: int) -> np.ndarray:
-        """Meanings that the children of a node may have; float64 ``[meanings, SIZE]``."""
+        """Meanings that the children of a node may have. Float64 ``[meanings, SIZE]``."""
         path, level = self._path[node], self.depth[node] + 1
         if path not in self._ideas:
             rng = _generator(*self.origin, level, *path, _IDEAS)
@@ -265,7 +265,7 @@ class Dense:
 
 
 def grow(bank: SyntheticBank, recipe: Recipe | Dense) -> None:
-    """Ask for every thought that the bank is to hold; refuses a tree that is too large."""
+    """Ask for every thought that the bank is to hold. Refuses a tree that is too large."""
     if isinstance(recipe, Recipe):
         for arm in recipe.arms:
             walk(arm.make(), bank, recipe.dedupe)
@@ -357,7 +357,7 @@ def write_synthetic(
     command: str = "",
     advance: Callable[[str, int], None] = lambda what, units: None,
 ) -> int:
-    """Draw banks and write them as a trace that searches walk; returns its tokens."""
+    """Draw banks and write them as a trace that searches walk. Returns its tokens."""
     found = []
     for number in range(problems):
         bank = SyntheticBank.of(spec, seed, number)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from arborsim.core.errors import ArborsimError, UsageError, more_room
-from arborsim.products.live.ask import LiveOptions, LiveRun, described
+from arborsim.products.live.ask import LiveOptions, LiveRun
 from arborsim.products.options import ReportOptions, check_files
 
 
@@ -34,9 +34,9 @@ def _run(running: LiveRun, output: ReportOptions, files: dict[str, Path]) -> Non
     except ArborsimError:
         show_unfinished()
         raise
-    output.print(running.results(), files)
-    for line in () if output.json else described(running.models):
-        print(line)
+    output.print(running.results(), files.values())
+    for usage in () if output.json else running.models:
+        print(usage.sentence)
     # Full retention, which always runs, does not count where others were asked for.
     asked = [one for one in found.results if one.policy != BASELINE] or found.results
     if all(one.infeasible for one in asked):

@@ -13,13 +13,8 @@ from arborsim.core.records import read_text
 from arborsim.play.results import ANY
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.workload import Workload
-from arborsim.products.replay.answers import (
-    Answers,
-    Searched,
-    counted_in,
-    read_log,
-    resolved,
-)
+from arborsim.products.replay.answers import Searched, resolved, shipped
+from arborsim.products.replay.counting import counted_in, read_log
 
 
 def counted(workload: Workload) -> dict[tuple[str, str], Estimate | None]:
@@ -30,7 +25,7 @@ def counted(workload: Workload) -> dict[tuple[str, str], Estimate | None]:
     """
     if workload.answers is None:
         return {}
-    about, known = workload.answers, Answers.known()
+    about, known = workload.answers, shipped()
     rows = known.of(Searched(about.task, about.search, about.model, about.options, {}, 0.0))
     searched = [row.searched for row in rows if dict(row.searched.options) == dict(about.options)]
     found: dict[tuple[str, str], Estimate | None] = {}
@@ -82,7 +77,7 @@ def read_answers(paths: Iterable[Path]) -> dict[Key, Judged]:
         if path.suffix.lower() == ".csv":
             found |= _read_table(path)
             continue
-        _, results = read_log(path, "--answers")
+        _, results = read_log(path)
         for result in results:
             if result.correct is not None or result.infeasible:
                 budget = "-" if result.budget == ANY else result.budget

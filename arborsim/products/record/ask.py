@@ -191,7 +191,7 @@ class Recording:
         self.seen = RecordProgress(0, 0, 0, 0, 0, 0.0)
 
     def run(self) -> None:
-        """Record; an interruption leaves the whole episodes, which `seen` counts."""
+        """Record. An interruption leaves the whole episodes, which `seen` counts."""
         from arborsim.play.backends import get_backend
         from arborsim.report.progress import LiveBar
 
@@ -238,7 +238,7 @@ def _check_forced(given: RecordOptions) -> None:
 
 
 def _recipe(given: RecordOptions, settings: list[str]) -> Recipe | None:
-    """The tree to grow; None unless a bank was asked for."""
+    """The tree to grow. None unless a bank was asked for."""
     from arborsim.searches.arms import BATCH, Recipe, recipe_for
 
     if not given.bank:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from arborsim.core.outputs import check_writable
-from arborsim.products.live.ask import described
 from arborsim.products.record.ask import Recording, RecordOptions
 
 
@@ -26,5 +25,5 @@ def record(options: RecordOptions) -> None:
             said = f": {out} holds {kept}; --resume goes on"
         raise KeyboardInterrupt(said) from None
     print(f"{out}: {recording.seen.episode} episodes, {recording.described()}")
-    for line in described(recording.seen.models):
-        print(line)
+    for usage in recording.seen.models:
+        print(usage.sentence)

@@ -164,7 +164,7 @@ def algorithm(options: Any) -> str:
 
 
 def search_fields(options: Any) -> dict[str, Any]:
-    """The fields of a `SearchRequest`; an option that a command lacks has its default.
+    """The fields of a `SearchRequest`. An option that a command lacks has its default.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def search_fields(options: Any) -> dict[str, Any]:
 
 
 def stop_strings(given: Sequence[str]) -> tuple[str, ...]:
-    """Those that were given, or a newline; a backslash and an n is a newline, too."""
+    """Those that were given, or a newline. A backslash and an n is a newline, too."""
     texts = listed(given)
     if "" in texts:
         raise UsageError("--stop is empty: give the text that ends a thought, or leave it out")
@@ -212,8 +212,8 @@ def split_settings(
 ) -> tuple[dict[str, str], list[str]]:
     """Settings of ``--set`` for the search, and those for policies.
 
-    ``search.name=value`` and ``tot-bfs.name=value`` are for the search; one given by its
-    class also goes by the class's `name`.  So is ``name=value`` if the search has that option; a
+    ``search.name=value`` and ``tot-bfs.name=value`` are for the search. One given by its
+    class also goes by the class's `name`.  So is ``name=value`` if the search has that option. A
     `UsageError` if a chosen policy has it as well.
     """
     from arborsim.policies.registry import find, parameter_name
@@ -242,7 +242,7 @@ def split_settings(
 
 
 def live_fields(options: Any, full: bool = True) -> dict[str, Any]:
-    """The fields of a `LiveRequest`; `full` retention leads even if it was not named.
+    """The fields of a `LiveRequest`. `full` retention leads even if it was not named.
 
     The options are `PolicyOptions` and `ProblemOptions`.
     """

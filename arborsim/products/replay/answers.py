@@ -1,9 +1,9 @@
 """Answers counted live: how many are right under a policy with its settings and a budget.
 
 Live runs remove tokens for real, so they alone say what a policy does to answers.  Those of the
-reference models come with the package (``answers.csv``); logs of ``arborsim live --out`` add
+reference models come with the package (``answers.csv``). Logs of ``arborsim live --out`` add
 others.  A row is found by what was searched and how, by the policy with all its settings, and by
-the budget; where only a near one was counted, `Match.differs` says what is not the same.
+the budget. Where only a near one was counted, `Match.differs` says what is not the same.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from arborsim.core.errors import ArborsimError, UsageError
-from arborsim.core.score import Score
+from arborsim.core.settings import setting_text
+from arborsim.core.statistics import Score
 from arborsim.core.tiers import Budget
-from arborsim.play.live_log import LiveRecords, request_of
 from arborsim.play.results import ANY, BASELINE, ORACLES, Answered, ReplayResult
-
-if TYPE_CHECKING:
-    from arborsim.trace.schema import TraceInfo
 
 #: Budgets further apart than this share of a search are not compared.
 NEAR = 0.1
@@ -38,7 +34,7 @@ _TASK_OPTION = "task."  # how a trace marks options of its task among those of t
 class Searched:
     """The problems of a search, its options and its model.
 
-    `options` are those of the task (``{"lines": 32}`` of chain), as they were given;
+    `options` are those of the task (``{"lines": 32}`` of chain), as they were given.
     `search_options` are all that the search has.
     """
 
@@ -50,13 +46,8 @@ class Searched:
     temperature: float
 
     @classmethod
-    def of_trace(cls, info: TraceInfo) -> Searched:
-        """The problems, search and model that a trace was recorded from."""
-        return cls.of_recording(info.recording)
-
-    @classmethod
     def of_recording(cls, recording: Mapping[str, Any]) -> Searched:
-        """The same, from `TraceInfo.recording`."""
+        """The problems, search and model that a trace was recorded from (`TraceInfo.recording`)."""
         given = recording["search_parameters"]
         options = {
             name.removeprefix(_TASK_OPTION): value
@@ -112,7 +103,7 @@ class Counted(Score):
 
     @property
     def share(self) -> float:
-        """The budget as a share of the search; NaN where it is in tokens or there is none."""
+        """The budget as a share of the search. NaN where it is in tokens or there is none."""
         return _share(self.budget)
 
     @cached_property
@@ -139,7 +130,7 @@ class Counted(Score):
         inverted = all(value is not None and value == other for value, other in layers)
         if inverted:  # both layers swapped: the contrast has the other sign
             del changed["layer_a"], changed["layer_b"]
-        said = (f"{name}={_text(value)}" for name, value in sorted(changed.items()))
+        said = (f"{name}={setting_text(value)}" for name, value in sorted(changed.items()))
         return " ".join((self.policy, *["inverted"] * inverted, *said))
 
 
@@ -169,17 +160,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Answers:
-    """Everything that was counted; of equals the first is taken."""
+    """Everything that was counted. Of equals the first is taken."""
 
     rows: tuple[Counted, ...] = ()
-
-    def __add__(self, other: Answers) -> Answers:
-        return Answers((*self.rows, *other.rows))
-
-    @classmethod
-    def known(cls, logs: Iterable[Path] = (), option: str = "--answers") -> Answers:
-        """Those of `logs`, then those that come with the package."""
-        return cls(tuple(row for path in logs for row in counted_in(path, option))) + shipped()
 
     def of(self, searched: Searched) -> tuple[Counted, ...]:
         """Answers counted with this task, search and model, under any policy."""
@@ -190,10 +173,10 @@ class Answers:
     ) -> Match | None:
         """Answers counted for a policy with these settings under a budget, or None.
 
-        Task, search, model, policy and settings are the same; settings that are not given have
+        Task, search, model, policy and settings are the same. Settings that are not given have
         their defaults.  Of several rows the nearest is taken: the same budget first, then the same
         options of task and search, then most problems.  A share that was not counted is stood for
-        by the nearest that was, up to `NEAR` away, the smaller of two; `Match.differs` says so.
+        by the nearest that was, up to `NEAR` away, the smaller of two. `Match.differs` says so.
         """
         mine = _complete(policy, settings)
         found = [
@@ -311,20 +294,16 @@ _COLUMNS = (
 
 
 def to_csv(rows: Iterable[Counted]) -> str:
-    """The file's text; options and settings are JSON, what is unknown is empty."""
-    lines: list[list[Any]] = [list(_COLUMNS)]
+    """The file's text. Options and settings are JSON, what is unknown is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for row in rows:
         whole = {**vars(row), **vars(row.searched)}
-        unknown = row.full_right is None, math.isnan(row.attention_kept)
-        whole |= {
-            name: json.dumps(whole[name], sort_keys=True)
-            for name in ("options", "search_options", "settings")
-        }
-        whole["full_right"] = "" if unknown[0] else row.full_right
-        whole["attention_kept"] = "" if unknown[1] else f"{row.attention_kept:.6f}"
-        lines.append([whole[name] for name in _COLUMNS])
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+        for name in ("options", "search_options", "settings"):
+            whole[name] = json.dumps(whole[name], sort_keys=True)
+        kept = row.attention_kept
+        writer.writerow({**whole, "attention_kept": "" if math.isnan(kept) else f"{kept:.6f}"})
     return text.getvalue()
 
 
@@ -343,91 +322,12 @@ def from_csv(text: str) -> Iterator[Counted]:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Judged:
-    """One search of a live run; `correct` is None if it was not judged."""
-
-    episode: int
-    policy: str
-    budget: str
-    correct: bool | None
-    infeasible: bool
-
-
-def read_log(path: Path, option: str) -> tuple[dict[str, Any], list[Judged]]:
-    """Head and results of a log of ``arborsim live --out``.
-
-    Raises `UsageError`, with the `option` that named the file in front: it is no such log, or of a
-    shadow run, in which all answers are those of full retention.
-    """
-    log = LiveRecords(path)
-    try:
-        head = log.read()
-        request = request_of(head, path)
-    except UsageError as error:
-        raise UsageError(f"{option}: {error}") from None
-    if request.get("shadow"):
-        raise UsageError(
-            f"{option}: {path}: nothing was removed in a shadow run, so it does not say what a "
-            "policy does to answers; run arborsim live without --shadow"
-        )
-    found = [
-        Judged(r.episode, r.policy, ANY if r.budget in ("", "-") else r.budget, r.correct,
-               bool(r.infeasible))
-        for r in log.records
-    ]  # fmt: skip
-    return head, found
-
-
-def counted_in(path: Path, option: str = "--answers") -> Iterator[Counted]:
-    """Answers that a log of ``arborsim live --out`` counts; `UsageError` as of `read_log`."""
-    head, results = read_log(path, option)
-    request, facts = head.get("request", {}), head.get("facts", {})
-    searched = Searched.of_request(request, str(facts.get("task", "")), str(facts.get("model", "")))
-    settings = {(c["policy"], c["budget"]): c["settings"] for c in request.get("cells", ())}
-    yield from count(searched, results, settings, str(path))
-
-
-def count(
-    searched: Searched,
-    results: Iterable[Judged],
-    settings: Mapping[tuple[str, str], Mapping[str, Any]],
-    source: str,
-) -> Iterator[Counted]:
-    """Rows of one run over the same problems, by policy and budget.
-
-    `settings` are those of each policy and budget.  Policies of which nothing was judged, and no
-    budget was too small, have no row.
-    """
-    cells: dict[tuple[str, str], list[Judged]] = {}
-    for each in results:
-        cells.setdefault((each.policy, each.budget), []).append(each)
-    full = {
-        each.episode: each.correct
-        for (policy, _), own in cells.items()
-        for each in own
-        if policy == BASELINE and each.correct is not None
-    }
-    for (policy, budget), own in cells.items():
-        judged = {each.episode: each.correct for each in own if each.correct is not None}
-        infeasible = sum(each.infeasible for each in own)
-        if not judged and not infeasible:
-            continue
-        both = all(episode in full for episode in judged)
-        yield Counted(
-            sum(map(bool, judged.values())), len(judged), infeasible,
-            sum(bool(full[episode]) for episode in judged) if both else None, source,
-            searched=searched, policy=policy, budget=budget,
-            settings=dict(settings.get((policy, budget), {})),
-        )  # fmt: skip
-
-
 _NOTHING = object()
 
 
 @cache
 def defaults_of(policy: str) -> dict[str, Any]:
-    """The settings of a policy as it comes; none of one that is not known here."""
+    """The settings of a policy as it comes. None of one that is not known here."""
     from arborsim.policies.registry import build
 
     try:
@@ -449,7 +349,7 @@ def _complete(policy: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _away(counted: str, wanted: str) -> float:
-    """How far apart two budgets are, as shares; inf for what cannot be compared, 0 if equal."""
+    """How far apart two budgets are, as shares. Infinite where they cannot be compared."""
     if counted == wanted:
         return 0.0
     away = abs(_share(counted) - _share(wanted))
@@ -457,12 +357,10 @@ def _away(counted: str, wanted: str) -> float:
 
 
 def _share(budget: str) -> float:
-    if budget == ANY:
-        return math.nan
     try:
-        share = Budget.parse(budget).share
+        share = None if budget == ANY else Budget.parse(budget).share
     except UsageError:
-        return math.nan
+        share = None
     return math.nan if share is None else share
 
 
@@ -494,7 +392,3 @@ def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"

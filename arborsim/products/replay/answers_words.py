@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from arborsim.core.score import Score
-from arborsim.core.statistics import SIGNIFICANT
+from arborsim.core.statistics import SIGNIFICANT, Score
 from arborsim.play.results import ANY, BASELINE, ReplayResult, Row
 from arborsim.policies.registry import names
 from arborsim.products.replay.answers import Searched, defaults_of, disagreement

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import output_path
-from arborsim.core.score import Score
+from arborsim.core.statistics import Score
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.products import choices
 from arborsim.products.choices import Files, OnePolicy, Traces
@@ -108,8 +108,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
     def results(self) -> ReplayResults:
         """Replay, at equal memory if that was asked for."""
         from arborsim.products.provenance import replay_settings
-        from arborsim.products.replay.answers import Answers, answered
-        from arborsim.products.replay.equal import at_equal_memory
+        from arborsim.products.replay.answers import answered, shipped
         from arborsim.products.replay.run import Replay
         from arborsim.report.progress import shown
 
@@ -121,7 +120,11 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
         if self.equal and not self.full:
             raise UsageError("equal compares with what full retention takes: leave no-full out")
         paths = choices.files(self.traces)
-        known = Answers.known([Path(each) for each in listed(self.answers)])
+        known = shipped()
+        if logs := [Path(each) for each in listed(self.answers)]:
+            from arborsim.products.replay.counting import known_answers
+
+            known = known_answers(logs)
         chosen = choices.ChosenPolicies(self.policies, oracle=self.oracle)
         given = choices.policy_settings(chosen.names, setting_texts(self.settings))
         made = chosen.build(choices.calibrated(given, listed(self.calibration), paths))
@@ -149,24 +152,15 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
         job.settings = replay_settings(job, readers)
         with shown(self.progress, job.work(readers)) as advance:
             if self.equal:
-                reference = _reference(self.reference, made)
+                from arborsim.products.replay.equal import at_equal_memory, reference_of
+
+                reference = reference_of(self.reference, made)
                 job = at_equal_memory(job, self.equal, reference, advance)
             result = answered(job.run(advance), known)
         return ReplayResults(result, _metadata(equivalent("replay", self), job, result), job, known)
 
 
 replay = call("replay", ReplayOptions)
-
-
-def _reference(given: str | Policy, made: Sequence[Policy]) -> Policy | None:
-    """The policy whose memory is meant, with the settings of the one in the comparison."""
-    if not given:
-        return None
-    (policy,) = choices.ChosenPolicies([given]).build({})
-    policy = next((each for each in made if each.name == policy.name), policy)
-    if not policy.uses_budget:
-        raise UsageError(f"reference {policy.name} knows no budget: name a policy that does")
-    return policy
 
 
 def _references(
@@ -256,7 +250,7 @@ class ReplayResults(Results):
         """One row per trace, policy and budget, over all searches.
 
         Peaks are the largest of any search, times and tokens sums, `attention_kept` is the mean
-        over generated tokens; `hbm_vs_full`, `time_vs_full` and `speed_vs_full` are relative to
+        over generated tokens. `hbm_vs_full`, `time_vs_full` and `speed_vs_full` are relative to
         full retention on the same trace.  `right` of `answered` are answers counted live
         (missing where they were not), with their 95% interval `right_low` to `right_high`;
         `answers_differ` says what is not as in the row, such as the budget.
@@ -312,14 +306,14 @@ class ReplayResults(Results):
         ``"table"`` has all figures, ``"matrix"`` a line per policy, ``"pareto"`` is drawn with
         characters, and ``"auto"`` is the table or, with many policies, the matrix.
         """
+        if view != "pareto":
+            from arborsim.products.replay.tables import print_replay
+
+            return print_replay(self.raw, console, view)
         from arborsim.products.plot.plots import plots_of
-        from arborsim.products.replay.tables import print_replay
         from arborsim.report.images import print_plots
 
-        if view == "pareto":
-            print_plots(plots_of(self.kind, self.raw, view), console)
-        else:
-            print_replay(self.raw, console, view)
+        return print_plots(plots_of(self.kind, self.raw, view), console)
 
     def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
         from arborsim.products.replay.tables import short_tables
@@ -367,7 +361,7 @@ class ReplayResults(Results):
 
 
 def _answer_columns(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Right answers, for a table; missing where none were counted."""
+    """Right answers, for a table. Missing where none were counted."""
     if found is None:
         names = ("right", "answered", "right_low", "right_high", "answers_differ")
         return dict.fromkeys(names)
@@ -380,23 +374,16 @@ def _answer_columns(found: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _episode(row: Mapping[str, Any], kv_bytes: Mapping[str, int]) -> EpisodeResult:
     """A row of the table as the record that it was made of."""
+    from arborsim.core.measurements import Measurements
     from arborsim.play.results import EpisodeResult
 
+    apart = ("measured", "kv_bytes_per_token", "terms", "kept_note")
+    own = {each.name: row[each.name] for each in fields(EpisodeResult) if each.name not in apart}
+    kept, kv_bytes_per_token = row["attention_kept_note"], kv_bytes.get(row["trace"], 0)
+    measured = Measurements.of_row(row)
     return EpisodeResult(
-        row["trace"], row["episode"], row["policy"], row["budget"], row["budget_tokens"],
-        measured(row), row["attention_kept"], kv_bytes.get(row["trace"], 0), row["output_error"],
-        row["bounded"], (), row["per"], row["attention_kept_note"],
-    ).simulated()  # fmt: skip
-
-
-def measured(row: Mapping[str, Any]) -> Any:
-    """The counters and seconds of a row of a table."""
-    from arborsim.core.measurements import Measurements, TimeSplit, stored_of
-
-    time = TimeSplit(**{part.name: row[part.name] for part in fields(TimeSplit)})
-    apart = ("time", "series", "stored")
-    own = {f.name: row[f.name] for f in fields(Measurements) if f.name not in apart}
-    return Measurements(**own, time=time, stored=stored_of(row))
+        **own, measured=measured, kv_bytes_per_token=kv_bytes_per_token, kept_note=kept
+    ).simulated()
 
 
 def _with_pictures(result: ReplayResult, job: Replay) -> ReplayResult:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.products.interrupt import interruptible
-from arborsim.products.options import OutputOptions
+from arborsim.products.options import OutputOptions, interruptible
 from arborsim.products.replay.ask import ReplayOptions
 
 
@@ -43,17 +42,12 @@ def replay(options: ReplayOptions, output: ReplayOutput) -> None:
         results = replace(
             options, pictures=pictures, explain=output.explain, progress=True
         ).results()
-    if output.out is not None:
-        results.save(output.out)
-    if output.report is not None:
-        results.report(output.report)
-    if output.json:
-        print(results.to_json())
-        return
-    results.print(view=output.view)
-    if output.explain:
-        from arborsim.products.explain import print_terms
 
-        print_terms(results.raw.episodes)
-    for path in output.files.values():
-        print(f"wrote {path}")
+    def show() -> None:
+        results.print(view=output.view)
+        if output.explain:
+            from arborsim.products.explain import print_terms
+
+            print_terms(results.raw.episodes)
+
+    output.print(results, show=show)

@@ -9,7 +9,7 @@ of full retention's, or what a reference policy takes at a budget.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from arborsim.play.episode import Cell, play_episode
 from arborsim.play.results import BASELINE, EqualBudget, LeftOut
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
+from arborsim.products.choices import ChosenPolicies
 from arborsim.products.replay.run import Fixed, Replay
 from arborsim.trace.reader import TraceReader, open_trace
 
@@ -181,7 +182,7 @@ def bracket(
     """The neighbouring steps between which `held` passes `wanted`, and what each holds.
 
     Steps are 1 to `most`.  By bisection: `held` grows with the step, and is None for steps that are
-    too small.  The first holds at most what is wanted, the second more; None where there is none.
+    too small.  The first holds at most what is wanted, the second more. None where there is none.
     Where `held` falls again (decisions stop near full retention, which saves byte-seconds), the two
     are one place of several where it passes.
     """
@@ -210,3 +211,14 @@ def _text(budget: Budget) -> str:
 
 def _amount(measure: str, value: float) -> str:
     return quantity("bytes" if measure == "peak" else "byte-seconds", value)
+
+
+def reference_of(given: str | Policy, made: Sequence[Policy]) -> Policy | None:
+    """The policy whose memory is meant, with the settings of the one in the comparison."""
+    if not given:
+        return None
+    (policy,) = ChosenPolicies([given]).build({})
+    policy = next((each for each in made if each.name == policy.name), policy)
+    if not policy.uses_budget:
+        raise UsageError(f"reference {policy.name} knows no budget: name a policy that does")
+    return policy

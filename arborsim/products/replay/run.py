@@ -2,7 +2,7 @@
 
 An episode is read once and played to one controller and one simulated executor per policy and
 budget (`arborsim.play.episode`), so memory does not grow with the number of episodes.  Episodes
-can be spread over processes; what comes out is the same to the byte.
+can be spread over processes. What comes out is the same to the byte.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import recording_options
 
-#: The sources that a replay's figures depend on: the floors of the house up to this one.
+_BELOW = ("core", "trace", "signals", "memory", "policies", "searches", "machine", "play")
+#: The sources that a replay's figures depend on.
 SOURCES = tuple(
-    f"arborsim/{each}"
-    for each in ("core", "trace", "signals", "memory", "policies", "search", "machine", "run")
+    f"arborsim/{each}" for each in (*_BELOW, "products/replay/run.py", "products/replay/equal.py")
 )
 #: An episode of a trace, and what to replay it under.
 Unit = tuple[Path, int, list[Cell]]
@@ -120,7 +120,7 @@ class Replay:
         return reader.path.name if len(same) == 1 else str(reader.path)
 
     def cells(self, reader: TraceReader) -> list[Cell]:
-        """Budgets x the policies that a trace serves; those that ignore budgets are played once."""
+        """Budgets x the policies that a trace serves. Those that ignore budgets are played once."""
         if self.fixed is not None:
             return self.fixed.cells[self.name_of(reader)]
         return cells_of([p for p in self.policies if self._serves(p, reader)], self.budgets)
@@ -180,7 +180,7 @@ class Replay:
         )
 
     def run(self, advance: Callable[[str, int], None] | None = None) -> ReplayResult:
-        """Replay everything; `advance(what, rows)` is called as work is done."""
+        """Replay everything. `advance(what, rows)` is called as work is done."""
         readers = self.open()
         left_out = [lack for reader in readers for lack in self._left_out(reader)]
         left_out += self.fixed.left_out if self.fixed else ()
@@ -225,7 +225,7 @@ class Replay:
     def _units(
         self, readers: Iterable[TraceReader], infeasible: dict[tuple[str, str, str], LeftOut]
     ) -> Iterator[Unit]:
-        """One per episode; cells that turned out to be infeasible meanwhile are not in it."""
+        """One per episode. Cells that turned out to be infeasible meanwhile are not in it."""
         for reader in readers:
             name, cells = self.name_of(reader), self.cells(reader)
             for episode in self.chosen(reader):

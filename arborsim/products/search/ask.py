@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from arborsim.core.errors import MissingSignal, UnknownName, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by, with_left_out
 from arborsim.products import choices
 from arborsim.products.declare import AnyPath, Option, Options, call, equivalent, setting_texts
 from arborsim.products.options import JobOptions, MachineOptions, PolicyOptions
-from arborsim.products.replay.ask import measured
 from arborsim.products.results import Results
 
 if TYPE_CHECKING:
@@ -23,14 +21,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from arborsim.machine.machine import Machine
-    from arborsim.policies.base import Policy
     from arborsim.products.search.results import SearchResult, SkippedSearch
     from arborsim.products.search.run import SearchJob
     from arborsim.products.search.trees import ProblemTrees
     from arborsim.report.table import Table
-    from arborsim.searches.arms import Arm, Sweep
-    from arborsim.trace.reader import TraceReader
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy")
 _INTERRUPTED = "The run was interrupted: some problems are missing, and no trees are shown."
@@ -100,28 +94,35 @@ search = call("search", SearchOptions)
 
 
 class Searching:
-    """Searches that were asked for, checked; it keeps what is done if it is interrupted."""
+    """Searches that were asked for, checked. It keeps what is done if it is interrupted."""
 
     def __init__(self, options: SearchOptions) -> None:
         from arborsim.play.episode import cells_of
-        from arborsim.products.search.run import SearchJob
+        from arborsim.products.search.run import (
+            SearchJob,
+            check_fits,
+            chosen_arms,
+            must_be_known,
+            served_arms,
+            served_policies,
+        )
         from arborsim.searches.bank import open_bank
 
         self._options, path = options, Path(options.bank)
         named = choices.names(options.algorithms)
         widths = choices.whole_numbers(options.widths, "--width")
-        asked, rest, left_out = _arms_of(
+        asked, rest, left_out = chosen_arms(
             named, widths, options.sweep, setting_texts(options.settings)
         )
         chosen = choices.ChosenPolicies(options.policies)
-        _must_be_known(rest, [arm.algorithm for arm in asked], chosen.names)
+        must_be_known(rest, [arm.algorithm for arm in asked], chosen.names)
         made = chosen.build(choices.policy_settings(chosen.names, rest))
         simulated = options.machine([path])
-        _check_fits(simulated)
+        check_fits(simulated)
         self.reader = open_bank(path)
         strict = options.strict
-        arms, lacking = _served(self.reader, asked, optional="all" in named or not strict)
-        kept, unserved = _kept(self.reader, made, optional=chosen.every or not strict)
+        arms, lacking = served_arms(self.reader, asked, optional="all" in named or not strict)
+        kept, unserved = served_policies(self.reader, made, optional=chosen.every or not strict)
         self._left_out = list(dict.fromkeys((*left_out, *lacking, *unserved)))
         cells = cells_of(kept, choices.budgets(options.budgets))
         if not arms or not cells:
@@ -139,7 +140,7 @@ class Searching:
         return self.job.chosen(self.reader)
 
     def run(self) -> None:
-        """Search all problems; what is done stays if this is interrupted."""
+        """Search all problems. What is done stays if this is interrupted."""
         from arborsim.report.progress import shown
 
         with shown(self._options.progress, self.job.work(self.reader)) as advance:
@@ -193,7 +194,7 @@ class SearchResults(Results):
 
     @property
     def complete(self) -> bool:
-        """Whether all problems were searched; False after an interruption."""
+        """Whether all problems were searched. False after an interruption."""
         return bool(self.metadata["complete"])
 
     def to_pandas(self) -> pd.DataFrame:
@@ -214,7 +215,7 @@ class SearchResults(Results):
     def summary(self) -> pd.DataFrame:
         """One row per algorithm, width, policy and budget.
 
-        `accuracy` has a 95% Clopper-Pearson interval (`low`, `high`); other figures are means per
+        `accuracy` has a 95% Clopper-Pearson interval (`low`, `high`). Other figures are means per
         search, and with ``_vs_rebase`` multiples of REBASE's.
         """
         import pandas as pd
@@ -347,123 +348,14 @@ def _result(row: Mapping[str, Any], apart: set[str]) -> SearchResult:
     """A row of the table as the record that it was made of."""
     import pandas as pd
 
+    from arborsim.core.measurements import Measurements
     from arborsim.products.search.results import SearchResult, Simulated
 
     simulated = Simulated(
-        measured(row), row["budget_tokens"], row["attention_kept"], row["hbm_kv_byte_s"],
+        Measurements.of_row(row), row["budget_tokens"], row["attention_kept"], row["hbm_kv_byte_s"],
         row["peak_held_kv_bytes"], row["held_kv_byte_s"], row["attention_kept_note"],
     )  # fmt: skip
     own = {f.name: row[f.name] for f in fields(SearchResult) if f.name in row}
     own["correct"] = None if pd.isna(row["correct"]) else bool(row["correct"])
     found = SearchResult(**own, simulated=simulated)
     return replace(found, by_levels=found.label not in apart)
-
-
-def _arms_of(
-    algorithms: Sequence[str], widths: Sequence[int], sweep: str, given: Iterable[str]
-) -> tuple[list[Arm], list[str], list[str]]:
-    """The searches, the settings that are left for policies, and what is left out and why."""
-    from arborsim.products.search.results import OPTION
-    from arborsim.searches.arms import REFERENCE, Sweep, chosen_algorithms, split_settings
-
-    chosen = chosen_algorithms(algorithms)
-    swept = Sweep.parse(sweep, chosen) if sweep else None
-    if swept is not None and swept.option == OPTION and REFERENCE not in chosen:
-        chosen = [REFERENCE, *chosen]  # what the values are compared with
-    options, rest = split_settings(chosen, given)
-    found: list[Arm] = []
-    left_out: list[str] = []
-    for width, algorithm in product(widths, chosen):
-        try:
-            found += _arms(algorithm, width, options[algorithm], swept)
-        except UsageError as error:
-            if "all" not in algorithms:
-                raise
-            left_out.append(f"left out: {error}")
-    return sorted(dict.fromkeys(found), key=lambda arm: arm.width), rest, left_out
-
-
-def _arms(algorithm: str, width: int, given: dict[str, str], swept: Sweep | None) -> list[Arm]:
-    """A search at one width, once for each value of a sweep of one of its options."""
-    from arborsim.searches import search_options
-    from arborsim.searches.arms import arms_of
-
-    if swept is None or swept.option not in search_options(algorithm):
-        return arms_of(algorithm, [width], given)
-    option, found = swept.option, []
-    for value in swept.values:
-        found += arms_of(algorithm, [width], {**given, option: value}, f"{option}={value}")
-    return found
-
-
-def _must_be_known(rest: Iterable[str], algorithms: Sequence[str], policies: Sequence[str]) -> None:
-    """Refuse a setting that no chosen search or policy has."""
-    from arborsim.policies.registry import available, find, parameter_name, parameters
-    from arborsim.searches import search_options
-
-    known = {name for a in algorithms for name in search_options(a)}
-    kinds = [find(policy) for policy in policies]
-    own = {name for kind in kinds for name in parameters(kind)}
-    for setting in rest:
-        key = setting.partition("=")[0]
-        head = key.partition(".")[0]
-        has = any(parameter_name(kind, key) for kind in kinds)
-        if not has and head not in available() and head not in policies:
-            raise UnknownName("setting of the chosen searches and policies", key, known | own)
-
-
-def _check_fits(machine: Machine) -> None:
-    """Refuse a model whose weights alone exceed the GPU."""
-    geometry, profile = machine.geometry, machine.profile
-    if geometry is not None and geometry.weight_bytes > profile.usable_hbm_bytes:
-        raise UsageError(
-            f"--model {geometry.name}: its weights are {geometry.weight_bytes / 1e9:.1f} GB, and "
-            f"{profile.name} has {profile.usable_hbm_bytes / 1e9:.1f} GB that can be used: choose "
-            "a larger --gpu or a smaller --model"
-        )
-
-
-def _served(
-    reader: TraceReader, arms: Sequence[Arm], *, optional: bool
-) -> tuple[list[Arm], list[str]]:
-    """The searches that the bank can serve, and why the others are left out if optional."""
-    from arborsim.products.search.run import require_embeddings
-
-    served, lacking = [], []
-    for arm in arms:
-        try:
-            require_embeddings(reader, arm)
-            served.append(arm)
-        except MissingSignal as error:
-            if not optional:
-                raise
-            lacking.append(f"left out: {error}")
-    if not served:
-        for arm in arms:
-            require_embeddings(reader, arm)
-    return served, lacking
-
-
-def _kept(
-    reader: TraceReader, policies: Sequence[Policy], *, optional: bool
-) -> tuple[list[Policy], list[str]]:
-    """The policies that the bank can serve, and why the others are left out if optional."""
-    from arborsim.play import served
-    from arborsim.play.results import LeftOut
-    from arborsim.products.replay.words import left_out
-    from arborsim.trace.schema import recording_options
-
-    kept, unserved = [], []
-    for policy in policies:
-        missing = served.missing(policy, reader)
-        if not missing:
-            kept.append(policy)
-            continue
-        if not optional:
-            served.require(policy, reader)
-        remedy, why = " ".join(recording_options(missing, reader.info)), reader.info.unrecorded
-        unserved.append(LeftOut(reader.path.name, policy.name, remedy=remedy, unrecorded=why))
-    if not kept:
-        for policy in policies:
-            served.require(policy, reader)
-    return kept, left_out(unserved)

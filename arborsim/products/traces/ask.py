@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def open_trace(path: str | os.PathLike[str]) -> Trace:
     """Open a trace, or the ``.parts`` directory of an interrupted recording.
 
-    Reads the file's metadata only; episodes are read one at a time, when they are asked for.
+    Reads the file's metadata only. Episodes are read one at a time, when they are asked for.
 
     Raises
     ------

@@ -203,7 +203,7 @@ def column_sizes(reader: TraceReader) -> tuple[ColumnSize, ...]:
 
 
 def accuracy(verdicts: Iterable[bool | None]) -> Accuracy | None:
-    """Accuracy over the answers that were judged; None if none was."""
+    """Accuracy over the answers that were judged. None if none was."""
     judged = [verdict for verdict in verdicts if verdict is not None]
     if not judged:
         return None
@@ -236,7 +236,7 @@ _ASCII = ("|- ", "`- ", "v  ", "|  ", "   ", "~")
 
 @dataclass
 class _Block:
-    """The line about a thought block; visits are numbers of transitions, from 1."""
+    """The line about a thought block. Visits are numbers of transitions, from 1."""
 
     number: int
     parent: int
@@ -300,7 +300,7 @@ def draw_tree(episode: Episode, nodes: int = 24, unicode: bool = True) -> list[s
 
     A block's only child is drawn below it in the same column, so a long chain does not drift to
     the right.  ``*`` marks the path to the answer.  At most `nodes` blocks are drawn, with snippets
-    of text if they were read; a last line counts the others.  Without `unicode`, plain ASCII.
+    of text if they were read. A last line counts the others.  Without `unicode`, plain ASCII.
     """
     blocks = _blocks(episode)
     fork, last, only, down, blank, cut = _UNICODE if unicode else _ASCII

@@ -1,19 +1,27 @@
-"""The content of a trace in a terminal: a screen of it, or everything."""
+"""`arborsim inspect`: the content of a trace in a terminal, a screen of it or everything."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from arborsim.products.traces.describe import Description, draw_tree, escaped
-from arborsim.report.table import terminal
+from arborsim.core.documents import strict
+from arborsim.products.declare import Count, Option, Positive
+from arborsim.products.options import Json, print_json
+from arborsim.products.traces.describe import (
+    SPREADS,
+    Description,
+    describe,
+    draw_tree,
+    escaped,
+)
+from arborsim.report.table import grid, terminal
+from arborsim.trace.reader import TraceReader, open_trace
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from arborsim.trace.reader import TraceReader
+    from rich.console import Console, Group
 
 _WIDE = 150
 #: Lines of the short form, and those of it around the thoughts of its tree.
@@ -26,6 +34,37 @@ _FEW_NODES = 8
 _EPISODES, _NODES = 2, 24
 #: Characters of one fact: a whole command, but not the names of thousands of damaged items.
 _LONGEST = 2000
+
+
+def inspect(
+    trace: Annotated[Path, Option(complete="trace")],
+    *,
+    all: bool = False,
+    episodes: Annotated[Count | None, Option(shown="1, with --all 2")] = None,
+    nodes: Annotated[Positive | None, Option(shown="those that fit, with --all 24")] = None,
+    json: Json = False,
+) -> None:
+    """Show what a trace holds: its model and search, its sizes, and what can replay it.
+
+    Parameters
+    ----------
+    trace
+        A trace file, or the .parts of a recording.
+    all
+        Also how it was made, sizes per column, each policy, more trees.
+    episodes
+        Episodes whose tree is drawn.
+    nodes
+        Most nodes per tree.
+    json
+        Print JSON instead of tables.
+    """
+    reader = open_trace(trace)
+    found = describe(reader)
+    if json:
+        print_json(strict(found))
+    else:
+        print_trace(reader, found, everything=all, episodes=episodes, nodes=nodes)
 
 
 def print_trace(
@@ -106,7 +145,7 @@ def _wrapped(console: Console, title: str, names: Sequence[str]) -> None:
 
 
 def _line(console: Console, text: str, style: str = "", whole: bool = False) -> None:
-    """One line of the terminal, cut unless it shall be whole; never read as markup."""
+    """One line of the terminal, cut unless it shall be whole. Never read as markup."""
     from rich.text import Text
 
     cut: dict[str, Any] = {} if whole else {"no_wrap": True, "overflow": "crop"}
@@ -135,24 +174,13 @@ def _show_tables(console: Console, found: Description, unicode: bool) -> None:
 
 def _table(
     title: str, rows: Iterable[Sequence[Any]], heads: Sequence[str] = (), *, numbers: bool = False
-) -> Table:
-    """A table of texts, whose last column folds, or of numbers after a first column of text."""
-    from rich import box
-    from rich.table import Table
+) -> Group:
+    """A titled table of texts, or of numbers after a first column of text."""
+    from rich.console import Group
+    from rich.text import Text
 
-    style = box.SIMPLE_HEAD if heads else box.SIMPLE
-    table = Table(
-        title=title, title_justify="left", box=style, pad_edge=False, show_header=bool(heads)
-    )
-    columns = heads or ("", "")
-    for i, name in enumerate(columns):
-        if numbers:
-            table.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-        else:
-            table.add_column(name, no_wrap=i < len(columns) - 1, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    right = range(1, len(heads)) if numbers else ()
+    return Group(Text(title, style="italic"), grid(list(rows), heads, right=right), "")
 
 
 def _facts(found: Description) -> dict[str, Any]:
@@ -192,11 +220,9 @@ def _facts(found: Description) -> dict[str, Any]:
     return pairs
 
 
-def _pairs(found: Description, pairs: dict[str, Any], unicode: bool) -> Table:
-    """Names and facts; what is empty or unknown is left out."""
+def _pairs(found: Description, pairs: dict[str, Any], unicode: bool) -> Group:
+    """Names and facts. What is empty or unknown is left out."""
     from rich.text import Text
-
-    from arborsim.products.traces.describe import escaped
 
     # The file is not trusted: its strings must not steer the terminal or rich.
     rows = [
@@ -212,10 +238,8 @@ def _options(values: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in shown.items())
 
 
-def _statistics(found: Description, names: Sequence[str] = ()) -> Table:
+def _statistics(found: Description, names: Sequence[str] = ()) -> Group:
     """The spreads of these names, of all if there are none."""
-    from arborsim.products.traces.describe import SPREADS
-
     rows: list[tuple[str, ...]] = []
     for name, label in SPREADS.items():
         if names and name not in names:
@@ -239,7 +263,7 @@ def _number(value: float | str) -> str:
     return f"{value:,.1f}" if value >= 100 else f"{value:.3g}"
 
 
-def _sizes(found: Description) -> Table:
+def _sizes(found: Description) -> Group:
     tokens = found.spreads["prompt_tokens"].total + found.spreads["generated_tokens"].total
     whole = sum(column.stored_bytes for column in found.columns) or 1
     rows = [
@@ -265,7 +289,7 @@ def _size(size_bytes: float) -> str:
     return f"{size_bytes:.2f} GB"
 
 
-def _policies(found: Description) -> Table:
+def _policies(found: Description) -> Group:
     rows = [
         (fit.name, "no", f"{', '.join(fit.missing)}: {fit.remedy}")
         if fit.missing

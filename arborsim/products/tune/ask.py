@@ -113,7 +113,8 @@ class TuneOptions(MachineOptions):
         """Run the trials that the study lacks."""
         from arborsim.core.tables import made_by
         from arborsim.products.provenance import machine_facts, machine_settings
-        from arborsim.products.tune.run import Question, budget_range, space_of, tune
+        from arborsim.products.tune.run import Question, tune
+        from arborsim.products.tune.space import budget_range, space_of
         from arborsim.report.progress import Stages
         from arborsim.trace.reader import open_trace
 
@@ -178,9 +179,9 @@ class TuneResults(Results):
         return to_json({"metadata": self.metadata, "trials": rows})
 
     def front(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write a file for each setting of the front; the files, from the least memory on.
+        """Write a file for each setting of the front. Returns them, least memory first.
 
-        A composition becomes one that `arborsim.replay` takes as a policy; settings of another
+        A composition becomes one that `arborsim.replay` takes as a policy. Settings of another
         policy become a calibration.
 
         Raises

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arborsim.core.errors import UsageError
-from arborsim.products.interrupt import interruptible
-from arborsim.products.options import OutputOptions
+from arborsim.products.options import OutputOptions, interruptible
 from arborsim.products.tune.ask import TuneOptions
 
 
@@ -43,14 +42,5 @@ def tune(options: TuneOptions, output: TuneOutput) -> None:
     left = "; trials that had ended are in the study, and the same command goes on"
     with interruptible(left):
         found = replace(options, progress=True).results()
-    if output.out is not None:
-        found.save(output.out)
-    files = found.front(output.front) if output.front is not None else []
-    if output.report is not None:
-        found.report(output.report)
-    if output.json:
-        print(found.to_json())
-        return
-    found.print()
-    for path in (*filter(None, (output.out, output.report)), *files):
-        print(f"wrote {path}")
+    front = found.front(output.front) if output.front is not None else []
+    output.print(found, [*output.files.values(), *front])

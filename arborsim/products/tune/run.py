@@ -19,7 +19,7 @@ from arborsim.core.documents import file_digest, plain
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 from arborsim.core.installed import sources
 from arborsim.core.outputs import refuse_inputs, write_text
-from arborsim.core.settings import parsed
+from arborsim.core.settings import parsed, setting_text
 from arborsim.core.statistics import efficient
 from arborsim.core.tiers import Budget
 from arborsim.machine.machine import Machine
@@ -27,10 +27,11 @@ from arborsim.play.episode import Cell, cells_of
 from arborsim.play.results import BASELINE, ReplayResult, Row
 from arborsim.policies.base import Policy
 from arborsim.policies.composition import Composition, composition_toml
-from arborsim.policies.registry import Parameter, build, find, parameter_name, parameters, values_of
+from arborsim.policies.registry import build, find, parameter_name, parameters, values_of
 from arborsim.products.calibrate.documents import Calibration, software
 from arborsim.products.replay.run import SOURCES, Fixed, Replay
-from arborsim.products.tune.study import Choice, Ended, Range, Space, Study, Values
+from arborsim.products.tune.space import Choice, Range, Space, Values
+from arborsim.products.tune.study import Ended, Study
 from arborsim.trace.reader import open_trace
 
 #: What memory is: the mean of the peaks of searches, or bytes times seconds.
@@ -136,7 +137,7 @@ class Question:
 
     def policy_of(self, values: Values) -> Policy:
         """The policy with these settings."""
-        texts = {name: _text(value) for name, value in values.items() if name != BUDGET}
+        texts = {name: setting_text(value) for name, value in values.items() if name != BUDGET}
         return build(self.policy, {**self.fixed, **texts})
 
     def defaults(self) -> Values:
@@ -168,93 +169,6 @@ class Tuned:
         return sorted(found, key=lambda t: (t.tuned.memory if t.tuned else math.nan, t.number))
 
 
-def space_of(policy: str, varied: Sequence[str], fixed: Mapping[str, str]) -> dict[str, Any]:
-    """The settings to vary, from texts: a name, ``name=low:high``, or values ``name=a,b,c``.
-
-    Without texts every setting that is a share in [0, 1].
-
-    Raises
-    ------
-    UsageError
-        A range is none, or lies outside of what the policy takes.
-    UnknownName
-        The policy has no such setting.
-    """
-    kind = find(policy)
-    known = parameters(kind)
-    if not varied:
-        given = {parameter_name(kind, name) for name in fixed}
-        return {
-            name: Range(0.0, 1.0)
-            for name, each in known.items()
-            if _kind(each) is float
-            and (each.setting.low, each.setting.high) == (0, 1)
-            and name not in given
-        }
-    found: dict[str, Range | Choice] = {}
-    for text in varied:
-        given_name, equals, rest = (part.strip() for part in text.partition("="))
-        name = parameter_name(kind, given_name)
-        if name is None:
-            raise UnknownName(f"setting of {policy}", given_name, known)
-        found[name] = _dimension(policy, known[name], rest if equals else "")
-    return found
-
-
-def _dimension(policy: str, setting: Parameter, text: str) -> Range | Choice:
-    kind, low, high = _kind(setting), setting.setting.low, setting.setting.high
-    what = f"--vary {setting.name}"
-    if kind in (int, float) and (":" in text or not text):
-        if not text and not (math.isfinite(low) and math.isfinite(high)):
-            raise UsageError(f"{what}: it has no largest value; give a range, {setting.name}=1:64")
-        if text:
-            low, high = _ends(f"{what}={text}", text, low, high)
-        if kind is int and (low != int(low) or high != int(high)):
-            raise UsageError(f"{what}={text}: it takes whole numbers")
-        return Range(low, high, kind is int)
-    if kind is bool and not text:
-        return Choice((False, True))
-    texts = [part.strip() for part in text.split(",") if part.strip()]
-    texts = texts or list(setting.setting.choices)
-    if not texts:
-        raise UsageError(f"{what}: say between what, {setting.name}=LOW:HIGH or {setting.name}=a,b")
-    values = (parsed(policy, setting.name, setting.kind, each) for each in texts)
-    return Choice(tuple(dict.fromkeys(values)))
-
-
-def budget_range(text: str) -> Range | Choice:
-    """``"0.2:0.8"`` or shares by comma; else a `UsageError`."""
-    if ":" in text:
-        return Range(*_ends(f"--budget {text}", text, 1e-6, 1.0))
-    shares = [Budget.parse(each).share for each in text.split(",") if each.strip()]
-    if not shares or None in shares:
-        raise UsageError(
-            f"--budget {text}: give shares of what full retention holds, 0.2:0.8 or 0.25,0.5"
-        )
-    return Choice(tuple(dict.fromkeys(shares)))
-
-
-def _ends(what: str, text: str, least: float, most: float) -> tuple[float, float]:
-    try:
-        low, high = (float(part) for part in text.split(":"))
-    except ValueError:
-        raise UsageError(f"{what}: expected a range LOW:HIGH of two numbers") from None
-    if not (least <= low < high <= most and math.isfinite(high)):
-        bounds = f"in [{least:g}, {most:g}]" if math.isfinite(most) else f"at least {least:g}"
-        raise UsageError(f"{what}: its ends must rise and be finite, {bounds}")
-    return low, high
-
-
-def _kind(setting: Parameter) -> type:
-    """The type of a setting, of a union the first that is not None."""
-    options = getattr(setting.kind, "__args__", (setting.kind,))
-    return next((each for each in options if each in (bool, int, float, str)), str)
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 class _Measuring:
     """Replays settings on some of the episodes."""
 
@@ -283,7 +197,7 @@ class _Measuring:
         return Cell(self._question.policy_of(values), Budget(label or f"{share:g}", share=share))
 
     def figures(self, values: Values) -> Figures:
-        """The figures of one setting; an `ArborsimError` if it cannot run on one of the traces."""
+        """The figures of one setting. An `ArborsimError` if it cannot run on one of the traces."""
         found = self.replay([self.cell(values)])
         if found.left_out:
             raise ArborsimError(found.left_out[0].detail)
@@ -393,16 +307,15 @@ def label(trial: Trial) -> str:
     """The name of a trial's rows in a replay: its budget, number and settings."""
     last = [name.rpartition(".")[2] for name in trial.settings]
     short = last if len(set(last)) == len(last) else trial.settings
-    said = ", ".join(
-        f"{name}={_text(value)}" for name, value in zip(short, trial.settings.values(), strict=True)
-    )
+    pairs = zip(short, map(setting_text, trial.settings.values()), strict=True)
+    said = ", ".join(f"{name}={value}" for name, value in pairs)
     return f"{trial.budget:g} (trial {trial.number}{said and ': '}{said})"
 
 
 def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:
-    """Write a file for each setting of the front into a folder; the files, least memory first.
+    """Write a file for each setting of the front. Returns the files, least memory first.
 
-    A composition becomes one that ``--policy`` takes; the settings of another policy become a
+    A composition becomes one that ``--policy`` takes. The settings of another policy become a
     calibration.
     """
     try:
@@ -441,7 +354,7 @@ def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:
 
 
 def _share(value: float) -> str:
-    """In percent; what is not all is not called 100%."""
+    """In percent. What is not all is not called 100%."""
     return ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
 
 

@@ -19,58 +19,9 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.errors import ArborsimError, TraceError, UsageError
+from arborsim.products.tune.space import Space, Values
 
-#: Ranges that lie above 0 and span this factor or more are searched on a logarithmic scale.
-LOGARITHMIC = 100.0
-_DIGITS = ".4g"  # of values that are tried: what is shown and written down is what was tried
 _ASKED, _VALUES, _REASON = "asked", "values", "reason"
-
-Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `low` to `high`, both included."""
-
-    low: float
-    high: float
-    integer: bool = False
-
-    @property
-    def text(self) -> str:
-        return f"{self.low:g}:{self.high:g}"
-
-    def propose(self, trial: Any, name: str) -> float | int:
-        log = self.low > 0 and self.high >= LOGARITHMIC * self.low
-        if self.integer:
-            return int(trial.suggest_int(name, int(self.low), int(self.high), log=log))
-        found = float(f"{trial.suggest_float(name, self.low, self.high, log=log):{_DIGITS}}")
-        return min(max(found, self.low), self.high)
-
-    def nearest(self, value: Any) -> float | int:
-        """The value of the range that is nearest to a number."""
-        found = min(max(value, self.low), self.high)
-        return int(found) if self.integer else float(found)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of a few values."""
-
-    values: tuple[Any, ...]
-
-    @property
-    def text(self) -> str:
-        return ",".join(map(str, self.values))
-
-    def propose(self, trial: Any, name: str) -> Any:
-        return trial.suggest_categorical(name, list(self.values))
-
-    def nearest(self, value: Any) -> Any:
-        return value if value in self.values else self.values[0]
-
-
-Space = Mapping[str, Range | Choice]
 
 
 @dataclass(frozen=True)
@@ -83,7 +34,7 @@ class Ended:
 
 
 def optuna_for(what: str) -> ModuleType:
-    """Optuna, which says nothing by itself; a `UsageError` if it is not installed."""
+    """Optuna, which says nothing by itself. A `UsageError` if it is not installed."""
     try:
         import optuna
     except ImportError:

@@ -26,7 +26,7 @@ class ValidationResults(Results):
     raw: Validation
 
     def __init__(self, raw: Validation, request: Mapping[str, Any]) -> None:
-        from arborsim.products.validate.results import metadata_of
+        from arborsim.products.validate.files import metadata_of
 
         super().__init__(raw, metadata_of(raw))
         self._request = request
@@ -67,7 +67,7 @@ class ValidationResults(Results):
         return path
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        from arborsim.products.validate.results import write_results
+        from arborsim.products.validate.files import write_results
 
         path = output_path(path)
         if path.suffix != ".parquet":
@@ -92,6 +92,6 @@ class ValidationResults(Results):
     @classmethod
     def read_file(cls, path: Path) -> ValidationResults:
         """The results in ``results.parquet`` of a validation."""
-        from arborsim.products.validate.results import read_results
+        from arborsim.products.validate.files import read_results
 
         return cls(*read_results(path))

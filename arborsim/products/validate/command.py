@@ -118,7 +118,8 @@ class Keeper:
 
     def __init__(self, request: LiveRequest, output: ValidateOutput) -> None:
         from arborsim.play.live_log import describe
-        from arborsim.products.validate.results import Validation, read_results
+        from arborsim.products.validate.files import read_results
+        from arborsim.products.validate.results import Validation
 
         self.path, self._request = output.out / RESULTS, request
         self._described = {k: v for k, v in describe(request).items() if k != "episodes"}
@@ -165,7 +166,7 @@ class Keeper:
         self.bar.show(f"problem {episode}, {what}")
 
     def checked(self, checks: tuple[CellCheck, ...]) -> None:
-        from arborsim.products.validate.results import merged, write_results
+        from arborsim.products.validate.files import merged, write_results
 
         self.result = replace(self.result, checks=merged(self.result.checks, checks))
         try:
