@@ -142,7 +142,7 @@ class SimulatedExecutor:
             bounds_page=hints_of(policy).bounds_page,
             record=record,
             prefix_tokens=prefix_tokens,
-            tiers=num_tiers(policy.method.tiers),
+            tiers=num_tiers(policy.tiers),
         )
 
     def bind(self, tree: ThoughtTree) -> None:

@@ -169,7 +169,7 @@ class LiveRequest(SearchRequest):
     def __post_init__(self) -> None:
         """Refuses policies whose tokens go where the live machine has nothing."""
         for cell in () if self.shadow else self.cells:
-            places = {t.memory for t in cell.policy.method.tiers if t != Tier.EVICTED}
+            places = {t.memory for t in cell.policy.tiers if t != Tier.EVICTED}
             if below := sorted(MEMORIES[memory] for memory in places - {HBM, DDR}):
                 raise UsageError(
                     f"policy {cell.policy.name} places tokens on {', '.join(below)}; the live "

@@ -7,9 +7,12 @@ function of view and event.  A policy knows no clock, no device, no bytes and no
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +28,7 @@ from arborsim.memory.moves import Moves, Plan
 from arborsim.signals.scores import Score, Steps
 
 NEVER = 1 << 60
+METHODS = "arborsim.policies.methods"
 ATTENTION_ROWS = frozenset({Signal.ATTENTION, Signal.LAYER_ATTENTION, Signal.HEAD_ATTENTION})
 """Signals that are, or are made from, attention rows, which fused kernels do not give."""
 
@@ -138,7 +142,7 @@ class Method:
 
     Five blocks say what matters (score), how much each part may keep (allocate), where tokens go
     (place), when that is decided (schedule), and how lost tokens come back (recover);
-    `granularity` is what one decision is about, and `tiers` where tokens are put.
+    `granularity` is what one decision is about.
     """
 
     formula: str
@@ -148,8 +152,49 @@ class Method:
     schedule: str = "every iteration over budget"
     recover: str = "never"
     granularity: str = "token"
-    tiers: tuple[Tier, ...] = (Tier.HBM, Tier.EVICTED)
     deviations: tuple[str, ...] = ()
+
+
+@cache
+def _methods() -> dict[str, Any]:
+    """Sections of ``methods.toml`` by name, with their phrases filled in."""
+    found = tomllib.loads((Path(__file__).parent / "methods.toml").read_text("utf-8"))
+    phrases = found.pop("phrases")
+
+    def filled(text: str) -> list[str]:
+        name, _, word = text[1:].partition(" ")
+        said = phrases[name] if text.startswith("@") else [text]
+        return [each.replace("PRESS", word) for each in said]
+
+    for section in found.values():
+        if "deviations" in section:
+            section["deviations"] = tuple(chain(*map(filled, section["deviations"])))
+        if "official" in section:
+            (section["official"],) = filled(section["official"])
+    return found
+
+
+class _Description:
+    """A text about a policy: that of its class in ``methods.toml``, or of the class it extends."""
+
+    def __init__(self, default: Any) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, policy: Policy | None, kind: type[Policy]) -> Any:
+        own = [each for each in kind.__mro__ if each.__module__.startswith(METHODS)]
+        said = [_methods().get(each.__name__, {}).get(self._name) for each in own]
+        texts = [text for text in said if text is not None]
+        if isinstance(self._default, dict):
+            return {name: text for words in reversed(texts) for name, text in words.items()}
+        return texts[0] if texts else self._default
+
+
+def _described(default: Any) -> Any:
+    """The class attribute of a policy that ``methods.toml`` or the class itself gives."""
+    return _Description(default)
 
 
 @dataclass(frozen=True)
@@ -160,16 +205,16 @@ class Policy:
     """
 
     name: ClassVar[str] = ""
-    paper: ClassVar[str] = "-"
+    paper: ClassVar[str] = _described("-")
     """Where the method is published."""
-    official: ClassVar[str] = "-"
+    official: ClassVar[str] = _described("-")
     """The authors' code, and how it was compared: ``"owner/repo@commit: literally, 87 cases"``."""
-    summary: ClassVar[str] = ""
-    formula: ClassVar[str] = "-"
+    summary: ClassVar[str] = _described("")
+    formula: ClassVar[str] = _described("-")
     """The score or rule, with the symbols of the paper and its equation numbers."""
-    deviations: ClassVar[tuple[str, ...]] = ()
+    deviations: ClassVar[tuple[str, ...]] = _described(())
     """Where this differs from the paper or its public code, and why."""
-    words: ClassVar[Mapping[str, Any]] = {}
+    words: ClassVar[Mapping[str, str]] = _described({})
     """Attributes of `method` in words of its own."""
 
     def __post_init__(self) -> None:
@@ -184,6 +229,11 @@ class Policy:
     def method(self) -> Method:
         """Formula and building blocks."""
         return Method(self.formula, deviations=self.deviations, **self.words)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Where its plans put tokens."""
+        return Tier.HBM, Tier.EVICTED
 
     @property
     def formats(self) -> tuple[Format, ...]:

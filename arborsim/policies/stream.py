@@ -19,7 +19,7 @@ from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.events import Event, Prune, TokenRun, Transition
 from arborsim.core.observations import SparseRows
 from arborsim.core.settings import setting
-from arborsim.core.tiers import hbm_mask
+from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import (
@@ -185,8 +185,12 @@ class Composed(LiveHints, Policy):
         blocks = ("score", "allocate", "place", "schedule", "recover")
         derived = {name: getattr(self, name).about for name in blocks}
         derived["allocate"] += each.get(self.grouping, "") if alone else ""
-        derived |= {"granularity": self.allocate.granularity, "tiers": self.place.tiers}
+        derived["granularity"] = self.allocate.granularity
         return Method(self.formula, deviations=self.deviations, **derived | dict(self.words))
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        return self.place.tiers
 
     @property
     def recovers(self) -> bool:

@@ -149,8 +149,8 @@ def test_shipped_compositions_are_found_by_name() -> None:
     assert {"arbor-epi", "staircase"} <= set(available())
     assert build("arbor-epi").fused
     of_two_memories = [tier for tier in Tier if tier <= Tier.EVICTED]
-    assert build("staircase").method.tiers == tuple(t for t in of_two_memories if t.rung < 2)
-    assert Tier.EVICTED not in build("arbor-epi").method.tiers
+    assert build("staircase").tiers == tuple(t for t in of_two_memories if t.rung < 2)
+    assert Tier.EVICTED not in build("arbor-epi").tiers
     for name in ("arbor-epi", "staircase"):
         assert find(name).summary
         assert build(name).reads() == {Signal.HIDDEN_CHANGE}

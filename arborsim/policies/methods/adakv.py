@@ -93,31 +93,6 @@ class AdaKV(Voting):
     alpha: float = setting(0.2, "share of an even budget that every head keeps", low=0, high=1)
 
     name = "adakv"
-    paper = "Feng et al. 2024, arXiv:2407.11550"
-    summary = "heads of a layer share its budget by the scores of their tokens"
-    formula = (
-        "B_h = (1 - alpha) |{i of head h among the top H (C - W) of the layer}| + alpha (C - W) "
-        "(Algorithms 1, 2); s(i) as SnapKV"
-    )
-    words = {
-        "score": "attention from the end of the prompt on, pooled over the prompt",
-    }
-    official = (
-        "FFY0/AdaKV@efe4e2e: literally, AdaptiveSnapKVCluster, mean-pooled, on 60 random prompts "
-        "(80 to 399 tokens, four KV heads, normal vectors): with budgets drawn evenly up to the "
-        "prompt 142 of 240 heads keep the same tokens, with C - W a multiple of 5 220; all others "
-        "one token more or one less, because the code truncates the floor and rounds each share"
-    )
-    deviations = (
-        "published for the prompt; while tokens are generated, the lowest of a layer over its "
-        "budget go, of heads above the floor alpha (C - W); the code lets all heads grow",
-        "shares are rounded so that they add up to the budget of the layer; the code rounds each",
-        "pooling is SnapKV's mean over 5; the code's default is the largest of 7, and it can weigh "
-        "heads by what they would keep of their attention",
-        "the window takes at most half of the budget",
-        "probabilities are averaged over the query heads that share a KV head",
-        "while tokens are generated, votes for the prompt are pooled with those of evicted ones",
-    )
 
     @cached_property
     def allocate(self) -> Allocation:

@@ -24,15 +24,6 @@ from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.scores import Score
 from arborsim.signals.spread import HeavyHitters, LayerSensitivity
 
-_LOSS = (
-    "the code drops an FP8 token before the next query reads it; here a decision follows an "
-    "iteration, so that query still does; tokens that a revisited path protects are not lost",
-)
-_CODED = (
-    "as_published cuts the prompt to C - W and takes the slack of all there is outside the window "
-    "later, C + 1 - W tokens; neighbours whose scores are averaged lie side by side in the code's "
-    "slots: after the prompt in the order of scores, and those of later heads mixed by the first's",
-)
 _KERNEL = 5  # neighbouring tokens whose scores are averaged
 
 
@@ -116,13 +107,6 @@ class _Tailor(StreamPolicy):
     per: str = setting("head", "what decides on its own", choices=("layer", "head"))
     as_published: bool = setting(False, "decide as the public code does, defects included")
 
-    paper = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"
-    official = (
-        "Large-scale-Sustainable-Computing-LSC/ARKV@92b0800: literally, with as_published 120 of "
-        "120 random chains (prompts of 14 to 39 tokens and five thoughts of 8 to 14; caches of 9 "
-        "tokens to 20 more than the prompt, 40 smaller than it) hold the same tokens at every step"
-    )
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.as_published and self.pin_prompt:
@@ -152,10 +136,7 @@ class _Tailor(StreamPolicy):
 class _Quantiser(_Tailor):
     """A tailor that keeps some tokens in FP8, and loses them as published."""
 
-    words = {
-        "place": "quantise, then evict",
-        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
-    }
+    tiers = (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED)
 
     def full_precision(self, view: CacheView) -> np.ndarray:
         return np.zeros(len(view.tier), dtype=np.int64)
@@ -183,29 +164,6 @@ class ARKV(_Quantiser):
     tau3: float = setting(5.5277, "temperature of the kurtosis", low=1e-3)
 
     name = "arkv"
-    summary = "per layer, the best tokens in full precision, the next in FP8"
-    formula = (
-        "OQ_l = Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3); O_l = clip(round(OQ_l / max OQ (C - W)), "
-        "0, C - W); hh = avgpool5(mean_q A + gamma Var_q A); keep the top slack (C - W) by hh: the "
-        "first O_l in full precision, the rest in FP8 (Eqs. 3-10)"
-    )
-    words = {
-        **_Quantiser.words,
-        "allocate": "full precision by the sensitivity of the layer",
-    }
-    deviations = (
-        "by default as the equations say; as_published decides as the public code does: W is "
-        "subtracted from O_l twice, O_l is at most the prompt before its window, every FP8 token "
-        "is lost one step later, and the prompt has neither slack nor FP8",
-        *_CODED,
-        "with a transformers before 4.56 the code's first layer keeps O_0 = C - W whatever its "
-        "sensitivity: not reproduced",
-        *_LOSS,
-        "the code's third defect, one scale per cache slot for heads that hold different tokens, "
-        "changes values and not decisions: it is not reproduced",
-        "what was rounded to FP8 stays FP8 when it ranks among the best again (the code stores the "
-        "rounded value at full precision)",
-    )
 
     def scores(self) -> Mapping[str, Score]:
         taus = (self.tau1, self.tau2, self.tau3)
@@ -231,12 +189,6 @@ class ARKVOrigin(_Tailor):
     """The paper's baseline that evicts only."""
 
     name = "arkv-origin"
-    summary = "ARKV's baseline: the same cuts, all kept tokens in full precision"
-    formula = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A)"
-    deviations = (
-        "by default the prompt is cut with slack too, as the equations say",
-        *_CODED,
-    )
 
 
 @dataclass(frozen=True)
@@ -244,12 +196,3 @@ class ARKVQuant(_Quantiser):
     """The paper's baseline that rounds all it keeps outside the window."""
 
     name = "arkv-quant"
-    summary = "ARKV's baseline: the same cuts, all kept tokens in FP8"
-    formula = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A), all in FP8"
-    deviations = (
-        "as_published loses every FP8 token one step later, as the public code does",
-        *_CODED,
-        *_LOSS,
-        "tokens turn to FP8 when the cache exceeds the budget, not when they leave the window "
-        "(section V-G: below the budget nothing differs from the plain model)",
-    )

@@ -27,8 +27,7 @@ class Full(Policy):
     """Full retention: nothing is evicted, offloaded or quantised, whatever the budget."""
 
     name = "full"
-    summary = "keep every token in HBM"
-    words = {"place": "-", "schedule": "never", "tiers": (Tier.HBM,)}
+    tiers = (Tier.HBM,)
     bounded = False
     uses_budget = False
 
@@ -41,8 +40,6 @@ class Random(RecentPolicy):
     sinks: int = setting(0, "protected first tokens", unit="tokens", low=0)
 
     name = "random"
-    summary = "evict uniformly at random, prompt and recent tokens stay"
-    formula = "s(i) ~ U[0, 1)"
 
     @cached_property
     def score(self) -> Score:
@@ -84,22 +81,6 @@ class Oracle(StreamPolicy):
     recent: int = setting(0, "protected newest tokens", unit="tokens", low=0)
 
     name = "oracle"
-    paper = "offline optimum, after Belady 1966, doi:10.1147/sj.52.0078"
-    summary = "offline bound: the eviction schedule that loses least attention"
-    formula = (
-        "min over schedules e of sum over tokens i, queries u > e(i) of a_u(i), one token per "
-        "forced eviction; per=layer, per=head: the same of each group's own rows"
-    )
-    words = {"recover": "never: a bound for eviction only; tiers and recomputing can do better"}
-    deviations = (
-        "above 2^24 tokens x evictions (some 5,000 tokens) Belady's greedy rule stands in, "
-        "which is no strict bound: at 30 % of the tokens it keeps up to 1.5 percentage points "
-        "less than the optimum on the shipped traces",
-        "per=layer and per=head share the budget out as is best where groups^2 x tokens x "
-        "evictions are 2^24 at most; above, every group has the same, and a policy with uneven "
-        "shares may keep more",
-        "sparse recordings spread the attention they do not list evenly, also in the future",
-    )
     fused = True  # the attention it reads was recorded before
 
     @property
@@ -170,16 +151,6 @@ class Needed(StreamPolicy):
     fill: bool = setting(True, "keep what no active path reads while there is room")
 
     name = "needed"
-    paper = "bound by the task, after Belady 1966, doi:10.1147/sj.52.0078"
-    summary = "bound for answers: keep what the task will read (reference models)"
-    formula = (
-        "s(i) = -min {r - t : step r reads i, r >= t}, t the step the path is at; the lowest goes"
-    )
-    words = {"recover": "never: a bound for eviction only; tiers and recomputing can do better"}
-    deviations = (
-        "a bound by what the answer needs, not by what the model does: a model may also read other "
-        "tokens, and then answers less often than with all of them",
-    )
 
     score = Readers()
 

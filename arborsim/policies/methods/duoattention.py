@@ -111,29 +111,6 @@ class DuoAttention(StreamPolicy):
     )
 
     name = "duoattention"
-    paper = "Xiao et al. 2024, arXiv:2410.10819"
-    summary = "retrieval heads keep everything, the others sinks and newest tokens"
-    formula = (
-        "heads by gate alpha: the R highest keep all n tokens, the others sinks + recent; the "
-        "largest R that the budget of all heads allows (section 2)"
-    )
-    words = {
-        "score": "gate of the head, then position",
-        "allocate": "all tokens, or sinks and newest ones, by head",
-        "schedule": "when all heads together exceed the budget",
-    }
-    official = (
-        "mit-han-lab/duo-attention@fe93c31: read, not run; takes the gates of its attn_patterns"
-    )
-    deviations = (
-        "without a file of gates, which the paper trains, a head's gate is the share of attention "
-        "that its prompt queries pay outside sinks and newest tokens",
-        "the budget says how many heads keep everything, anew at every decision; the paper fixes "
-        "their share",
-        "streaming heads may grow until all heads together exceed the budget",
-        "sinks take at most an eighth of the budget, newest tokens half",
-        "equal gates: the first heads become streaming ones first (the code adds random numbers)",
-    )
     score = Position()
     grouping = "head"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
 
 import numpy as np
 
@@ -23,20 +22,6 @@ from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy,
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.rolling import TURNS, Band, HiddenChangeContrast, HiddenCosine, RollingBands
 from arborsim.signals.scores import Score
-
-PAPER = "EpiKV, arXiv:2606.26472"
-SCALED = (
-    "layers scale with the model's depth: those of the paper, of 32, are for competition "
-    "mathematics on one 8B model; `arborsim calibrate bands` finds others"
-)
-POSITIONS = (
-    "kept tokens keep their true positions (the authors' harness let positions collapse to the "
-    "length of the cache)"
-)
-
-WINDOW = (
-    "the window trails over the generated tokens of the token's own path; the prompt is not in it"
-)
 
 
 def mean_window() -> int:
@@ -57,8 +42,6 @@ class RollingPolicy(RecentPolicy):
         64, "trailing window of the rolling statistic", unit="tokens", low=2, high=65536
     )
 
-    paper = PAPER
-
 
 @dataclass(frozen=True)
 class EpiKV(RollingPolicy):
@@ -68,12 +51,6 @@ class EpiKV(RollingPolicy):
     layer_b: float = setting(21 / 32, "layer B", unit="share of the depth", low=0, high=1)
 
     name = "epikv"
-    summary = "keep tokens at which the hidden state turns; no attention needed"
-    formula = (
-        "s(t) = z_A(t) - z_B(t); z_l = (g_l - mean_w g_l) / (std_w g_l + 1e-6); "
-        "g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-3)"
-    )
-    deviations = (SCALED, POSITIONS, WINDOW)
 
     @cached_property
     def score(self) -> Score:
@@ -91,8 +68,6 @@ class HSVariance(EpiKV):
     window: int = mean_window()
 
     name = "hs-variance"
-    summary = "epikv without the z-score: contrast of rolling means"
-    formula = "s(t) = mean_w g_A(t) - mean_w g_B(t); g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-2)"
 
     @cached_property
     def score(self) -> Score:
@@ -111,19 +86,6 @@ class HSCosine(RollingPolicy):
     layer: float = setting(10 / 32, "whose output turns", unit="share of the depth", low=0, high=1)
 
     name = "hs-cosine"
-    paper = f"{PAPER}, with a cosine in place of its norm"
-    summary = "keep tokens at which the hidden vector, or its change, turns"
-    formula = (
-        "s(t) = z(1 - cos(x(t), x(t-1))), z as in Eq. 3; x(t) = h_l(t), or with turn=change "
-        "h_l(t) - h_l(t-1)"
-    )
-    deviations = (
-        "the paper measures the length of the change alone; cosines are arborsim's, as is one "
-        "layer in place of the contrast of two",
-        "the recorded layer nearest to `layer` is taken: record it with --hidden-layers",
-        POSITIONS,
-        WINDOW,
-    )
 
     @cached_property
     def score(self) -> Score:
@@ -141,18 +103,6 @@ class BandAdaptive(RollingPolicy):
     weight_a: float = setting(1.29, "weight of band A; band B has 1", low=0)
 
     name = "band-adaptive"
-    summary = "epikv on two bands of layers instead of two layers"
-    formula = (
-        "s(t) = weight_a z(mean of g_l over band A) - z(mean of g_l over band B); z over the "
-        "trailing window as in Eq. 3"
-    )
-    deviations = (
-        SCALED,
-        "the paper names the bands (7-13 and 18-25 of 32) but prints no formula: layers are "
-        "averaged first, then z-scored, and the default of weight_a is not in its text",
-        POSITIONS,
-        WINDOW,
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,16 +130,6 @@ class KVKey(RollingPolicy):
     window: int = mean_window()
 
     name = "kv-key"
-    summary = "keep tokens around keys that vary most over their channels"
-    formula = (
-        "s(t) = mean_w of mean over layers and heads of var(k_t), the variance over the head "
-        "dimension"
-    )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "keys after RoPE; the paper found no difference before it (appendix E)",
-        POSITIONS,
-        WINDOW,
-    )
     signal = Signal.KEY_VARIANCE
 
     @cached_property
@@ -202,12 +142,6 @@ class KVValue(KVKey):
     """Rank by the rolling mean of the value's variance over the head dimension."""
 
     name = "kv-value"
-    summary = "keep tokens around values that vary most over their channels"
-    formula = (
-        "s(t) = mean_w of mean over layers and heads of var(v_t), the variance over the head "
-        "dimension"
-    )
-    deviations = (POSITIONS, WINDOW)
     signal = Signal.VALUE_VARIANCE
 
 
@@ -222,29 +156,6 @@ class AttnHS(RollingPolicy):
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
 
     name = "attn-hs"
-    official = (
-        "stevenkolawole/epiphany-kv-cache@d424208: literally, AttentionHSProductEviction on the "
-        "rows and z-scores of 22 live searches (chains of 12 lines, budgets of 91 and 110 tokens "
-        "of about 160): 1,504 of 1,504 decisions are the same"
-    )
-    summary = "most attended tokens, or where the hidden state turns"
-    formula = (
-        "s(i) = 0.5 unit(sum over queries t of a_t(i)) + 0.5 unit(z_A(i)); unit(x) = (x - min x) / "
-        "(max x - min x) over the generated tokens held (Table 1; z as in Eq. 3)"
-    )
-    words = {
-        "score": "cumulative attention and hidden-state change, z-scored, each scaled to [0, 1]"
-    }
-    deviations = (
-        "the paper prints no more than 'cumul. attn + z_10', and calls the method a product; that "
-        "both parts are scaled to [0, 1] and weigh the same is from the authors' code",
-        "attention is averaged over layers and heads, and counts the prompt's queries",
-        "appendix D does not say what the hybrids protect: the prompt and the newest tokens, "
-        "as the other policies on hidden states",
-        SCALED,
-        POSITIONS,
-        WINDOW,
-    )
     score = CumulativeAttention(up_to_constant=True)  # scaling does not notice
 
     def scores(self) -> Mapping[str, Score]:

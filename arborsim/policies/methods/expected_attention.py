@@ -108,26 +108,6 @@ class ExpectedAttention(StreamPolicy):
     epsilon: float = setting(0.0, "added to the attention before it is weighted", low=0)
 
     name = "expected-attention"
-    paper = "Expected Attention, Devoto et al. 2025, arXiv:2510.00636"
-    official = (
-        "NVIDIA/kvpress@8bb29b9: ExpectedAttentionPress on random hidden states in "
-        "the shipped chain model (72 of 40 to 700 tokens): scores differ by at most 7e-7 of their "
-        "value, and by 1.2e-3 with vectors rounded to float16 as traces hold them"
-    )
-    summary = "keep what queries to come are expected to attend to; no attention rows"
-    formula = (
-        "s(i) = (mean over the group of softmax_i(mu.k_i / sqrt(d) + k_i' Sigma k_i / (2 d)) + "
-        "epsilon) ||v_i||_2; mu, Sigma: mean and covariance of the queries before RoPE, turned by "
-        "the mean rotation of the next `future` positions"
-    )
-    deviations = (
-        "the statistics are of all queries of the search so far, on every branch; the paper's are "
-        "of the prompt's, those of the authors' decoding variant of the last 256",
-        "a decision leaves room for `interval` iterations (at most half of what is not protected) "
-        "so that the budget always holds; the authors' decoding variant lets the cache grow by 512 "
-        "tokens beyond its target between decisions",
-        "with several leaves, positions to come are those after the longest path",
-    )
     fused = True  # queries are read, but no row of attention
 
     @cached_property

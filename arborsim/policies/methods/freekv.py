@@ -30,34 +30,7 @@ class FreeKV(PageReader):
     )
 
     name = "freekv"
-    paper = "FreeKV, Liu et al. 2025, arXiv:2505.13109"
-    official = (
-        "rooikeee/FreeKV@074f14d, a copy of sjtu-zhao-lab/FreeKV: quest_sel with avgSM gives these "
-        "scores of pages on 60 of 60 random caches of one layer (80 to 480 tokens, three query "
-        "heads per KV head); its recall was read, not run"
-    )
-    summary = "sinks and a window in HBM, the rest in DDR, chosen pages fetched"
-    formula = (
-        "score of a page = mean over the group's query heads of the softmax over pages of sum over "
-        "channels of max(q_c min_c, q_c max_c), min and max over the keys of the page"
-    )
-    words = {
-        "score": "bounds of pages of keys, softmax",
-        "allocate": "sinks, window, and pages until the budget is used up, per KV head",
-        "place": "DDR outside sinks and window; chosen pages are fetched, DDR keeps its copy",
-        "schedule": "every iteration, once the search holds more than the budget",
-        "recover": "fetch from DDR (stage or stream)",
-        "granularity": "page",
-        "tiers": (Tier.HBM, Tier.DDR),
-    }
-    deviations = (
-        "pages are always chosen with the query one step before, which the paper calls speculative "
-        "retrieval; heads whose query has turned are not corrected within the step",
-        "no layer is left whole (the code leaves the first), since no budget would hold it",
-        "pages have 16 tokens, and begin with the first token, not after the sinks",
-        "InfiniGen (Lee et al. 2024, arXiv:2406.19707) chooses tokens by an approximate query of "
-        "the next layer; here as in FreeKV pages are chosen by bounds",
-    )
+    tiers = (Tier.HBM, Tier.DDR)
 
     def protection(self, budget_tokens: int) -> Protection:
         quarter = budget_tokens // 4

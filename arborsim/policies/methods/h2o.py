@@ -36,17 +36,6 @@ class H2O(StreamPolicy):
     )
 
     name = "h2o"
-    paper = "Zhang et al. 2023, arXiv:2306.14048"
-    official = (
-        "Zefan-Cai/KVCache-Factory@c97f9d7: update_kv of H2OKVCluster read, not run: it adds up "
-        "the attention of all queries of the prompt, cuts the prompt alone, and its window is fixed"
-    )
-    summary = "keep the most attended tokens and a recent window"
-    formula = "s(i) = sum over queries t of a_t(i)"
-    deviations = (
-        "grouped-query attention: a group's probabilities are averaged over its query heads "
-        "(the paper's models have none)",
-    )
 
     @cached_property
     def score(self) -> Score:

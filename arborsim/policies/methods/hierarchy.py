@@ -63,23 +63,7 @@ class Hierarchy(Composed):
     recent: int = setting(128, "protected newest tokens", unit="tokens", low=1)
 
     name = "hierarchy"
-    paper = "semantics-aware memory hierarchy, Algorithm 1"
-    summary = "top tokens in HBM, the rest in DDR, the lowest few destroyed"
-    formula = "s(i) = sum over queries t of mean over layers and heads of a_t(i) (Algorithm 1)"
-    words = {
-        "allocate": "share beta of the surviving candidates",
-        "place": "HBM, then DDR, then 8-bit DDR; lowest share r evicted",
-        "schedule": "every `interval` iterations, or when over budget",
-        "recover": "fetch from DDR (stage, stream or near)",
-        "tiers": (Tier.HBM, Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED),
-    }
-    deviations: ClassVar[tuple[str, ...]] = (
-        "r and beta apply at every decision, whatever the budget, as printed: even a budget "
-        "for the whole search destroys the lowest and moves others to DDR",
-        "a budget caps the HBM share, with room for what arrives before the next decision",
-        "on a tree, blocks off the active paths move to DDR first",
-        "8-bit tokens are ranked anew at each decision and may return at full precision",
-    )
+    tiers = (Tier.HBM, Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED)
     score: ClassVar[Score] = CumulativeAttention(up_to_constant=True)
 
     @cached_property
@@ -166,20 +150,6 @@ class Redundancy(Hierarchy):
     )
 
     name = "redundancy"
-    paper = "semantics-aware memory hierarchy, Table 12"
-    summary = "the hierarchy with a score of attention minus redundancy"
-    formula = (
-        "s(i) = A(i) / max A - w R(i); A(i) = sum over queries t of a_t(i), R(i) = mean "
-        "cosine of key i to the `reach` nearest candidates on either side (Table 12)"
-    )
-    words = {**Hierarchy.words, "score": "cumulative attention - redundancy of the key"}
-    deviations = (
-        "the paper prints no formula: attention is divided by its largest value among the "
-        "candidates, and redundancy is the mean cosine to the nearest candidates on either side",
-        "unless `sketched` is false, cosines come from a random projection of the keys of all "
-        "layers and heads; its errors of about 0.25 outweigh the attention on unimportant tokens",
-        *Hierarchy.deviations,
-    )
     score: ClassVar[Score] = CumulativeAttention()
 
     def scores(self) -> Mapping[str, Score]:
@@ -197,13 +167,6 @@ class AttnValRedundancy(Redundancy):
     """The hierarchy that ranks by attention times value norm, minus redundancy."""
 
     name = "attn-val-redundancy"
-    summary = "the hierarchy with attention x value norm - redundancy"
-    formula = (
-        "s(i) = A(i) |v_i| / max A |v| - w R(i); A(i) = sum over queries t of a_t(i), "
-        "|v_i| the L1 norm of the value, R(i) = mean cosine of key i to the `reach` nearest "
-        "candidates on either side (Table 12)"
-    )
-    words = Hierarchy.words | {"score": "cumulative attention x value norm - redundancy of the key"}
     score = ValueWeightedAttention()
 
 

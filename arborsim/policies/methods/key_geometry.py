@@ -12,7 +12,6 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome, pin_prompt_setting
-from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.scores import GROUPINGS, Score
 from arborsim.signals.vectors import KeyDirections, KeyLength
@@ -40,16 +39,6 @@ class KeyNorm(KeyPolicy):
     """Keep the tokens whose keys are shortest: they are the ones that get attention."""
 
     name = "key-norm"
-    paper = "Devoto et al. 2024, arXiv:2406.11430"
-    official = same_as_kvpress("KnormPress", authors=False)
-    summary = "keep the tokens with the shortest keys"
-    formula = "s(t) = -||k_t||_2"
-    deviations = (
-        "the newest tokens are protected",
-        "all captured layers are compressed (the paper leaves out the first two, where the "
-        "correlation of norm and attention is weak)",
-        "per=layer and per=shared average the norms over heads (and layers)",
-    )
 
     @cached_property
     def score(self) -> Score:
@@ -68,18 +57,6 @@ class KeyDiff(KeyPolicy):
     """
 
     name = "keydiff"
-    paper = "Park et al. 2025, arXiv:2504.15364"
-    official = same_as_kvpress("KeyDiffPress", authors=False)
-    summary = "keep the keys least like the mean key"
-    formula = "s(t) = -cos(k_t, m), m = mean over the tokens i in the cache of k_i / ||k_i||"
-    words = {"score": "cosine to the mean key"}
-    deviations = (
-        "the newest tokens are protected",
-        "per=shared takes cosines of a 16-dimensional random projection of all keys, an "
-        "approximation; per=layer joins the keys of a layer's heads into one vector",
-        "unit keys are rounded to steps of 2**-16, so that no sum depends on its order",
-        "on a tree, the mean is over the tokens held on the active paths",
-    )
 
     @cached_property
     def score(self) -> Score:

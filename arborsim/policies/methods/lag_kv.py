@@ -16,7 +16,6 @@ from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect
-from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.placement import lowest
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
 from arborsim.signals.scores import Score, sum_in_order
@@ -32,21 +31,6 @@ class LagKV(RecentPolicy):
     """
 
     name = "lag-kv"
-    paper = "Liang et al. 2025, arXiv:2504.04704; streamed by arXiv:2606.26472"
-    summary = "keep keys and values that differ from the previous chunk"
-    formula = (
-        "s(t) = mean over layers and heads of std(k~_t) + std(v~_t); x~ = (x - min) / (max - min + "
-        "1e-6) per channel of the previous chunk of 128"
-    )
-    deviations = (
-        "the EpiKV paper prints no formula, and speaks of the variance after normalising (section "
-        "3.3): the spread is the standard deviation over channels, as in Lag-KV; population or "
-        "unbiased ranks alike, because all layers have as many channels",
-        "chunks are those of positions on the path, from the prompt's first token on, whatever was "
-        "evicted since; the paper does not say where they begin; in the first the spread is raw",
-        "1e-6 is added to max - min, of which the paper says nothing",
-        "scores are compared across the whole stream, without Lag-KV's softmax inside a chunk",
-    )
     score = LagVariance()
 
 
@@ -65,26 +49,6 @@ class LagKVOfficial(StreamPolicy):
     ratio: float = setting(0.5, "share of a partition that stays", low=0, high=1)
 
     name = "lag-kv-official"
-    paper = "Liang et al. 2025, arXiv:2504.04704"
-    official = same_as_kvpress("LagKVPress", "half of each partition kept")
-    summary = "keep half of each partition: what differs most from the next one"
-    formula = (
-        "s(i) = softmax_i(std(k~_i)) + softmax_i(std(v~_i)) over the tokens i of a partition; "
-        "x~ = (x - min) / (max - min) per channel of the next partition"
-    )
-    words = {
-        "score": "lag-normalised spread of key and value",
-        "allocate": "a fixed share of each partition",
-        "schedule": "when a partition completes",
-    }
-    deviations = (
-        "keeps no budget: the share of each partition is given",
-        "a channel that is constant in the next partition counts as having range 1 (the "
-        "public code divides by zero)",
-        "on a tree, partitions are cut along each active path; of one that lies in part on a "
-        "compressed prefix, what is left is ranked and only what exceeds the share goes; with "
-        "several leaves, what is recent on one path stays although another path is further",
-    )
     bounded = False
     uses_budget = False
     score = Vectors(Signal.KEYS)

@@ -56,32 +56,6 @@ class PyramidKV(Voting):
     beta: int = setting(20, "the last layer keeps 1/beta of the budget beyond the window", low=1)
 
     name = "pyramidkv"
-    paper = "Cai et al. 2024, arXiv:2406.02069"
-    summary = "lower layers keep more tokens than higher ones"
-    formula = (
-        "k_l = W + k_max - l (k_max - k_min) / (L - 1), k_min = (C - W) / beta, "
-        "k_max = 2 (C - W) - k_min; s(i) as SnapKV"
-    )
-    words = {
-        "score": "attention from the end of the prompt on, pooled over the prompt",
-        "allocate": "one pool for every KV head; shares fall linearly with the layer's depth",
-    }
-    official = (
-        "Zefan-Cai/KVCache-Factory@c97f9d7: literally, on 60 random prompts (40 to 354 tokens, "
-        "budgets of 20 to 59, two to eight layers of three heads): the 892 heads keep the tokens "
-        "of PyramidKVCluster but for those by which it exceeds its budget (0 to 7.5 %)"
-    )
-    deviations = (
-        "published for the prompt; here shares and votes go on while tokens are generated: every "
-        "query since the prompt's window votes, and the lowest of a head over its share goes",
-        "shares follow the largest number of tokens that a layer holds; the code keeps uniform "
-        "budgets for prompts below 2 (C - W)",
-        "shares are rounded so that they add up to the budget of all layers; the code rounds the "
-        "step between layers down, which keeps more than the budget",
-        "the window takes at most half of the budget",
-        "in a trace, depth counts captured layers",
-        "probabilities are averaged over the query heads that share a KV head",
-    )
 
     @cached_property
     def allocate(self) -> Allocation:

@@ -24,33 +24,7 @@ class Quest(PageReader):
     dense: int = setting(2, "first layers of the model that read everything", unit="layers", low=0)
 
     name = "quest"
-    paper = "Quest, Tang et al. 2024, arXiv:2406.10774"
-    official = (
-        "mit-han-lab/Quest@01c1623: literally, scores of pages as its evaluation code computes "
-        "them and pages as its kernels choose them, the last one always, on 60 of 60 random caches "
-        "of one layer (80 to 480 tokens, one query head per KV head, the same query)"
-    )
-    summary = "keep every token in HBM, read the pages that matter to the query"
-    formula = (
-        "score of a page = max over the group's query heads of sum over channels of "
-        "max(q_c min_c, q_c max_c), min and max over the keys of the page (Algorithm 1)"
-    )
-    words = {
-        "score": "bounds of pages of keys",
-        "allocate": "pages until the budget of tokens to be read is used up, per KV head",
-        "place": "all stay in HBM, the best pages are read",
-        "schedule": "every iteration, once a path is longer than the budget",
-        "granularity": "page",
-        "tiers": (Tier.HBM,),
-    }
-    deviations = (
-        "pages are chosen with the query of the token just decoded, one step before they are read, "
-        "because decisions fall between steps; docs/decisions.md says what that costs",
-        "the query heads of a KV head choose together, by the largest of their bounds (the paper "
-        "has one query head per KV head)",
-        "the budget is a number of tokens: a page that is not full counts what it holds",
-        "on a tree, all active leaves choose together what their paths share",
-    )
+    tiers = (Tier.HBM,)
     bounded = False
 
     def choose(self, view: CacheView) -> Plan:

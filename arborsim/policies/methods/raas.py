@@ -29,26 +29,6 @@ class Raas(StreamPolicy):
     )
 
     name = "raas"
-    paper = "Hu et al. 2025, ACL Findings; as run by EpiKV, arXiv:2606.26472"
-    official = (
-        "stevenkolawole/epiphany-kv-cache@d424208: literally, RaaSEviction on the rows of 22 live "
-        "searches (chains of 12 lines, budgets of 91 and 110 tokens of about 160): 1,441 of 1,441 "
-        "decisions are the same, with ties broken as here"
-    )
-    summary = "evict what attention has not refreshed for longest"
-    formula = (
-        "s(i) = last iteration t with max of a_t over the page of i > alpha (pages), or with "
-        "a_t(i) >= the lower median of a_t over generated tokens (median)"
-    )
-    deviations = (
-        "attention is averaged over layers and heads: one ranking for the whole model",
-        "replayed, readable tokens are compared by the attention of a recording, which attends to "
-        "evicted ones too",
-        "median: on sparse recordings the positions that a row does not list share one value, "
-        "which often is the median: then nearly every token counts as used",
-        "pages: the highest attention of a page stands for the attention to its representative "
-        "key; the oldest page gives up its tokens one at a time, so that the budget is used up",
-    )
 
     @cached_property
     def protect(self) -> Protect:

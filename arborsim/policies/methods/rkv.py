@@ -71,31 +71,6 @@ class RKV(StreamPolicy):
     as_published: bool = setting(False, "decide as the public code does on its first problem")
 
     name = "rkv"
-    paper = "R-KV, Cai et al. 2025, arXiv:2505.24133"
-    official = (
-        "Zefan-Cai/R-KV@d15c976: literally, with as_published 120 of 120 random chains (prompts of "
-        "14 to 39 tokens and five thoughts of 8 to 14; caches of 9 tokens to 20 more than the "
-        "prompt, 40 smaller than it) hold the same tokens at every step"
-    )
-    summary = "keep what is attended to and not repeated, per layer and KV head"
-    formula = (
-        "Z = lambda I - (1 - lambda) R; I: softmax over the keys before the window of max over the "
-        "group of q.k, mean over the last W queries, max-pool over `kernel` keys; R: softmax "
-        "of the column means of the cosines of keys, the diagonal and each row's most recent "
-        "cosine > `threshold` set to 0"
-    )
-    words = {"score": "windowed attention minus key redundancy"}
-    deviations = (
-        "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
-        "neighbours and the most recent key are told by age, and a row without a cosine > "
-        "`threshold` loses nothing; as_published goes by slots, which the code leaves in the order "
-        "of Z, and then sets such a row's entry in the first slot to 0",
-        "decisions come with every `interval`-th iteration of the search, and none follows the "
-        "prompt; as_published decides after the prompt, too, and when the tokens before the newest "
-        "are a multiple of `interval`, as the code does on its first problem (that it counts on "
-        "from one problem to the next is not reproduced)",
-        "with several leaves W is shared, and a query rates only keys on its own path",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,6 @@ from arborsim.core.errors import UsageError
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import AfterPrefill, Protect, pin_prompt_setting
-from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.placement import neighbour_mean
 from arborsim.policies.stream import Composed, StreamPolicy
 from arborsim.signals.attention import PromptAttention
@@ -32,18 +31,6 @@ class SnapKV(Composed):
     kernel: int = setting(5, "width of the pooling; odd", unit="tokens", low=1)
 
     name = "snapkv"
-    paper = "Li et al. 2024, arXiv:2404.14469"
-    official = same_as_kvpress("SnapKVPress")
-    summary = "compress the prompt by the attention of its last queries, once"
-    formula = (
-        "s(i) = avgpool over `kernel` tokens i of the sum over the last W prompt queries of a(i) "
-        "(Eqs. 1-3)"
-    )
-    words = {"score": "attention from the end of the prompt, pooled"}
-    deviations = (
-        "probabilities are averaged over the query heads that share a KV head",
-        "a budget below the window keeps the newest tokens of the window",
-    )
     schedule = AfterPrefill()
 
     def __post_init__(self) -> None:

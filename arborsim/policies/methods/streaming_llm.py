@@ -7,7 +7,6 @@ from functools import cached_property
 
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect
-from arborsim.policies.methods import same_as_kvpress
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.scores import Position
 
@@ -19,14 +18,6 @@ class StreamingLLM(StreamPolicy):
     sinks: int = setting(4, "attention sinks at the beginning", unit="tokens", low=0)
 
     name = "streaming-llm"
-    paper = "Xiao et al. 2024, arXiv:2309.17453"
-    official = same_as_kvpress("StreamingLLMPress")
-    summary = "keep attention sinks and a sliding window"
-    formula = "keep i < sinks and the newest K - sinks"
-    deviations = (
-        "kept tokens keep their true positions; the published method numbers them anew, by "
-        "their place in the cache",
-    )
     score = Position()
 
     @cached_property

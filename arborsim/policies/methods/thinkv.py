@@ -24,7 +24,6 @@ from arborsim.policies.blocks import (
     ProtectSome,
     pin_prompt_setting,
 )
-from arborsim.policies.methods.epikv import PAPER, POSITIONS, SCALED, WINDOW
 from arborsim.policies.placement import Pool, keep_highest
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.attention import NewestAttention
@@ -163,32 +162,6 @@ class ThinKV(SegmentPolicy):
     """
 
     name = "thinkv"
-    paper = "Ramachandran et al. 2026, as re-implemented by EpiKV, arXiv:2606.26472"
-    official = (
-        "stevenkolawole/epiphany-kv-cache@d424208: literally, ThinKVEviction on the rows of 11 "
-        "live searches (chains of 32 lines, a budget of 374 tokens of about 430): the first "
-        "decision is the same in 11 of 11; later ones cut other segments"
-    )
-    summary = "keep more of the segments to which attention is narrow"
-    formula = (
-        "H_j = -sum p_i ln p_i over the tokens i of segment j, p_i = a_t(i) / sum_j a_t, t the "
-        "newest query; of n segments R keeps 64 if H <= the n // 3-th of all H in order (from 0), "
-        "E 32 if H <= the 2n // 3-th, T 8; by a_t(i)"
-    )
-    deviations = (
-        "EpiKV's variant, without the quantisation and the calibrated thresholds of ThinKV "
-        "itself, which `thinkv-paper` reconstructs",
-        "the paper's text names the classes, the entropy and the numbers kept; the rest is that of "
-        "the authors' code: a segment has the class of its entropy among the values at n // 3 and "
-        "2n // 3, so that classes are not of equal number and fewer than 4 segments have no T",
-        "rows=mean (default) takes the row averaged over all layers and heads, which every trace "
-        "holds; rows=layers, as run by EpiKV, takes entropies of the mean row of the last 4 "
-        "captured layers and ranks tokens by the row of the last one",
-        "segments are 128 consecutive tokens of the stream, evicted ones counted, where the "
-        "authors' code cuts what the cache holds into new segments at every decision; an entropy "
-        "is taken over those still held",
-        "a segment without attention counts as evenly attended",
-    )
 
     @cached_property
     def score(self) -> Score:
@@ -210,26 +183,6 @@ class SegmentHS(SegmentPolicy):
     )
 
     name = "segment-hs"
-    paper = PAPER
-    official = (
-        "stevenkolawole/epiphany-kv-cache@d424208: literally, HybridSegmentHSEviction on the rows "
-        "and scores of 11 live searches (chains of 32 lines, a budget of 374 tokens of about 430): "
-        "the first decision is the same in 11 of 11; later ones cut other segments"
-    )
-    summary = "thinkv's segments, tokens inside ranked by the hidden state"
-    formula = (
-        "segments by the entropy of the newest query's attention, as `thinkv`; inside, "
-        "s(t) = z_A(t) - z_B(t) (Table 1; Eqs. 2-3)"
-    )
-    deviations = (
-        "the paper does not say which hidden-state score ranks inside: EpiKV's",
-        "the prompt, for which that score is not defined, is protected (section 3.3), unlike "
-        "by `thinkv`; it counts in entropies and tertiles, as in the authors' code",
-        "segments and entropies as in `thinkv`, with its deviations",
-        SCALED,
-        POSITIONS,
-        WINDOW,
-    )
 
     @cached_property
     def score(self) -> Score:

@@ -121,40 +121,7 @@ class ThinKVPaper(RecentPolicy):
     least: int = setting(4, "kept of a segment on the last rung", unit="tokens", low=1)
 
     name = "thinkv-paper"
-    paper = "ThinKV, Ramachandran et al. 2025, arXiv:2510.01290"
-    summary = (
-        "quantise thoughts and thin them at transitions; reconstructed from the paper's description"
-    )
-    formula = (
-        "sparsity = share of a row's entries under 1% of its maximum; a segment is T from `high` "
-        "on, E below `low`, else R; with every T segment the earlier ones go one rung down "
-        "{most, most / 2, ... least}; kept are the members nearest to the k-means of post-RoPE "
-        "keys"
-    )
-    words = {
-        "score": "members nearest to the k-means of the segment's keys, per layer and KV head",
-        "allocate": "a rung per segment",
-        "place": "quantise, then evict",
-        "schedule": "when a segment has left the protected window, and over budget",
-        "granularity": "segment of `segment` tokens",
-        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.HBM_COARSE, Tier.EVICTED),
-    }
-    deviations = (
-        "reconstructed from the paper's description; no code was public",
-        "R and E tokens are stored in 4 bits, T tokens in 2, as whole numbers in groups of 16 "
-        "channels with scales in e4m3 and no zero point; the paper's 4-bit numbers are floating, "
-        "and what axis groups of keys have is not known to us",
-        "the paper's thresholds are minima of a density over calibration traces; the shipped "
-        "trace with vectors is too short to have two, so the defaults are the tertiles of the "
-        "mean sparsity of its stretches of 32 tokens: set low and high for other models",
-        "a segment's sparsity is the mean over its tokens, captured layers and heads; the "
-        "paper picks layers by how well they part",
-        "the prompt is pinned by default, and a segment is dealt with once all of it is out of the "
-        "window of recent tokens",
-        "complete segments are quantised and thinned whatever the budget, as published; over "
-        "budget, segments go a rung further, transitions first, then execution, then "
-        "reasoning, the oldest first among each; below the last rung the oldest tokens go",
-    )
+    tiers = (Tier.HBM, Tier.HBM_QUANTISED, Tier.HBM_COARSE, Tier.EVICTED)
     score = Vectors(Signal.KEYS)
     formats = tuple(Format(bits, group=16, scale_bytes=1) for bits in (4, 2))
 

@@ -33,16 +33,6 @@ class Vatp(StreamPolicy):
     )
 
     name = "vatp"
-    paper = "Guo et al. 2024, arXiv:2406.12335"
-    official = "the authors' repository: literally, on random inputs; its commit was not noted"
-    summary = "keep what is attended and has large values"
-    formula = "s(i) = ||v_i||_1 x sum over queries t of a_t(i)"
-    deviations = (
-        "sinks take at most a quarter of the budget, so that small budgets can be replayed",
-        "grouped-query attention: the mean over the query heads that share a KV head (the "
-        "paper's formula is for heads with values of their own)",
-        "per=layer averages norms over KV heads, per=shared over layers and KV heads",
-    )
 
     @cached_property
     def score(self) -> Score:

@@ -22,7 +22,7 @@ from arborsim_torch.token_signals import SKETCH_SIZE
 
 def places_of(policy: Policy) -> list[Place]:
     """Where a policy's tokens can be."""
-    tiers = policy.method.tiers
+    tiers = policy.tiers
     return sorted({Place[tier.name] for tier in tiers if tier != Tier.EVICTED})
 
 

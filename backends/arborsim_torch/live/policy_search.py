@@ -143,7 +143,7 @@ class PolicySearch:
             room = expected
         else:  # the search's own end is not in sight
             return
-        offloads = machine.overlap and any(tier.offloaded for tier in policy.method.tiers)
+        offloads = machine.overlap and any(tier.offloaded for tier in policy.tiers)
         spare = slots * _WHILE_LEAVING if offloads else 0
         pools = self.cache.pools
         self._reserved_tokens = max(room, prompt) + spare
