@@ -20,45 +20,26 @@ from arborsim.core.settings import Setting, default_of, parsed, settings_of
 from arborsim.policies.base import Policy
 
 MODULES: dict[str, str] = {
-    "adakv": "adakv",
-    "arborkv": "arborkv",
-    "arkv": "arkv",
-    "arkv-origin": "arkv",
-    "arkv-quant": "arkv",
-    "epikv": "epikv",
-    "hs-variance": "epikv",
-    "hs-cosine": "epikv",
-    "band-adaptive": "epikv",
-    "duoattention": "duoattention",
-    "expected-attention": "expected_attention",
-    "freekv": "freekv",
-    "full": "baselines",
-    "h2o": "h2o",
-    "hierarchy": "hierarchy",
-    "attn-hs": "epikv",
-    "segment-hs": "thinkv",
-    "key-norm": "key_geometry",
-    "kivi": "kivi",
-    "keydiff": "key_geometry",
-    "kv-key": "epikv",
-    "kv-value": "epikv",
-    "lag-kv": "lag_kv",
-    "lag-kv-official": "lag_kv",
-    "needed": "baselines",
-    "oracle": "baselines",
-    "pyramidkv": "pyramidkv",
-    "quest": "quest",
-    "raas": "raas",
-    "random": "baselines",
-    "redundancy": "hierarchy",
-    "attn-val-redundancy": "hierarchy",
-    "rkv": "rkv",
-    "snapkv": "snapkv",
-    "streaming-llm": "streaming_llm",
-    "thinkv": "thinkv",
-    "thinkv-paper": "thinkv_paper",
-    "tova": "tova",
-    "vatp": "vatp",
+    name: module
+    for module, names in {
+        "arborkv": "arborkv",
+        "arkv": "arkv arkv-origin arkv-quant",
+        "attention": "h2o raas tova vatp",
+        "baselines": "full needed oracle random streaming-llm",
+        "duoattention": "duoattention",
+        "epikv": "attn-hs band-adaptive epikv hs-cosine hs-variance kv-key kv-value",
+        "expected_attention": "expected-attention",
+        "hierarchy": "attn-val-redundancy hierarchy redundancy",
+        "key_geometry": "key-norm keydiff",
+        "kivi": "kivi",
+        "lag_kv": "lag-kv lag-kv-official",
+        "pages": "freekv quest",
+        "rkv": "rkv",
+        "snapkv": "adakv pyramidkv snapkv",
+        "thinkv": "segment-hs thinkv",
+        "thinkv_paper": "thinkv-paper",
+    }.items()
+    for name in names.split()
 }
 """Module of each method in ``methods/``, so that asking for one imports no other."""
 GROUP = "arborsim.policies"
@@ -69,7 +50,7 @@ COMPOSITIONS = Path(__file__).parent / "compositions"
 def names() -> tuple[str, ...]:
     """Names of all policies: those of this package, then those of installed wheels."""
     composed = sorted(file.stem for file in COMPOSITIONS.glob("*.toml"))
-    return tuple(dict.fromkeys((*MODULES, *composed, *installed(GROUP))))
+    return tuple(dict.fromkeys((*sorted(MODULES), *composed, *installed(GROUP))))
 
 
 def available() -> dict[str, type[Policy]]:

@@ -18,12 +18,11 @@ from arborsim.machine.machine import num_groups
 from arborsim.play.move_log import READ, UNREAD
 from arborsim.policies.base import Policy
 from arborsim.policies.composition import Composition
-from arborsim.policies.methods.baselines import Full, Random
+from arborsim.policies.methods.attention import H2O
+from arborsim.policies.methods.baselines import Full, Random, StreamingLLM
 from arborsim.policies.methods.epikv import EpiKV
-from arborsim.policies.methods.h2o import H2O
 from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.lag_kv import LagKV
-from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.registry import names
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader

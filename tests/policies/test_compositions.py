@@ -21,12 +21,11 @@ from arborsim.policies.base import Policy
 from arborsim.policies.blocks import AfterPrefill, Fetch, Interval, Protect, Recompute, TreeEvents
 from arborsim.policies.composition import SCORES, Composition
 from arborsim.policies.methods.arborkv import ArborKV
-from arborsim.policies.methods.baselines import Random
+from arborsim.policies.methods.attention import H2O
+from arborsim.policies.methods.baselines import Random, StreamingLLM
 from arborsim.policies.methods.epikv import EpiKV
-from arborsim.policies.methods.h2o import H2O
 from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.lag_kv import LagKV
-from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.placement import Ladder, Pool
 from arborsim.policies.registry import available, build, find, parameters, values_of
 from arborsim.policies.tree import Tree

@@ -1,8 +1,7 @@
-"""The baselines of every comparison: all is kept, chance decides, or the future is known.
+"""The baselines of every comparison: keep all, the newest, by chance, or by a known future.
 
-Two bounds know the future.  `Oracle` loses the least attention, whatever attention is good for;
-`Needed` keeps what the task will read, so that answers survive.
-"""
+Two bounds know the future.  `Oracle` loses the least attention, whatever attention is good for.
+`Needed` keeps what the task will read, so that answers survive."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, Prote
 from arborsim.policies.placement import ADAPTATIONS, Pool
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
 from arborsim.signals.readers import NEVER, Readers, distance
-from arborsim.signals.scores import GROUPINGS, EvictionTime, Score, SeededUniform
+from arborsim.signals.scores import GROUPINGS, EvictionTime, Position, Score, SeededUniform
 
 
 @dataclass(frozen=True)
@@ -195,3 +194,17 @@ class Needed(StreamPolicy):
         ranked = np.full((1, view.num_tokens), -np.inf)
         ranked[0, held] = values
         return ranked
+
+
+@dataclass(frozen=True)
+class StreamingLLM(StreamPolicy):
+    """Keep the first `sinks` tokens and the newest ``budget - sinks``; the middle goes."""
+
+    sinks: int = setting(4, "attention sinks at the beginning", unit="tokens", low=0)
+
+    name = "streaming-llm"
+    score = Position()
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.pin_prompt, self.sinks, recent=1, recent_share=ANY)
