@@ -23,7 +23,7 @@ ALL_GROUPS = -1
 
 @dataclass(frozen=True)
 class Moves:
-    """Changes of tier, in the order in which they happen; arrays have shape ``[m]``."""
+    """Changes of tier in the order in which they happen, in arrays of shape ``[m]``."""
 
     step: np.ndarray  # int64: iteration of the run after which it happens; 0 outside a run
     group: np.ndarray  # int32: cache group (layer, or layer and KV head), or `ALL_GROUPS`
@@ -47,7 +47,7 @@ class Moves:
 
     @classmethod
     def evict_one(cls, token: int) -> Moves:
-        """Evict a token, of all groups, after the first iteration; but `token` must not be written.
+        """Evict a token, of all groups, after the first iteration.  `token` must not be written.
 
         At every step of a live chain.
         """
@@ -139,7 +139,7 @@ class Plan:
 def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:
     """The changes (source, target) that obey `rule`, to be counted or selected by.
 
-    Int64 ``[MOST_TIERS * MOST_TIERS]`` of 0 or 1; never 1 where source and target are the same.
+    Int64 ``[MOST_TIERS * MOST_TIERS]`` of 0 or 1, never 1 where source and target are the same.
     """
     found = np.zeros((MOST_TIERS, MOST_TIERS), dtype=np.int64)
     for source in Tier:
@@ -152,7 +152,7 @@ def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:
 class Changes:
     """Moves with every group spelled out and with the tier that each token comes from.
 
-    Arrays have shape ``[m]``; tiers are int8 values of `Tier` and never equal, the others int64.
+    Arrays have shape ``[m]``.  Tiers are int8 values of `Tier` and never equal, the others int64.
     """
 
     step: np.ndarray
@@ -170,12 +170,12 @@ class Changes:
 
     @cached_property
     def kind(self) -> np.ndarray:
-        """The index into `kinds`; int64 ``[m]``."""
+        """The index into `kinds`, int64 ``[m]``."""
         return np.asarray(self.source * np.int64(MOST_TIERS) + self.target)
 
     @cached_property
     def flow(self) -> np.ndarray:
-        """Number of changes from each tier to each; int64 ``[tiers * tiers]``."""
+        """Number of changes from each tier to each, int64 ``[tiers * tiers]``."""
         return np.bincount(self.kind, minlength=MOST_TIERS * MOST_TIERS)
 
     def count(self, chosen: np.ndarray) -> int:
@@ -247,7 +247,7 @@ _NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NONE.astype(np.int8), _NONE.astype(n
 
 
 def resolve(moves: Moves, tier: np.ndarray, arriving: int = 0) -> Changes:
-    """The changes that `moves` make; what stays where it is, is left out.
+    """The changes that `moves` make, without tokens that stay where they are.
 
     `tier`, int8 ``[groups, tokens]``, is where tokens are.  The next `arriving` tokens may be among
     those that move, coming from HBM.  It is a `PlanError` if a move names a token or group that

@@ -1,6 +1,6 @@
 """Requests to a live backend and its reports, and how one is found.
 
-A backend is a class registered under the entry-point group ``arborsim.backends``; it can live in a
+A backend is a class registered under the entry-point group ``arborsim.backends``.  It can live in a
 wheel of its own.  The core imports no framework and sees it only through the `Backend` protocol.
 """
 
@@ -127,7 +127,7 @@ class RecordRequest(SearchRequest):
 
 @dataclass(frozen=True)
 class RecordProgress:
-    """How far a recording is; all but `episode` and `episodes` counts this run only."""
+    """How far a recording is.  All but `episode` and `episodes` counts this run only."""
 
     #: Finished ones, and all of them
     episode: int
@@ -233,10 +233,10 @@ class LiveFacts:
 
 
 class Observer(Protocol):
-    """Called while searches go on; an exception raised here ends the run."""
+    """Called while searches go on.  An exception raised here ends the run."""
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
-        """The model is loaded; `episodes` problems will be searched."""
+        """The model is loaded, and `episodes` problems will be searched."""
 
     def running(self, episode: int, what: str, tokens: int) -> None:
         """`tokens` more have been generated."""
@@ -249,7 +249,7 @@ class LiveObserver(Observer, Protocol):
         """Whether this result is still missing (a resumed run has some)."""
 
     def full_tokens(self, episode: int) -> int:
-        """`LiveResult.full_tokens` of an earlier run; 0 if there is none."""
+        """`LiveResult.full_tokens` of an earlier run, or 0 if there is none."""
 
     def finished(self, result: LiveResult) -> None:
         """A search is complete."""
@@ -273,15 +273,15 @@ class Backend(Protocol):
     def record(
         self, request: RecordRequest, on_progress: Callable[[RecordProgress], None]
     ) -> RecordProgress:
-        """Record a trace; on KeyboardInterrupt leave the whole episodes and raise it again."""
+        """Record a trace.  On KeyboardInterrupt leave the whole episodes and raise it again."""
         ...
 
     def live(self, request: LiveRequest, observer: LiveObserver) -> tuple[ModelUsage, ...]:
-        """Run searches under policies (see `LiveRequest`); says what other models took."""
+        """Run searches under policies (see `LiveRequest`), and say what other models took."""
         ...
 
     def validate(self, request: LiveRequest, observer: ValidationObserver) -> None:
-        """Search live and simulated at once; the request names a `machine`."""
+        """Search live and simulated at once, on the request's `machine`."""
         ...
 
 

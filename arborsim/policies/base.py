@@ -60,7 +60,7 @@ class CacheView:
 
     @property
     def path(self) -> np.ndarray:
-        """Ids of the tokens on any active path, oldest first; int64."""
+        """Ids of the tokens on any active path, oldest first, int64."""
         if len(self.leaves) == 1:
             return self.tree.path(self.leaves[0])
         on_path = self.tree.on_path(self.leaves)
@@ -97,7 +97,7 @@ class CacheView:
 
     @cached_property
     def held(self) -> np.ndarray:
-        """Tokens in HBM per group; int64 ``[groups]``."""
+        """Tokens in HBM per group, int64 ``[groups]``."""
         # Row by row: counting along an axis takes a slow way in NumPy.
         return np.array([np.count_nonzero(hbm_mask(row)) for row in self.tier])
 
@@ -106,8 +106,8 @@ class CacheView:
 class Protection:
     """Tokens that never move down: the prompt, attention sinks and the most recent tokens.
 
-    Sinks are the first tokens of the reasoning if the prompt is protected, else of the prompt;
-    several active leaves share the number of recent ones.
+    Sinks are the first tokens of the reasoning if the prompt is protected, else of the prompt.
+    Several active leaves share the number of recent ones.
     """
 
     pin_prompt: bool = False
@@ -141,8 +141,8 @@ class Method:
     """How a policy is put together, in the words of `arborsim policies NAME`.
 
     Five blocks say what matters (score), how much each part may keep (allocate), where tokens go
-    (place), when that is decided (schedule), and how lost tokens come back (recover);
-    `granularity` is what one decision is about.
+    (place), when that is decided (schedule), and how lost tokens come back (recover).
+    `granularity` is the unit of a decision.
     """
 
     formula: str
@@ -276,8 +276,8 @@ class Policy:
     def grouping(self) -> str:
         """The parts that have rows of their own in a plan: the model ("shared"), layers, KV heads.
 
-        With "layer" and "head" there is a row per captured layer, or per captured layer and KV
-        head (layer by layer); each stands for an equal share of the cache.
+        With "layer" and "head" there is a row per captured layer, or per captured layer and KV head
+        (layer by layer).  Each stands for an equal share of the cache.
         """
         groupings = (score.grouping for score in self.scores().values())
         return next((grouping for grouping in groupings if grouping != "shared"), "shared")
@@ -295,7 +295,9 @@ class Policy:
         return self.protection(budget_tokens).floor(prompt_tokens)
 
     def headroom(self, view: CacheView) -> int:
-        """Tokens that every group can take before the policy must give some up; < 0: over budget.
+        """Tokens that every group can take before the policy must give some up.
+
+        Below 0 it is over budget.
 
         By default groups share one budget.  An allocation may be stricter, with a share for each.
         """
@@ -309,11 +311,11 @@ class Policy:
         return NEVER
 
     def pressure_margin(self, budget_tokens: int) -> int | None:
-        """`Pressure` is raised when no more tokens than this are left; None for never."""
+        """`Pressure` is raised when no more tokens than this are left (None: never)."""
         return None
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
-        """Where every token should live after `event`; None to leave all as it is."""
+        """Where every token should live after `event`, or None to leave all as it is."""
         return None
 
     def plans_runs(self, view: CacheView) -> bool:
@@ -321,7 +323,7 @@ class Policy:
         return False
 
     def decide_run(self, view: CacheView, run: TokenRun, steps: Steps) -> Moves:
-        """Decide for every iteration of `run` at once; equals `decide` after each one, exactly.
+        """Decide for every iteration of `run` at once, exactly as `decide` would after each one.
 
         A decision was taken after the iterations in which something moves.
 

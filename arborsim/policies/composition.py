@@ -148,7 +148,7 @@ def composition_toml(policy: Composition, name: str, summary: str) -> str:
 
 @cache
 def _class_of(text: str, path: str) -> type[Composition]:
-    """The class for a file's text; the same text gives the same class."""
+    """The class for a file's text: the same text gives the same class."""
     table = parse_toml(text, path)
     with located(path):
         return _made(table, text, path)

@@ -15,19 +15,19 @@ class LiveHints:
 
     @property
     def bounds_page(self) -> int:
-        """Tokens of the pages whose bounds of keys it reads to choose what is read; 0 for none."""
+        """Tokens of the pages by whose key bounds it chooses what is read (0: none)."""
         return 0
 
     def ddr_tokens(self, prompt_tokens: int, new_tokens: int, budget_tokens: int) -> int:
         """Tokens that DDR is expected to hold at most on one path, if the policy uses it.
 
-        Live searches set memory aside for them; more may come, at the price of growing.
+        Live searches set memory aside for them.  More may come, at the price of growing.
         """
         return max(0, prompt_tokens + new_tokens - budget_tokens)
 
 
 def hints_of(policy: Policy) -> LiveHints:
-    """The hints of a policy; those that hold for any where it has none."""
+    """The hints of a policy, or those that hold for any policy."""
     return policy if isinstance(policy, LiveHints) else LiveHints()
 
 

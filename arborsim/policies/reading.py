@@ -1,8 +1,8 @@
 """Choosing what attention reads: pages by an upper bound on what the newest query makes of them.
 
 A `PageReader` looks at the query of the newest token of every active path, and at the bounds of the
-pages on it (`arborsim.signals.pages`).  Pages are then taken by score until the room is used up; of
-equal scores the page with the older tokens loses.
+pages on it (`arborsim.signals.pages`).  Pages are then taken by score until the room is used up.
+Among equal scores the page with the older tokens loses.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Pages:
         return len(self.number)
 
     def any(self, mask: np.ndarray) -> np.ndarray:
-        """Pages with a token on the paths that `mask`, bool ``[tokens]``, has; bool ``[pages]``."""
+        """Pages on the paths with a token in `mask`, bool ``[tokens]``, as bool ``[pages]``."""
         return np.bincount(self.at[mask[self.path]], minlength=len(self)) > 0
 
     def tokens(self, taken: np.ndarray) -> np.ndarray:
@@ -88,8 +88,8 @@ class Pages:
     def best(self, score: np.ndarray, room: np.ndarray) -> np.ndarray:
         """The pages with the largest scores, one after the other as long as there is room.
 
-        Of ``[groups, pages]``, and room in tokens, ``[groups]``; pages at -inf are never taken,
-        those at inf always.  Bool ``[groups, pages]``.
+        Scores are ``[groups, pages]``, room is in tokens, ``[groups]``.  Pages at -inf are never
+        taken, those at inf always.  Bool ``[groups, pages]``.
         """
         newest = np.zeros(len(self), dtype=np.int64)
         newest[self.at] = self.path  # tokens rise: the last one stays

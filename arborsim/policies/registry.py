@@ -54,7 +54,7 @@ def names() -> tuple[str, ...]:
 
 
 def available() -> dict[str, type[Policy]]:
-    """All policies by name; imports every one."""
+    """All policies by name.  Imports every one."""
     return {name: _named(name) for name in names()}
 
 
@@ -81,8 +81,8 @@ def _composed(file: Path) -> type[Policy]:
 def find(name: str, *, code: bool = True) -> type[Policy]:
     """The policy class called `name`, at ``package.module:Class``, or composed in ``file.toml``.
 
-    Imports that policy alone; without `code`, for names that stand in a file, no module that only
-    the name says.
+    Imports that policy alone.  Without `code`, for names that stand in a file, no module is
+    imported that only the name says.
 
     Raises
     ------
@@ -120,7 +120,7 @@ class Parameter:
 
 
 def parameters(kind: type) -> dict[str, Parameter]:
-    """The parameters of a policy, by name; the fields of a composition's blocks are dotted."""
+    """The parameters of a policy by name, dotted for the fields of a composition's blocks."""
     types, found = get_type_hints(kind), {}
     for field, made in settings_of(kind):
         default = default_of(field)
@@ -159,7 +159,7 @@ def values_of(policy: Policy) -> dict[str, Any]:
 def build(name: str, settings: dict[str, str] | None = None, *, code: bool = True) -> Policy:
     """The policy called `name` with parameters set from text, e.g. ``{"sinks": "8"}``.
 
-    Parameters of a composition are dotted, ``{"allocate.alpha": "2"}``; the block may be left out
+    Parameters of a composition are dotted, ``{"allocate.alpha": "2"}``.  The block may be left out
     where no other has a parameter of that name.  `code` is as in `find`.
 
     Raises

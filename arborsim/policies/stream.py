@@ -47,7 +47,7 @@ class Stream(NamedTuple):
 
     @property
     def candidates(self) -> np.ndarray:
-        """Positions of the first candidates; int64, rising."""
+        """Rising positions of the first candidates, int64."""
         return np.flatnonzero(self.alive[self.start : max(self.start, self.stop)]) + self.start
 
 
@@ -55,7 +55,7 @@ class HeapPool:
     """Candidates whose scores never change, or rise, few of them from one iteration to the next.
 
     A heap holds what each score was when it was last looked at, which is never above what it is
-    now; the lowest entry is brought up to date until the lowest is.  `scores`, float64
+    now.  The lowest entry is brought up to date until the lowest is.  `scores`, float64
     ``[tokens]``, is a live array.
     """
 
@@ -91,7 +91,7 @@ class HeapPool:
 
 
 class ChangingPool:
-    """Candidates whose scores change freely; the parameters are those of `HeapPool`."""
+    """Candidates whose scores change freely.  The parameters are those of `HeapPool`."""
 
     def __init__(self, scores: np.ndarray, stream: Stream) -> None:
         self._scores = scores
@@ -142,10 +142,9 @@ MakeCandidates = Callable[[Stream], HeapPool | ChangingPool]
 class Composed(LiveHints, Policy):
     """A policy made of blocks.
 
-    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`.
-    `place` says where the others live.  `recover` says which of the others may come back.
-    `schedule` says when; a cache over budget is always reason enough.  `protect` says what never
-    moves down.
+    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`.  `place`
+    says where the others live.  `recover` says which of the others may come back.  `schedule` says
+    when, and a cache over budget is always reason enough.  `protect` says what never moves down.
     """
 
     run_allocation: ClassVar[type[Allocation]] = Pool
@@ -332,7 +331,7 @@ class Composed(LiveHints, Policy):
 
 @dataclass(frozen=True)
 class StreamPolicy(Composed):
-    """Keep the best tokens of a stream; when over budget, evict the lowest (of every group).
+    """Keep the best tokens of a stream: over budget, the lowest (of every group) are evicted.
 
     Subclasses name their `score` and what they `protect`.  They name other blocks,
     or `rank`, where they differ from "the lowest go, one at a time".

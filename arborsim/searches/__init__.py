@@ -64,7 +64,7 @@ def search_names() -> list[str]:
 
 
 def find_search(name: str, *, code: bool = True) -> type[Search]:
-    """The class of the search called `name`, or at ``package.module:Class``; imports that alone.
+    """The class of the search called `name`, or at ``package.module:Class``.  Imports that alone.
 
     Without `code`, for names that stand in a file, no module is imported that only the name says.
 
@@ -88,7 +88,7 @@ def find_search(name: str, *, code: bool = True) -> type[Search]:
 
 
 def _lacking(kind: type[Search]) -> str:
-    """The fault of a class that is to be a search; empty if there is none."""
+    """The fault of a class that is to be a search, empty if there is none."""
     made: Any = kind
     if not is_dataclass(made):
         return "is no dataclass"
@@ -110,7 +110,7 @@ def _lacking(kind: type[Search]) -> str:
 
 
 def search_options(name: str, *, code: bool = True) -> dict[str, Any]:
-    """Names and defaults of a search's options; `code` and what is raised as in `find_search`."""
+    """Names and defaults of a search's options, with `code` and errors as in `find_search`."""
     kind: Any = find_search(name, code=code)
     return {each.name: default_of(each) for each in fields(kind) if each.init}
 

@@ -35,8 +35,8 @@ from arborsim.signals.vectors import ValueSize
 class CumulativeAttention(Score):
     """Attention a token has received so far, summed over queries.
 
-    H2O's score (Zhang et al. 2023, arXiv:2306.14048, section 4), there per layer and KV head; from
-    later blocks, ArborKV's ``A_i(t)``, the sum over u > b_i.
+    H2O's score (Zhang et al. 2023, arXiv:2306.14048, section 4), there per layer and KV head.  From
+    later blocks it is ArborKV's ``A_i(t)``, the sum over u > b_i.
     """
 
     from_later_blocks: bool = setting(False, "count only queries outside the token's block")
@@ -108,8 +108,8 @@ class _LaterState(RowState):
 class ValueWeightedAttention(Score):
     """Attention received so far times the size of the token's value (VATP's score).
 
-    ``S(i) = ||v_i||_1 x sum over queries t of a_t(i)`` (Guo et al. 2024, arXiv:2406.12335); norms
-    are averaged over the layers and KV heads of a group.
+    ``S(i) = ||v_i||_1 x sum over queries t of a_t(i)`` (Guo et al. 2024, arXiv:2406.12335), with
+    norms averaged over the layers and KV heads of a group.
     """
 
     grouping: str = grouping_setting()
@@ -146,7 +146,7 @@ class _ProductState(ScoreState):
 
 @dataclass(frozen=True)
 class NewestAttention(Score):
-    """Attention from the newest query; tokens off the active paths keep what they last had.
+    """Attention from the newest query.  Tokens off the active paths keep what they last had.
 
     TOVA's score (Oren et al. 2024, arXiv:2401.06104).  Leaves that decode in one iteration all are
     newest: a token that several of them see gets the mean.  With `layers`, values are the rows of
@@ -255,7 +255,7 @@ def _write_mean(now: np.ndarray, found: list[tuple[TokenIds, np.ndarray]]) -> No
 
 @dataclass(frozen=True)
 class PromptAttention(Score):
-    """Attention from the last `window` prompt queries, summed; generated tokens have 0.
+    """Attention from the last `window` prompt queries, summed (0 for generated tokens).
 
     SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1).  A shorter prompt counts whole.  With
     `generated`, tokens have votes from all queries since the window.

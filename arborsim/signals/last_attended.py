@@ -22,10 +22,10 @@ class LastAttended(Score):
 
     Prompt tokens have 0.  `with_prompt` they count as generated ones, one iteration each, in all
     that follows.  Without `page`, a generated token is refreshed when the newest query pays it at
-    least the median of what it pays the generated tokens that it can read (EpiKV's variant of RaaS;
-    of an even number the lower of the two in the middle).  Else a page of that many consecutive
-    generated tokens is refreshed when the query pays any of them more than `threshold`, and when it
-    receives a token (Hu et al. 2025, ACL Findings).
+    least the median of what it pays the generated tokens that it can read (EpiKV's variant of RaaS,
+    with the lower of the two middle values of an even number).  Else a page of that many
+    consecutive generated tokens is refreshed when the query pays any of them more than `threshold`,
+    and when it receives a token (Hu et al. 2025, ACL Findings).
 
     With `up_to_constant` the timestamps of generated tokens may all be too low by the same number,
     which no ranking among them notices (a prompt's mean nothing then): a sparse row that refreshes
@@ -133,7 +133,7 @@ class _LastAttendedState(RowState):
 
 
 def fresh_pages(paid: np.ndarray, page: int, threshold: float) -> np.ndarray:
-    """Whether each token lies in a page that is refreshed, bool ``[n]``; the last page always is.
+    """Whether each token lies in a page that is refreshed, as the last one always is, bool ``[n]``.
 
     `paid`, float64 ``[n]``, is the attention to consecutive tokens, the first begins a page.
     """
@@ -143,7 +143,7 @@ def fresh_pages(paid: np.ndarray, page: int, threshold: float) -> np.ndarray:
 
 
 def median(values: np.ndarray) -> float:
-    """The median; the lower of the two middle values of an even number, as `torch.median`."""
+    """The median, the lower of the two middle values of an even number, as `torch.median`."""
     middle = (len(values) - 1) // 2
     return float(np.partition(values, middle)[middle])
 
@@ -151,10 +151,10 @@ def median(values: np.ndarray) -> float:
 class _SparseStamps(SparseUpdater):
     """Timestamps of generated tokens, less the newest iteration.
 
-    A token refreshed now has 0, others are negative; what evicted ones have is of no use.  Where
-    the share of the positions that a row does not list is its median, everything is refreshed but
-    the few that it lists with less: only these change, and those that were not refreshed the last
-    time.
+    A token refreshed now has 0, others are negative, and values of evicted ones are not used.
+    Where the share of the positions that a row does not list is its median, everything is refreshed
+    but the few that it lists with less: only these change, and those that were not refreshed the
+    last time.
     """
 
     def __init__(self) -> None:

@@ -6,10 +6,10 @@ are slots in time: which token takes which slot is a linear assignment problem, 
 exactly.  No policy that only evicts and keeps to the budget keeps more attention, whatever it ranks
 by: that is the bound that tables show.
 
-Where layers or heads evict tokens of their own, each token of each group is one that can take a
-slot, with the attention of the group's own rows; the budget is the sum over groups, so the optimum
-also says how to share it out.  Where that problem is too large, each group has the same budget and
-a problem of its own.
+Where layers or heads evict tokens of their own, each token of each group can take a slot, with the
+attention of the group's own rows.  The budget is the sum over groups, so the optimum also says how
+to share it out.  Where that problem is too large, each group has the same budget and a problem of
+its own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Iteration:
 
 
 def _of_one(row: np.ndarray) -> np.ndarray:
-    """A row, float64 ``[positions]``, that sums to 1, as the meter counts it; without sum as is."""
+    """A row, float64 ``[positions]``, scaled to sum to 1, as the meter does, unless it is 0."""
     whole = row.sum()
     return row / whole if whole > 0 else row
 
@@ -75,7 +75,7 @@ def eviction_times(
 ) -> np.ndarray:
     """After which iteration to evict each token so that the least attention is lost.
 
-    `budget_tokens` of the whole tree stay after every iteration, on average over the groups; the
+    `budget_tokens` of the whole tree stay after every iteration, on average over the groups.  The
     first `head` and the newest `recent` tokens are protected.  Rows are those of `grouping`: the
     mean row of the model, or those of captured layers or KV heads.  Float64 ``[groups, tokens]``:
     iterations (0 is the prefill), infinite for tokens that stay.
@@ -101,7 +101,7 @@ def eviction_times(
 
 
 def _iterations(episode: Episode, grouping: str) -> tuple[list[_Iteration], int]:
-    """Prefill first; the prompt's own rows are over before anything can be evicted.
+    """Prefill first, as the prompt's own rows are over before anything can be evicted.
 
     With the number of groups.
     """

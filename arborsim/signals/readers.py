@@ -60,7 +60,7 @@ def table_of(rows: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def distance(steps: np.ndarray, now: np.ndarray | int) -> np.ndarray:
-    """Steps from `now` to the nearest one that reads a token; `NEVER` where none will.
+    """Steps from `now` to the nearest one that reads a token, or `NEVER`.
 
     Of `steps`, int32 ``[readers, tokens]``, and `now`, one step or int ``[tokens]``.  Float64
     ``[tokens]``.

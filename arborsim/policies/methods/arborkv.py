@@ -1,7 +1,7 @@
 """ArborKV: how much of each thought block to keep, by value and tree geometry (arXiv:2605.22106).
 
-MSVE scores each block from search value, certainty and accumulated attention (Eq. 1); TAE turns the
-score and the block's place in the tree into a number of tokens to keep (Eqs. 2-3, `TreeRule`).
+MSVE scores each block from search value, certainty and accumulated attention (Eq. 1).  TAE turns
+the score and the block's place in the tree into a number of tokens to keep (Eqs. 2-3, `TreeRule`).
 Inside a block the tail and the most attended tokens stay.  Decisions fall at three events:
 `Boundary`, `Transition` and `Pressure` (Algorithm 2).
 """
@@ -39,7 +39,7 @@ class _Printed(Tree):
 class ArborKV(TreeRule, Composed):
     """Tree-aware eviction with lazy rehydration.
 
-    The paper publishes no values for its parameters; these are assumed, not calibrated.
+    The paper publishes no values for its parameters: the defaults are assumed, not calibrated.
 
     The rows of its ablations (Tables 3, 4 and 7) as settings::
 

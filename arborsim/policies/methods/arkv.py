@@ -1,6 +1,6 @@
 """ARKV: full precision, FP8 or eviction, by how sensitive a layer is (and its two baselines).
 
-The paper lost its equations on the way to HTML; these follow its public code
+The paper lost its equations on the way to HTML, so this follows its public code
 (Large-scale-Sustainable-Computing-LSC/ARKV), sections IV-C to IV-E.
 """
 
@@ -38,7 +38,7 @@ class Cut(Pool):
     about = "cut to a share of the budget"
 
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
-        """Evict the lowest; of those kept outside the window, all but the best turn to FP8."""
+        """Evict the lowest, and turn to FP8 all but the best of those kept outside the window."""
         candidates = np.flatnonzero(free)
         room = at.view.budget_tokens - self.window
         room -= at.view.prompt_tokens if self.pin_prompt else 0
@@ -170,7 +170,7 @@ class ARKV(_Quantiser):
         return {"score": self.score, "sensitivity": LayerSensitivity(self.per, self.window, *taus)}
 
     def full_precision(self, view: CacheView) -> np.ndarray:
-        """``O_l`` of every group (Eq. 8); all there is where no layer looked before its window."""
+        """``O_l`` of every group (Eq. 8), or all tokens where no layer looked before its window."""
         if self.as_published and view.num_tokens == view.prompt_tokens:
             return np.full(len(view.tier), view.num_tokens)
         room = view.budget_tokens - self.window

@@ -78,7 +78,7 @@ class Tova(StreamPolicy):
 
 @dataclass(frozen=True)
 class Raas(StreamPolicy):
-    """Least recently used, where attention is use; the whole prompt stays.
+    """Least recently used, where attention is use.  The whole prompt stays.
 
     A page of 16 tokens is used when any of them gets more than `threshold`, as published.
     ``variant=median`` is how the EpiKV paper runs it: a token is used when the newest query pays it
@@ -109,7 +109,7 @@ class Vatp(StreamPolicy):
     """Evict the lowest product of attention received and L1 norm of the value.
 
     The first tokens receive much attention but have small values, so they are protected apart.
-    Published per layer and KV head; ``per=shared`` runs on traces without vectors.
+    Published per layer and KV head.  ``per=shared`` runs on traces without vectors.
     """
 
     per: str = setting("head", "what keeps tokens of its own", choices=GROUPINGS)

@@ -33,7 +33,7 @@ class Full(Policy):
 
 @dataclass(frozen=True)
 class Random(RecentPolicy):
-    """Evict uniformly at random; prompt and recent tokens stay."""
+    """Evict uniformly at random.  Prompt and recent tokens stay."""
 
     seed: int = setting(0, "of the random numbers", low=0)
     sinks: int = setting(0, "protected first tokens", unit="tokens", low=0)
@@ -65,9 +65,10 @@ class Oracle(StreamPolicy):
     """Evict by the schedule that loses the least attention of all schedules without return.
 
     The schedule is an assignment of tokens to forced evictions, solved exactly from the recorded
-    attention (`arborsim.signals.offline`); Belady's rule, one eviction at a time, is not optimal
+    attention (`arborsim.signals.offline`).  Belady's rule, one eviction at a time, is not optimal
     here because attention is spread over time.  By default nothing is protected and the whole tree
-    is one pool, which constrains it least; protect what another policy protects to compare the two.
+    is one pool, which constrains it least.  Protect what another policy protects to compare the
+    two.
 
     With ``per=layer`` or ``per=head`` each captured layer or KV head has a schedule of its own, for
     the attention of its own rows, and as much of the budget as is best for all of them together:
@@ -132,11 +133,11 @@ class Needed(StreamPolicy):
     """Keep what the task says later tokens read: the bound for answers.
 
     The reference tasks know which step of their reasoning reads which token
-    (`arborsim.signals.readers`).  What no later step of an active path reads goes first; of that,
-    last go tokens that a path would need which goes on from the end of their own thought, as a
-    search that turns back may.  If still more has to go, the token whose next reader is furthest
-    off does.  Of equals the older goes.  Nothing else is known of the future: which thoughts the
-    search will give up is not.
+    (`arborsim.signals.readers`).  Tokens that no later step of an active path reads go first.
+    Among them, those go last that a path would need if it continued from the end of their thought,
+    as a search that backtracks may.  If still more has to go, the token whose next reader is
+    furthest off does.  Of equals the older goes.  Nothing else is known of the future: which
+    thoughts the search will give up is not.
 
     With ``fill=false`` tokens that no active path will read go at once, whatever the budget: then
     the peak is what the task needs, and answers show whether that is enough for the model.
@@ -198,7 +199,7 @@ class Needed(StreamPolicy):
 
 @dataclass(frozen=True)
 class StreamingLLM(StreamPolicy):
-    """Keep the first `sinks` tokens and the newest ``budget - sinks``; the middle goes."""
+    """Keep the first `sinks` tokens and the newest ``budget - sinks``.  The middle goes."""
 
     sinks: int = setting(4, "attention sinks at the beginning", unit="tokens", low=0)
 

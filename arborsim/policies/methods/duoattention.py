@@ -28,9 +28,9 @@ _DECIMALS = 9
 class PromptReach(Score):
     """Attention that a head's prompt queries pay outside sinks and newest tokens, on average.
 
-    In [0, 1], the same number for every token of a group; the mean over the query heads of a KV
-    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter.  It is
-    0 where no query sees more than these.
+    In [0, 1], the same number for every token of a group, the mean over the query heads of a KV
+    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter.  It is 0
+    where no query sees more than these.
     """
 
     sinks: int = 64
@@ -67,7 +67,7 @@ class PromptReach(Score):
 class HeadKinds(Pool):
     """Heads keep all of their tokens (retrieval) or only those that are protected (streaming).
 
-    Over budget, streaming heads give up what came since the last decision; if that is not enough,
+    Over budget, streaming heads give up what came since the last decision.  If that is not enough,
     retrieval heads become streaming ones, the lowest gates first.
     """
 
@@ -89,7 +89,7 @@ class HeadKinds(Pool):
 class DuoAttention(StreamPolicy):
     """As many heads keep everything as the budget allows, those with the highest gates.
 
-    The longer the search grows, the fewer they are; a head that became a streaming one stays so.
+    The longer the search grows, the fewer they are.  A head that became a streaming one stays so.
     """
 
     sinks: int = setting(
@@ -132,7 +132,7 @@ class DuoAttention(StreamPolicy):
         return {"score": self.score, **measured}
 
     def gates_of(self, view: CacheView) -> np.ndarray:
-        """Gate of every group; float64 ``[groups]``, in [0, 1]."""
+        """Gate of every group, float64 ``[groups]`` in [0, 1]."""
         if not self.gates:
             return view.scores["gate"][:, 0]
         rows, columns = self._given.shape

@@ -34,7 +34,7 @@ def mean_window() -> int:
 class RollingPolicy(RecentPolicy):
     """Base of the policies of the EpiKV paper: the prompt and the newest tokens stay.
 
-    The score (`score`) is computed once, when a token is generated, and frozen (section 3.3); the
+    The score (`score`) is computed once, when a token is generated, and frozen (section 3.3).  The
     newest ``min(recent, budget / 4)`` tokens are protected (appendix D).
     """
 
@@ -45,7 +45,7 @@ class RollingPolicy(RecentPolicy):
 
 @dataclass(frozen=True)
 class EpiKV(RollingPolicy):
-    """Rank by ``z_A - z_B`` of the hidden-state change at two layers; needs no attention."""
+    """Rank by ``z_A - z_B`` of the hidden-state change at two layers, without attention."""
 
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
     layer_b: float = setting(21 / 32, "layer B", unit="share of the depth", low=0, high=1)
@@ -61,7 +61,7 @@ class EpiKV(RollingPolicy):
 class HSVariance(EpiKV):
     """Rank by the difference of the rolling means of two layers: EpiKV before its correction.
 
-    Both means drift with position, so the score ranks by age as much as by content; the paper
+    Both means drift with position, so the score ranks by age as much as by content.  The paper
     reports it to show what the z-score of `EpiKV` corrects (section 3.2).
     """
 
@@ -78,8 +78,8 @@ class HSVariance(EpiKV):
 class HSCosine(RollingPolicy):
     """Rank by how far the hidden state turns instead of by how far it moves.
 
-    With `turn` "state" by the angle between successive hidden vectors; with "change" by the angle
-    between successive changes: whether the direction of travel is a new one.
+    `turn` "state" takes the angle between successive hidden vectors, "change" the angle between
+    successive changes, which shows whether the direction of travel is new.
     """
 
     turn: str = setting("state", "what turns: the hidden state, or its change", choices=TURNS)
@@ -149,7 +149,7 @@ class KVValue(KVKey):
 class AttnHS(RollingPolicy):
     """Rank by cumulative attention and by the z-score of the hidden-state change, half and half.
 
-    Both are brought to [0, 1] over the generated tokens that are held, the newest ones included;
+    Both are scaled to [0, 1] over the generated tokens that are held, the newest ones included, or
     over all that are held if the prompt may leave.
     """
 
@@ -181,7 +181,7 @@ class AttnHS(RollingPolicy):
 
 
 class HybridPool(ChangingPool):
-    """Candidates that rank by two scores, half and half; scaled with the `recent` ones after them.
+    """Candidates that rank by the mean of two scores, scaled with the `recent` ones after them.
 
     What is held before position `start` has no part in it.
     """
@@ -202,7 +202,10 @@ class HybridPool(ChangingPool):
 
 
 def half_and_half(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Mean of two scores, float64 ``[n]``, each scaled to [0, 1]; changes both, equals become 0."""
+    """Mean of two scores, float64 ``[n]``, each scaled to [0, 1].
+
+    Changes both, equals become 0.
+    """
     for values in (one, other) if len(one) else ():
         low, high = values.min(), values.max()
         values -= low

@@ -96,8 +96,8 @@ class ExpectedAttention(StreamPolicy):
     """Keep the keys that future queries are expected to look at.
 
     Queries before RoPE are taken for normally distributed.  The rotations by the next `future`
-    positions are averaged; the expectation of ``exp(q.k / sqrt(d))`` then is
-    ``exp(mu.k / sqrt(d) + k' Sigma k / (2 d))``.
+    positions are averaged.  The expectation of ``exp(q.k / sqrt(d))`` then is ``exp(mu.k / sqrt(d)
+    + k' Sigma k / (2 d))``.
     """
 
     interval: int = setting(128, "between decisions", unit="iterations", low=1)
@@ -163,7 +163,7 @@ class ExpectedAttention(StreamPolicy):
 
 
 def _expected(keys: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    """Share of each key ``[n, head_dim]`` in the attention expected of one query head; ``[n]``."""
+    """Share of each key ``[n, head_dim]`` in the attention expected of one query head, ``[n]``."""
     logits = keys @ mean
     if covariance.any():
         logits += np.einsum("nd,nd->n", keys @ covariance, keys) / 2

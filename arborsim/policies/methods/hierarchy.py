@@ -33,11 +33,11 @@ _HBM, _EVICTED = np.int8(Tier.HBM), np.int8(Tier.EVICTED)
 class Hierarchy(Composed):
     """Every `interval` iterations destroy the lowest few, keep the top in HBM, the rest in DDR.
 
-    Of the candidates (reasoning tokens but for the first `sinks` and the newest `recent`) the
-    lowest `evict_ratio` are destroyed; of the others the share `hbm_ratio` with the highest
-    cumulative attention stays in HBM and the remainder moves to DDR, where it still takes part in
-    attention.  A budget below that caps the HBM share further and leaves room for the tokens that
-    arrive before the next decision.  On a tree, blocks off the active paths move to DDR first.
+    Candidates are the reasoning tokens but for the first `sinks` and the newest `recent`.  The
+    lowest `evict_ratio` of them are destroyed.  Of the others the share `hbm_ratio` with the
+    highest cumulative attention stays in HBM and the rest moves to DDR, where it still takes part
+    in attention.  A budget below that caps the HBM share further and leaves room for the tokens
+    that arrive before the next decision.  On a tree, blocks off the active paths move to DDR first.
     """
 
     hbm_ratio: float = setting(
@@ -119,7 +119,7 @@ class Hierarchy(Composed):
         return Plan(tiers)
 
     def _make_room(self, view: CacheView, tiers: np.ndarray, candidates: int, pinned: int) -> int:
-        """How many candidates may stay in HBM; moves off-path blocks to DDR if need be."""
+        """How many candidates may stay in HBM, after moving off-path blocks to DDR if need be."""
         headroom = view.budget_tokens - pinned
         if headroom < 0:
             raise BudgetInfeasible(
@@ -177,7 +177,7 @@ _COLUMNS = 8192
 def neighbour_cosine(direction: np.ndarray, reach: int) -> np.ndarray:
     """Mean product of each column with up to `reach` columns on either side.  Float64 ``[n]``.
 
-    Columns of `direction`, float64 ``[size, n]``, have length 1; one without neighbours gets 0.
+    Columns of `direction`, float64 ``[size, n]``, have length 1.  One without neighbours gets 0.
     """
     number = direction.shape[1]
     reach = min(reach, number - 1)
@@ -192,7 +192,7 @@ def neighbour_cosine(direction: np.ndarray, reach: int) -> np.ndarray:
 
 
 def products_in_order(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Scalar product of each column of `left` with that of `right`; float64 ``[n]``.
+    """Scalar product of each column of `left` with that of `right`, float64 ``[n]``.
 
     Added from the first row to the last, so that equal columns have equal products wherever they
     stand.

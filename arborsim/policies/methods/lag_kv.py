@@ -26,7 +26,7 @@ from arborsim.signals.vectors import LagVariance, Vectors
 class LagKV(RecentPolicy):
     """Rank by the spread of the lag-normalised key and value, as the EpiKV paper streams it.
 
-    The original normalises by the *next* chunk at prefill; decoding knows only the previous one
+    The original normalises by the *next* chunk at prefill.  Decoding knows only the previous one
     (EpiKV, section 3.3).
     """
 
@@ -36,7 +36,7 @@ class LagKV(RecentPolicy):
 
 @dataclass(frozen=True)
 class LagKVOfficial(StreamPolicy):
-    """Cut the stream into partitions; when the next one is complete, keep the best of each.
+    """Cut the stream into partitions, and keep the best of each when the next one is complete.
 
     After `sinks` tokens, every `lag` tokens are a partition.  It is compressed once, to the share
     `ratio`, as soon as the partition after it is complete: keys and values are normalised per
@@ -120,9 +120,9 @@ class LagKVOfficial(StreamPolicy):
 def lag_score(vectors: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Softmax over tokens of the spread of their vectors, normalised by the next partition's range.
 
-    Of vectors ``[tokens, head_dim]``; float64 ``[tokens]``, which sum to 1.  Without any token in
-    the partition that follows (`reference`), nothing is normalised.  The standard deviation is the
-    unbiased one, over channels.
+    Vectors are ``[tokens, head_dim]``.  The result, float64 ``[tokens]``, sums to 1.  Without any
+    token in the partition that follows (`reference`), nothing is normalised.  The standard
+    deviation is the unbiased one, over channels.
     """
     wide = vectors.T.astype(np.float64, order="C")  # [head_dim, tokens]: tokens side by side
     if len(reference):

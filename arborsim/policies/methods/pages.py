@@ -15,7 +15,7 @@ from arborsim.policies.reading import PageReader, Pages
 
 @dataclass(frozen=True)
 class Quest(PageReader):
-    """Nothing leaves HBM; of each KV head, attention reads pages with the largest bounds.
+    """Nothing leaves HBM. Each KV head's attention reads the pages with the largest bounds.
 
     The budget is how many tokens a step reads of each KV head, without the token that it computes.
     The page that is being filled is always read, and so is a pinned prompt.
@@ -47,11 +47,13 @@ class Quest(PageReader):
 
 @dataclass(frozen=True)
 class FreeKV(PageReader):
-    """Pages move to DDR once they leave the window; the budget's rest is for pages fetched back.
+    """Pages move to DDR once they leave the window.
+
+    The rest of the budget is for pages that are fetched back.
 
     DDR keeps its copy of what is fetched, so that giving a page up costs nothing, and a page that
     is chosen again crosses PCIe no second time.  With ``--recall stream`` pages are fetched a layer
-    ahead of their use, as published; with ``stage`` decoding waits for them.
+    ahead of their use, as published.  With ``stage`` decoding waits for them.
     """
 
     sinks: int = setting(
@@ -101,7 +103,7 @@ class FreeKV(PageReader):
         return Plan(tiers, reads=pages.tokens(taken))
 
     def _score(self, view: CacheView, pages: Pages, leaf: int, own: np.ndarray) -> np.ndarray:
-        """Mean over query heads of the softmax over these pages; float64 ``[groups, m]``."""
+        """Mean over query heads of the softmax over these pages, float64 ``[groups, m]``."""
         bounds = pages.bounds(leaf, own) * np.sqrt(view.scores["queries"].shape[2])
         weight = np.exp(bounds - bounds.max(axis=2, keepdims=True))
         return np.asarray((weight / weight.sum(axis=2, keepdims=True)).mean(axis=1))

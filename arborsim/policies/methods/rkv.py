@@ -129,7 +129,7 @@ class RKV(StreamPolicy):
 
 
 def sees(tree: ThoughtTree, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Which keys are older than a query and on its path; bool ``[queries, keys]``."""
+    """Which keys are older than a query and on its path, bool ``[queries, keys]``."""
     node_of = tree.node_of_token.values
     on_path = {node: tree.on_path((node,)) for node in set(node_of[queries].tolist())}
     rows = [on_path[int(node_of[q])][node_of[keys]] & (keys < q) for q in queries.tolist()]
@@ -139,7 +139,8 @@ def sees(tree: ThoughtTree, queries: np.ndarray, keys: np.ndarray) -> np.ndarray
 def importance(logits: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Softmax of every query over the keys it sees, mean over the queries that see a key.
 
-    Of logits, float64, and a mask, bool, both ``[queries, keys]``; 0 where no query sees the key.
+    Logits, float64, and the mask, bool, are both ``[queries, keys]``.  A key that no query sees has
+    0.
     """
     total = np.zeros(logits.shape[1])
     for row, mask in zip(logits, seen, strict=True):
@@ -182,7 +183,7 @@ def latest_similar(
     A key's own cosine counts as 0.  Goes back from the newest, and each key drops out at its first
     find: at worst every key is compared with every other.  `directions`, ``[keys, head_dim]``, have
     length 1, oldest first.  Returns the latest and its cosine for those keys that have one, in no
-    order to rely on; with `else_first`, the others have the first key.
+    order to rely on.  With `else_first`, the others have the first key.
     """
     seeking, last, width = np.arange(len(directions)), len(directions), _FIRST_COLUMNS
     latest, cosines = [seeking[:0]], [np.empty(0)]

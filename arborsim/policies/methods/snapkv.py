@@ -68,7 +68,7 @@ class Voting(StreamPolicy):
     """SnapKV's votes in a policy that keeps its budget while tokens are generated, too.
 
     Every generated token's query votes like those of the prompt's window.  Votes for the prompt
-    before its window are pooled, as in SnapKV; other tokens have their own.
+    before its window are pooled, as in SnapKV. Other tokens have their own.
     """
 
     window: int = setting(
@@ -100,7 +100,7 @@ class Voting(StreamPolicy):
 
 @dataclass(frozen=True)
 class Pyramid(Pool):
-    """The shares of layers fall linearly with their depth; on average it is the budget.
+    """The shares of layers fall linearly with their depth and average to the budget.
 
     Of a budget ``C`` and a window ``W`` (with a prompt that is pinned, and no smaller than the
     number of leaves), the last layer keeps ``W + (C - W) / beta``, the first as much more than
@@ -154,8 +154,8 @@ _FEW = 4
 class HeadsShare(Pool):
     """The lowest of all heads of a layer go, so that heads keep uneven numbers of tokens.
 
-    Every head is safe to keep `alpha` of an even share: of the prompt as published, as a mixture of
-    both (Algorithm 2); later as a floor.
+    Every head is safe to keep `alpha` of an even share.  For the prompt that is a mixture of both,
+    as published (Algorithm 2), later a floor.
     """
 
     alpha: float = 0.2
@@ -179,8 +179,8 @@ class HeadsShare(Pool):
     ) -> np.ndarray:
         """How many of the `over` lowest tokens each head has, where it can give up `most`.
 
-        Of equals the oldest goes first, then the one of the first head.  `rank` is float64,
-        `free` bool, both ``[heads, tokens]``; int64 ``[heads]``.
+        Of equals the oldest goes first, then the one of the first head.  `rank` is float64, `free`
+        bool, both ``[heads, tokens]``.  The result is int64 ``[heads]``.
         """
         if over <= _FEW * len(free):  # at every iteration: finding minima beats sorting
             return few_lowest(np.where(free, rank, np.inf), most, over)
@@ -194,7 +194,7 @@ class HeadsShare(Pool):
 
 
 def few_lowest(rank: np.ndarray, most: np.ndarray, over: int) -> np.ndarray:
-    """`HeadsShare.lowest_by_head`, one token after the other; `rank` is changed."""
+    """`HeadsShare.lowest_by_head`, one token after the other.  Changes `rank`."""
     gone = np.zeros(len(rank), dtype=np.int64)
     firsts = rank.argmin(axis=1).tolist()
     lowest = [(rank[h, at], at, h) for h, at in enumerate(firsts) if most[h]]

@@ -2,7 +2,7 @@
 
 The stream is cut into segments of 128 tokens.  How widely the newest query spreads its attention
 inside a segment (entropy) sorts segments into three classes, about a third each: R (narrow), E and
-T (wide).  A class keeps a fixed number of tokens of each of its segments; segments are filled
+T (wide).  A class keeps a fixed number of tokens of each of its segments.  Segments are filled
 oldest first until the budget is used up, so fewer tokens than the budget may stay.
 """
 
@@ -33,7 +33,7 @@ from arborsim.signals.scores import Score, sum_in_order
 
 @dataclass(frozen=True)
 class Segments(Pool):
-    """A fixed number of tokens per segment of the stream, by its class; oldest segment first.
+    """A fixed number of tokens per segment of the stream, by its class, oldest segment first.
 
     `keeps` are for classes R, E and T.  The entropy is that of the mean over the rows of
     `attention`, the newest query's.
@@ -68,7 +68,7 @@ class Segments(Pool):
         self, held: np.ndarray, tokens: np.ndarray, may_go: np.ndarray, rows: np.ndarray,
         rank: np.ndarray, over: int,
     ) -> np.ndarray:  # fmt: skip
-        """Which of the tokens that `may_go` segments keep if `over` or more have to; bool ``[m]``.
+        """Which of the tokens that `may_go` segments keep if `over` or more have to, bool ``[m]``.
 
         `held` and `tokens`, int64 ``[n]``, are rising positions in the stream and the tokens there,
         but for the newest: `may_go`, bool ``[n]``, leaves out a prompt that is pinned, which counts
@@ -118,7 +118,7 @@ class SegmentPool(ChangingPool):
 
 @dataclass(frozen=True)
 class SegmentPolicy(RecentPolicy):
-    """Base of policies on segments; a subclass says by what `score` tokens rank inside one."""
+    """Base of policies on segments.  A subclass says by what `score` tokens rank inside one."""
 
     pin_prompt: bool = pin_prompt_setting(False)
     segment: int = setting(128, "length of a segment", unit="tokens", low=1)
@@ -158,7 +158,7 @@ class ThinKV(SegmentPolicy):
     """Keep 64, 32 or 8 tokens of each segment, by the entropy of attention inside it.
 
     The tokens kept are those to which the newest query pays most attention.  Prompt tokens are
-    evictable; only the newest ``min(recent, budget / 4)`` are protected.
+    evictable.  Only the newest ``min(recent, budget / 4)`` are protected.
     """
 
     name = "thinkv"
@@ -173,7 +173,7 @@ class ThinKV(SegmentPolicy):
 
 @dataclass(frozen=True)
 class SegmentHS(SegmentPolicy):
-    """ThinKV's segments and budgets per segment; inside a segment, tokens rank by EpiKV's score."""
+    """ThinKV's segments and budgets per segment, with tokens ranked by EpiKV's score inside one."""
 
     pin_prompt: bool = pin_prompt_setting(True)
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
@@ -190,7 +190,7 @@ class SegmentHS(SegmentPolicy):
 
 
 def segment_sizes(places: np.ndarray, length: int, segments: int | None = None) -> np.ndarray:
-    """How many of some rising positions lie in each segment; of as many as they need, or more."""
+    """How many of some rising positions lie in each segment, for as many as they need, or more."""
     if segments is None:
         segments = int(places[-1]) // length + 1 if len(places) else 0
     bounds = np.searchsorted(places, np.arange(segments + 1) * length)
@@ -198,7 +198,7 @@ def segment_sizes(places: np.ndarray, length: int, segments: int | None = None) 
 
 
 def segment_entropy(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Entropy of attention inside each segment, normalised there; in nats.
+    """Entropy of attention inside each segment, normalised there, in nats.
 
     The row, float64 ``[tokens]``, is the attention of one query, segment after segment.  `sizes`,
     int64 ``[segments]``, are at least 1.  Attention that is 0 throughout a segment counts as evenly
@@ -217,7 +217,7 @@ def segment_entropy(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def tertiles(entropy: np.ndarray) -> np.ndarray:
     """Class of each segment: 0 up to the entropy at a third of all in order, 1 up to two thirds.
 
-    Int64 ``[segments]``; 2 is the class of the highest.
+    Int64 ``[segments]``, where 2 is the class of the highest.
     """
     number = len(entropy)
     if not number:

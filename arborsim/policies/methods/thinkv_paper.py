@@ -89,7 +89,7 @@ class _SparsityState(AtBegin):
 
 
 def row_sparsity(row: np.ndarray, part: float, held: np.ndarray | None = None) -> float:
-    """Sparsity of one token's rows ``[layers, heads, positions]``; 0 if all are NaN.
+    """Sparsity of one token's rows ``[layers, heads, positions]``, or 0 if all are NaN.
 
     Of the entries that are `held`, bool ``[cache groups, positions]``.  None: of all.
     """
@@ -106,7 +106,7 @@ def row_sparsity(row: np.ndarray, part: float, held: np.ndarray | None = None) -
 
 @dataclass(frozen=True)
 class ThinKVPaper(RecentPolicy):
-    """Quantise complete segments of thought; each transition takes the earlier ones a rung down.
+    """Quantise complete segments of thought.  Each transition takes the earlier ones a rung down.
 
     The generated tokens of the stream form segments, and with them the prompt's if it is not
     pinned.  A complete segment is a transition (T), reasoning (R) or execution (E) by the mean
@@ -199,15 +199,15 @@ class ThinKVPaper(RecentPolicy):
 def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:
     """Number of the rung that each segment has reached, -1 for none.  Int64 ``[segments]``.
 
-    Every `transition`, bool ``[segments]``, oldest first, takes all before it a rung down; the last
-    of the `rungs` is not left.
+    Every `transition`, bool ``[segments]``, oldest first, takes all before it a rung down.  The
+    last of the `rungs` is not left.
     """
     later = np.cumsum(transition[::-1])[::-1] - transition
     return np.asarray(np.minimum(later, rungs) - 1)
 
 
 def thin(tier: np.ndarray, segment: np.ndarray, keys: np.ndarray, count: int) -> int:
-    """Evict all but `count` representatives of a segment's tokens; how many left HBM.
+    """Evict all but `count` representatives of a segment's tokens, and return how many left HBM.
 
     `tier`, int8 ``[tokens]`` of one group, is changed in place.  Keys are ``[tokens, head_dim]``.
     """
@@ -241,7 +241,7 @@ def thin_further(
 
 
 def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np.ndarray:
-    """Indices of `count` of the members, float64 ``[members, size]``, oldest first; rising.
+    """Rising indices of `count` of the members, float64 ``[members, size]``, oldest first.
 
     Lloyd's algorithm from evenly spaced members, with a fixed number of iterations at most.  Each
     mean in turn takes the nearest member that none before it took.  The newer among equals.
