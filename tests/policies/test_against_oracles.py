@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.errors import BudgetInfeasible
@@ -150,8 +150,7 @@ def test_same_decisions_as_the_literal_oracle(
     stepwise = fast(policy, episode, budget, 1)
     runwise = fast(policy, episode, budget, None)
     assert (stepwise == "infeasible") == (runwise == "infeasible")
-    if stepwise == "infeasible":
-        return
+    assume(stepwise != "infeasible")  # an example that compares nothing does not count as one
     assert np.array_equal(stepwise[1], runwise[1]), "decide_run differs from decide"
     snapshots = SlowWorld(episode, budget, groups).run(oracle())
     assert stepwise[0][-1] == snapshots[-1]
