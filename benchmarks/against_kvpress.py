@@ -35,8 +35,7 @@ from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.attention import Tova
 from arborsim.policies.methods.baselines import StreamingLLM
-from arborsim.policies.methods.key_geometry import KeyDiff, KeyNorm
-from arborsim.policies.methods.lag_kv import LagKVOfficial
+from arborsim.policies.methods.keys import KeyDiff, KeyNorm, LagKVOfficial
 from arborsim.policies.methods.snapkv import SnapKV
 from arborsim.signals.scores import ScoreBook
 

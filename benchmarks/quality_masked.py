@@ -26,8 +26,7 @@ from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import Changes, Moves, kinds, resolve
 from arborsim.play.backends import LiveResult
 from arborsim.play.episode import Cell
-from arborsim.policies.base import Policy
-from arborsim.policies.live_hints import hints_of, row_uses
+from arborsim.policies.base import Policy, hints_of, row_uses
 from arborsim.signals.readers import table_of
 from arborsim_torch.live.feed import LiveHeadRows
 from arborsim_torch.live.setup import make_controller

@@ -15,7 +15,7 @@ from arborsim.core.sourced import Rate, Seconds
 from arborsim.core.tiers import DDR, HBM, MEMORIES, Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
-from arborsim.policies.live_hints import row_uses
+from arborsim.policies.base import row_uses
 
 if TYPE_CHECKING:
     from arborsim.policies.base import Policy

@@ -20,6 +20,7 @@ import numpy as np
 from arborsim.core.events import Event, TokenRun
 from arborsim.core.formats import FP8, Format
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import check_settings
 from arborsim.core.shape import UNKNOWN, CacheShape
 from arborsim.core.tiers import Tier, hbm_mask
@@ -332,3 +333,46 @@ class Policy:
         ``view.scores``) up to date with each.  It can skip those after which nothing is decided.
         """
         raise TypeError(f"{self.name} decides one iteration at a time")
+
+
+class LiveHints:
+    """Hints for live runs: what memory to set aside, and how little of what is observed is read.
+
+    Mixed into a policy that knows more of its live runs than what follows from its scores.
+    Decisions do not depend on them.
+    """
+
+    @property
+    def bounds_page(self) -> int:
+        """Tokens of the pages by whose key bounds it chooses what is read (0: none)."""
+        return 0
+
+    def ddr_tokens(self, prompt_tokens: int, new_tokens: int, budget_tokens: int) -> int:
+        """Tokens that DDR is expected to hold at most on one path, if the policy uses it.
+
+        Live searches set memory aside for them.  More may come, at the price of growing.
+        """
+        return max(0, prompt_tokens + new_tokens - budget_tokens)
+
+
+def hints_of(policy: Policy) -> LiveHints:
+    """The hints of a policy, or those that hold for any policy."""
+    return policy if isinstance(policy, LiveHints) else LiveHints()
+
+
+def row_uses(policy: Policy) -> frozenset[RowUse]:
+    """Reductions of attention rows that its scores need: rows can stay where they are computed."""
+    return frozenset[RowUse]().union(*(score.row_uses for score in policy.scores().values()))
+
+
+def read_as_norms(policy: Policy) -> frozenset[Signal]:
+    """Keys, values or both, where its scores need no more than L1 norms of them."""
+    scores = policy.scores().values()
+    whole = frozenset[Signal]().union(*(score.needs - score.sizes for score in scores))
+    return frozenset[Signal]().union(*(score.sizes for score in scores)) - whole
+
+
+def hidden_layers(policy: Policy, layers: int) -> frozenset[int]:
+    """Those of `layers` layers whose outputs its scores read."""
+    each = (score.hidden_layers(layers) for score in policy.scores().values())
+    return frozenset[int]().union(*each)

@@ -17,9 +17,8 @@ import numpy as np
 from arborsim.core.events import Decode, Event, Prefill, Transition
 from arborsim.core.settings import setting
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.base import CacheView, LiveHints, Policy, Protection
 from arborsim.policies.blocks import pin_prompt_setting
-from arborsim.policies.live_hints import LiveHints
 from arborsim.signals.pages import PageBounds, PageOf, Queries
 from arborsim.signals.scores import Score
 

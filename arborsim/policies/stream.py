@@ -21,7 +21,7 @@ from arborsim.core.observations import SparseRows
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.memory.moves import Moves, Plan
-from arborsim.policies.base import CacheView, Method, Policy, Protection
+from arborsim.policies.base import CacheView, LiveHints, Method, Policy, Protection
 from arborsim.policies.blocks import (
     Allocation,
     Decision,
@@ -30,7 +30,6 @@ from arborsim.policies.blocks import (
     Protect,
     pin_prompt_setting,
 )
-from arborsim.policies.live_hints import LiveHints
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
 from arborsim.signals.scores import Score, Steps, sum_in_order
 

@@ -22,7 +22,7 @@ from arborsim.policies.methods.attention import H2O
 from arborsim.policies.methods.baselines import Full, Random, StreamingLLM
 from arborsim.policies.methods.epikv import EpiKV
 from arborsim.policies.methods.hierarchy import Hierarchy
-from arborsim.policies.methods.lag_kv import LagKV
+from arborsim.policies.methods.keys import LagKV
 from arborsim.policies.registry import names
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader

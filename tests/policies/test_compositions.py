@@ -25,7 +25,7 @@ from arborsim.policies.methods.attention import H2O
 from arborsim.policies.methods.baselines import Random, StreamingLLM
 from arborsim.policies.methods.epikv import EpiKV
 from arborsim.policies.methods.hierarchy import Hierarchy
-from arborsim.policies.methods.lag_kv import LagKV
+from arborsim.policies.methods.keys import LagKV
 from arborsim.policies.placement import Ladder, Pool
 from arborsim.policies.registry import available, build, find, parameters, values_of
 from arborsim.policies.tree import Tree

@@ -30,7 +30,7 @@ from arborsim.play.meters import AttentionKept
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.methods.attention import H2O, Tova
 from arborsim.policies.methods.baselines import Oracle, StreamingLLM
-from arborsim.policies.methods.key_geometry import KeyNorm
+from arborsim.policies.methods.keys import KeyNorm
 from arborsim.policies.methods.snapkv import AdaKV, PyramidKV
 from arborsim.signals import offline
 from arborsim.trace.episode import Episode, play
