@@ -72,10 +72,8 @@ class Census:
         `row`, int64 ``[m]``, is the row that each change belongs to.  `weight`, float64 ``[m]``,
         says how often it counts (whole numbers).
 
-        Returns
-        -------
-        before, after : int64 ``[rows, tiers, steps]``
-            The counts of each iteration once its tokens are in HBM, and once its moves are done.
+        Returns the counts of each iteration, int64 ``[rows, tiers, steps]``, once its tokens are in
+        HBM, and once its moves are done.
         """
         after = np.repeat(self.now[:, :, None], steps, axis=2)
         after[:, _HBM] += born * np.arange(1, steps + 1)
@@ -128,14 +126,12 @@ class Ledger:
         The same in the formats of the quantised tiers and of the coarse ones (the last stands in
         for what is missing): see `arborsim.core.formats.Format.token_bytes`.
     page_tokens : int
-        Slots per page; 1 accounts for every token exactly.
+        Slots per page (1 accounts for every token exactly).
     tiers : int
         Columns of what is counted by tier (`arborsim.core.tiers.num_tiers`).
 
-    Raises
-    ------
-    UsageError
-        There is no group, or there are more groups than bytes (but one group may be empty).
+    Raises `UsageError` if there is no group, or there are more groups than bytes (but one group may
+    be empty).
     """
 
     def __init__(

@@ -197,28 +197,18 @@ class Changes:
 
 @dataclass
 class MostMoved:
-    """The most that moves have asked for at once, of what a device must have room for meanwhile.
+    """The most that moves have asked for at once, of what a device must have room for meanwhile."""
 
-    Attributes
-    ----------
-    tokens : int64 array ``[2, rungs, rungs]``
-        Tokens of one group that the first decision, or a later one, turned from one rung to another
-        (`Tier.rung`), or brought back from DDR as they are.
-    kept_tokens : int or None
-        Tokens at full precision in HBM after the first decision, mean of the groups, rounded up;
-        None before.
-    most_tokens : int
-        The most there are from then on, or without a decision.  Those on their way out have left.
-    link_bytes : int
-        Of tokens on their way to DDR or back, as they are stored there.
-    reached : bool array ``[tiers]``
-        Where any token was moved to.
-    """
-
+    #: Int64 [2, rungs, rungs]: tokens of one group that the first decision, or a later one, turned
+    #: from one rung to another (`Tier.rung`), or brought back from DDR as they are
     tokens: np.ndarray = field(default_factory=lambda: np.zeros((2, RUNGS, RUNGS), dtype=np.int64))
+    #: Tokens at full precision in HBM after the first decision, mean of the groups, rounded up
     kept_tokens: int | None = None
-    most_tokens: int = 0
-    link_bytes: int = 0
+    most_tokens: int = (
+        0  # the most from then on, or without a decision, less those on their way out
+    )
+    link_bytes: int = 0  # of tokens on their way to DDR or back, as they are stored there
+    #: Bool [tiers]: where any token was moved to
     reached: np.ndarray = field(default_factory=lambda: np.zeros(MOST_TIERS, dtype=np.bool_))
 
     def note(self, changes: Changes, first: bool) -> None:

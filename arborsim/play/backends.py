@@ -274,25 +274,18 @@ class Backend(Protocol):
         self, request: RecordRequest, on_progress: Callable[[RecordProgress], None]
     ) -> RecordProgress:
         """Record a trace.  On KeyboardInterrupt leave the whole episodes and raise it again."""
-        ...
 
     def live(self, request: LiveRequest, observer: LiveObserver) -> tuple[ModelUsage, ...]:
         """Run searches under policies (see `LiveRequest`), and say what other models took."""
-        ...
 
     def validate(self, request: LiveRequest, observer: ValidationObserver) -> None:
         """Search live and simulated at once, on the request's `machine`."""
-        ...
 
 
 def get_backend(name: str = "torch") -> Backend:
     """The backend called `name`.
 
-    Raises
-    ------
-    UnknownName
-    UsageError
-        What it needs is not installed.
+    Raises `UnknownName`, or `UsageError` if what it needs is not installed.
     """
     found = {point.name: point.value for point in entry_points(group=GROUP)}
     target = found.get(name) or _SHIPPED.get(name, ("", ""))[0]

@@ -54,26 +54,21 @@ class Executor(Protocol):
     @property
     def tier(self) -> np.ndarray:
         """Int8 ``[groups, tokens]``: where each token lives (`Tier`)."""
-        ...
 
     def bind(self, tree: ThoughtTree) -> None:
         """Follow the paths of `tree`, kept up to date by the controller.  Called once, first."""
-        ...
 
     def prefill(self, run: TokenRun) -> None:
         """Compute the prompt, whose tokens enter HBM."""
-        ...
 
     def advance(self, run: TokenRun, moves: Moves) -> None:
         """Decode the run, and after iteration ``t`` apply the moves of step ``t``.
 
         The policy decided after the iterations in which something moves.
         """
-        ...
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         """The next tokens belong to `leaves`."""
-        ...
 
     def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         """Carry out one decision taken over `examined_tokens` tokens.
@@ -81,19 +76,15 @@ class Executor(Protocol):
         A move from `Tier.EVICTED` to a readable tier recomputes the token (rehydration).  `reads`
         is that of `Plan`: attention reads no other tokens until the next decision.
         """
-        ...
 
     def finish(self) -> None:
         """The search is over: wait for what is still under way."""
-        ...
 
     def clock(self) -> float:
         """Seconds since the search began."""
-        ...
 
     def measurements(self) -> Measurements:
         """The figures measured so far."""
-        ...
 
 
 class Meter:

@@ -107,10 +107,8 @@ class LiveLog(LiveRecords):
     `resume` goes on after the results of `path`, if it exists.  `overwrite` replaces `path`,
     but not before the new run has begun.
 
-    Raises
-    ------
-    UsageError
-        The file exists and neither option was given, or it is damaged or of another request.
+    Raises `UsageError` if the file exists and neither option was given, or it is damaged or of
+    another request.
     """
 
     def __init__(

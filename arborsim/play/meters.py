@@ -35,7 +35,7 @@ _ROWS = {
 }
 
 
-class _OfWhatIsRead(Meter):
+class _ReadMeter(Meter):
     """Knows which tokens plans left out of reading (`Plan.reads`)."""
 
     _reads: np.ndarray | None = None  # bool [groups, tokens at the last plan]
@@ -52,7 +52,7 @@ class _OfWhatIsRead(Meter):
         return tier
 
 
-class AttentionKept(_OfWhatIsRead):
+class AttentionKept(_ReadMeter):
     """Share of the recorded attention of generated tokens that falls on tokens that are read.
 
     The recording saw the whole cache: what it attended to and the policy has evicted, or does not
@@ -217,7 +217,7 @@ def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np
     return lost + float((share * (gone_by - gone_listed) * per_sum).sum())
 
 
-class OutputError(_OfWhatIsRead):
+class OutputError(_ReadMeter):
     """Relative error of the attention output of generated tokens, on the captured layers.
 
     For every generated token and captured layer the output over all recorded tokens, ``o = P V``,

@@ -116,11 +116,8 @@ class Composition(Composed):
 def read_composition(path: Path | str) -> type[Composition]:
     """The policy class that a TOML file describes.
 
-    Raises
-    ------
-    UsageError
-        The file is missing or no TOML, or names what does not exist, has the wrong type or is out
-        of range; one line that begins with the file.
+    Raises `UsageError`, one line that begins with the file, if it is missing or no TOML, or names
+    something that does not exist, has the wrong type or is out of range.
     """
     path = Path(path)
     if not path.exists():

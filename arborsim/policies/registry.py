@@ -83,12 +83,8 @@ def find(name: str, *, code: bool = True) -> type[Policy]:
     Imports that policy alone.  Without `code`, for names that stand in a file, no module is
     imported that only the name says.
 
-    Raises
-    ------
-    UnknownName
-        No policy has that name.  The message names the nearest.
-    UsageError
-        The module or class cannot be imported, or is no policy.  The file is missing or wrong.
+    Raises `UnknownName`, with the nearest name, if no policy has that name, and `UsageError` if the
+    module or class cannot be imported or is no policy, or the file is missing or wrong.
     """
     if name.endswith(".toml"):
         return _composed(Path(name))
@@ -161,12 +157,8 @@ def build(name: str, settings: dict[str, str] | None = None, *, code: bool = Tru
     Parameters of a composition are dotted, ``{"allocate.alpha": "2"}``.  The block may be left out
     where no other has a parameter of that name.  `code` is as in `find`.
 
-    Raises
-    ------
-    UsageError
-        A value has the wrong type or the policy refuses it.
-    UnknownName
-        No such policy or parameter.
+    Raises `UsageError` if a value has the wrong type or the policy refuses it, and `UnknownName` if
+    there is no such policy or parameter.
     """
     kind = find(name, code=code)
     known = parameters(kind)

@@ -78,15 +78,15 @@ class HeapPool:
 
     def pop(self, over: int) -> list[int]:
         """Positions of candidates to evict, removed: `over` or more, fewer if there are no more."""
-        heap, gone = self._heap, list[int]()
-        while heap and len(gone) < over:
+        heap, evicted = self._heap, list[int]()
+        while heap and len(evicted) < over:
             known, at = heap[0]
             score = self._scores.item(self._ids[at])
             if score > known:
                 heapq.heapreplace(heap, (score, at))
             else:
-                gone.append(heapq.heappop(heap)[1])
-        return gone
+                evicted.append(heapq.heappop(heap)[1])
+        return evicted
 
 
 class ChangingPool:
@@ -284,7 +284,7 @@ class Composed(LiveHints, Policy):
         blocks = iter(off_path_blocks(view))
         at_step: list[int] = []
         off_path: list[int] = []  # evicted before any position of the path is
-        gone_at: list[int] = []
+        evicted_at: list[int] = []
         over = view.in_hbm - run.steps - view.budget_tokens
         for step in steps:
             over += 1
@@ -294,16 +294,16 @@ class Composed(LiveHints, Policy):
                 off_path += block.tolist()
                 over -= len(block)
             if over > 0:
-                gone = pool.pop(over)
-                steps.lose(ids, gone)
-                at_step += [step] * len(gone)
-                gone_at += gone
-                over -= len(gone)
+                evicted = pool.pop(over)
+                steps.lose(ids, evicted)
+                at_step += [step] * len(evicted)
+                evicted_at += evicted
+                over -= len(evicted)
                 if over > 0:
                     raise self.infeasible(view, 0, over)
             if over < 0:  # more has left than had to: there is nothing to decide until it is back
                 over += steps.skip(-over)
-        return Moves.evict(at_step, [*off_path, *ids[np.array(gone_at, np.int64)].tolist()])
+        return Moves.evict(at_step, [*off_path, *ids[np.array(evicted_at, np.int64)].tolist()])
 
     @property
     def _ranks_plainly(self) -> bool:

@@ -327,7 +327,7 @@ class Tree(TreeRule, Allocation):
         equals the newest.  Each of the blocks `nodes`, int64 ``[blocks]``, keeps at most what it
         has in HBM.  Blocks of similar size are sorted together, as the rows of one table.
         """
-        gone = []
+        evicted = []
         tree = at.view.tree
         # 0 for a token that may leave, above for a protected one, below for one not in HBM.
         state = at.protected.astype(np.int8)
@@ -345,8 +345,8 @@ class Tree(TreeRule, Allocation):
                 last = ends[lengths >= back] - back
                 key[last] = np.where(np.isfinite(key[last]), _TAIL, key[last])
             kept = keep_highest(key, lengths, keep[rows])
-            gone.append(ids.take(np.flatnonzero(held & ~kept)))
-        return np.concatenate(gone)
+            evicted.append(ids.take(np.flatnonzero(held & ~kept)))
+        return np.concatenate(evicted)
 
 
 def _similar(lengths: np.ndarray) -> Iterator[np.ndarray]:

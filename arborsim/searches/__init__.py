@@ -68,12 +68,8 @@ def find_search(name: str, *, code: bool = True) -> type[Search]:
 
     Without `code`, for names that stand in a file, no module is imported that only the name says.
 
-    Raises
-    ------
-    UnknownName
-        No search has that name.  The message has the nearest.
-    UsageError
-        It cannot be imported, or lacks what a search needs.
+    Raises `UnknownName`, with the nearest name, if no search has that name, and `UsageError` if it
+    cannot be imported or lacks what a search needs.
     """
     if name in _SEARCHES:
         module, _, attribute = _SEARCHES[name].partition(":")

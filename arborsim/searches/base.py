@@ -10,7 +10,7 @@ search knows no tokens, no model and no clock, so the same object drives both.
     frontier = [root]
     while True:
         answer = search.expand(frontier, free_width)
-        # give up answer.dropped; open answer.children; stop if answer.done, or if nothing runs
+        # give up answer.dropped, open answer.children, stop if answer.done, or if nothing runs
         # let the open nodes run until one is complete (all of them, if search.synchronous)
 """
 

@@ -20,7 +20,7 @@ The search is over when k chains have finished, of which the best k are kept, or
 Where the two differ:
 
 - Transformers takes the best 2k of all one-token continuations, so that k unfinished ones are among
-  them; here a level has ``width`` thoughts, and the beam is narrower if fewer than k go on.
+  them.  Here a level has ``width`` thoughts, and the beam is narrower if fewer than k go on.
 - Its score is the log-probability of the path over its length to the power of ``length_penalty``.
   Rewards being log-probabilities of one-token thoughts, ``score=mean`` is a penalty of 1.  Rewards
   being probabilities, ``score=prod`` is one of 0.

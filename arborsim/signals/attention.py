@@ -22,12 +22,11 @@ from arborsim.signals.rows import (
     Row,
     RowState,
     TokenIds,
-    group_rows,
     is_number,
     row_signal,
 )
 from arborsim.signals.scores import Changes, Score, ScoreState, grouping_setting
-from arborsim.signals.sparse_rows import ExactSums, SparseNewest, SparseSums
+from arborsim.signals.sparse_rows import ExactSums, SparseNewest, SparseSums, SparseUpdater
 from arborsim.signals.vectors import ValueSize
 
 
@@ -66,27 +65,10 @@ class CumulativeAttention(Score):
     def start(self, layers: int) -> ScoreState:
         if self.from_later_blocks:
             return _LaterState(self.use)
-        kind = RowState if self.count_prompt else _GeneratedState
-        return kind(self.use, SparseSums() if self.up_to_constant else ExactSums())
-
-
-class _GeneratedState(RowState):
-    """Follows the rows of generated tokens alone."""
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._counts = generated
-        if generated or self._use in run.observed.reduced:
-            super().begin(run, tree, generated)
-        else:
-            self._grow(group_rows(run.observed, self._grouping).groups, run.num_tokens)
-
-    def observe(self, step: int) -> None:
-        if self._counts:
-            super().observe(step)
-
-    def observe_all(self, first: int, last: int) -> None:
-        if self._counts:
-            super().observe_all(first, last)
+        sparse = SparseSums() if self.up_to_constant else ExactSums()
+        if self.count_prompt:
+            return RowState(self.use, sparse)
+        return _WindowState(self.use, 0, True, sparse)
 
 
 class _LaterState(RowState):
@@ -279,13 +261,17 @@ class PromptAttention(Score):
         return RowUse(self.grouping, "sum", self.window, self.generated)
 
     def start(self, layers: int) -> ScoreState:
-        return _PromptState(self)
+        return _WindowState(self.use, self.window, self.generated)
 
 
-class _PromptState(RowState):
-    def __init__(self, spec: PromptAttention) -> None:
-        super().__init__(spec.use)
-        self._window, self._generated = spec.window, spec.generated
+class _WindowState(RowState):
+    """Follows the rows of the last `window` prompt queries and, if wanted, of generated tokens."""
+
+    def __init__(
+        self, use: RowUse, window: int, generated: bool, sparse: SparseUpdater | None = None
+    ) -> None:
+        super().__init__(use, sparse)
+        self._window, self._generated = window, generated
         self._first = 0  # iteration from which queries count
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:

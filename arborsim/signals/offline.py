@@ -93,11 +93,11 @@ def eviction_times(
     limits = tokens, budget_tokens, head, recent
     if not is_exact(tokens, budget_tokens):
         return _greedy(iterations, groups, *limits)
-    together = is_exact(tokens, budget_tokens, groups)
+    shared_budget = is_exact(tokens, budget_tokens, groups)
     # Else as many groups at once as have room for their problems.
     most = max(1, EXACT_CELLS // (tokens * max(1, tokens - budget_tokens)))
     parts = [range(first, min(first + most, groups)) for first in range(0, groups, most)]
-    return np.concatenate([_assigned(iterations, part, together, *limits) for part in parts])
+    return np.concatenate([_assigned(iterations, part, shared_budget, *limits) for part in parts])
 
 
 def _iterations(episode: Episode, grouping: str) -> tuple[list[_Iteration], int]:
@@ -132,14 +132,14 @@ def _iterations(episode: Episode, grouping: str) -> tuple[list[_Iteration], int]
 def _assigned(
     iterations: list[_Iteration],
     groups: range,
-    together: bool,
+    shared_budget: bool,
     tokens: int,
     budget: int,
     head: int,
     recent: int,
 ) -> np.ndarray:
-    """Times of some groups, which share the budget if `together`: float64 ``[groups, tokens]``."""
-    each = len(groups) if together else 1
+    """Times of some groups, which may share the budget: float64 ``[groups, tokens]``."""
+    each = len(groups) if shared_budget else 1
     forced = [each * max(0, iteration.held - budget) for iteration in iterations]
     slot_time = np.repeat(np.arange(len(forced)), np.diff(np.maximum.accumulate(forced), prepend=0))
     # Of evicting the token in the slot, and attention to each token after this iteration.
@@ -180,10 +180,10 @@ def _greedy(
         pay(iteration, 1.0)
     times = np.full((groups, tokens), NEVER_EVICTED)
     each = np.arange(groups)
-    gone = 0
+    evicted = 0
     for time, iteration in enumerate(iterations):
         pay(iteration, -1.0)
-        while iteration.held - gone > budget:
+        while iteration.held - evicted > budget:
             free = later[:, head : max(head, iteration.held - recent)]
             # As many are left in every group.  If none is, protected tokens fill the budget, and
             # the policy will raise.
@@ -192,5 +192,5 @@ def _greedy(
             lowest = head + free.argmin(axis=1)
             later[each, lowest] = np.inf
             times[each, lowest] = time
-            gone += 1
+            evicted += 1
     return times

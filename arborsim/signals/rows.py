@@ -178,7 +178,7 @@ class RowState(ScoreState):
         self._next = self._rows.in_order(first * len(run.leaves), run.num_tokens)
         self._now = list(self._grow(self._rows.groups, run.num_tokens))
         self._single = self._paths.straight and len(self._now) == 1
-        if self._sparse is None:
+        if self._sparse is None or first:
             return
         attention, values = run.observed.attention, self._now[0]
         if isinstance(attention, SparseRows) and self._paths.straight:

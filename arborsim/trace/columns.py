@@ -38,8 +38,8 @@ def encode(
     Parameters
     ----------
     columns : mapping of str to sequence, ndarray or pyarrow.Array
-        By column name.  A column has one entry per row, or one per token (prefill and token rows;
-        the other rows are null then).  List columns take a 2-D array, a sequence of 1-D arrays
+        By column name.  A column has one entry per row, or one per token (prefill and token rows,
+        while the other rows are null).  List columns take a 2-D array, a sequence of 1-D arrays
         (or None), or an Arrow list array (`lists`).  `kind` and `end` take numbers or labels.
         None, NaN, and in `position`, `token`, `correct` and `run` negative numbers are stored as
         null.

@@ -123,7 +123,7 @@ def _segments(episode: Episode) -> tuple[np.ndarray, np.ndarray]:
     alike &= np.logical_and.reduceat(node == node[counterpart], batch_start)
 
     goes_on = is_token[batch_start] & same_kind[batch_start] & alike
-    together = np.isin(kind[batch_start], (Kind.PREFILL, Kind.TRANSITION))
-    goes_on |= together & same_kind[batch_start]
+    one_event = np.isin(kind[batch_start], (Kind.PREFILL, Kind.TRANSITION))
+    goes_on |= one_event & same_kind[batch_start]
     begins = ~goes_on
     return batch_start[begins], width[begins]

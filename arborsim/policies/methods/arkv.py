@@ -47,7 +47,7 @@ class Cut(Pool):
         keeps = min(keeps, len(candidates) - over)
         score = neighbour_mean(at.view.scores["score"][group, candidates], _KERNEL)
         kept = candidates[highest(score, keeps)]
-        assert isinstance(at.policy, _Tailor)
+        assert isinstance(at.policy, _ARKVBase)
         full = min(keeps, int(at.policy.full_precision(at.view)[group]))
         best = candidates[highest(score, full)]
         self._place(tier, candidates, kept, best)
@@ -62,7 +62,7 @@ class Cut(Pool):
 
 
 @dataclass(frozen=True)
-class CodedCut(Cut):
+class PublishedCut(Cut):
     """The cut as the public code has it, which works on slots and leaves them in another order.
 
     Neighbours are slots that lie side by side.  The prompt is cut to ``C - W``, without slack, and
@@ -78,7 +78,7 @@ class CodedCut(Cut):
         room = view.budget_tokens - self.window
         keeps = room if after_prompt else int(self.slack * len(ranked))
         kept = ranked[: min(keeps, len(ranked) - over)]
-        assert isinstance(at.policy, _Tailor)
+        assert isinstance(at.policy, _ARKVBase)
         best = kept[: int(at.policy.full_precision(view)[group])]
         self._place(tier, ranked, kept, best)
         if not after_prompt:
@@ -97,7 +97,7 @@ class CodedCut(Cut):
 
 
 @dataclass(frozen=True)
-class _Tailor(StreamPolicy):
+class _ARKVBase(StreamPolicy):
     """Base of the three: the score, and the cut when the cache exceeds the budget."""
 
     window: int = setting(32, "protected newest tokens; queries that rate the prompt", low=2)
@@ -120,7 +120,7 @@ class _Tailor(StreamPolicy):
 
     @cached_property
     def allocate(self) -> Allocation:
-        kind = CodedCut if self.as_published else Cut
+        kind = PublishedCut if self.as_published else Cut
         return kind(self.adaptation, self.window, self.slack, self.pin_prompt)
 
     @cached_property
@@ -133,8 +133,8 @@ class _Tailor(StreamPolicy):
 
 
 @dataclass(frozen=True)
-class _Quantiser(_Tailor):
-    """A tailor that keeps some tokens in FP8, and loses them as published."""
+class _Quantiser(_ARKVBase):
+    """An ARKV policy that keeps some tokens in FP8, and loses them as published."""
 
     tiers = (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED)
 
@@ -185,7 +185,7 @@ class ARKV(_Quantiser):
 
 
 @dataclass(frozen=True)
-class ARKVOrigin(_Tailor):
+class ARKVOrigin(_ARKVBase):
     """The paper's baseline that evicts only."""
 
     name = "arkv-origin"

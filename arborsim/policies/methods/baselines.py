@@ -17,8 +17,16 @@ from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, Protect
 from arborsim.policies.placement import ADAPTATIONS, Pool
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
-from arborsim.signals.readers import NEVER, Readers, distance
-from arborsim.signals.scores import GROUPINGS, EvictionTime, Position, Score, SeededUniform
+from arborsim.signals.scores import (
+    GROUPINGS,
+    NEVER_READ,
+    EvictionTime,
+    Position,
+    Readers,
+    Score,
+    SeededUniform,
+    steps_to_reader,
+)
 
 
 @dataclass(frozen=True)
@@ -132,12 +140,11 @@ class EveryIteration(EveryStep):
 class Needed(StreamPolicy):
     """Keep what the task says later tokens read: the bound for answers.
 
-    The reference tasks know which step of their reasoning reads which token
-    (`arborsim.signals.readers`).  Tokens that no later step of an active path reads go first.
-    Among them, those go last that a path would need if it continued from the end of their thought,
-    as a search that backtracks may.  If still more has to go, the token whose next reader is
-    furthest off does.  Of equals the older goes.  Nothing else is known of the future: which
-    thoughts the search will give up is not.
+    The reference tasks know which step of their reasoning reads which token (`Readers`).  Tokens
+    that no later step of an active path reads go first.  Among them, those go last that a path
+    would need if it continued from the end of their thought, as a search that backtracks may.  If
+    still more has to go, the token whose next reader is furthest off does, the older among equals.
+    Nothing else is known of the future: which thoughts the search will give up is not.
 
     With ``fill=false`` tokens that no active path will read go at once, whatever the budget: then
     the peak is what the task needs, and answers show whether that is enough for the model.
@@ -178,17 +185,17 @@ class Needed(StreamPolicy):
         ends = np.append(np.flatnonzero(node[1:] != node[:-1]), len(node) - 1)
         last = np.zeros(len(view.tree), dtype=np.int64)
         last[node[ends]] = ends  # ids rise: the last token of a node is what stays
-        values = distance(steps, rows[last, 0].take(node[held]))
+        values = steps_to_reader(steps, rows[last, 0].take(node[held]))
         values += _COMES_BACK
         for leaf in view.leaves:
             path = view.tree.path(leaf)
-            nearest = distance(steps, rows[path[-1], 0])
+            nearest = steps_to_reader(steps, rows[path[-1], 0])
             if len(path) < view.num_tokens:
                 on_path = np.zeros(view.num_tokens, dtype=bool)
                 on_path[path] = True
-                nearest[~on_path[held]] = NEVER
+                nearest[~on_path[held]] = NEVER_READ
             np.minimum(values, nearest, out=values)
-        np.minimum(values, NEVER, out=values)  # unread is unread, on a path or off it
+        np.minimum(values, NEVER_READ, out=values)  # unread is unread, on a path or off it
         np.negative(values, out=values)
         if isinstance(held, slice):
             return values[None]

@@ -77,12 +77,12 @@ class HeadKinds(Pool):
     def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         assert isinstance(at.policy, DuoAttention)
         count = np.count_nonzero(free, axis=1)
-        leaves = np.where(count < count.max(), count, 0)  # a head that lacks tokens streams
+        evictions = np.where(count < count.max(), count, 0)  # a head that lacks tokens streams
         for head in np.argsort(at.policy.gates_of(at.view), kind="stable").tolist():
-            if leaves.sum() >= over:
+            if evictions.sum() >= over:
                 break
-            leaves[head] = count[head]
-        return np.asarray(leaves)
+            evictions[head] = count[head]
+        return np.asarray(evictions)
 
 
 @dataclass(frozen=True)

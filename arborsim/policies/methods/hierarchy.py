@@ -103,8 +103,8 @@ class Hierarchy(Composed):
         if scheduled and self.evict == "of-candidates":
             doomed = int(self.evict_ratio * len(at))
         elif scheduled:
-            gone = int(np.count_nonzero(~readable))
-            doomed = max(0, int(self.evict_ratio * (len(at) + gone)) - gone)
+            evicted = int(np.count_nonzero(~readable))
+            doomed = max(0, int(self.evict_ratio * (len(at) + evicted)) - evicted)
         tiers = view.tier.copy()
         in_hbm = self._make_room(view, tiers, len(at) - doomed, int(np.count_nonzero(pinned)))
         cold = len(at) - doomed - in_hbm

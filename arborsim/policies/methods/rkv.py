@@ -30,7 +30,7 @@ _FIRST_COLUMNS, _MOST_COLUMNS = 32, 512
 
 
 @dataclass(frozen=True)
-class CodedTimes(OnlyEvery):
+class PublishedSchedule(OnlyEvery):
     """When the public code decides on the first problem that it is given.
 
     After the prompt, and then with the token that follows a multiple of `iterations` tokens, those
@@ -48,7 +48,7 @@ class CodedTimes(OnlyEvery):
 
 
 @dataclass(frozen=True)
-class CodedPool(Pool):
+class RankedSlots(Pool):
     """A pool whose slots are in the order of their ranks after every decision, the best first."""
 
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
@@ -90,12 +90,12 @@ class RKV(StreamPolicy):
 
     @cached_property
     def schedule(self) -> EveryStep:
-        kind = CodedTimes if self.as_published else OnlyEvery
+        kind = PublishedSchedule if self.as_published else OnlyEvery
         return kind(self.interval, wait=not self.as_published)
 
     @cached_property
     def allocate(self) -> Allocation:
-        return CodedPool(self.adaptation) if self.as_published else super().allocate
+        return RankedSlots(self.adaptation) if self.as_published else super().allocate
 
     @cached_property
     def protect(self) -> Protect:

@@ -189,24 +189,24 @@ class HeadsShare(Pool):
         token = np.concatenate(mine)
         order = np.lexsort((head, token))
         head, token = head[order], token[order]
-        gone = head[lowest(rank[head, token], over)]
-        return np.asarray(np.bincount(gone, minlength=len(mine)))
+        evicted = head[lowest(rank[head, token], over)]
+        return np.asarray(np.bincount(evicted, minlength=len(mine)))
 
 
 def few_lowest(rank: np.ndarray, most: np.ndarray, over: int) -> np.ndarray:
     """`HeadsShare.lowest_by_head`, one token after the other.  Changes `rank`."""
-    gone = np.zeros(len(rank), dtype=np.int64)
+    evicted = np.zeros(len(rank), dtype=np.int64)
     firsts = rank.argmin(axis=1).tolist()
     lowest = [(rank[h, at], at, h) for h, at in enumerate(firsts) if most[h]]
     heapq.heapify(lowest)
-    while gone.sum() < over:
+    while evicted.sum() < over:
         _, at, head = heapq.heappop(lowest)
         rank[head, at] = np.inf
-        gone[head] += 1
-        if gone[head] < most[head]:
+        evicted[head] += 1
+        if evicted[head] < most[head]:
             at = int(rank[head].argmin())
             heapq.heappush(lowest, (rank[head, at], at, head))
-    return gone
+    return evicted
 
 
 def whole(numbers: np.ndarray) -> np.ndarray:

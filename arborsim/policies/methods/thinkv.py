@@ -110,10 +110,10 @@ class SegmentPool(ChangingPool):
             tokens = np.concatenate([self._of[pinned], known])
             may_go = np.arange(len(held)) >= len(pinned)
             kept = self._segments.kept(held, tokens, may_go, self._attention, self._scores, over)
-        gone: list[int] = at[~kept].tolist()
-        count = self._count = len(at) - len(gone)
+        evicted: list[int] = at[~kept].tolist()
+        count = self._count = len(at) - len(evicted)
         self._at[:count], self._known[:count] = at[kept], known[kept]
-        return gone
+        return evicted
 
 
 @dataclass(frozen=True)

@@ -214,8 +214,8 @@ def thin(tier: np.ndarray, segment: np.ndarray, keys: np.ndarray, count: int) ->
     held = segment[hbm_mask(tier[segment])]
     if len(held) <= count:
         return 0
-    gone = np.delete(held, representatives(keys[held].astype(np.float64), count))
-    return evict(tier, gone)
+    evicted = np.delete(held, representatives(keys[held].astype(np.float64), count))
+    return evict(tier, evicted)
 
 
 def thin_further(
