@@ -20,10 +20,7 @@ from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, LiveHints, Policy, Protection
 from arborsim.policies.blocks import pin_prompt_setting
 from arborsim.signals.pages import PageBounds, PageOf, Queries
-from arborsim.signals.scores import Score
-
-# Bounds are rounded, so that plans do not depend on how a machine's BLAS adds.
-_DECIMALS = 9
+from arborsim.signals.scores import Score, rounded
 
 
 class Pages:
@@ -82,7 +79,7 @@ class Pages:
         else:
             known = known[:, number]
         wide = np.concatenate([np.minimum(query, 0.0), np.maximum(query, 0.0)], axis=2)
-        return np.asarray(np.round(np.matmul(wide, known.transpose(0, 2, 1)), _DECIMALS))
+        return rounded(np.matmul(wide, known.transpose(0, 2, 1)))
 
     def best(self, score: np.ndarray, room: np.ndarray) -> np.ndarray:
         """The pages with the largest scores, one after the other as long as there is room.

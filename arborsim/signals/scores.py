@@ -196,6 +196,11 @@ def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.asarray(total)
 
 
+def rounded(values: np.ndarray) -> np.ndarray:
+    """To nine decimals, so that plans do not depend on how a machine's BLAS or libm rounds."""
+    return np.asarray(np.round(values, 9))
+
+
 class Steps(Iterator[int]):
     """The iterations of a run, 0, 1, ...: `states` are up to date with the one it is at."""
 

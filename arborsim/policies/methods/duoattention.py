@@ -19,9 +19,7 @@ from arborsim.policies.blocks import Allocation, Decision, ProtectSome
 from arborsim.policies.placement import Pool
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import group_rows
-from arborsim.signals.scores import OfPrompt, Position, Score, ScoreState, sum_in_order
-
-_DECIMALS = 9
+from arborsim.signals.scores import OfPrompt, Position, Score, ScoreState, rounded, sum_in_order
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class PromptReach(Score):
                 for query in queries
             ]
             total = sum_in_order(np.array(reach), axis=0) if reach else np.zeros(rows.groups)
-        return np.round(total / max(1, len(queries)), _DECIMALS)
+        return rounded(total / max(1, len(queries)))
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,9 @@ from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState, sum_in_order
-from arborsim.signals.vectors import Vectors, norms
+from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState, rounded, sum_in_order
+from arborsim.signals.vectors import Vectors, norms, vectors_per_group
 
-# Logits are rounded, so that plans do not depend on how a machine's BLAS adds.
-_DECIMALS = 9
 _AT_ONCE = 256  # queries whose products are added at a time
 
 
@@ -86,9 +84,7 @@ class ValueLength(FixedScore):
     grouping = "head"
 
     def compute(self, run: TokenRun) -> np.ndarray:
-        assert run.observed.values is not None, "the reader was not asked for values"
-        length = norms(run.observed.values.astype(np.float64))  # [tokens, layers, heads]
-        return np.asarray(length.reshape(len(length), -1).T)
+        return norms(vectors_per_group(run.observed, Signal.VALUES, "head").astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -167,6 +163,6 @@ def _expected(keys: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.
     logits = keys @ mean
     if covariance.any():
         logits += np.einsum("nd,nd->n", keys @ covariance, keys) / 2
-    logits = np.round(logits, _DECIMALS)
+    logits = rounded(logits)
     weight = np.exp(logits - logits.max())
     return np.asarray(weight / weight.sum())

@@ -19,12 +19,9 @@ from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, OnlyE
 from arborsim.policies.placement import Pool
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.pages import Queries
-from arborsim.signals.scores import Score
+from arborsim.signals.scores import Score, rounded
 from arborsim.signals.vectors import Vectors, norms
 
-# Products of vectors and their means are rounded, so that plans do not depend on how a machine's
-# BLAS adds.
-_DECIMALS = 9
 # Keys compared with all others at a time: few at first, because most keys resemble a recent one.
 _FIRST_COLUMNS, _MOST_COLUMNS = 32, 512
 
@@ -122,7 +119,7 @@ class RKV(StreamPolicy):
             keys = view.scores["keys"][group, held].astype(np.float64)
             logits = (heads.astype(np.float64) @ keys[rated].T).max(axis=0)
             seen = sees(view.tree, window, free)
-            important = max_pool(importance(np.round(logits, _DECIMALS), seen), self.kernel)
+            important = max_pool(importance(rounded(logits), seen), self.kernel)
             repeated = redundancy(keys, self.threshold, self.as_published)[rated]
             rank[group, free] = self.mix * important - (1 - self.mix) * repeated
         return rank
@@ -170,7 +167,7 @@ def redundancy(keys: np.ndarray, threshold: float, else_first: bool = False) -> 
     total = directions @ directions.sum(axis=0) - np.einsum("kd,kd->k", directions, directions)
     latest, cosine = latest_similar(directions, threshold, else_first)
     total -= np.bincount(latest, weights=cosine, minlength=len(keys))
-    mean = np.round(total / len(keys), _DECIMALS)
+    mean = rounded(total / len(keys))
     weight = np.exp(mean - mean.max())
     return np.asarray(weight / weight.sum())
 
@@ -192,7 +189,7 @@ def latest_similar(
         cosine = directions[seeking] @ directions[first:last].T
         inside = np.flatnonzero((seeking >= first) & (seeking < last))
         cosine[inside, seeking[inside] - first] = 0.0
-        similar = np.round(cosine, _DECIMALS) > threshold
+        similar = rounded(cosine) > threshold
         hit = np.flatnonzero(similar.any(axis=1))
         at = similar.shape[1] - 1 - similar[hit, ::-1].argmax(axis=1)
         latest.append(first + at)

@@ -18,7 +18,7 @@ from arborsim.policies.blocks import AfterPrefill, Allocation, Decision, Protect
 from arborsim.policies.placement import Pool, lowest, lowest_of, neighbour_mean
 from arborsim.policies.stream import Composed, StreamPolicy
 from arborsim.signals.attention import PromptAttention
-from arborsim.signals.scores import GROUPINGS, Score
+from arborsim.signals.scores import GROUPINGS, Score, rounded
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,6 @@ class PyramidKV(Voting):
         return Pyramid(self.adaptation, self.window, self.beta, self.pin_prompt)
 
 
-_DECIMALS = 9
 _FEW = 4
 
 
@@ -211,7 +210,7 @@ def few_lowest(rank: np.ndarray, most: np.ndarray, over: int) -> np.ndarray:
 
 def whole(numbers: np.ndarray) -> np.ndarray:
     """Whole numbers of the same sum: the largest fractions are rounded up, the first of equals."""
-    numbers = np.round(numbers, _DECIMALS)
+    numbers = rounded(numbers)
     down = np.floor(numbers)
     up = round(float(numbers.sum() - down.sum()))
     down[np.argsort(down - numbers, kind="stable")[:up]] += 1

@@ -28,7 +28,7 @@ from arborsim.policies.placement import Pool, keep_highest
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.attention import NewestAttention
 from arborsim.signals.rolling import HiddenChangeContrast
-from arborsim.signals.scores import Score, sum_in_order
+from arborsim.signals.scores import Score, rounded, sum_in_order
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def segment_entropy(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     entropy = np.where(mass > 0, -np.add.reduceat(share, starts), np.log(sizes))
     # Logarithms differ in the last bit between processors, sums with their order: what is equal
     # must stay equal.
-    return np.asarray(np.round(entropy, 9))
+    return rounded(entropy)
 
 
 def tertiles(entropy: np.ndarray) -> np.ndarray:

@@ -22,12 +22,10 @@ from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBegin, Score, ScoreState, sum_in_order
+from arborsim.signals.scores import AtBegin, Score, ScoreState, rounded, sum_in_order
 from arborsim.signals.vectors import Vectors
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
-# Distances and means are rounded, so that ties do not depend on the order of summation.
-_DECIMALS = 9
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,7 @@ class ThinKVPaper(RecentPolicy):
 
     def kinds(self, sparsity: np.ndarray) -> np.ndarray:
         """Classes of segments, int64 ``[segments]``, by their tokens', ``[segments, tokens]``."""
-        mean = np.round(sum_in_order(sparsity) / self.segment, _DECIMALS)
+        mean = rounded(sum_in_order(sparsity) / self.segment)
         return np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))
 
     def rungs(self) -> list[int]:
@@ -258,7 +256,7 @@ def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np
         owner = nearest
         for cluster in np.unique(owner):  # a mean that lost all its members stays where it is
             mine = vectors[owner == cluster]
-            means[cluster] = np.round(np.add.accumulate(mine)[-1] / len(mine), _DECIMALS)
+            means[cluster] = rounded(np.add.accumulate(mine)[-1] / len(mine))
     chosen = np.zeros(members, dtype=bool)
     for distance in squared_distances(vectors, means).T:
         free = np.flatnonzero(~chosen)
@@ -269,4 +267,4 @@ def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np
 def squared_distances(vectors: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances, float64 ``[members, means]``."""
     squares = (vectors[:, None] - means[None]) ** 2
-    return np.asarray(np.round(squares.sum(axis=-1), _DECIMALS))
+    return rounded(squares.sum(axis=-1))
