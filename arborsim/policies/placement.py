@@ -124,9 +124,7 @@ class Pool(Allocation):
     """
 
     adaptation: str = setting(
-        "path",
-        "what the stream is on a tree: the active paths, or everything",
-        choices=ADAPTATIONS,
+        "path", "what the stream is on a tree: the active paths, or everything", choices=ADAPTATIONS
     )
 
     about = "one pool"

@@ -97,10 +97,7 @@ class DuoAttention(StreamPolicy):
         low=0,
     )
     recent: int = setting(
-        256,
-        "newest tokens that every head keeps, at most half of the budget",
-        unit="tokens",
-        low=1,
+        256, "newest tokens that every head keeps, at most half of the budget", unit="tokens", low=1
     )
     gates: str = setting(
         "",

@@ -161,10 +161,7 @@ class AttnHS(RollingPolicy):
     def scores(self) -> Mapping[str, Score]:
         band = Band(self.layer_a, self.layer_a)
         turns: Score = RollingBands(Signal.HIDDEN_CHANGE, (band,), window=self.window)
-        return {
-            "score": self.score,
-            "turns": turns if self.pin_prompt else turns.with_prompt(),
-        }
+        return {"score": self.score, "turns": turns if self.pin_prompt else turns.with_prompt()}
 
     def rank(self, view: CacheView) -> np.ndarray:
         compete = hbm_mask(view.tier[0])

@@ -18,12 +18,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.policies.base import CacheView, Protection
-from arborsim.policies.blocks import (
-    Decision,
-    Protect,
-    ProtectSome,
-    pin_prompt_setting,
-)
+from arborsim.policies.blocks import Decision, Protect, ProtectSome, pin_prompt_setting
 from arborsim.policies.placement import Pool, keep_highest
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.attention import NewestAttention
