@@ -33,11 +33,10 @@ from arborsim.core.observations import Observations
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView, Policy
-from arborsim.policies.methods.key_geometry import KeyDiff, KeyNorm
-from arborsim.policies.methods.lag_kv import LagKVOfficial
+from arborsim.policies.methods.attention import Tova
+from arborsim.policies.methods.baselines import StreamingLLM
+from arborsim.policies.methods.keys import KeyDiff, KeyNorm, LagKVOfficial
 from arborsim.policies.methods.snapkv import SnapKV
-from arborsim.policies.methods.streaming_llm import StreamingLLM
-from arborsim.policies.methods.tova import Tova
 from arborsim.signals.scores import ScoreBook
 
 KV_HEADS, GROUP, SIZE = 2, 2, 16

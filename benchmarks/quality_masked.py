@@ -26,9 +26,8 @@ from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import Changes, Moves, kinds, resolve
 from arborsim.play.backends import LiveResult
 from arborsim.play.episode import Cell
-from arborsim.policies.base import Policy
-from arborsim.policies.live_hints import hints_of, row_uses
-from arborsim.signals.readers import table_of
+from arborsim.policies.base import Policy, hints_of, row_uses
+from arborsim.signals.scores import readers_table
 from arborsim_torch.live.feed import LiveHeadRows
 from arborsim_torch.live.setup import make_controller
 from arborsim_torch.models import cache_shape, rope_of
@@ -215,7 +214,7 @@ class _Search:
         }
         if Signal.READERS in self._needs:
             readers = self._task.readers(self._problem, generated, known)
-            per_layer[Signal.READERS] = table_of(readers)
+            per_layer[Signal.READERS] = readers_table(readers)
         attention = heads = keys = None
         if "rows" in found[0]:
             parts = [row for each in found for row in each["rows"]]

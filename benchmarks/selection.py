@@ -24,7 +24,7 @@ from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.play.episode import Cell, play_episode
 from arborsim.play.meters import Quality
-from arborsim.policies.methods.quest import Quest
+from arborsim.policies.methods.pages import Quest
 from arborsim.signals.pages import Queries
 from arborsim.signals.rows import head_rows
 from arborsim.signals.scores import Score

@@ -16,7 +16,7 @@ from arborsim.machine import terms
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, num_groups
 from arborsim.machine.serving import ServingEngine
-from arborsim.policies.methods.adakv import HeadsShare
+from arborsim.policies.methods.snapkv import HeadsShare
 from arborsim.policies.registry import build
 from arborsim.products.plan.evaluate import cost_terms
 from arborsim.searches import make_search

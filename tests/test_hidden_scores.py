@@ -14,7 +14,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import HiddenRows, Observations, Signal
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.methods.epikv import BandAdaptive
-from arborsim.policies.methods.lag_kv import lag_score
+from arborsim.policies.methods.keys import lag_score
 from arborsim.signals.rolling import Band, HiddenCosine, rolling_mean, rolling_mean_std
 from arborsim.signals.vectors import layer_mean, vectors_per_group
 

@@ -19,8 +19,8 @@ from arborsim.memory.moves import Plan
 from arborsim.play.controller import Controller
 from arborsim.play.meters import OutputError
 from arborsim.policies.base import CacheView, Policy
+from arborsim.policies.methods.baselines import StreamingLLM
 from arborsim.policies.methods.kivi import KIVI
-from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS

@@ -41,8 +41,7 @@ from arborsim.machine.windows import Windows
 from arborsim.machine.writing import Levels, OpenProgram
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Changes, MostMoved, Moves
-from arborsim.policies.base import Policy
-from arborsim.policies.live_hints import hints_of
+from arborsim.policies.base import Policy, hints_of
 from arborsim.trace.schema import Geometry, TraceInfo
 
 
@@ -142,7 +141,7 @@ class SimulatedExecutor:
             bounds_page=hints_of(policy).bounds_page,
             record=record,
             prefix_tokens=prefix_tokens,
-            tiers=num_tiers(policy.method.tiers),
+            tiers=num_tiers(policy.tiers),
         )
 
     def bind(self, tree: ThoughtTree) -> None:

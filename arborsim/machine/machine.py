@@ -15,7 +15,7 @@ from arborsim.core.sourced import Rate
 from arborsim.core.tiers import DDR, HBM, MEMORIES, Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
-from arborsim.policies.live_hints import row_uses
+from arborsim.policies.base import row_uses
 
 if TYPE_CHECKING:
     from arborsim.policies.base import Policy
@@ -52,7 +52,7 @@ class Machine:
 
 def unsuited(policy: Policy, geometry: Geometry, machine: Machine | None = None) -> str:
     """Why `policy` has no meaning on a model, or cannot run on a machine; empty if it can."""
-    tiers = policy.method.tiers
+    tiers = policy.tiers
     if not geometry.full_layers and any(tier != Tier.HBM for tier in tiers):
         return (
             f"every layer of {geometry.name} forgets what its window of {geometry.window} tokens "
@@ -74,7 +74,7 @@ def unsuited(policy: Policy, geometry: Geometry, machine: Machine | None = None)
 
 def _unplaced(policy: Policy, machine: Machine) -> str:
     """Why a machine cannot hold what `policy` places where; empty if it can."""
-    offloaded = {tier.memory for tier in policy.method.tiers if tier.offloaded}
+    offloaded = {tier.memory for tier in policy.tiers if tier.offloaded}
     has = {HBM, *machine.profile.beside_hbm}
     missing = sorted(MEMORIES[memory] for memory in offloaded - has)
     if missing:
@@ -94,12 +94,12 @@ def _unplaced(policy: Policy, machine: Machine) -> str:
 
 def parts_read(policy: Policy) -> int:
     """In how many parts attention reads the cache: one per tier that the policy keeps tokens in."""
-    return len({Tier.HBM, *policy.method.tiers} - {Tier.EVICTED})
+    return len({Tier.HBM, *policy.tiers} - {Tier.EVICTED})
 
 
 def parts_in_ddr(policy: Policy) -> int:
     """How many of them lie in memories other than HBM."""
-    return sum(tier.offloaded for tier in policy.method.tiers)
+    return sum(tier.offloaded for tier in policy.tiers)
 
 
 def row_queries(policy: Policy) -> int:

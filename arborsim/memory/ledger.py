@@ -29,7 +29,7 @@ _HBM, _DDR = int(Tier.HBM), int(Tier.DDR)
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The ledger at every iteration of a run; arrays have shape ``[steps]`` and dtype int64.
+    """The ledger at every iteration of a run, in arrays of shape ``[steps]`` and dtype int64.
 
     ``before`` is when the iteration's tokens are in HBM and nothing has moved yet (the transient
     peak), ``after`` is when its moves are done.  Tokens are means over the groups, rounded up.
@@ -69,13 +69,11 @@ class Census:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Let `born` tokens (a weighted count per row) enter HBM per iteration, then `changes`.
 
-        `row`, int64 ``[m]``, is the row that each change belongs to; `weight`, float64 ``[m]``, how
-        often it counts (whole numbers).
+        `row`, int64 ``[m]``, is the row that each change belongs to.  `weight`, float64 ``[m]``,
+        says how often it counts (whole numbers).
 
-        Returns
-        -------
-        before, after : int64 ``[rows, tiers, steps]``
-            The counts of each iteration once its tokens are in HBM, and once its moves are done.
+        Returns the counts of each iteration, int64 ``[rows, tiers, steps]``, once its tokens are in
+        HBM, and once its moves are done.
         """
         after = np.repeat(self.now[:, :, None], steps, axis=2)
         after[:, _HBM] += born * np.arange(1, steps + 1)
@@ -97,7 +95,7 @@ class Census:
         return before, after
 
     def change(self, row: np.ndarray, changes: Changes, weight: np.ndarray | None = None) -> None:
-        """Let `changes` happen at once; the parameters are those of `advance`."""
+        """Let `changes` happen at once, with the parameters of `advance`."""
         if len(self.now) == 1 and weight is None:
             flow = changes.flow.reshape(MOST_TIERS, MOST_TIERS)
             self.now[0] += (flow.sum(axis=0) - flow.sum(axis=1))[: self.now.shape[1]]
@@ -128,14 +126,12 @@ class Ledger:
         The same in the formats of the quantised tiers and of the coarse ones (the last stands in
         for what is missing): see `arborsim.core.formats.Format.token_bytes`.
     page_tokens : int
-        Slots per page; 1 accounts for every token exactly.
+        Slots per page (1 accounts for every token exactly).
     tiers : int
         Columns of what is counted by tier (`arborsim.core.tiers.num_tiers`).
 
-    Raises
-    ------
-    UsageError
-        There is no group, or there are more groups than bytes (but one group may be empty).
+    Raises `UsageError` if there is no group, or there are more groups than bytes (but one group may
+    be empty).
     """
 
     def __init__(
@@ -170,7 +166,7 @@ class Ledger:
 
     @property
     def tier(self) -> np.ndarray:
-        """Int8 ``[groups, tokens]``; a view, valid until tokens are appended."""
+        """Int8 ``[groups, tokens]``, as a view that is valid until tokens are appended."""
         return self._tier.values
 
     @property
@@ -236,7 +232,7 @@ class Ledger:
         return self.bytes_by_tier[:_DDR] * self._pages.page_tokens
 
     def resolve(self, moves: Moves, arriving: int = 0) -> Changes:
-        """Spell out `moves`, as `arborsim.memory.moves.resolve` does; into known tiers only."""
+        """Spell out `moves` into known tiers, as `arborsim.memory.moves.resolve` does."""
         if len(moves) and moves.target.max() >= self.tiers:
             raise PlanError(
                 f"a plan moves tokens to {Tier(moves.target.max()).name}: name that among the "
@@ -314,7 +310,7 @@ class Ledger:
         return np.asarray(self.bytes_by_tier[tiers] @ counts[:, tiers].sum(axis=0))
 
     def _write(self, changes: Changes) -> None:
-        """Write tiers and bring byte totals up to date; the counts are about to change."""
+        """Write tiers and bring byte totals up to date, before the counts change."""
         self._held = None
         if len(changes):
             self.tier[changes.group, changes.token] = changes.target
@@ -322,7 +318,7 @@ class Ledger:
             self.destroyed_bytes += changes.count(self._dropped)
 
     def compact(self) -> int:
-        """Merge the half-empty pages of each node; returns the bytes copied to do so."""
+        """Merge the half-empty pages of each node, and return the bytes copied to do so."""
         if self._pages is None:
             return 0
         return int(self._pages.compact(self.tier) @ self.bytes_by_tier[:_DDR])

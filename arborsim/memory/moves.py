@@ -23,7 +23,7 @@ ALL_GROUPS = -1
 
 @dataclass(frozen=True)
 class Moves:
-    """Changes of tier, in the order in which they happen; arrays have shape ``[m]``."""
+    """Changes of tier in the order in which they happen, in arrays of shape ``[m]``."""
 
     step: np.ndarray  # int64: iteration of the run after which it happens; 0 outside a run
     group: np.ndarray  # int32: cache group (layer, or layer and KV head), or `ALL_GROUPS`
@@ -47,7 +47,7 @@ class Moves:
 
     @classmethod
     def evict_one(cls, token: int) -> Moves:
-        """Evict a token, of all groups, after the first iteration; but `token` must not be written.
+        """Evict a token, of all groups, after the first iteration.  `token` must not be written.
 
         At every step of a live chain.
         """
@@ -139,7 +139,7 @@ class Plan:
 def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:
     """The changes (source, target) that obey `rule`, to be counted or selected by.
 
-    Int64 ``[MOST_TIERS * MOST_TIERS]`` of 0 or 1; never 1 where source and target are the same.
+    Int64 ``[MOST_TIERS * MOST_TIERS]`` of 0 or 1, never 1 where source and target are the same.
     """
     found = np.zeros((MOST_TIERS, MOST_TIERS), dtype=np.int64)
     for source in Tier:
@@ -152,7 +152,7 @@ def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:
 class Changes:
     """Moves with every group spelled out and with the tier that each token comes from.
 
-    Arrays have shape ``[m]``; tiers are int8 values of `Tier` and never equal, the others int64.
+    Arrays have shape ``[m]``.  Tiers are int8 values of `Tier` and never equal, the others int64.
     """
 
     step: np.ndarray
@@ -170,12 +170,12 @@ class Changes:
 
     @cached_property
     def kind(self) -> np.ndarray:
-        """The index into `kinds`; int64 ``[m]``."""
+        """The index into `kinds`, int64 ``[m]``."""
         return np.asarray(self.source * np.int64(MOST_TIERS) + self.target)
 
     @cached_property
     def flow(self) -> np.ndarray:
-        """Number of changes from each tier to each; int64 ``[tiers * tiers]``."""
+        """Number of changes from each tier to each, int64 ``[tiers * tiers]``."""
         return np.bincount(self.kind, minlength=MOST_TIERS * MOST_TIERS)
 
     def count(self, chosen: np.ndarray) -> int:
@@ -197,28 +197,18 @@ class Changes:
 
 @dataclass
 class MostMoved:
-    """The most that moves have asked for at once, of what a device must have room for meanwhile.
+    """The most that moves have asked for at once, of what a device must have room for meanwhile."""
 
-    Attributes
-    ----------
-    tokens : int64 array ``[2, rungs, rungs]``
-        Tokens of one group that the first decision, or a later one, turned from one rung to another
-        (`Tier.rung`), or brought back from DDR as they are.
-    kept_tokens : int or None
-        Tokens at full precision in HBM after the first decision, mean of the groups, rounded up;
-        None before.
-    most_tokens : int
-        The most there are from then on, or without a decision.  Those on their way out have left.
-    link_bytes : int
-        Of tokens on their way to DDR or back, as they are stored there.
-    reached : bool array ``[tiers]``
-        Where any token was moved to.
-    """
-
+    #: Int64 [2, rungs, rungs]: tokens of one group that the first decision, or a later one, turned
+    #: from one rung to another (`Tier.rung`), or brought back from DDR as they are
     tokens: np.ndarray = field(default_factory=lambda: np.zeros((2, RUNGS, RUNGS), dtype=np.int64))
+    #: Tokens at full precision in HBM after the first decision, mean of the groups, rounded up
     kept_tokens: int | None = None
-    most_tokens: int = 0
-    link_bytes: int = 0
+    most_tokens: int = (
+        0  # the most from then on, or without a decision, less those on their way out
+    )
+    link_bytes: int = 0  # of tokens on their way to DDR or back, as they are stored there
+    #: Bool [tiers]: where any token was moved to
     reached: np.ndarray = field(default_factory=lambda: np.zeros(MOST_TIERS, dtype=np.bool_))
 
     def note(self, changes: Changes, first: bool) -> None:
@@ -247,7 +237,7 @@ _NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NONE.astype(np.int8), _NONE.astype(n
 
 
 def resolve(moves: Moves, tier: np.ndarray, arriving: int = 0) -> Changes:
-    """The changes that `moves` make; what stays where it is, is left out.
+    """The changes that `moves` make, without tokens that stay where they are.
 
     `tier`, int8 ``[groups, tokens]``, is where tokens are.  The next `arriving` tokens may be among
     those that move, coming from HBM.  It is a `PlanError` if a move names a token or group that

@@ -1,7 +1,7 @@
 """Pages: HBM is handed out in blocks of slots, and a block is free only when it is empty.
 
 A page belongs to one node of the tree, because a shared node must be shared whole.  Tokens of a
-node fill its pages in order; a token keeps its slot when it leaves HBM and takes it again when it
+node fill its pages in order.  A token keeps its slot when it leaves HBM and takes it again when it
 comes back.  Quantised tokens live in a twin of their page with narrower slots.  So evicting single
 tokens frees bytes only once all tokens of a page are gone, or after `PageTable.compact`.
 """
@@ -37,7 +37,7 @@ class PageTable:
         self._filling: dict[int, tuple[int, int]] = {}  # node: its newest page, slots used in it
 
     def append(self, leaves: tuple[int, ...], steps: int) -> None:
-        """Give slots to `steps` tokens of each leaf, interleaved; `advance` lets them enter."""
+        """Give slots to `steps` tokens of each leaf, interleaved.  `advance` lets them in."""
         width, first = len(leaves), len(self._page)
         self._page.extend(steps * width, 0)
         for column, leaf in enumerate(leaves):
@@ -60,7 +60,7 @@ class PageTable:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Let tokens enter and move, and follow the number of open pages.
 
-        The `width` tokens of each iteration, ids from `first` on, enter HBM in every group; then
+        The `width` tokens of each iteration, ids from `first` on, enter HBM in every group.  Then
         the iteration's changes happen.  Returns the open pages of each iteration before and after
         its changes, int64 ``[steps, pools]``.
         """
@@ -117,7 +117,9 @@ class PageTable:
         self._held.values[row[ends], page[ends]] = level[ends]
 
     def compact(self, tier: np.ndarray) -> np.ndarray:
-        """Merge the half-empty pages of each node, where that frees pages; those being filled stay.
+        """Merge the half-empty pages of each node where that frees pages.
+
+        Pages that are being filled stay.
 
         Of tiers ``[groups, tokens]``.  Returns the tokens copied (per group), int64 ``[pools]``.
         """
@@ -161,7 +163,7 @@ class PageTable:
         self._page.values[group, tokens] = new
 
     def check(self, tier: np.ndarray) -> None:
-        """Recount the tokens of every page; raise `PlanError` on a difference."""
+        """Recount the tokens of every page, and raise `PlanError` on a difference."""
         held = np.zeros_like(self._held.values)
         for pool in range(_POOLS):
             for group in range(self._groups):

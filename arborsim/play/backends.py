@@ -1,6 +1,6 @@
 """Requests to a live backend and its reports, and how one is found.
 
-A backend is a class registered under the entry-point group ``arborsim.backends``; it can live in a
+A backend is a class registered under the entry-point group ``arborsim.backends``.  It can live in a
 wheel of its own.  The core imports no framework and sees it only through the `Backend` protocol.
 """
 
@@ -137,7 +137,7 @@ class RecordRequest(SearchRequest):
 
 @dataclass(frozen=True)
 class RecordProgress:
-    """How far a recording is; all but `episode` and `episodes` counts this run only."""
+    """How far a recording is.  All but `episode` and `episodes` counts this run only."""
 
     #: Finished ones, and all of them
     episode: int
@@ -179,7 +179,7 @@ class LiveRequest(SearchRequest):
     def __post_init__(self) -> None:
         """Refuses policies whose tokens go where the live machine has nothing."""
         for cell in () if self.shadow else self.cells:
-            places = {t.memory for t in cell.policy.method.tiers if t != Tier.EVICTED}
+            places = {t.memory for t in cell.policy.tiers if t != Tier.EVICTED}
             if below := sorted(MEMORIES[memory] for memory in places - {HBM, DDR}):
                 raise UsageError(
                     f"policy {cell.policy.name} places tokens on {', '.join(below)}; the live "
@@ -243,10 +243,10 @@ class LiveFacts:
 
 
 class Observer(Protocol):
-    """Called while searches go on; an exception raised here ends the run."""
+    """Called while searches go on.  An exception raised here ends the run."""
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
-        """The model is loaded; `episodes` problems will be searched."""
+        """The model is loaded, and `episodes` problems will be searched."""
 
     def running(self, episode: int, what: str, tokens: int) -> None:
         """`tokens` more have been generated."""
@@ -259,7 +259,7 @@ class LiveObserver(Observer, Protocol):
         """Whether this result is still missing (a resumed run has some)."""
 
     def full_tokens(self, episode: int) -> int:
-        """`LiveResult.full_tokens` of an earlier run; 0 if there is none."""
+        """`LiveResult.full_tokens` of an earlier run, or 0 if there is none."""
 
     def finished(self, result: LiveResult) -> None:
         """A search is complete."""
@@ -283,26 +283,19 @@ class Backend(Protocol):
     def record(
         self, request: RecordRequest, on_progress: Callable[[RecordProgress], None]
     ) -> RecordProgress:
-        """Record a trace; on KeyboardInterrupt leave the whole episodes and raise it again."""
-        ...
+        """Record a trace.  On KeyboardInterrupt leave the whole episodes and raise it again."""
 
     def live(self, request: LiveRequest, observer: LiveObserver) -> tuple[ModelUsage, ...]:
-        """Run searches under policies (see `LiveRequest`); says what other models took."""
-        ...
+        """Run searches under policies (see `LiveRequest`), and say what other models took."""
 
     def validate(self, request: LiveRequest, observer: ValidationObserver) -> None:
-        """Search live and simulated at once; the request names a `machine`."""
-        ...
+        """Search live and simulated at once, on the request's `machine`."""
 
 
 def get_backend(name: str = "torch") -> Backend:
     """The backend called `name`.
 
-    Raises
-    ------
-    UnknownName
-    UsageError
-        What it needs is not installed.
+    Raises `UnknownName`, or `UsageError` if what it needs is not installed.
     """
     found = {point.name: point.value for point in entry_points(group=GROUP)}
     target = found.get(name) or _SHIPPED.get(name, ("", ""))[0]

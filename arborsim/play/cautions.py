@@ -72,5 +72,5 @@ def _unfit(trace: str, runs: Mapping[str, list[Measurements]], machine: str) -> 
 
 
 def _over(needed: int, usable: int) -> int:
-    """Bytes that are missing; a machine of unknown size lacks nothing."""
+    """Bytes that are missing (none on a machine of unknown size)."""
     return max(0, needed - usable) if usable else 0

@@ -54,26 +54,21 @@ class Executor(Protocol):
     @property
     def tier(self) -> np.ndarray:
         """Int8 ``[groups, tokens]``: where each token lives (`Tier`)."""
-        ...
 
     def bind(self, tree: ThoughtTree) -> None:
         """Follow the paths of `tree`, kept up to date by the controller.  Called once, first."""
-        ...
 
     def prefill(self, run: TokenRun) -> None:
-        """Compute the prompt; its tokens enter HBM."""
-        ...
+        """Compute the prompt, whose tokens enter HBM."""
 
     def advance(self, run: TokenRun, moves: Moves) -> None:
-        """Decode the run; after iteration ``t`` apply the moves of step ``t``.
+        """Decode the run, and after iteration ``t`` apply the moves of step ``t``.
 
         The policy decided after the iterations in which something moves.
         """
-        ...
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         """The next tokens belong to `leaves`."""
-        ...
 
     def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         """Carry out one decision taken over `examined_tokens` tokens.
@@ -81,19 +76,15 @@ class Executor(Protocol):
         A move from `Tier.EVICTED` to a readable tier recomputes the token (rehydration).  `reads`
         is that of `Plan`: attention reads no other tokens until the next decision.
         """
-        ...
 
     def finish(self) -> None:
         """The search is over: wait for what is still under way."""
-        ...
 
     def clock(self) -> float:
         """Seconds since the search began."""
-        ...
 
     def measurements(self) -> Measurements:
         """The figures measured so far."""
-        ...
 
 
 class Meter:
@@ -105,11 +96,11 @@ class Meter:
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         """`run` was decoded with `moves` inside it.
 
-        `tree` already holds the run's tokens; `tier` is from before the run.
+        `tree` already holds the run's tokens.  `tier` is from before the run.
         """
 
     def moved(self, moves: Moves, tier: np.ndarray, reads: np.ndarray | None = None) -> None:
-        """`moves` were applied outside a run; `tier` is from before them.
+        """`moves` were applied outside a run.  `tier` is from before them.
 
         From now on `reads`, bool ``[groups, tokens]``, is read, and what is born later, or all.
         """
@@ -118,7 +109,7 @@ class Meter:
 class Controller:
     """One search under one policy.
 
-    HBM may hold `budget_tokens` after every decision; `layers`, `vocabulary` and `shape` are those
+    HBM may hold `budget_tokens` after every decision.  `layers`, `vocabulary` and `shape` are those
     of the model whose signals are observed.
     """
 
@@ -354,7 +345,7 @@ def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:
 def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> None:
     """Raise `PlanError` if `plan` breaks a rule in any iteration.
 
-    `view` is the cache at the end of the run without the plan; one leaf only.
+    `view` is the cache at the end of the run without the plan, of one leaf only.
     """
     if not len(plan.step) or (len(plan.step) == 1 and _evicts_one(policy, view, run, plan)):
         return
@@ -389,7 +380,7 @@ def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> No
 
 
 def _evicts_one(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> bool:
-    """Whether a chain of one group decoded a token and rightly evicts one; False: look closer."""
+    """Whether a chain of one group decoded a token and rightly evicts one (False: look closer)."""
     tokens, token = view.num_tokens, int(plan.token[0])
     chain = run.num_tokens == len(view.tier) == 1 and len(view.tree.path(run.leaves[0])) == tokens
     if not chain or plan.step[0] or plan.group[0] != ALL_GROUPS or plan.target[0] != _EVICTED:

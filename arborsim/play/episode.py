@@ -43,7 +43,7 @@ class Cell:
 
 
 def cells_of(policies: Sequence[Policy], budgets: Sequence[Budget]) -> list[Cell]:
-    """Every policy under every budget; first those that know no budget, once."""
+    """Every policy under every budget, after those that know no budget, once each."""
     free = [Cell(p, Budget(ANY, share=1.0)) for p in policies if not p.uses_budget]
     return free + [Cell(p, budget) for budget in budgets for p in policies if p.uses_budget]
 

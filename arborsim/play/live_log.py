@@ -32,7 +32,7 @@ _NS = 9  # decimals of a second
 
 
 def describe(request: LiveRequest) -> dict[str, Any]:
-    """Everything that determines the results of `request`, as JSON; paths of outputs are not."""
+    """Everything that determines the results of `request`, as JSON, without paths of outputs."""
     apart = {"cells", "command", "machine", "prompts", "trace"}
     found: dict[str, Any] = {
         each.name: getattr(request, each.name)
@@ -107,10 +107,8 @@ class LiveLog(LiveRecords):
     `resume` goes on after the results of `path`, if it exists.  `overwrite` replaces `path`,
     but not before the new run has begun.
 
-    Raises
-    ------
-    UsageError
-        The file exists and neither option was given, or it is damaged or of another request.
+    Raises `UsageError` if the file exists and neither option was given, or it is damaged or of
+    another request.
     """
 
     def __init__(
@@ -137,7 +135,7 @@ class LiveLog(LiveRecords):
         self.open(head | {"command": self._command})
 
     def add(self, record: Any) -> None:
-        """Store a result, its memory series thinned; it is on the disk afterwards."""
+        """Store a result, its memory series thinned.  It is on the disk afterwards."""
         if isinstance(record, LiveResult):
             series = record.measured.series
             keep = thinned(series, _POINTS)
@@ -164,7 +162,7 @@ class LiveLog(LiveRecords):
 class Collector:
     """A `LiveObserver` that keeps all results, those of an earlier run in `log` first.
 
-    `facts` are None until the model is loaded; `episodes` are the problems of the whole run.
+    `facts` are None until the model is loaded.  `episodes` are the problems of the whole run.
     """
 
     def __init__(self, log: LiveLog | None = None) -> None:

@@ -35,7 +35,7 @@ _ROWS = {
 }
 
 
-class _OfWhatIsRead(Meter):
+class _ReadMeter(Meter):
     """Knows which tokens plans left out of reading (`Plan.reads`)."""
 
     _reads: np.ndarray | None = None  # bool [groups, tokens at the last plan]
@@ -52,7 +52,7 @@ class _OfWhatIsRead(Meter):
         return tier
 
 
-class AttentionKept(_OfWhatIsRead):
+class AttentionKept(_ReadMeter):
     """Share of the recorded attention of generated tokens that falls on tokens that are read.
 
     The recording saw the whole cache: what it attended to and the policy has evicted, or does not
@@ -73,7 +73,7 @@ class AttentionKept(_OfWhatIsRead):
 
     @property
     def share(self) -> float:
-        """In [0, 1]; NaN if nothing was generated."""
+        """In [0, 1], or NaN if nothing was generated."""
         return 1.0 - self._lost / self._rows if self._rows else float("nan")
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
@@ -115,7 +115,7 @@ class AttentionKept(_OfWhatIsRead):
             _evict(gone, moves.between_steps(step, step + 1))
 
     def _mass(self, observed: Observations, token: int, groups: int) -> np.ndarray:
-        """Rows of each group's heads, ``[groups, heads, positions]``; a layer's mean is one."""
+        """Rows of each group's heads, ``[groups, heads, positions]`` (a layer's mean is one)."""
         if self._source is Signal.HEAD_ATTENTION:
             row = head_rows(observed).row(token)
         else:
@@ -169,7 +169,7 @@ def _evict(gone: np.ndarray, moves: Moves) -> None:
 def lost_share(mass: np.ndarray, gone: np.ndarray) -> np.ndarray:
     """Share of one query's attention to what is gone, by group: mean over its heads' rows.
 
-    `mass` is ``[groups, heads, positions]``, `gone` bool ``[groups, positions]``; the result is
+    `mass` is ``[groups, heads, positions]``, `gone` bool ``[groups, positions]``.  The result is
     float64 ``[groups]``, NaN for groups none of whose heads has numbers.
     """
     weights = mass.astype(np.float64)
@@ -192,7 +192,7 @@ def _evicted_on(path: np.ndarray, moves: Moves) -> tuple[np.ndarray, np.ndarray]
 def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np.ndarray) -> float:
     """Attention of a run's rows to evicted positions, as shares of the rows, many at once.
 
-    `gone` is bool ``[positions before the run]``; `at` and `step`, int64 ``[evictions]``, are the
+    `gone` is bool ``[positions before the run]``.  `at` and `step`, int64 ``[evictions]``, are the
     positions evicted during the run, and the iterations after which they are.
     """
     count = len(rows)
@@ -217,7 +217,7 @@ def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np
     return lost + float((share * (gone_by - gone_listed) * per_sum).sum())
 
 
-class OutputError(_OfWhatIsRead):
+class OutputError(_ReadMeter):
     """Relative error of the attention output of generated tokens, on the captured layers.
 
     For every generated token and captured layer the output over all recorded tokens, ``o = P V``,
@@ -239,7 +239,7 @@ class OutputError(_OfWhatIsRead):
 
     @property
     def error(self) -> float:
-        """At least 0; NaN if nothing was generated."""
+        """At least 0, or NaN if nothing was generated."""
         return self._sum / self._rows if self._rows else float("nan")
 
     def prefilled(self, run: TokenRun) -> None:
@@ -298,7 +298,7 @@ class OutputError(_OfWhatIsRead):
 
 
 class _Vectors:
-    """Values of all tokens so far; by rung, values and the change of keys as formats round them."""
+    """Values of all tokens, and by rung values and changes of keys as formats round them."""
 
     def __init__(
         self,
@@ -365,7 +365,7 @@ class Quality:
 
     @classmethod
     def of(cls, reader: TraceReader, output_error: bool = True) -> Quality:
-        """Everything that a trace holds the observations for; `output_error` if it is wanted."""
+        """Everything that a trace holds the observations for, and `output_error` if wanted."""
         info = reader.info
         rows = {signal for signals in _ROWS.values() for signal in signals if reader.has(signal)}
         if info.attention_layer_ids != info.qkv_layers:  # groups are the layers of vectors
@@ -373,7 +373,7 @@ class Quality:
         return cls(frozenset(rows), output_error and all(reader.has(each) for each in VECTORS))
 
     def rows(self, grouping: str) -> Signal | None:
-        """The rows that tell attention kept of policies of this grouping; None without any."""
+        """The rows that attention kept is measured on for policies of this grouping, if any."""
         return next((signal for signal in _ROWS[grouping] if signal in self.attention), None)
 
     def kept_note(self, grouping: str) -> str:

@@ -41,9 +41,11 @@ class MoveLog(Meter):
 
     @property
     def rows(self) -> np.ndarray:
-        """Int64 ``[moves, 4]``: iteration, group, token, target tier (or `READ`, `UNREAD`); in
-        order of token within an iteration, so that logs of run-wise and step-wise decisions
-        compare equal."""
+        """Int64 ``[moves, 4]``: iteration, group, token, target tier (or `READ`, `UNREAD`).
+
+        In order of token within an iteration, so that logs of run-wise and step-wise decisions
+        compare equal.
+        """
         if not self._parts:
             return np.empty((0, 4), dtype=np.int64)
         rows = np.concatenate(self._parts).astype(np.int64)

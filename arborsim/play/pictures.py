@@ -112,7 +112,7 @@ class TreeFilm:
 
 
 def tokens_by_tier(controller: Controller) -> np.ndarray:
-    """Where the tokens of each node are now, in the first cache group; int64 ``[nodes, tiers]``."""
+    """Where the tokens of each node are now in the first cache group, int64 ``[nodes, tiers]``."""
     tree, tier = controller.tree, in_two_memories(controller.executor.tier[0])
     cell = tree.node_of_token.values * NUM_TIERS + tier.astype(np.int64)
     return np.bincount(cell, minlength=len(tree) * NUM_TIERS).reshape(-1, NUM_TIERS)
@@ -197,7 +197,7 @@ class TokenMapper(Meter):
 
 
 def packed_runs(cells: np.ndarray) -> np.ndarray:
-    """Cells column by column as runs; uint16 ``[runs]``: 8 times the length, plus the cell.
+    """Cells column by column as runs, uint16 ``[runs]``: 8 times the length, plus the cell.
 
     A token seldom changes its tier, so that a column is a handful of runs.
     """

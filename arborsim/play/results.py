@@ -41,7 +41,7 @@ TIMES = tuple(each.name for each in fields(TimeSplit))
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """One search under one policy and budget; refuses figures that none can have."""
+    """One search under one policy and budget.  Refuses impossible figures."""
 
     trace: str  # name of the trace file
     episode: int
@@ -97,7 +97,7 @@ class LeftOut:
 
 
 class NothingRan(ArborsimError):
-    """No budget held any of the searches; `reason` is the first of them, for a cell of a table."""
+    """No budget held any of the searches.  `reason` is the first of them, for a cell of a table."""
 
     def __init__(self, detail: str, reason: str) -> None:
         super().__init__(detail)
@@ -175,7 +175,7 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class Relative:
-    """A row against full retention on the same trace; NaN where there is nothing to compare with.
+    """A row against full retention on the same trace, NaN where there is none.
 
     1.0 is "the same": 0.25 of the memory, 1.3 times the time.
     """
@@ -292,7 +292,7 @@ class Row:
 
 
 def at_budget(policy: str, budget: str) -> str:
-    """``"h2o at budget 0.5"``; of a policy that knows no budget, its name."""
+    """``"h2o at budget 0.5"``, or only the name of a policy that knows no budget."""
     return policy if budget == ANY else f"{policy} at budget {budget}"
 
 

@@ -7,9 +7,12 @@ function of view and event.  A policy knows no clock, no device, no bytes and no
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +20,7 @@ import numpy as np
 from arborsim.core.events import Event, TokenRun
 from arborsim.core.formats import FP8, Format
 from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import check_settings
 from arborsim.core.shape import UNKNOWN, CacheShape
 from arborsim.core.tiers import Tier, hbm_mask
@@ -25,6 +29,7 @@ from arborsim.memory.moves import Moves, Plan
 from arborsim.signals.scores import Score, Steps
 
 NEVER = 1 << 60
+METHODS = "arborsim.policies.methods"
 ATTENTION_ROWS = frozenset({Signal.ATTENTION, Signal.LAYER_ATTENTION, Signal.HEAD_ATTENTION})
 """Signals that are, or are made from, attention rows, which fused kernels do not give."""
 
@@ -56,7 +61,7 @@ class CacheView:
 
     @property
     def path(self) -> np.ndarray:
-        """Ids of the tokens on any active path, oldest first; int64."""
+        """Ids of the tokens on any active path, oldest first, int64."""
         if len(self.leaves) == 1:
             return self.tree.path(self.leaves[0])
         on_path = self.tree.on_path(self.leaves)
@@ -93,7 +98,7 @@ class CacheView:
 
     @cached_property
     def held(self) -> np.ndarray:
-        """Tokens in HBM per group; int64 ``[groups]``."""
+        """Tokens in HBM per group, int64 ``[groups]``."""
         # Row by row: counting along an axis takes a slow way in NumPy.
         return np.array([np.count_nonzero(hbm_mask(row)) for row in self.tier])
 
@@ -102,8 +107,8 @@ class CacheView:
 class Protection:
     """Tokens that never move down: the prompt, attention sinks and the most recent tokens.
 
-    Sinks are the first tokens of the reasoning if the prompt is protected, else of the prompt;
-    several active leaves share the number of recent ones.
+    Sinks are the first tokens of the reasoning if the prompt is protected, else of the prompt.
+    Several active leaves share the number of recent ones.
     """
 
     pin_prompt: bool = False
@@ -137,8 +142,8 @@ class Method:
     """How a policy is put together, in the words of `arborsim policies NAME`.
 
     Five blocks say what matters (score), how much each part may keep (allocate), where tokens go
-    (place), when that is decided (schedule), and how lost tokens come back (recover);
-    `granularity` is what one decision is about, and `tiers` where tokens are put.
+    (place), when that is decided (schedule), and how lost tokens come back (recover).
+    `granularity` is the unit of a decision.
     """
 
     formula: str
@@ -148,8 +153,49 @@ class Method:
     schedule: str = "every iteration over budget"
     recover: str = "never"
     granularity: str = "token"
-    tiers: tuple[Tier, ...] = (Tier.HBM, Tier.EVICTED)
     deviations: tuple[str, ...] = ()
+
+
+@cache
+def _methods() -> dict[str, Any]:
+    """Sections of ``methods.toml`` by name, with their phrases filled in."""
+    found = tomllib.loads((Path(__file__).parent / "methods.toml").read_text("utf-8"))
+    phrases = found.pop("phrases")
+
+    def filled(text: str) -> list[str]:
+        name, _, word = text[1:].partition(" ")
+        said = phrases[name] if text.startswith("@") else [text]
+        return [each.replace("PRESS", word) for each in said]
+
+    for section in found.values():
+        if "deviations" in section:
+            section["deviations"] = tuple(chain(*map(filled, section["deviations"])))
+        if "official" in section:
+            (section["official"],) = filled(section["official"])
+    return found
+
+
+class _Description:
+    """A text about a policy: that of its class in ``methods.toml``, or of the class it extends."""
+
+    def __init__(self, default: Any) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, policy: Policy | None, kind: type[Policy]) -> Any:
+        own = [each for each in kind.__mro__ if each.__module__.startswith(METHODS)]
+        said = [_methods().get(each.__name__, {}).get(self._name) for each in own]
+        texts = [text for text in said if text is not None]
+        if isinstance(self._default, dict):
+            return {name: text for words in reversed(texts) for name, text in words.items()}
+        return texts[0] if texts else self._default
+
+
+def _described(default: Any) -> Any:
+    """The class attribute of a policy that ``methods.toml`` or the class itself gives."""
+    return _Description(default)
 
 
 @dataclass(frozen=True)
@@ -160,16 +206,16 @@ class Policy:
     """
 
     name: ClassVar[str] = ""
-    paper: ClassVar[str] = "-"
+    paper: ClassVar[str] = _described("-")
     """Where the method is published."""
-    official: ClassVar[str] = "-"
+    official: ClassVar[str] = _described("-")
     """The authors' code, and how it was compared: ``"owner/repo@commit: literally, 87 cases"``."""
-    summary: ClassVar[str] = ""
-    formula: ClassVar[str] = "-"
+    summary: ClassVar[str] = _described("")
+    formula: ClassVar[str] = _described("-")
     """The score or rule, with the symbols of the paper and its equation numbers."""
-    deviations: ClassVar[tuple[str, ...]] = ()
+    deviations: ClassVar[tuple[str, ...]] = _described(())
     """Where this differs from the paper or its public code, and why."""
-    words: ClassVar[Mapping[str, Any]] = {}
+    words: ClassVar[Mapping[str, str]] = _described({})
     """Attributes of `method` in words of its own."""
 
     def __post_init__(self) -> None:
@@ -184,6 +230,11 @@ class Policy:
     def method(self) -> Method:
         """Formula and building blocks."""
         return Method(self.formula, deviations=self.deviations, **self.words)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Where its plans put tokens."""
+        return Tier.HBM, Tier.EVICTED
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -226,8 +277,8 @@ class Policy:
     def grouping(self) -> str:
         """The parts that have rows of their own in a plan: the model ("shared"), layers, KV heads.
 
-        With "layer" and "head" there is a row per captured layer, or per captured layer and KV
-        head (layer by layer); each stands for an equal share of the cache.
+        With "layer" and "head" there is a row per captured layer, or per captured layer and KV head
+        (layer by layer).  Each stands for an equal share of the cache.
         """
         groupings = (score.grouping for score in self.scores().values())
         return next((grouping for grouping in groupings if grouping != "shared"), "shared")
@@ -245,7 +296,9 @@ class Policy:
         return self.protection(budget_tokens).floor(prompt_tokens)
 
     def headroom(self, view: CacheView) -> int:
-        """Tokens that every group can take before the policy must give some up; < 0: over budget.
+        """Tokens that every group can take before the policy must give some up.
+
+        Below 0 it is over budget.
 
         By default groups share one budget.  An allocation may be stricter, with a share for each.
         """
@@ -259,11 +312,11 @@ class Policy:
         return NEVER
 
     def pressure_margin(self, budget_tokens: int) -> int | None:
-        """`Pressure` is raised when no more tokens than this are left; None for never."""
+        """`Pressure` is raised when no more tokens than this are left (None: never)."""
         return None
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
-        """Where every token should live after `event`; None to leave all as it is."""
+        """Where every token should live after `event`, or None to leave all as it is."""
         return None
 
     def plans_runs(self, view: CacheView) -> bool:
@@ -271,7 +324,7 @@ class Policy:
         return False
 
     def decide_run(self, view: CacheView, run: TokenRun, steps: Steps) -> Moves:
-        """Decide for every iteration of `run` at once; equals `decide` after each one, exactly.
+        """Decide for every iteration of `run` at once, exactly as `decide` would after each one.
 
         A decision was taken after the iterations in which something moves.
 
@@ -280,3 +333,46 @@ class Policy:
         ``view.scores``) up to date with each.  It can skip those after which nothing is decided.
         """
         raise TypeError(f"{self.name} decides one iteration at a time")
+
+
+class LiveHints:
+    """Hints for live runs: what memory to set aside, and how little of what is observed is read.
+
+    Mixed into a policy that knows more of its live runs than what follows from its scores.
+    Decisions do not depend on them.
+    """
+
+    @property
+    def bounds_page(self) -> int:
+        """Tokens of the pages by whose key bounds it chooses what is read (0: none)."""
+        return 0
+
+    def ddr_tokens(self, prompt_tokens: int, new_tokens: int, budget_tokens: int) -> int:
+        """Tokens that DDR is expected to hold at most on one path, if the policy uses it.
+
+        Live searches set memory aside for them.  More may come, at the price of growing.
+        """
+        return max(0, prompt_tokens + new_tokens - budget_tokens)
+
+
+def hints_of(policy: Policy) -> LiveHints:
+    """The hints of a policy, or those that hold for any policy."""
+    return policy if isinstance(policy, LiveHints) else LiveHints()
+
+
+def row_uses(policy: Policy) -> frozenset[RowUse]:
+    """Reductions of attention rows that its scores need: rows can stay where they are computed."""
+    return frozenset[RowUse]().union(*(score.row_uses for score in policy.scores().values()))
+
+
+def read_as_norms(policy: Policy) -> frozenset[Signal]:
+    """Keys, values or both, where its scores need no more than L1 norms of them."""
+    scores = policy.scores().values()
+    whole = frozenset[Signal]().union(*(score.needs - score.sizes for score in scores))
+    return frozenset[Signal]().union(*(score.sizes for score in scores)) - whole
+
+
+def hidden_layers(policy: Policy, layers: int) -> frozenset[int]:
+    """Those of `layers` layers whose outputs its scores read."""
+    each = (score.hidden_layers(layers) for score in policy.scores().values())
+    return frozenset[int]().union(*each)

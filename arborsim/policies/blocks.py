@@ -1,7 +1,7 @@
 """Blocks that policies are composed of: what to protect, when to decide, and what comes back.
 
-Each is a small frozen dataclass whose fields are its settings.  Scores are in `arborsim.signals`;
-allocations and places in `arborsim.policies.placement`, and over a tree in `tree`.
+Each is a small frozen dataclass whose fields are its settings.  Scores are in `arborsim.signals`,
+allocations and places in `arborsim.policies.placement`, and the allocation over a tree in `tree`.
 `arborsim.policies.stream.Composed` puts them together.
 """
 
@@ -58,19 +58,19 @@ class Allocation(ABC):
         """Bool ``[tokens]``: what never moves down."""
 
     def headroom(self, view: CacheView) -> int:
-        """Tokens that every group can take before one exceeds its share; below 0: one does."""
+        """Tokens that every group can take before one exceeds its share (below 0: one does)."""
         return view.budget_tokens - view.in_hbm
 
     def shares(self, view: CacheView) -> np.ndarray:
-        """Tokens that each group may hold; int64 ``[groups]``, the budget on average at most."""
+        """Tokens that each group may hold, int64 ``[groups]``, on average at most the budget."""
         return np.full(len(view.tier), view.budget_tokens)
 
     @abstractmethod
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
         """Say which tokens HBM holds: write `EVICTED` for those that leave it, `HBM` for returns.
 
-        `tiers`, int8 ``[groups, tokens]``, is as before the decision; what leaves HBM gets its
-        place later (`Ladder.place`).
+        `tiers`, int8 ``[groups, tokens]``, is as before the decision.  `Ladder.place` later gives
+        tokens that leave HBM their place.
         """
 
 
@@ -94,7 +94,7 @@ class PolicyBlocks(Protocol):
 
 
 class Decision:
-    """A policy, what it sees and why; everything else is computed once, when asked for."""
+    """A policy, its view and the event.  Everything else is computed once, when asked for."""
 
     def __init__(self, policy: PolicyBlocks, view: CacheView, event: Event) -> None:
         self.policy, self.view, self.event = policy, view, event
@@ -195,7 +195,7 @@ class EveryStep:
 
     @property
     def margin(self) -> int | None:
-        """Tokens left when `Pressure` is raised; None for never."""
+        """Tokens left when `Pressure` is raised (None: never)."""
         return None
 
     def next_decision(self, view: CacheView, headroom: int) -> int:
@@ -217,7 +217,7 @@ class EveryStep:
 
 @dataclass(frozen=True)
 class OnlyEvery(EveryStep):
-    """Decide at intervals only; in between the cache grows beyond the budget."""
+    """Decide at intervals only: in between the cache grows beyond the budget."""
 
     iterations: int = setting(128, "between decisions", unit="iterations", low=1)
 
@@ -236,7 +236,7 @@ class OnlyEvery(EveryStep):
 
 @dataclass(frozen=True)
 class Interval(OnlyEvery):
-    """Decide at intervals, or when over budget; leave room for what comes until then.
+    """Decide at intervals or when over budget, and leave room for what comes until then.
 
     The room is at most half of what is not protected: a budget too small for all of it only makes
     decisions more frequent.
@@ -289,7 +289,7 @@ class TreeEvents(EveryStep):
 
 @dataclass(frozen=True)
 class AfterPrefill(EveryStep):
-    """Shrink the prompt to the budget once; generated tokens all stay, beyond the budget."""
+    """Shrink the prompt to the budget once.  Generated tokens all stay, beyond the budget."""
 
     about = "once, after the prompt"
     bounded = False
@@ -318,7 +318,7 @@ class Fetch(Never):
 
 @dataclass(frozen=True)
 class Recompute(Fetch):
-    """As `Fetch`; at transitions evicted tokens of the active paths are recomputed too."""
+    """As `Fetch`, and at transitions recompute evicted tokens of the active paths."""
 
     about = "fetch from DDR; recompute what was evicted, at transitions"
     recomputes = True

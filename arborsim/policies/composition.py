@@ -116,11 +116,8 @@ class Composition(Composed):
 def read_composition(path: Path | str) -> type[Composition]:
     """The policy class that a TOML file describes.
 
-    Raises
-    ------
-    UsageError
-        The file is missing or no TOML, or names what does not exist, has the wrong type or is out
-        of range; one line that begins with the file.
+    Raises `UsageError`, one line that begins with the file, if it is missing or no TOML, or names
+    something that does not exist, has the wrong type or is out of range.
     """
     path = Path(path)
     if not path.exists():
@@ -148,7 +145,7 @@ def composition_toml(policy: Composition, name: str, summary: str) -> str:
 
 @cache
 def _class_of(text: str, path: str) -> type[Composition]:
-    """The class for a file's text; the same text gives the same class."""
+    """The class for a file's text: the same text gives the same class."""
     table = parse_toml(text, path)
     with located(path):
         return _made(table, text, path)

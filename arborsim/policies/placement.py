@@ -24,7 +24,7 @@ _RUNG = by_tier(lambda tier: tier.rung).astype(np.int8)
 
 
 def lowest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` lowest scores, ascending; the earliest first among equals.
+    """Indices of the `count` lowest scores, ascending, the earliest first among equals.
 
     Scores, float64 ``[n]``, are ordered from oldest to newest token.  Int64 ``[min(count, n)]``.
     """
@@ -58,7 +58,7 @@ def lowest_of_each(scores: np.ndarray, counts: Sequence[int]) -> list[np.ndarray
 
 
 def lowest_of(mask: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` lowest scores where `mask`, bool ``[n]``, is set; see `lowest`."""
+    """Indices of the `count` lowest scores where `mask`, bool ``[n]``, is set (`lowest`)."""
     if count == 1:  # what a policy asks at every iteration: no index array is made
         one = int(np.where(mask, scores, np.inf).argmin())
         if mask[one]:
@@ -68,14 +68,14 @@ def lowest_of(mask: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def highest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` highest scores, ascending; the latest first among equals."""
+    """Indices of the `count` highest scores, ascending, the latest first among equals."""
     keep = np.ones(len(scores), dtype=bool)
     keep[lowest(scores, len(scores) - max(0, count))] = False
     return np.flatnonzero(keep)
 
 
 def keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Which entries are among the highest of their block, bool ``[tokens]``; the newer of equals.
+    """Which entries are among the highest of their block, the newer of equals, bool ``[tokens]``.
 
     `key`, float64 ``[tokens]``, holds block after block, each from its oldest token to its newest.
     `lengths` and `keep`, int64 ``[blocks]``, say how many tokens a block has and how many are
@@ -99,7 +99,7 @@ def keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.n
 
 
 def neighbour_mean(values: np.ndarray, kernel: int) -> np.ndarray:
-    """Mean over `kernel` (odd) neighbours along the last axis; those beyond the ends count as 0."""
+    """Mean over `kernel` (odd) neighbours along the last axis (0 beyond the ends)."""
     reach = kernel // 2
     padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(reach, reach)])
     total = np.zeros_like(values)
@@ -117,16 +117,14 @@ class Pool(Allocation):
     draw on one budget (`budget_scope`), `evictions` says how many tokens each gives up.  Decisions
     are due when one exceeds its share (`headroom`).
 
-    `adaptation="path"` (as ArborKV evaluates its baselines): the paths to the active leaves are
-    the stream.  Tokens off them keep what they had; when the whole tree exceeds the budget, whole
+    `adaptation="path"` (as ArborKV evaluates its baselines): the paths to the active leaves are the
+    stream.  Tokens off them keep what they had.  When the whole tree exceeds the budget, whole
     off-path blocks go first, least recently active first.  `adaptation="flat"`: one pool over all
     tokens of the tree, the newest ones protected.
     """
 
     adaptation: str = setting(
-        "path",
-        "what the stream is on a tree: the active paths, or everything",
-        choices=ADAPTATIONS,
+        "path", "what the stream is on a tree: the active paths, or everything", choices=ADAPTATIONS
     )
 
     about = "one pool"
@@ -194,7 +192,7 @@ class Pool(Allocation):
         return held - goal if held > limit else 0, share - goal
 
     def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
-        """How many tokens leave each of the groups that draw on one budget; `over` or more.
+        """How many tokens leave each of the groups that draw on one budget, `over` or more in all.
 
         `free`, bool ``[groups, tokens]``, are those that may leave, of the groups from number
         `first` on: no fewer than `over`.
@@ -204,13 +202,13 @@ class Pool(Allocation):
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Let the `over` lowest of the tokens that may leave, bool ``[tokens]`` `free`, leave.
 
-        Changes `tier`, int8 ``[tokens]``, of one group; fewer leave if there are no more.
+        Changes `tier`, int8 ``[tokens]``, of one group.  Fewer leave if there are no more.
         """
         tier[lowest_of(free, at.rank[group], over)] = Tier.EVICTED
 
 
 def evict(tier: np.ndarray, tokens: np.ndarray) -> int:
-    """Evict `tokens` from one group's tiers, int8 ``[all tokens]``; how many left HBM."""
+    """Evict `tokens` from one group's tiers, int8 ``[all tokens]``, return how many left HBM."""
     freed = int(np.count_nonzero(hbm_mask(tier[tokens])))
     tier[tokens] = Tier.EVICTED
     return freed
@@ -239,7 +237,7 @@ class Ladder:
 
     Both memories hold their lowest-ranked unprotected tokens in 8 bit.  Precision once lost does
     not come back: a token quantised in HBM is quantised in DDR.  HBM's budget and DDR's size count
-    tokens; one in 8 bit counts as one, and shows in bytes only.
+    tokens.  One in 8 bit counts as one, and shows in bytes only.
 
     DDR has a size instead of a share of what leaves HBM: a share would be taken again at every
     decision, until little of the same tokens were left.
@@ -281,7 +279,7 @@ class Ladder:
     def place(self, at: Decision, tiers: np.ndarray) -> None:
         """Give every token its tier in `tiers`, int8 ``[groups, tokens]`` as allotted.
 
-        The lowest-ranked step down first; of equals the oldest.
+        The lowest-ranked step down first, the oldest of equals.
         """
         if self.evicts_only:
             return

@@ -1,8 +1,8 @@
 """Choosing what attention reads: pages by an upper bound on what the newest query makes of them.
 
 A `PageReader` looks at the query of the newest token of every active path, and at the bounds of the
-pages on it (`arborsim.signals.pages`).  Pages are then taken by score until the room is used up; of
-equal scores the page with the older tokens loses.
+pages on it (`arborsim.signals.pages`).  Pages are then taken by score until the room is used up.
+Among equal scores the page with the older tokens loses.
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ import numpy as np
 from arborsim.core.events import Decode, Event, Prefill, Transition
 from arborsim.core.settings import setting
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.base import CacheView, LiveHints, Policy, Protection
 from arborsim.policies.blocks import pin_prompt_setting
-from arborsim.policies.live_hints import LiveHints
 from arborsim.signals.pages import PageBounds, PageOf, Queries
-from arborsim.signals.scores import Score
-
-# Bounds are rounded, so that plans do not depend on how a machine's BLAS adds.
-_DECIMALS = 9
+from arborsim.signals.scores import Score, rounded
 
 
 class Pages:
@@ -47,7 +43,7 @@ class Pages:
         return len(self.number)
 
     def any(self, mask: np.ndarray) -> np.ndarray:
-        """Pages with a token on the paths that `mask`, bool ``[tokens]``, has; bool ``[pages]``."""
+        """Pages on the paths with a token in `mask`, bool ``[tokens]``, as bool ``[pages]``."""
         return np.bincount(self.at[mask[self.path]], minlength=len(self)) > 0
 
     def tokens(self, taken: np.ndarray) -> np.ndarray:
@@ -83,13 +79,13 @@ class Pages:
         else:
             known = known[:, number]
         wide = np.concatenate([np.minimum(query, 0.0), np.maximum(query, 0.0)], axis=2)
-        return np.asarray(np.round(np.matmul(wide, known.transpose(0, 2, 1)), _DECIMALS))
+        return rounded(np.matmul(wide, known.transpose(0, 2, 1)))
 
     def best(self, score: np.ndarray, room: np.ndarray) -> np.ndarray:
         """The pages with the largest scores, one after the other as long as there is room.
 
-        Of ``[groups, pages]``, and room in tokens, ``[groups]``; pages at -inf are never taken,
-        those at inf always.  Bool ``[groups, pages]``.
+        Scores are ``[groups, pages]``, room is in tokens, ``[groups]``.  Pages at -inf are never
+        taken, those at inf always.  Bool ``[groups, pages]``.
         """
         newest = np.zeros(len(self), dtype=np.int64)
         newest[self.at] = self.path  # tokens rise: the last one stays

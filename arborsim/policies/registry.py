@@ -20,45 +20,25 @@ from arborsim.core.settings import Setting, default_of, parsed, settings_of
 from arborsim.policies.base import Policy
 
 MODULES: dict[str, str] = {
-    "adakv": "adakv",
-    "arborkv": "arborkv",
-    "arkv": "arkv",
-    "arkv-origin": "arkv",
-    "arkv-quant": "arkv",
-    "epikv": "epikv",
-    "hs-variance": "epikv",
-    "hs-cosine": "epikv",
-    "band-adaptive": "epikv",
-    "duoattention": "duoattention",
-    "expected-attention": "expected_attention",
-    "freekv": "freekv",
-    "full": "baselines",
-    "h2o": "h2o",
-    "hierarchy": "hierarchy",
-    "attn-hs": "epikv",
-    "segment-hs": "thinkv",
-    "key-norm": "key_geometry",
-    "kivi": "kivi",
-    "keydiff": "key_geometry",
-    "kv-key": "epikv",
-    "kv-value": "epikv",
-    "lag-kv": "lag_kv",
-    "lag-kv-official": "lag_kv",
-    "needed": "baselines",
-    "oracle": "baselines",
-    "pyramidkv": "pyramidkv",
-    "quest": "quest",
-    "raas": "raas",
-    "random": "baselines",
-    "redundancy": "hierarchy",
-    "attn-val-redundancy": "hierarchy",
-    "rkv": "rkv",
-    "snapkv": "snapkv",
-    "streaming-llm": "streaming_llm",
-    "thinkv": "thinkv",
-    "thinkv-paper": "thinkv_paper",
-    "tova": "tova",
-    "vatp": "vatp",
+    name: module
+    for module, names in {
+        "arborkv": "arborkv",
+        "arkv": "arkv arkv-origin arkv-quant",
+        "attention": "h2o raas tova vatp",
+        "baselines": "full needed oracle random streaming-llm",
+        "duoattention": "duoattention",
+        "epikv": "attn-hs band-adaptive epikv hs-cosine hs-variance kv-key kv-value",
+        "expected_attention": "expected-attention",
+        "hierarchy": "attn-val-redundancy hierarchy redundancy",
+        "keys": "key-norm keydiff lag-kv lag-kv-official",
+        "kivi": "kivi",
+        "pages": "freekv quest",
+        "rkv": "rkv",
+        "snapkv": "adakv pyramidkv snapkv",
+        "thinkv": "segment-hs thinkv",
+        "thinkv_paper": "thinkv-paper",
+    }.items()
+    for name in names.split()
 }
 """Module of each method in ``methods/``, so that asking for one imports no other."""
 GROUP = "arborsim.policies"
@@ -69,11 +49,11 @@ COMPOSITIONS = Path(__file__).parent / "compositions"
 def names() -> tuple[str, ...]:
     """Names of all policies: those of this package, then those of installed wheels."""
     composed = sorted(file.stem for file in COMPOSITIONS.glob("*.toml"))
-    return tuple(dict.fromkeys((*MODULES, *composed, *installed(GROUP))))
+    return tuple(dict.fromkeys((*sorted(MODULES), *composed, *installed(GROUP))))
 
 
 def available() -> dict[str, type[Policy]]:
-    """All policies by name; imports every one."""
+    """All policies by name.  Imports every one."""
     return {name: _named(name) for name in names()}
 
 
@@ -100,15 +80,11 @@ def _composed(file: Path) -> type[Policy]:
 def find(name: str, *, code: bool = True) -> type[Policy]:
     """The policy class called `name`, at ``package.module:Class``, or composed in ``file.toml``.
 
-    Imports that policy alone; without `code`, for names that stand in a file, no module that only
-    the name says.
+    Imports that policy alone.  Without `code`, for names that stand in a file, no module is
+    imported that only the name says.
 
-    Raises
-    ------
-    UnknownName
-        No policy has that name.  The message names the nearest.
-    UsageError
-        The module or class cannot be imported, or is no policy.  The file is missing or wrong.
+    Raises `UnknownName`, with the nearest name, if no policy has that name, and `UsageError` if the
+    module or class cannot be imported or is no policy, or the file is missing or wrong.
     """
     if name.endswith(".toml"):
         return _composed(Path(name))
@@ -139,7 +115,7 @@ class Parameter:
 
 
 def parameters(kind: type) -> dict[str, Parameter]:
-    """The parameters of a policy, by name; the fields of a composition's blocks are dotted."""
+    """The parameters of a policy by name, dotted for the fields of a composition's blocks."""
     types, found = get_type_hints(kind), {}
     for field, made in settings_of(kind):
         default = default_of(field)
@@ -178,15 +154,11 @@ def values_of(policy: Policy) -> dict[str, Any]:
 def build(name: str, settings: dict[str, str] | None = None, *, code: bool = True) -> Policy:
     """The policy called `name` with parameters set from text, e.g. ``{"sinks": "8"}``.
 
-    Parameters of a composition are dotted, ``{"allocate.alpha": "2"}``; the block may be left out
+    Parameters of a composition are dotted, ``{"allocate.alpha": "2"}``.  The block may be left out
     where no other has a parameter of that name.  `code` is as in `find`.
 
-    Raises
-    ------
-    UsageError
-        A value has the wrong type or the policy refuses it.
-    UnknownName
-        No such policy or parameter.
+    Raises `UsageError` if a value has the wrong type or the policy refuses it, and `UnknownName` if
+    there is no such policy or parameter.
     """
     kind = find(name, code=code)
     known = parameters(kind)

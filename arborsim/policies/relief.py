@@ -22,11 +22,10 @@ def trim_by_weight(
     """Take `excess` tokens from blocks, always from the one that values its last token least.
 
     The optimum of a convex program with ``psi_i(k) = -scale_i log k`` (ArborKV's, section 4) keeps
-    ``k_i = alpha * scale_i`` (KKT, with caps and floors), so the block with the largest
-    ``k_i / scale_i`` gives the next token; among equals the older block.  Instead of token by
-    token, alpha is found by bisection, and only the last few tokens, where blocks tie, are taken
-    one at a time.  The result is the same, in
-    ``O(blocks log(precision))`` instead of ``O(excess log(blocks))``.
+    ``k_i = alpha * scale_i`` (KKT, with caps and floors), so the block with the largest ``k_i /
+    scale_i`` gives the next token, the older block among equals.  Instead of token by token, alpha
+    is found by bisection, and only the last few tokens, where blocks tie, are taken one at a time.
+    The result is the same, in ``O(blocks log(precision))`` instead of ``O(excess log(blocks))``.
 
     `keep` and `least`, int64 ``[blocks]``, are what each block holds and what it cannot go below.
     Fewer than `excess` are taken if all are at their least.  Of `scale`, float64 ``[blocks]``, 0
@@ -63,7 +62,7 @@ def empty_lowest(
 ) -> np.ndarray:
     """Take `excess` tokens from the block of the lowest weight, then from the next.
 
-    Each gives all down to its least; of equals the older block first.  See `trim_by_weight`.
+    Each gives all down to its least, the older block first among equals.  See `trim_by_weight`.
     """
     order = np.argsort(weight, kind="stable")
     headroom = np.maximum(keep - least, 0)[order]
@@ -76,7 +75,7 @@ def empty_lowest(
 def tighten_distance(
     keep: np.ndarray, scale: np.ndarray, distance: np.ndarray, least: np.ndarray, goal: int
 ) -> np.ndarray:
-    """Raise ArborKV's lambda_Delta just until the blocks fit; it is found by bisection.
+    """Raise ArborKV's lambda_Delta, by bisection, just until the blocks fit.
 
     Block ``i`` keeps ``clip(floor(scale_i exp(-x distance_i)), least_i, keep_i)`` tokens, ``x`` the
     least increase with which no more than `goal` are kept in all.  Tokens of several blocks whose

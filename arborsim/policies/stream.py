@@ -19,9 +19,9 @@ from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.events import Event, Prune, TokenRun, Transition
 from arborsim.core.observations import SparseRows
 from arborsim.core.settings import setting
-from arborsim.core.tiers import hbm_mask
+from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.memory.moves import Moves, Plan
-from arborsim.policies.base import CacheView, Method, Policy, Protection
+from arborsim.policies.base import CacheView, LiveHints, Method, Policy, Protection
 from arborsim.policies.blocks import (
     Allocation,
     Decision,
@@ -30,7 +30,6 @@ from arborsim.policies.blocks import (
     Protect,
     pin_prompt_setting,
 )
-from arborsim.policies.live_hints import LiveHints
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
 from arborsim.signals.scores import Score, Steps, sum_in_order
 
@@ -47,7 +46,7 @@ class Stream(NamedTuple):
 
     @property
     def candidates(self) -> np.ndarray:
-        """Positions of the first candidates; int64, rising."""
+        """Rising positions of the first candidates, int64."""
         return np.flatnonzero(self.alive[self.start : max(self.start, self.stop)]) + self.start
 
 
@@ -55,7 +54,7 @@ class HeapPool:
     """Candidates whose scores never change, or rise, few of them from one iteration to the next.
 
     A heap holds what each score was when it was last looked at, which is never above what it is
-    now; the lowest entry is brought up to date until the lowest is.  `scores`, float64
+    now.  The lowest entry is brought up to date until the lowest is.  `scores`, float64
     ``[tokens]``, is a live array.
     """
 
@@ -79,19 +78,19 @@ class HeapPool:
 
     def pop(self, over: int) -> list[int]:
         """Positions of candidates to evict, removed: `over` or more, fewer if there are no more."""
-        heap, gone = self._heap, list[int]()
-        while heap and len(gone) < over:
+        heap, evicted = self._heap, list[int]()
+        while heap and len(evicted) < over:
             known, at = heap[0]
             score = self._scores.item(self._ids[at])
             if score > known:
                 heapq.heapreplace(heap, (score, at))
             else:
-                gone.append(heapq.heappop(heap)[1])
-        return gone
+                evicted.append(heapq.heappop(heap)[1])
+        return evicted
 
 
 class ChangingPool:
-    """Candidates whose scores change freely; the parameters are those of `HeapPool`."""
+    """Candidates whose scores change freely.  The parameters are those of `HeapPool`."""
 
     def __init__(self, scores: np.ndarray, stream: Stream) -> None:
         self._scores = scores
@@ -142,10 +141,9 @@ MakeCandidates = Callable[[Stream], HeapPool | ChangingPool]
 class Composed(LiveHints, Policy):
     """A policy made of blocks.
 
-    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`.
-    `place` says where the others live.  `recover` says which of the others may come back.
-    `schedule` says when; a cache over budget is always reason enough.  `protect` says what never
-    moves down.
+    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`.  `place`
+    says where the others live.  `recover` says which of the others may come back.  `schedule` says
+    when, and a cache over budget is always reason enough.  `protect` says what never moves down.
     """
 
     run_allocation: ClassVar[type[Allocation]] = Pool
@@ -185,8 +183,12 @@ class Composed(LiveHints, Policy):
         blocks = ("score", "allocate", "place", "schedule", "recover")
         derived = {name: getattr(self, name).about for name in blocks}
         derived["allocate"] += each.get(self.grouping, "") if alone else ""
-        derived |= {"granularity": self.allocate.granularity, "tiers": self.place.tiers}
+        derived["granularity"] = self.allocate.granularity
         return Method(self.formula, deviations=self.deviations, **derived | dict(self.words))
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        return self.place.tiers
 
     @property
     def recovers(self) -> bool:
@@ -282,7 +284,7 @@ class Composed(LiveHints, Policy):
         blocks = iter(off_path_blocks(view))
         at_step: list[int] = []
         off_path: list[int] = []  # evicted before any position of the path is
-        gone_at: list[int] = []
+        evicted_at: list[int] = []
         over = view.in_hbm - run.steps - view.budget_tokens
         for step in steps:
             over += 1
@@ -292,16 +294,16 @@ class Composed(LiveHints, Policy):
                 off_path += block.tolist()
                 over -= len(block)
             if over > 0:
-                gone = pool.pop(over)
-                steps.lose(ids, gone)
-                at_step += [step] * len(gone)
-                gone_at += gone
-                over -= len(gone)
+                evicted = pool.pop(over)
+                steps.lose(ids, evicted)
+                at_step += [step] * len(evicted)
+                evicted_at += evicted
+                over -= len(evicted)
                 if over > 0:
                     raise self.infeasible(view, 0, over)
             if over < 0:  # more has left than had to: there is nothing to decide until it is back
                 over += steps.skip(-over)
-        return Moves.evict(at_step, [*off_path, *ids[np.array(gone_at, np.int64)].tolist()])
+        return Moves.evict(at_step, [*off_path, *ids[np.array(evicted_at, np.int64)].tolist()])
 
     @property
     def _ranks_plainly(self) -> bool:
@@ -328,7 +330,7 @@ class Composed(LiveHints, Policy):
 
 @dataclass(frozen=True)
 class StreamPolicy(Composed):
-    """Keep the best tokens of a stream; when over budget, evict the lowest (of every group).
+    """Keep the best tokens of a stream: over budget, the lowest (of every group) are evicted.
 
     Subclasses name their `score` and what they `protect`.  They name other blocks,
     or `rank`, where they differ from "the lowest go, one at a time".

@@ -1,7 +1,7 @@
 """The allocation over a tree: how many tokens each block keeps, and which (ArborKV).
 
-`TreeRule` holds the parameters of TAE, the numbers (Eqs. 1-3, Algorithm 2; what blocks give up
-under pressure is in `arborsim.policies.relief`).  `ArborKV` inherits it, and compositions use it as
+`TreeRule` holds the parameters of TAE and its numbers (Eqs. 1-3, Algorithm 2).  What blocks give up
+under pressure is in `arborsim.policies.relief`.  `ArborKV` inherits it, and compositions use it as
 the block `Tree`, ``[allocate] use = "tree"``.
 """
 
@@ -32,7 +32,7 @@ _TABLE_TOKENS = 1 << 15
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a tree at one decision: int64 numbers of tokens, and flags; ``[blocks]``."""
+    """The blocks of a tree at one decision, as int64 numbers of tokens and flags, ``[blocks]``."""
 
     sizes: np.ndarray
     held: np.ndarray  # in HBM
@@ -44,12 +44,12 @@ class Blocks:
 
 
 def certainty(entropy: np.ndarray, vocabulary: int) -> np.ndarray:
-    """``u = 1 - H / ln|V|`` (Eq. 1); 0 where the entropy is not known (NaN)."""
+    """``u = 1 - H / ln|V|`` (Eq. 1), or 0 where the entropy is not known (NaN)."""
     return np.asarray(np.nan_to_num(1.0 - entropy / np.log(vocabulary)))
 
 
 def attention_mass(received: np.ndarray, owner: np.ndarray, closed: np.ndarray) -> np.ndarray:
-    """Attention that each closed block received from later ones; the prompt is none.
+    """Attention that each closed block but the prompt received from later ones.
 
     `received`, float64 ``[tokens]``, came from later blocks, `owner` is the block of each token.
     `closed` and the result are ``[blocks]``.
@@ -70,7 +70,7 @@ def attention_share(received: np.ndarray, owner: np.ndarray, closed: np.ndarray)
 class TreeRule:
     """Parameters of MSVE and TAE, and the numbers that follow from them.
 
-    The paper publishes no values; these are assumed, not calibrated.
+    The paper publishes no values: the defaults are assumed, not calibrated.
     """
 
     theta_value: float = setting(2.0, "MSVE weight of v, the reward", low=-1e3, high=1e3)
@@ -178,7 +178,7 @@ class TreeRule:
         return floors if self.keep_pruned else np.where(blocks.pruned, blocks.pinned, floors)
 
     def numbers(self, at: Decision, blocks: Blocks, trim_path: bool) -> np.ndarray:
-        """Tokens of each block that are in HBM after the decision; int64 ``[blocks]``.
+        """Tokens of each block that are in HBM after the decision, int64 ``[blocks]``.
 
         A block ends with fewer than it holds (it shrinks), as many (it stays as it is), or with
         all that can be reached (it is brought back).
@@ -259,7 +259,7 @@ class TreeRule:
 
 @dataclass(frozen=True)
 class Tree(TreeRule, Allocation):
-    """ArborKV's numbers per block (TAE); inside a block the tail and the highest-scored stay."""
+    """ArborKV's numbers per block (TAE).  Inside a block the tail and the highest-scored stay."""
 
     about = "per block of the tree, by value and distance (ArborKV's TAE)"
     granularity = "thought block, then token"
@@ -321,13 +321,13 @@ class Tree(TreeRule, Allocation):
         )
 
     def _evicted(self, at: Decision, nodes: np.ndarray, keep: np.ndarray) -> np.ndarray:
-        """Tokens that blocks give up to shrink to `keep` (Algorithm 1, Evict); in no order.
+        """Tokens that blocks give up to shrink to `keep` (Algorithm 1, Evict), in no order.
 
         A block keeps protected tokens first, then its tail, then its highest-scored tokens.  Of
         equals the newest.  Each of the blocks `nodes`, int64 ``[blocks]``, keeps at most what it
         has in HBM.  Blocks of similar size are sorted together, as the rows of one table.
         """
-        gone = []
+        evicted = []
         tree = at.view.tree
         # 0 for a token that may leave, above for a protected one, below for one not in HBM.
         state = at.protected.astype(np.int8)
@@ -345,8 +345,8 @@ class Tree(TreeRule, Allocation):
                 last = ends[lengths >= back] - back
                 key[last] = np.where(np.isfinite(key[last]), _TAIL, key[last])
             kept = keep_highest(key, lengths, keep[rows])
-            gone.append(ids.take(np.flatnonzero(held & ~kept)))
-        return np.concatenate(gone)
+            evicted.append(ids.take(np.flatnonzero(held & ~kept)))
+        return np.concatenate(evicted)
 
 
 def _similar(lengths: np.ndarray) -> Iterator[np.ndarray]:

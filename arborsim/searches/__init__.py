@@ -64,16 +64,12 @@ def search_names() -> list[str]:
 
 
 def find_search(name: str, *, code: bool = True) -> type[Search]:
-    """The class of the search called `name`, or at ``package.module:Class``; imports that alone.
+    """The class of the search called `name`, or at ``package.module:Class``.  Imports that alone.
 
     Without `code`, for names that stand in a file, no module is imported that only the name says.
 
-    Raises
-    ------
-    UnknownName
-        No search has that name.  The message has the nearest.
-    UsageError
-        It cannot be imported, or lacks what a search needs.
+    Raises `UnknownName`, with the nearest name, if no search has that name, and `UsageError` if it
+    cannot be imported or lacks what a search needs.
     """
     if name in _SEARCHES:
         module, _, attribute = _SEARCHES[name].partition(":")
@@ -88,7 +84,7 @@ def find_search(name: str, *, code: bool = True) -> type[Search]:
 
 
 def _lacking(kind: type[Search]) -> str:
-    """The fault of a class that is to be a search; empty if there is none."""
+    """The fault of a class that is to be a search, empty if there is none."""
     made: Any = kind
     if not is_dataclass(made):
         return "is no dataclass"
@@ -110,7 +106,7 @@ def _lacking(kind: type[Search]) -> str:
 
 
 def search_options(name: str, *, code: bool = True) -> dict[str, Any]:
-    """Names and defaults of a search's options; `code` and what is raised as in `find_search`."""
+    """Names and defaults of a search's options, with `code` and errors as in `find_search`."""
     kind: Any = find_search(name, code=code)
     return {each.name: default_of(each) for each in fields(kind) if each.init}
 

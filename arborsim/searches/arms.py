@@ -1,5 +1,7 @@
-"""Which searches are compared: algorithms, widths and settings, as one list of arms; and how a bank
-is grown for them."""
+"""Which searches are compared: algorithms, widths and settings, as one list of arms.
+
+And how a bank is grown for them.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class Arm:
 
 
 def chosen_algorithms(names: Sequence[str]) -> list[str]:
-    """The algorithms of these names, if all exist; ``all`` is every one."""
+    """The algorithms of these names, if all exist, where ``all`` is every one."""
     if not names:
         raise UsageError("--algorithm names no search")
     # All that were named: each must exist, whatever "all" are
@@ -70,7 +72,7 @@ def split_settings(
     """Settings of ``--set`` for the searches, and those left for the policies.
 
     Each is ``name=value``, for every chosen algorithm that has the option, or
-    ``algorithm.name=value``; an algorithm given by its class also goes by the class's `name`.
+    ``algorithm.name=value``.  An algorithm given by its class also goes by the class's `name`.
     """
     options: dict[str, dict[str, str]] = {name: {} for name in algorithms}
     called = {find_search(name).name: name for name in algorithms} | {a: a for a in algorithms}
@@ -102,7 +104,7 @@ def arms_of(
     """One arm per width, or a single one for an algorithm that has none.
 
     `width` is the number of thoughts that run together at first (`Search.at_width`): N chains, the
-    width of a search by levels; ToT-BFS keeps its b states and gives each N // b children.
+    width of a search by levels.  ToT-BFS keeps its b states and gives each N // b children.
     Searches that spend a number of thoughts one after the other (DPTS, MCTS, ToT-DFS) are as large
     as that number: they run once, as published, and so does ``linear``.  Options in `given` win.
     Refuses a width that the algorithm cannot use.
@@ -141,7 +143,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The tree to grow for every problem; either `children` or `arms`."""
+    """The tree to grow for every problem, by either `children` or `arms`."""
 
     children: tuple[int, ...] = ()  #: children per node at depth 0, 1, ...; see `Dense`
     depth: int = 0  #: 0: as many levels as `children` has entries
@@ -150,7 +152,7 @@ class Recipe:
     batch: int = BATCH  #: thoughts that are drawn at once
 
     def make(self) -> Search:
-        """The search that grows one problem's tree; refuses one that would be too large."""
+        """The search that grows one problem's tree.  Refuses one that would be too large."""
         if self.arms:
             return SharedTree([arm.make() for arm in self.arms], self.batch, self.dedupe)
         return Dense(self.children, self.depth, self.batch)
@@ -177,7 +179,7 @@ def recipe_for(
     """A bank for `arborsim search` with these algorithms, widths and settings.
 
     A search whose defaults are a paper's also finds what it asks for at these.  ``all`` algorithms
-    are every one; `given` settings are ``name=value`` or ``algorithm.name=value``.
+    are every one.  `given` settings are ``name=value`` or ``algorithm.name=value``.
     """
     chosen = chosen_algorithms(algorithms)
     options, rest = split_settings(chosen, given)

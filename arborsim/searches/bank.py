@@ -21,7 +21,7 @@ _ROUNDING = 1e-3  # of a logarithm of a probability of 1
 
 @dataclass(frozen=True, eq=False)
 class Thoughts:
-    """One problem's thoughts, for searches to walk; all sequences have one entry per node."""
+    """One problem's thoughts, for searches to walk, in sequences with one entry per node."""
 
     #: Node 0 is the prompt.
     parent: list[int]
@@ -71,7 +71,7 @@ class Bank(Thoughts):
     def of(cls, episode: Episode, logprob: np.ndarray | None = None) -> Bank:
         """The bank that an episode of a trace is.
 
-        The episode was read with text, and with embeddings if a search needs them; `logprob` is
+        The episode was read with text, and with embeddings if a search needs them.  `logprob` is
         float32 ``[rows]``, NaN where it is unknown.  A thought without a reward scores the
         geometric mean of its tokens' probabilities: a live search ranks them so, too.  Refuses a
         trace that does not say which thoughts ended, because it is unknown which could be
@@ -167,7 +167,7 @@ def _by_node(
 
 
 def _twins(episode: Episode, parent: list[int], closing: np.ndarray, at: np.ndarray) -> list[int]:
-    """The first sibling with the same content; unknown content is like nothing else."""
+    """The first sibling with the same content.  Unknown content equals nothing else."""
     count = len(parent)
     content: list[bytes | str | None]
     if episode.info.knows_token_ids:

@@ -2,7 +2,7 @@
 
 A *driver* owns the tree: a live model that decodes thoughts, or a recorded bank that hands them
 out.  It shows the search every node that is complete and not given up (the *frontier*, in order of
-completion) and how many thoughts may run at once; the search answers with an `Expansion`.  The
+completion) and how many thoughts may run at once.  The search answers with an `Expansion`.  The
 search knows no tokens, no model and no clock, so the same object drives both.
 
 ::
@@ -10,7 +10,7 @@ search knows no tokens, no model and no clock, so the same object drives both.
     frontier = [root]
     while True:
         answer = search.expand(frontier, free_width)
-        # give up answer.dropped; open answer.children; stop if answer.done, or if nothing runs
+        # give up answer.dropped, open answer.children, stop if answer.done, or if nothing runs
         # let the open nodes run until one is complete (all of them, if search.synchronous)
 """
 
@@ -78,13 +78,13 @@ class Expansion:
 class Search(ABC):
     """A search over one problem: make a new object for each (it may remember what it saw).
 
-    A dataclass; fields that its constructor takes are options, each with a default that is a
+    A dataclass.  Fields that its constructor takes are options, each with a default that is a
     number, a text, true or false.
     """
 
     name: ClassVar[str]
     synchronous: ClassVar[bool]
-    """True: `expand` is called when nothing runs; False: whenever a thought completes."""
+    """True: `expand` is called when nothing runs, or if False whenever a thought completes."""
     width_option: ClassVar[str] = ""
     """The option that makes it larger: the thoughts that run together at first, or what those are
     a multiple of (`at_width`).  Empty: it is as large as it is, whatever width is asked for."""
@@ -119,7 +119,7 @@ class Search(ABC):
         """Decide what to open and what to give up.
 
         `frontier` holds all complete nodes that were not dropped, in order of completion, the root
-        first; `width` is how many children may be opened now.
+        first.  `width` is how many children may be opened now.
         """
 
     def answers(self, frontier: Leaves) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ def ask(search: Search, frontier: Mapping[int, Leaf], width: int) -> Expansion:
 
 
 def handed_in(search: Search, frontier: Mapping[int, Leaf], nodes: int) -> tuple[int, ...]:
-    """The answers of a search that is over, of a tree of `nodes`; `PlanError` if there is none."""
+    """The answers of a search that is over, of a tree of `nodes`, or `PlanError` if it has none."""
     found = search.answers(list(frontier.values()))
     if not found or not all(0 <= node < nodes for node in found):
         raise PlanError(f"search {search.name} answers with nodes {found}, of {nodes}")
@@ -186,7 +186,7 @@ def newest(frontier: Leaves, known: Container[int]) -> list[Leaf]:
 
 
 def best_first(leaves: Iterable[Leaf]) -> list[Leaf]:
-    """By descending score; ties go to the older node."""
+    """By descending score, the older node first among equals."""
     return sorted(leaves, key=lambda leaf: (-value(leaf), leaf.node))
 
 
@@ -196,7 +196,7 @@ def deepest_first(leaves: Iterable[Leaf]) -> tuple[int, ...]:
 
 
 def best_answer(frontier: Leaves) -> tuple[int, ...]:
-    """The finished leaf with the best score; without one, the best leaf there is."""
+    """The finished leaf with the best score, or without one the best leaf there is."""
     for leaves in ([x for x in frontier if x.finished], [x for x in frontier if x.node != ROOT]):
         if leaves:
             return (best_first(leaves)[0].node,)
@@ -204,7 +204,7 @@ def best_answer(frontier: Leaves) -> tuple[int, ...]:
 
 
 def hopeless(frontier: Leaves, kept: Iterable[int]) -> tuple[int, ...]:
-    """All nodes but `kept`, their ancestors and the root; deepest first."""
+    """All nodes but `kept`, their ancestors and the root, deepest first."""
     parent = {leaf.node: leaf.parent for leaf in frontier}
     alive = {ROOT}
     for node in kept:

@@ -116,7 +116,7 @@ class Dpts(Wide, Rewarded):
             node = above.leaf.parent
 
     def _settle(self, leaf: Leaf) -> bool:
-        """Let the slot that decoded `leaf` make its transition; True gives the leaf up."""
+        """Let the slot that decoded `leaf` make its transition (True gives the leaf up)."""
         slot = next(s for s in self._slots if s.node == leaf.parent)
         slot.node = None
         if not leaf.expandable:

@@ -1,6 +1,6 @@
 """ETS (Hooper et al. 2025, "ETS: Efficient Tree Search for Inference-Time Scaling").
 
-Leaves weigh what REBASE would give them; those whose paths cost more KV cache than they weigh are
+Leaves weigh what REBASE would give them.  Those whose paths cost more KV cache than they weigh are
 given up, and REBASE shares the whole width among the others.  That is `EtsKv` (equation 2, appendix
 B.1).  In `Ets` (equation 4, appendix B.2) clusters of similar last thoughts count, too: each of
 which a member is kept is worth lambda_d / K.
@@ -113,7 +113,7 @@ class Ets(EtsKv):
 def similar(embeddings: np.ndarray, cut: float) -> np.ndarray:
     """Cluster of each row: average linkage of cosine distances, cut at `cut`.
 
-    `embeddings` is float ``[leaves, size]``, two leaves or more; the result int ``[leaves]``.
+    `embeddings` is float ``[leaves, size]``, two leaves or more, the result int ``[leaves]``.
     """
     from scipy.cluster.hierarchy import fcluster, linkage  # slow to import
     from scipy.spatial.distance import squareform
@@ -167,7 +167,7 @@ def cost_tree(frontier: Leaves, leaves: Leaves, weights: Sequence[int], cost: st
 
 
 def keep_by_tree(tree: CostTree, lambda_b: float) -> list[int]:
-    """Numbers of the leaves of a best set without clusters, exactly; ties keep fewer nodes.
+    """Numbers of the leaves of a best set without clusters, exactly.  Ties keep fewer nodes.
 
     From the deepest nodes up: what a node is worth is what it is worth itself and all of its
     children that are worth more than nothing, or, where none is, its best child.
@@ -230,7 +230,7 @@ def keep_best(tree: CostTree, lambda_b: float, lambda_d: float, clusters: np.nda
 
 
 def _groups(tree: CostTree, lambda_b: float, of_leaf: np.ndarray) -> Group:
-    """One group per node; returns the root's."""
+    """One group per node.  Returns the root's."""
     groups = [Group(gain) for gain in (tree.weight - lambda_b * tree.cost).tolist()]
     for number, (node, cluster) in enumerate(zip(tree.leaf.tolist(), of_leaf, strict=True)):
         groups[node].leaves.append(number)

@@ -3,7 +3,7 @@
 `Dense` opens a fixed number of children per node, whatever they are worth: a bank for any search.
 
 `SharedTree` runs several searches over one tree.  A search that asks for children gets those that
-are recorded and that it has not had, in order of opening; only what is missing is opened.  Every
+are recorded and that it has not had, in order of opening.  Only what is missing is opened.  Every
 search sees nothing but what it was handed out, in the order and at the iterations at which it would
 see it alone.  So the tree, as a bank, has every thought that each of the searches asks for when it
 is run on it.
@@ -180,7 +180,7 @@ class _Tree:
             self._queue[node] = self._queue.get(node, 0) + more
 
     def open(self, width: int) -> dict[int, int]:
-        """Open what was asked for, at most `width` children; the driver numbers them so, too."""
+        """Open what was asked for, at most `width` children, which the driver numbers alike."""
         opened: dict[int, int] = {}
         while self._queue and width > 0:
             node, count = next(iter(self._queue.items()))

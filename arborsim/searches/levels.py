@@ -20,7 +20,7 @@ The search is over when k chains have finished, of which the best k are kept, or
 Where the two differ:
 
 - Transformers takes the best 2k of all one-token continuations, so that k unfinished ones are among
-  them; here a level has ``width`` thoughts, and the beam is narrower if fewer than k go on.
+  them.  Here a level has ``width`` thoughts, and the beam is narrower if fewer than k go on.
 - Its score is the log-probability of the path over its length to the power of ``length_penalty``.
   Rewards being log-probabilities of one-token thoughts, ``score=mean`` is a penalty of 1.  Rewards
   being probabilities, ``score=prod`` is one of 0.
@@ -70,7 +70,7 @@ class LevelSearch(base.Wide, Rewarded, ABC):
     def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
         """Children per candidate (those without any left out), at most `width` in all.
 
-        `candidates` are the states that can be continued, best first; `width` is 1 or more.
+        `candidates` are the states that can be continued, best first.  `width` is 1 or more.
         """
 
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
@@ -165,7 +165,7 @@ class DvtsSqrt(LevelSearch):
         return children
 
     def _assign(self, frontier: base.Leaves) -> None:
-        """Deal the first level out to the subtrees; later states are where their parent is."""
+        """Deal the first level out to the subtrees.  Later states are where their parent is."""
         fresh = [leaf for leaf in frontier if leaf.node not in self._subtree]
         first = sorted(leaf.node for leaf in fresh if leaf.depth == 1)
         for subtree, size in enumerate(even_parts(len(first), self._subtrees)):
@@ -206,7 +206,7 @@ class Rebase(LevelSearch):
 
 
 def rebase_weights(leaves: base.Leaves, width: int, temperature: float) -> list[int]:
-    """Children of each leaf; they add up to `width` exactly.
+    """Children of each leaf, which add up to `width` exactly.
 
     One leaf or more, best first.  An unknown score counts as minus infinity.
     """

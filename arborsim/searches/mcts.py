@@ -112,7 +112,7 @@ class Mcts(base.Wide, Rewarded):
             above.settle()
 
     def _select(self) -> _State | None:
-        """The state that gets the next child, which is noted as running; None if there is none."""
+        """The state that gets the next child, noted as running, or None if there is none."""
         state = self._states[base.ROOT]
         if not state.live:
             return None
@@ -126,14 +126,14 @@ class Mcts(base.Wide, Rewarded):
         return state
 
     def _rank(self, state: _State) -> tuple[float, int]:
-        """UCT; ties go to the older node."""
+        """UCT, the older node first among equals."""
         above = self._states[state.leaf.parent]
         seen = state.count + state.running
         wide = math.sqrt(math.log(above.count + above.running) / seen)
         return state.total / state.count + self.exploration * wide, -state.leaf.node
 
     def _closed(self, changed: Iterable[base.Leaf]) -> tuple[int, ...]:
-        """States below which nothing runs or can be opened, but not the answers; deepest first."""
+        """States below which nothing runs or can be opened, but not the answers, deepest first."""
         over: dict[int, base.Leaf] = {}
         for leaf in changed:
             for state in self._upwards(leaf.node):

@@ -1,8 +1,9 @@
 """How rewards rank: those along a path make its score, and the finished chains elect the answer.
 
 Process reward models score every step.  How the steps' scores become one for the path is a choice
-of the search (Lightman et al. 2023, "Let's Verify Step by Step": product or minimum; REBASE, ETS
-and best-of-N code: the last one, by default here, the minimum, the product or the mean).
+of the search.  Lightman et al. 2023 ("Let's Verify Step by Step") take the product or minimum, the
+code of REBASE, ETS and best-of-N the last one (the default here), the minimum, the product or the
+mean.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def aggregate_of(name: str) -> Callable[[Sequence[float]], float]:
 
 
 def elected(frontier: base.Leaves, how: str) -> tuple[int, ...]:
-    """Finished leaves, best first; if there are none, the best leaf.
+    """Finished leaves, best first, or if there are none the best leaf.
 
     By score (`how` is ``"best"``), or the best leaf of each class of equal answers, the class with
     the most votes first (``"vote"``, ``"weighted"``).  Ties go to the answer given first.  A leaf
@@ -65,7 +66,7 @@ def elected(frontier: base.Leaves, how: str) -> tuple[int, ...]:
 
 @dataclass(kw_only=True)
 class Rewarded(base.Search):
-    """A search that ranks by rewards; its methods see `scored` leaves."""
+    """A search that ranks by rewards.  Its methods see `scored` leaves."""
 
     score: str = setting("last", "of a path, from its thoughts' rewards", choices=tuple(AGGREGATES))
     answer: str = answer_setting("best")
@@ -77,7 +78,7 @@ class Rewarded(base.Search):
         check_settings(self, self.name)
 
     def scored(self, frontier: base.Leaves) -> base.Leaves:
-        """The leaves with the scores of their paths; NaN if a reward on the path is unknown.
+        """The leaves with the scores of their paths, NaN if a reward on the path is unknown.
 
         A thought was shown before its children were opened: the rewards above are known even if it
         has been given up since.

@@ -4,7 +4,7 @@ ToT-BFS (algorithm 1): every kept state proposes k thoughts, all proposals are v
 b states go on.  The paper's Game of 24: b = 5.
 
 ToT-DFS (algorithm 2): the most promising state is followed until it is finished or its value falls
-below a threshold; then the search backtracks.  The paper's crosswords: at most 3 children per
+below a threshold.  Then the search backtracks.  The paper's crosswords: at most 3 children per
 state, 100 steps.
 """
 

@@ -19,10 +19,10 @@ _NO_ROW = -1
 def visited(walk: Walk, episode: Episode) -> Episode:
     """The rows of the nodes that `walk` visited, renumbered, with this search's own events.
 
-    `episode` is the one whose bank was walked; its signals are carried along, token by token.  The
+    `episode` is the one whose bank was walked.  Its signals are carried along, token by token.  The
     new one has prefill, transitions, decode iterations, boundaries, prunes and the answer of this
-    search, in the order in which a live recording has them.  Seconds were not measured: `time_s`
-    is 0.
+    search, in the order in which a live recording has them.  Seconds were not measured: `time_s` is
+    0.
     """
     rows = _Rows(walk, episode)
     for step in walk.steps:
@@ -127,7 +127,7 @@ class _Rows:
             self._pending = []
 
     def columns(self) -> list[np.ndarray]:
-        """Kind int8, node and iteration int32, row of the bank int64; all ``[rows]``."""
+        """Kind int8, node and iteration int32, row of the bank int64, all ``[rows]``."""
         self._flush()
         columns = [np.concatenate(parts) for parts in zip(*self._chunks, strict=True)]
         types = (np.int8, np.int32, np.int32, np.int64)
@@ -135,7 +135,7 @@ class _Rows:
 
 
 def _picked(values: np.ndarray, source: np.ndarray, missing: float) -> np.ndarray:
-    """The values of the bank's rows; `missing` for rows that it does not hold."""
+    """The values of the bank's rows, `missing` for rows that it does not hold."""
     return np.where(source == _NO_ROW, missing, values[source]).astype(values.dtype)
 
 
@@ -148,7 +148,7 @@ def _strings(
 
 
 def _texts(walk: Walk, episode: Episode, source: np.ndarray) -> tuple[str | None, ...] | None:
-    """The recorded texts; of the answer, the texts of all thoughts that lead to it."""
+    """The recorded texts, and for the answer the texts of all thoughts that lead to it."""
     texts = _strings(episode.text, source)
     if texts is None or episode.text is None:
         return None

@@ -1,7 +1,7 @@
 """A search walked over a bank: the driver of `arborsim.searches.base`, on recorded thoughts.
 
 Every thought that runs takes one token per decode iteration, so thoughts end in the order in which
-they would end live; those that end in one iteration, in the order of the batch.
+they would end live.  Those that end in one iteration are in the order of the batch.
 
 The *KV size* of a search (Hooper et al. 2025, "ETS", figure 3 and tables 1 and 2) is summed over
 its selections: at each, the unique tokens of all unfinished candidates and their ancestors, an
@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """A search's run on a bank.  Nodes are numbered in order of opening; 0 is the prompt."""
+    """A search's run on a bank.  Nodes are numbered in order of opening, and 0 is the prompt."""
 
     search: str
     bank_node: tuple[int, ...]  #: number of each node in the bank
@@ -104,7 +104,7 @@ def walk(search: Search, bank: Thoughts, dedupe: bool = True) -> Walk:
     """Run `search`, a new object, on `bank`.
 
     Expanding a node hands out its next recorded children that this search has not seen.  A node
-    that has run out of them is dead from then on; the search is asked again if nothing runs.  With
+    that has run out of them is dead from then on.  The search is asked again if nothing runs.  With
     `dedupe` a thought that repeats a complete sibling is dead, as in a live run, unless the
     search's `keeps_duplicates` says that they count.
     """
@@ -155,7 +155,7 @@ class _Driver:
         return self._result()
 
     def _select(self) -> tuple[bool, bool]:
-        """Ask the search once; returns whether it is over, and whether a node has run out."""
+        """Ask the search once, and return whether it is over, and whether a node has run out."""
         self._end_step()
         wish = ask(self.search, self._frontier, self.search.slots - len(self._active))
         completed = tuple(self._completed)
@@ -188,7 +188,7 @@ class _Driver:
         return total
 
     def _open(self, wanted: Mapping[int, int]) -> tuple[tuple[int, ...], int, bool]:
-        """Hand out children; returns the new nodes, the misses, and whether a node ran out."""
+        """Hand out children, and return the new nodes, the misses, and whether a node ran out."""
         opened, misses, ran_out = [], 0, False
         for number, count in wanted.items():
             node = self._nodes[number]
@@ -212,7 +212,7 @@ class _Driver:
         return tuple(opened), misses, ran_out
 
     def _decode(self) -> bool:
-        """Decode until a thought's last recorded token; returns whether any is complete."""
+        """Decode until a thought's last recorded token, and return whether any is complete."""
         leaves = tuple(self._active)
         broken = tuple(n for n in leaves if self._ends[n] == self._iteration)
         if broken:  # the search goes on for longer than the recording of these did
@@ -287,7 +287,7 @@ class _Driver:
         )
 
     def _verdict(self, recorded: int) -> bool | None:
-        """Whether a candidate answer is right; one that holds no answer is wrong."""
+        """Whether a candidate answer is right.  One that holds no answer is wrong."""
         verdict = self.bank.verdict[recorded]
         if verdict is None and self.bank.judged and self.bank.end[recorded] != End.FINISHED:
             return False

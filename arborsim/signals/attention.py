@@ -22,12 +22,11 @@ from arborsim.signals.rows import (
     Row,
     RowState,
     TokenIds,
-    group_rows,
     is_number,
     row_signal,
 )
 from arborsim.signals.scores import Changes, Score, ScoreState, grouping_setting
-from arborsim.signals.sparse_rows import ExactSums, SparseNewest, SparseSums
+from arborsim.signals.sparse_rows import ExactSums, SparseNewest, SparseSums, SparseUpdater
 from arborsim.signals.vectors import ValueSize
 
 
@@ -35,8 +34,8 @@ from arborsim.signals.vectors import ValueSize
 class CumulativeAttention(Score):
     """Attention a token has received so far, summed over queries.
 
-    H2O's score (Zhang et al. 2023, arXiv:2306.14048, section 4), there per layer and KV head; from
-    later blocks, ArborKV's ``A_i(t)``, the sum over u > b_i.
+    H2O's score (Zhang et al. 2023, arXiv:2306.14048, section 4), there per layer and KV head.  From
+    later blocks it is ArborKV's ``A_i(t)``, the sum over u > b_i.
     """
 
     from_later_blocks: bool = setting(False, "count only queries outside the token's block")
@@ -66,27 +65,10 @@ class CumulativeAttention(Score):
     def start(self, layers: int) -> ScoreState:
         if self.from_later_blocks:
             return _LaterState(self.use)
-        kind = RowState if self.count_prompt else _GeneratedState
-        return kind(self.use, SparseSums() if self.up_to_constant else ExactSums())
-
-
-class _GeneratedState(RowState):
-    """Follows the rows of generated tokens alone."""
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._counts = generated
-        if generated or self._use in run.observed.reduced:
-            super().begin(run, tree, generated)
-        else:
-            self._grow(group_rows(run.observed, self._grouping).groups, run.num_tokens)
-
-    def observe(self, step: int) -> None:
-        if self._counts:
-            super().observe(step)
-
-    def observe_all(self, first: int, last: int) -> None:
-        if self._counts:
-            super().observe_all(first, last)
+        sparse = SparseSums() if self.up_to_constant else ExactSums()
+        if self.count_prompt:
+            return RowState(self.use, sparse)
+        return _WindowState(self.use, 0, True, sparse)
 
 
 class _LaterState(RowState):
@@ -108,8 +90,8 @@ class _LaterState(RowState):
 class ValueWeightedAttention(Score):
     """Attention received so far times the size of the token's value (VATP's score).
 
-    ``S(i) = ||v_i||_1 x sum over queries t of a_t(i)`` (Guo et al. 2024, arXiv:2406.12335); norms
-    are averaged over the layers and KV heads of a group.
+    ``S(i) = ||v_i||_1 x sum over queries t of a_t(i)`` (Guo et al. 2024, arXiv:2406.12335), with
+    norms averaged over the layers and KV heads of a group.
     """
 
     grouping: str = grouping_setting()
@@ -146,7 +128,7 @@ class _ProductState(ScoreState):
 
 @dataclass(frozen=True)
 class NewestAttention(Score):
-    """Attention from the newest query; tokens off the active paths keep what they last had.
+    """Attention from the newest query.  Tokens off the active paths keep what they last had.
 
     TOVA's score (Oren et al. 2024, arXiv:2401.06104).  Leaves that decode in one iteration all are
     newest: a token that several of them see gets the mean.  With `layers`, values are the rows of
@@ -255,7 +237,7 @@ def _write_mean(now: np.ndarray, found: list[tuple[TokenIds, np.ndarray]]) -> No
 
 @dataclass(frozen=True)
 class PromptAttention(Score):
-    """Attention from the last `window` prompt queries, summed; generated tokens have 0.
+    """Attention from the last `window` prompt queries, summed (0 for generated tokens).
 
     SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1).  A shorter prompt counts whole.  With
     `generated`, tokens have votes from all queries since the window.
@@ -279,13 +261,17 @@ class PromptAttention(Score):
         return RowUse(self.grouping, "sum", self.window, self.generated)
 
     def start(self, layers: int) -> ScoreState:
-        return _PromptState(self)
+        return _WindowState(self.use, self.window, self.generated)
 
 
-class _PromptState(RowState):
-    def __init__(self, spec: PromptAttention) -> None:
-        super().__init__(spec.use)
-        self._window, self._generated = spec.window, spec.generated
+class _WindowState(RowState):
+    """Follows the rows of the last `window` prompt queries and, if wanted, of generated tokens."""
+
+    def __init__(
+        self, use: RowUse, window: int, generated: bool, sparse: SparseUpdater | None = None
+    ) -> None:
+        super().__init__(use, sparse)
+        self._window, self._generated = window, generated
         self._first = 0  # iteration from which queries count
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:

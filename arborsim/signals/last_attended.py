@@ -22,10 +22,10 @@ class LastAttended(Score):
 
     Prompt tokens have 0.  `with_prompt` they count as generated ones, one iteration each, in all
     that follows.  Without `page`, a generated token is refreshed when the newest query pays it at
-    least the median of what it pays the generated tokens that it can read (EpiKV's variant of RaaS;
-    of an even number the lower of the two in the middle).  Else a page of that many consecutive
-    generated tokens is refreshed when the query pays any of them more than `threshold`, and when it
-    receives a token (Hu et al. 2025, ACL Findings).
+    least the median of what it pays the generated tokens that it can read (EpiKV's variant of RaaS,
+    with the lower of the two middle values of an even number).  Else a page of that many
+    consecutive generated tokens is refreshed when the query pays any of them more than `threshold`,
+    and when it receives a token (Hu et al. 2025, ACL Findings).
 
     With `up_to_constant` the timestamps of generated tokens may all be too low by the same number,
     which no ranking among them notices (a prompt's mean nothing then): a sparse row that refreshes
@@ -66,7 +66,7 @@ class _LastAttendedState(RowState):
         self._prompt_tokens = 0
         self._generated = False
         self._held: np.ndarray = np.ones(0, dtype=bool)  # by token: whether queries can read it
-        self._gone = 0
+        self._evicted = 0
         self._stamps = _SparseStamps()
 
     def hold(self, held: np.ndarray) -> None:
@@ -74,8 +74,8 @@ class _LastAttendedState(RowState):
 
     def lose(self, tokens: np.ndarray) -> None:
         self._held[tokens] = False
-        self._gone += len(tokens)
-        self._stamps.gone += len(tokens)
+        self._evicted += len(tokens)
+        self._stamps.evicted += len(tokens)
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         self._generated = generated or self._spec.prompt
@@ -85,7 +85,7 @@ class _LastAttendedState(RowState):
             return
         super().begin(run, tree, generated)
         self._held = np.concatenate([self._held, np.ones(run.num_tokens, dtype=bool)])
-        self._gone = len(self._held) - int(np.count_nonzero(self._held))
+        self._evicted = len(self._held) - int(np.count_nonzero(self._held))
         stamps = self.values[0, self._prompt_tokens :]
         born = self._iteration + 1.0 + np.arange(run.steps)
         stamps[len(stamps) - run.num_tokens :] = np.repeat(born, len(run.leaves))
@@ -121,7 +121,7 @@ class _LastAttendedState(RowState):
             return
         paid = row[self._prompt_tokens :]
         stamps = now[at]  # a view if `at` is a slice, else a copy
-        held = self._held[at][self._prompt_tokens :] if self._gone else None
+        held = self._held[at][self._prompt_tokens :] if self._evicted else None
         if self._spec.page is None:
             fresh = paid >= median(paid if held is None else paid[held])
         else:
@@ -133,7 +133,7 @@ class _LastAttendedState(RowState):
 
 
 def fresh_pages(paid: np.ndarray, page: int, threshold: float) -> np.ndarray:
-    """Whether each token lies in a page that is refreshed, bool ``[n]``; the last page always is.
+    """Whether each token lies in a page that is refreshed, as the last one always is, bool ``[n]``.
 
     `paid`, float64 ``[n]``, is the attention to consecutive tokens, the first begins a page.
     """
@@ -143,7 +143,7 @@ def fresh_pages(paid: np.ndarray, page: int, threshold: float) -> np.ndarray:
 
 
 def median(values: np.ndarray) -> float:
-    """The median; the lower of the two middle values of an even number, as `torch.median`."""
+    """The median, the lower of the two middle values of an even number, as `torch.median`."""
     middle = (len(values) - 1) // 2
     return float(np.partition(values, middle)[middle])
 
@@ -151,10 +151,10 @@ def median(values: np.ndarray) -> float:
 class _SparseStamps(SparseUpdater):
     """Timestamps of generated tokens, less the newest iteration.
 
-    A token refreshed now has 0, others are negative; what evicted ones have is of no use.  Where
-    the share of the positions that a row does not list is its median, everything is refreshed but
-    the few that it lists with less: only these change, and those that were not refreshed the last
-    time.
+    A token refreshed now has 0, others are negative, and values of evicted ones are not used.
+    Where the share of the positions that a row does not list is its median, everything is refreshed
+    but the few that it lists with less: only these change, and those that were not refreshed the
+    last time.
     """
 
     def __init__(self) -> None:
@@ -162,14 +162,14 @@ class _SparseStamps(SparseUpdater):
         self._stale: np.ndarray | None = None  # which are negative; None: not known
         self._shifted = False
         self._held = np.empty(0, dtype=bool)
-        self.gone = 0  # generated tokens that no query reads any more
+        self.evicted = 0  # generated tokens that no query reads any more
 
     def hold(self, held: np.ndarray) -> None:
         """Which tokens can be read, bool ``[generated tokens]``, with those of the next run.
 
-        Kept up to date by whom it belongs to, as is `gone`.
+        Kept up to date by whom it belongs to, as is `evicted`.
         """
-        self._held, self.gone = held, len(held) - int(np.count_nonzero(held))
+        self._held, self.evicted = held, len(held) - int(np.count_nonzero(held))
 
     def begin(self, rows: SparseRows, values: np.ndarray, iteration: int = 0) -> None:
         """Take the rows of a run, after the iterations before it.
@@ -193,7 +193,7 @@ class _SparseStamps(SparseUpdater):
         row = next(self._next)
         length, index, value, share = row
         count = length - self._prompt_tokens
-        readable = count - self.gone
+        readable = count - self.evicted
         if not lists_numbers(row):
             self._age(count)
         elif readable - len(value) > (readable - 1) // 2 and not (
@@ -203,14 +203,14 @@ class _SparseStamps(SparseUpdater):
         else:
             first = int(np.searchsorted(index, self._prompt_tokens))
             token, paid = index[first:] - self._prompt_tokens, value[first:]
-            if self.gone:
+            if self.evicted:
                 held = self._held[token]
                 token, paid = token[held], paid[held]
             self._compare(count, token, paid, share)
 
     def _compare(self, count: int, token: np.ndarray, paid: np.ndarray, share: float) -> None:
         """Take in what a row pays the first `count` tokens: `paid` those listed, others `share`."""
-        readable = count - self.gone
+        readable = count - self.evicted
         low, others, middle = paid < share, readable - len(token), (readable - 1) // 2
         at_most = others + int(np.count_nonzero(paid <= share))
         if np.count_nonzero(low) <= middle < at_most and others:
@@ -220,7 +220,7 @@ class _SparseStamps(SparseUpdater):
         row = np.full(count, share)
         row[token] = paid
         self._age(count)
-        self._values[:count][row >= median(row[self._held[:count]] if self.gone else row)] = 0.0
+        self._values[:count][row >= median(row[self._held[:count]] if self.evicted else row)] = 0.0
 
     def _age(self, count: int) -> None:
         """An iteration passes: of the first `count` tokens only the newest is fresh."""

@@ -6,10 +6,10 @@ are slots in time: which token takes which slot is a linear assignment problem, 
 exactly.  No policy that only evicts and keeps to the budget keeps more attention, whatever it ranks
 by: that is the bound that tables show.
 
-Where layers or heads evict tokens of their own, each token of each group is one that can take a
-slot, with the attention of the group's own rows; the budget is the sum over groups, so the optimum
-also says how to share it out.  Where that problem is too large, each group has the same budget and
-a problem of its own.
+Where layers or heads evict tokens of their own, each token of each group can take a slot, with the
+attention of the group's own rows.  The budget is the sum over groups, so the optimum also says how
+to share it out.  Where that problem is too large, each group has the same budget and a problem of
+its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Iteration:
 
 
 def _of_one(row: np.ndarray) -> np.ndarray:
-    """A row, float64 ``[positions]``, that sums to 1, as the meter counts it; without sum as is."""
+    """A row, float64 ``[positions]``, scaled to sum to 1, as the meter does, unless it is 0."""
     whole = row.sum()
     return row / whole if whole > 0 else row
 
@@ -80,7 +80,7 @@ def eviction_times(
 ) -> np.ndarray:
     """After which iteration to evict each token so that the least attention is lost.
 
-    `budget_tokens` of the whole tree stay after every iteration, on average over the groups; the
+    `budget_tokens` of the whole tree stay after every iteration, on average over the groups.  The
     first `head` and the newest `recent` tokens are protected.  Rows are those of `grouping`: the
     mean row of the model, or those of captured layers or KV heads.  Float64 ``[groups, tokens]``:
     iterations (0 is the prefill), infinite for tokens that stay.
@@ -98,15 +98,15 @@ def eviction_times(
     limits = tokens, budget_tokens, head, recent
     if not is_exact(tokens, budget_tokens):
         return _greedy(iterations, groups, *limits)
-    together = is_exact(tokens, budget_tokens, groups)
+    shared_budget = is_exact(tokens, budget_tokens, groups)
     # Else as many groups at once as have room for their problems.
     most = max(1, EXACT_CELLS // (tokens * max(1, tokens - budget_tokens)))
     parts = [range(first, min(first + most, groups)) for first in range(0, groups, most)]
-    return np.concatenate([_assigned(iterations, part, together, *limits) for part in parts])
+    return np.concatenate([_assigned(iterations, part, shared_budget, *limits) for part in parts])
 
 
 def _iterations(episode: Episode, grouping: str) -> tuple[list[_Iteration], int]:
-    """Prefill first; the prompt's own rows are over before anything can be evicted.
+    """Prefill first, as the prompt's own rows are over before anything can be evicted.
 
     With the number of groups.
     """
@@ -137,14 +137,14 @@ def _iterations(episode: Episode, grouping: str) -> tuple[list[_Iteration], int]
 def _assigned(
     iterations: list[_Iteration],
     groups: range,
-    together: bool,
+    shared_budget: bool,
     tokens: int,
     budget: int,
     head: int,
     recent: int,
 ) -> np.ndarray:
-    """Times of some groups, which share the budget if `together`: float64 ``[groups, tokens]``."""
-    each = len(groups) if together else 1
+    """Times of some groups, which may share the budget: float64 ``[groups, tokens]``."""
+    each = len(groups) if shared_budget else 1
     forced = [each * max(0, iteration.held - budget) for iteration in iterations]
     slot_time = np.repeat(np.arange(len(forced)), np.diff(np.maximum.accumulate(forced), prepend=0))
     # Of evicting the token in the slot, and attention to each token after this iteration.
@@ -204,10 +204,10 @@ def _greedy(
         pay(iteration, 1.0)
     times = np.full((groups, tokens), NEVER_EVICTED)
     each = np.arange(groups)
-    gone = 0
+    evicted = 0
     for time, iteration in enumerate(iterations):
         pay(iteration, -1.0)
-        while iteration.held - gone > budget:
+        while iteration.held - evicted > budget:
             free = later[:, head : max(head, iteration.held - recent)]
             # As many are left in every group.  If none is, protected tokens fill the budget, and
             # the policy will raise.
@@ -216,5 +216,5 @@ def _greedy(
             lowest = head + free.argmin(axis=1)
             later[each, lowest] = np.inf
             times[each, lowest] = time
-            gone += 1
+            evicted += 1
     return times

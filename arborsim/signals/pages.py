@@ -1,7 +1,7 @@
 """Pages of keys and their bounds, and queries: what choosing pages to read is made of.
 
 A page is a number of consecutive tokens of a path.  The first child of a node goes on with the page
-that its parent has begun; other children begin pages of their own.  So every token is in one page,
+that its parent has begun.  Other children begin pages of their own.  So every token is in one page,
 and a chain of thoughts is cut as if it were one text.
 
 Quest (Tang et al. 2024, arXiv:2406.10774) keeps the smallest and the largest key of each page per
@@ -29,7 +29,7 @@ from arborsim.signals.vectors import vectors_per_group
 
 @dataclass(frozen=True)
 class Queries(FixedScore):
-    """Scaled queries of the captured layers; float32 ``[layers x heads, tokens, head_dim]``.
+    """Scaled queries of the captured layers, float32 ``[layers x heads, tokens, head_dim]``.
 
     The product with a post-RoPE key is the logit.  Heads are in order, so the query heads that read
     KV head ``g`` (layer by layer) are the ``g``-th of as many equal parts as there are KV heads.
@@ -52,7 +52,7 @@ class Queries(FixedScore):
 
 @dataclass(frozen=True)
 class PageOf(Score):
-    """The page that each token is in, numbered as they begin; int64 ``[1, tokens]``."""
+    """The page that each token is in, numbered as they begin, int64 ``[1, tokens]``."""
 
     page: int = setting(16, "of a page", unit="tokens", low=1)
     needs = frozenset()
@@ -64,7 +64,7 @@ class PageOf(Score):
 
 @dataclass(frozen=True)
 class PageBounds(Score):
-    """Smallest, then largest key of every page; float64 ``[groups, pages, 2 x head_dim]``."""
+    """Smallest, then largest key of every page, float64 ``[groups, pages, 2 x head_dim]``."""
 
     page: int = setting(16, "of a page", unit="tokens", low=1)
     needs = frozenset({Signal.KEYS})
@@ -84,7 +84,7 @@ class _Pages:
         self._begun: dict[int, tuple[int, int]] = {}  # last page of a node, tokens in it
 
     def enter(self, run: TokenRun, tree: ThoughtTree) -> np.ndarray:
-        """The page of each of the run's tokens; int64 ``[tokens]``."""
+        """The page of each of the run's tokens, int64 ``[tokens]``."""
         pages = np.empty((run.steps, len(run.leaves)), dtype=np.int64)
         for seq, leaf in enumerate(run.leaves):
             last, filled = self._begun.get(leaf) or self._begun.pop(

@@ -5,7 +5,7 @@ live run (one token at a time) and a replay (a whole run at once) would disagree
 and, at a tie, in the decision.  Here every output sums its own window, always newest first,
 whatever the number of windows.
 
-A band of layers makes one stream of numbers along the token's path; a score is a weighted sum of
+A band of layers makes one stream of numbers along the token's path.  A score is a weighted sum of
 rolling statistics of such streams, computed when the token is born and frozen (arXiv:2606.26472,
 sections 3.2 and 3.3).  EpiKV measures the length of a hidden-state change.  `HiddenCosine` measures
 its angle.
@@ -36,7 +36,7 @@ def rolling_mean_std(
     """Mean and population standard deviation over the trailing `window` values.
 
     `history`, float64 ``[h]``, holds values before the first of `new`, float64 ``[n]``, oldest
-    first; with fewer than `window` - 1 the window is not yet full.  Mean, standard deviation and
+    first.  With fewer than `window` - 1 the window is not yet full.  Mean, standard deviation and
     number of values in the window, itself included, of each new value.  Float64 ``[n]``.
     """
     by_lag, count, known = _windows(history, new, window)
@@ -54,7 +54,7 @@ def rolling_mean_std(
 
 
 def rolling_mean(history: np.ndarray, new: np.ndarray, window: int) -> np.ndarray:
-    """The mean alone, float64 ``[n]``; parameters as in `rolling_mean_std`."""
+    """The mean alone, float64 ``[n]``, with the parameters of `rolling_mean_std`."""
     by_lag, count, _ = _windows(history, new, window)
     return np.asarray(sum_in_order(by_lag, axis=0) / count)
 
@@ -65,7 +65,7 @@ def _windows(
     """The values of every window, how many are known, and how many came before the new ones.
 
     Row ``lag`` of the table ``[window, n]`` holds, for every output, the value that many tokens
-    back; 0 where there is none.
+    back, or 0 where there is none.
     """
     history = history[max(0, len(history) - (window - 1)) :]
     padded = np.concatenate([np.zeros(window - 1 - len(history)), history, new])
@@ -78,7 +78,7 @@ def _windows(
 
 
 def rolling_z(history: np.ndarray, new: np.ndarray, window: int, epsilon: float) -> np.ndarray:
-    """``(g - mean) / (std + epsilon)`` over the trailing window; 0 with fewer than two values."""
+    """``(g - mean) / (std + epsilon)`` over the trailing window (0 with less than two)."""
     mean, std, count = rolling_mean_std(history, new, window)
     return np.where(count < 2, 0.0, (new - mean) / (std + epsilon))
 
@@ -104,7 +104,7 @@ class RollingBands(Score):
     """Weighted sum over bands of a rolling statistic of a signal with one value per layer.
 
     The `window` newest tokens, the current one included, trail over the generated tokens of the
-    token's own path, and prompt tokens get 0; `with_prompt` they count as generated ones.  The
+    token's own path, and prompt tokens get 0.  `with_prompt` they count as generated ones.  The
     statistic is the window's mean, or how far ("z") the newest value lies from it in standard
     deviations, to which `epsilon` is added.
     """
@@ -135,7 +135,7 @@ class RollingBands(Score):
 
 
 class RollingState(AtBirth):
-    """Streams that trail along every path; what flows in them is up to `streams`."""
+    """Streams that trail along every path.  `streams` says what flows in them."""
 
     def __init__(self, spec: RollingBands, layers: int) -> None:
         super().__init__(self._scores)
@@ -184,8 +184,8 @@ class RollingState(AtBirth):
 class HiddenChangeContrast(Score):
     """EpiKV's score ``z_A - z_B`` of the hidden-state change at two layers (Eqs. 1-3).
 
-    The paper's layers are 10 and 21 of 32; statistic "mean" is its uncorrected score, the contrast
-    of rolling means (Eq. 2).
+    The paper's layers are 10 and 21 of 32.  The statistic "mean" is its uncorrected score, the
+    contrast of rolling means (Eq. 2).
     """
 
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
@@ -219,9 +219,9 @@ class HiddenChangeContrast(Score):
 class HiddenCosine(Score):
     """``1 - cos`` of hidden vectors at one layer, z-scored over the token's own path.
 
-    Of the vectors of a token and the one before it ("state"), or of the changes that led to them
-    ("change"); 0 where there are not as many tokens, or a vector is zero.  The layer is the
-    recorded one nearest to the one asked for.  Prompt tokens count as in `RollingBands`.
+    Vectors are those of a token and the one before it ("state"), or the changes that led to them
+    ("change").  The score is 0 where there are not as many tokens, or a vector is zero.  The layer
+    is the recorded one nearest to the one asked for.  Prompt tokens count as in `RollingBands`.
     """
 
     turn: str = setting("state", "what turns: the hidden state, or its change", choices=TURNS)
@@ -287,7 +287,7 @@ class _CosineState(RollingState):
 
 
 def _cosine_distances(vectors: np.ndarray) -> np.ndarray:
-    """``1 - cos`` of each vector ``[n, size]`` and the one before it; float64 ``[n - 1]``."""
+    """``1 - cos`` of each vector ``[n, size]`` and the one before it, float64 ``[n - 1]``."""
     length = norms(vectors)
     both = length[1:] * length[:-1]
     product = sum_in_order(vectors[1:] * vectors[:-1])

@@ -35,7 +35,7 @@ def grouped_row(row: np.ndarray, kv_heads: int, grouping: str) -> np.ndarray:
     """Attention of one query to each position, mean over the query heads of each group.
 
     Of a row, float32 ``[layers, heads, positions]``, grouped by "layer" or "head": query head ``h``
-    reads KV head ``h // (heads // kv_heads)``.  Float64 ``[groups, positions]``; heads are summed
+    reads KV head ``h // (heads // kv_heads)``.  Float64 ``[groups, positions]``.  Heads are summed
     one after the other, so that the bits depend on nothing else.  Heads with a NaN (a softmax
     overflowed) are left out.  A group without any other counts as zeros.
     """
@@ -142,7 +142,7 @@ class LeafPaths:
 
 
 class RowState(ScoreState):
-    """Base of scores that follow attention rows; `_take` says what a row does.
+    """Base of scores that follow attention rows.  `_take` says what a row does.
 
     `sparse`, if there is one, takes the sparse rows of a straight path in its place.  Rows that
     were reduced as `use` says are taken in their place where a run has them.
@@ -178,7 +178,7 @@ class RowState(ScoreState):
         self._next = self._rows.in_order(first * len(run.leaves), run.num_tokens)
         self._now = list(self._grow(self._rows.groups, run.num_tokens))
         self._single = self._paths.straight and len(self._now) == 1
-        if self._sparse is None:
+        if self._sparse is None or first:
             return
         attention, values = run.observed.attention, self._now[0]
         if isinstance(attention, SparseRows) and self._paths.straight:

@@ -3,8 +3,8 @@
 A `Score` is a frozen description with parameters.  `Score.start` makes the state that follows one
 search.  Values are always ``[groups, tokens]``.  A group of a cache is the whole model (grouping
 "shared": one group), a captured layer ("layer"), or a captured layer and KV head ("head", layer by
-layer).  *Frozen* scores are fixed when a token is born and computed for a whole run at once;
-*accumulating* scores are brought up to date iteration by iteration.
+layer).  *Frozen* scores are fixed when a token is born and computed for a whole run at once.
+*Accumulating* scores are brought up to date iteration by iteration.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from arborsim.core.tree import GrowingTable, ThoughtTree
 
 GROUPINGS = ("shared", "layer", "head")
 Changes = Literal["never", "rises", "freely"]
-"""How values change after birth; "rises" is up to a constant that all tokens share."""
+"""How values change after birth, where "rises" is up to a constant that all tokens share."""
 # From this many sums on, adding them side by side is faster than one after the other.
 _MANY_SUMS = 256
+NEVER_READ = 2.0**31  #: distance to the next reader where there is none
+UNREAD = -1  # fills up the rows of tokens with fewer readers than others
 
 
 def grouping_setting(default: str = "shared") -> str:
@@ -56,7 +58,7 @@ class Score(ABC):
 
     @property
     def use(self) -> RowUse | None:
-        """The reduction of attention rows that is enough for it; None for rows as they are."""
+        """The reduction of attention rows that is enough for it, or None for rows as they are."""
         return None
 
     @property
@@ -73,7 +75,7 @@ class Score(ABC):
         return frozenset()
 
     def hidden_layers(self, layers: int) -> frozenset[int]:
-        """Those of `layers` layers whose outputs it reads; all, unless a subclass reads fewer."""
+        """Those of `layers` layers whose outputs it reads, all unless a subclass reads fewer."""
         return frozenset(range(layers) if Signal.HIDDEN in self.needs else ())
 
     @property
@@ -127,11 +129,11 @@ class ScoreState(ABC):
         """
 
     def lose(self, tokens: np.ndarray) -> None:  # noqa: B027 - most have no use for it
-        """No query of the rest of the run reads these tokens of its path; one cache group only."""
+        """No query of the rest of the run reads these tokens of its path (one cache group only)."""
 
     @abstractmethod
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        """Take in a run whose tokens the tree already holds; `generated` is False for a prompt."""
+        """Take in a run whose tokens the tree already holds.  `generated` is False for a prompt."""
 
     def observe(self, step: int) -> None:
         """Bring accumulating scores up to date with iteration `step` of the run."""
@@ -139,10 +141,10 @@ class ScoreState(ABC):
 
     @abstractmethod
     def observe_all(self, first: int, last: int) -> None:
-        """Observe iterations ``first`` to ``last``; the same bits as one by one."""
+        """Observe iterations ``first`` to ``last``, with the same bits as one by one."""
 
     def _grow(self, groups: int, tokens: int) -> np.ndarray:
-        """Append columns of zeros for new tokens; returns all values."""
+        """Append columns of zeros for new tokens, and return all values."""
         if self._table is None:
             self._table = GrowingTable(groups, np.float64)
         self._table.extend(tokens, 0)
@@ -157,7 +159,7 @@ class AtBegin(ScoreState):
 
 
 class AtBirth(AtBegin):
-    """Values that never change; `compute` makes those of a run's tokens (`FixedScore.compute`)."""
+    """Values that never change, made by `compute` for a run's tokens (`FixedScore.compute`)."""
 
     def __init__(self, compute: Callable[[TokenRun], np.ndarray]) -> None:
         super().__init__()
@@ -171,7 +173,7 @@ class AtBirth(AtBegin):
 
 
 class OfPrompt(AtBirth):
-    """A number per group for all its tokens; `compute` makes them of the prompt's run."""
+    """A number per group for all its tokens, made by `compute` of the prompt's run."""
 
     def __init__(self, compute: Callable[[TokenRun], np.ndarray]) -> None:
         super().__init__(lambda run: np.repeat(self._of_groups[:, None], run.num_tokens, axis=1))
@@ -194,6 +196,11 @@ def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.asarray(total)
 
 
+def rounded(values: np.ndarray) -> np.ndarray:
+    """To nine decimals, so that plans do not depend on how a machine's BLAS or libm rounds."""
+    return np.asarray(np.round(values, 9))
+
+
 class Steps(Iterator[int]):
     """The iterations of a run, 0, 1, ...: `states` are up to date with the one it is at."""
 
@@ -211,7 +218,7 @@ class Steps(Iterator[int]):
         return step
 
     def skip(self, count: int) -> int:
-        """Observe the next `count` iterations, or those that are left; how many they are."""
+        """Observe the next `count` iterations or those that are left, and return their number."""
         first = self._next
         self._next = min(first + count, self._count)
         if self._next > first:
@@ -239,7 +246,7 @@ class ScoreBook:
     def begin(
         self, run: TokenRun, tree: ThoughtTree, generated: bool, tier: np.ndarray | None = None
     ) -> None:
-        """Take in a run; `tier`, int8 ``[cache groups, tokens]``, is that of the tokens before it.
+        """Take in a run.  `tier`, int8 ``[cache groups, tokens]``, is that of the tokens before it.
 
         Without, all can be read.
         """
@@ -261,7 +268,7 @@ class ScoreBook:
         self.steps(count).skip(count)
 
     def values(self) -> dict[str, np.ndarray]:
-        """Score arrays by name; views that stay current until the next `begin`."""
+        """Score arrays by name, as views that stay current until the next `begin`."""
         return {name: state.values for name, state in self._named.items()}
 
 
@@ -292,7 +299,7 @@ class Position(Score):
 
 @dataclass(frozen=True)
 class EvictionTime(FixedScore):
-    """Iteration after which the offline optimum evicts a token; infinite for those that stay.
+    """Iteration after which the offline optimum evicts a token, infinite for those that stay.
 
     Replays alone can know it: the optimum is that of the recorded attention.
     """
@@ -309,3 +316,61 @@ class EvictionTime(FixedScore):
 
     def compute(self, run: TokenRun) -> np.ndarray:
         return np.asarray(run.observed.per_layer[Signal.EVICTION_TIME].T, np.float64)
+
+
+@dataclass(frozen=True)
+class Readers(Score):
+    """Per token the step that the reasoning is at after it, then the steps that read it.
+
+    A reference task numbers the steps of its reasoning and says, when a token is born, which of
+    them will read it.  A token is needed if a step that has not been passed reads it.
+    """
+
+    needs = frozenset({Signal.READERS})
+    about = "steps of the task that read the token"
+
+    def start(self, layers: int) -> ScoreState:
+        return _ReadersState()
+
+
+class _ReadersState(AtBegin):
+    """Int32 ``[1, tokens, 1 + most readers]``, which gets wider as tokens have more readers."""
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        fresh = run.observed.per_layer[Signal.READERS]
+        known = self._table
+        width = max(fresh.shape[1], 0 if known is None else known.values.shape[2])
+        if known is None or known.values.shape[2] < width:
+            self._table = GrowingTable(1, np.int32, cell=(width,))
+            if known is not None:
+                self._append(known.values[0])
+        self._append(fresh)
+
+    def _append(self, rows: np.ndarray) -> None:
+        assert self._table is not None
+        self._table.extend(len(rows), UNREAD)
+        self._table.values[0, -len(rows) :, : rows.shape[1]] = rows
+
+
+def readers_table(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Rows of different lengths as one table, int32 ``[tokens, longest]``."""
+    table = np.full((len(rows), max(map(len, rows), default=1)), UNREAD, dtype=np.int32)
+    for own, row in zip(table, rows, strict=True):
+        own[: len(row)] = row
+    return table
+
+
+def steps_to_reader(steps: np.ndarray, now: np.ndarray | int) -> np.ndarray:
+    """Steps from `now` to the nearest one that reads a token, or `NEVER_READ`.
+
+    Of `steps`, int32 ``[readers, tokens]``, and `now`, one step or int ``[tokens]``.  Float64
+    ``[tokens]``.
+    """
+    nearest = np.full(steps.shape[1], NEVER_READ, dtype=np.uint32)
+    ahead = np.empty(steps.shape[1], dtype=np.int32)
+    now = np.asarray(now, dtype=np.int32)
+    for each in steps:
+        np.subtract(each, now, out=ahead)
+        # What lies behind is negative, and so large without a sign; `UNREAD` always does.
+        np.minimum(nearest, ahead.view(np.uint32), out=nearest)
+    return nearest.astype(np.float64)

@@ -3,7 +3,7 @@
 A sparse row gives every position that it does not list the same share.  On a straight path, which
 holds all tokens, positions that are not listed are 0 once that share is subtracted: from one row to
 the next only listed ones change.  In sums the share is the same constant for all tokens that exist,
-and a ranking does not change if it is left out; a token born later must not have the earlier
+and a ranking does not change if it is left out.  A token born later must not have the earlier
 shares, so it starts that much lower.  Subtracting a share from float16 weights in float64 keeps
 their order and their ties.
 """
@@ -30,7 +30,7 @@ class SparseUpdater(ABC):
     _values: np.ndarray
 
     def begin(self, rows: SparseRows, values: np.ndarray) -> None:
-        """Take the rows of a run; `values`, float64 ``[tokens]``, ends with its tokens, all 0."""
+        """Take the rows of a run.  `values`, float64 ``[tokens]``, ends with its tokens, all 0."""
         self._rows, self._next, self._values = rows, rows.listed(), values
 
     @abstractmethod
@@ -38,7 +38,7 @@ class SparseUpdater(ABC):
         """Take in row `step`, the next one."""
 
     def take_many(self, first: int, last: int) -> None:
-        """Take in rows ``first`` to ``last``; the same bits as one by one."""
+        """Take in rows ``first`` to ``last``, with the same bits as one by one."""
         for step in range(first, last):
             self.take(step)
 
@@ -111,7 +111,7 @@ class ExactSums(SparseUpdater):
 class SparseSums(SparseUpdater):
     """Adds rows, leaving out what all existing tokens receive alike.
 
-    ``values + constant`` are the true sums of all tokens that exist; values never fall.
+    ``values + constant`` are the true sums of all tokens that exist.  Values never fall.
     """
 
     def __init__(self) -> None:

@@ -24,8 +24,8 @@ class LayerSensitivity(Score):
     """ARKV's OQ score (Eqs. 3-6): ``Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3)`` of each layer.
 
     Taken once, from the attention of the last `window` prompt queries to the keys before them, not
-    renormalised; see `layer_statistics`.  The same number for every token of a layer's groups.  It
-    is 0 for all if the prompt is not longer than the window.
+    renormalised (`layer_statistics`).  The same number for every token of a layer's groups.  It is
+    0 for all if the prompt is not longer than the window.
     """
 
     grouping: str = "head"
@@ -74,7 +74,7 @@ class LayerSensitivity(Score):
 def layer_statistics(attention: np.ndarray) -> np.ndarray:
     """Entropy, variance and kurtosis of one layer (Eqs. 3-5), summed over its heads and keys.
 
-    Of attention, float64 ``[heads, queries, keys]``, of at least two queries; a head with a NaN is
+    Attention is float64 ``[heads, queries, keys]`` with at least two queries.  A head with a NaN is
     left out.  Float64 ``[3]``: ``-sum A ln(A + 1e-10)``, the unbiased variance over the queries,
     and ``m4 / max(m2, 1e-8)^2`` with the biased central moments over the queries.
     """
@@ -96,8 +96,8 @@ class HeavyHitters(Score):
     """ARKV's token score before pooling (Eq. 9): ``mean_q A + gamma Var_q A``, mean over the group.
 
     After the prompt, ``q`` runs over its last `window` queries.  From then on the score is the
-    attention of the newest query, as the public code has it (one query has no variance); leaves
-    that decode in one iteration are averaged.  With `cumulative`, ``q`` runs over all queries since
+    attention of the newest query, as the public code has it (one query has no variance), averaged
+    over leaves that decode in one iteration.  With `cumulative`, ``q`` runs over all queries since
     the window instead.
     """
 
@@ -192,7 +192,7 @@ class Spread:
             table.extend(count, 0)
 
     def add(self, tokens: np.ndarray, row: np.ndarray) -> None:
-        """Take in one query's float64 row ``[heads, tokens]``; heads with a NaN are left out."""
+        """Take in one query's float64 row ``[heads, tokens]``, without heads that hold a NaN."""
         heads = np.flatnonzero(~np.isnan(row).any(axis=1))
         at = np.ix_(heads, tokens)
         queries, mean, squares = (table.values for table in self._tables)

@@ -1,6 +1,6 @@
 """Scores of keys and values: their size, spread and direction, fixed when a token is born.
 
-Traces describe the whole model by norms per layer and by a sketch of all keys; layers and KV heads
+Traces describe the whole model by norms per layer and by a sketch of all keys.  Layers and KV heads
 have their vectors.  Sums run over channels, heads and layers in a fixed order, so that the same
 vector has the same score everywhere.
 """
@@ -21,7 +21,7 @@ class LagVariance(FixedScore):
     """Lag-KV as the EpiKV paper streams it: spread of lag-normalised key plus value.
 
     Keys and values are normalised per channel by the previous chunk's minimum and maximum where
-    they are observed (they are too large for a trace); the score is the mean over layers.
+    they are observed (they are too large for a trace).  The score is the mean over layers.
     """
 
     needs = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
@@ -36,7 +36,8 @@ class LagVariance(FixedScore):
 def layer_mean(values: np.ndarray, first: int, last: int) -> np.ndarray:
     """Mean over the layers `first` to `last`, both included, added in their order.
 
-    Of values ``[tokens, layers]``; those that are not finite are left out.  It is 0 without others.
+    Values are ``[tokens, layers]``.  Those that are not finite are left out.  It is 0 without
+    others.
     """
     if first == last:
         only = values[:, first].astype(np.float64)
@@ -127,8 +128,11 @@ class KeyLength(FixedScore):
 
 
 _LENGTH = 2.0**16
-"""Length of a direction.  Float16 keys have 11 bits, so rounding loses little; products with the
-sum of up to 2**20 directions are whole numbers of at most 2**53: exact, in any order of adding."""
+"""Length of a direction.
+
+Float16 keys have 11 bits, so rounding loses little.  Products with the sum of up to 2**20
+directions are whole numbers of at most 2**53: exact, in any order of adding.
+"""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class KeyDirections(FixedScore):
 
     Scalar products are cosines, up to a factor.  A zero key stays zero.  "shared" takes the sketch
     of the keys of all layers and heads, a random projection in which cosines survive roughly, or
-    unless `sketched` those keys themselves, joined; "layer" joins the keys of a layer's heads.
+    unless `sketched` those keys themselves, joined.  "layer" joins the keys of a layer's heads.
 
     `whole` directions have length 2**16 and are rounded to whole numbers, others have length 1:
     products with sums of whole directions are exact, so that matrix products give the same bits on
@@ -164,7 +168,7 @@ class KeyDirections(FixedScore):
 
 @dataclass(frozen=True)
 class Vectors(FixedScore):
-    """Keys or values of every KV head as recorded; float16 ``[groups, tokens, head_dim]``."""
+    """Keys or values of every KV head as recorded, float16 ``[groups, tokens, head_dim]``."""
 
     signal: Signal
     grouping = "head"

@@ -1,7 +1,7 @@
 """Between NumPy arrays, Arrow columns and Parquet, without a Python step per row.
 
-`encode` makes the table of one episode from what a recorder has, and `parquet_writer` stores it;
-the `*_of` functions read columns back, as views of Arrow's buffers where they can.
+`encode` makes the table of one episode from what a recorder has, and `parquet_writer` stores it.
+The `*_of` functions read columns back, as views of Arrow's buffers where they can.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def encode(
     Parameters
     ----------
     columns : mapping of str to sequence, ndarray or pyarrow.Array
-        By column name.  A column has one entry per row, or one per token (prefill and token rows;
-        the other rows are null then).  List columns take a 2-D array, a sequence of 1-D arrays
+        By column name.  A column has one entry per row, or one per token (prefill and token rows,
+        while the other rows are null).  List columns take a 2-D array, a sequence of 1-D arrays
         (or None), or an Arrow list array (`lists`).  `kind` and `end` take numbers or labels.
         None, NaN, and in `position`, `token`, `correct` and `run` negative numbers are stored as
         null.
@@ -128,7 +128,7 @@ def _end_array(ends: Any, index: int) -> pa.DictionaryArray | None:
 
 
 def _numbers(values: Any, number: Mapping[str | None, int]) -> np.ndarray:
-    """Labels as their numbers; numbers stay.  An unknown label is a `KeyError`."""
+    """Labels as their numbers.  Numbers stay.  An unknown label is a `KeyError`."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         values = values.to_pylist()
     if not (isinstance(values, np.ndarray) and values.dtype.kind in "iu"):  # a step per row: slow
@@ -217,7 +217,7 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def _stored(array: pa.Array) -> np.ndarray:
-    """An array of numbers as a view; anything where it is null."""
+    """An array of numbers as a view, with any value where it is null."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.empty(0, dtype)
@@ -225,7 +225,7 @@ def _stored(array: pa.Array) -> np.ndarray:
 
 
 def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of numbers or truth values; null becomes NaN in floats, -1 in others."""
+    """A column of numbers or truth values, in which null becomes NaN (floats) or -1 (others)."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     if column.null_count:
@@ -239,7 +239,7 @@ def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def kinds_of(column: pa.ChunkedArray) -> np.ndarray:
-    """`Kind` numbers as int8; -1 where the label is null or unknown."""
+    """`Kind` numbers as int8, -1 where the label is null or unknown."""
     return _codes_of(column, KINDS)[0]
 
 
@@ -250,7 +250,7 @@ def ends_of(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _codes_of(column: pa.ChunkedArray, known: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Number of each label in `known` as int8, -1 if it is null or unknown; and which are null."""
+    """Number of each label in `known` as int8 (-1 if it is null or unknown), and which are null."""
     array = _one_chunk(column)
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
@@ -265,7 +265,7 @@ def _codes_of(column: pa.ChunkedArray, known: tuple[str, ...]) -> tuple[np.ndarr
 
 
 def lists_of(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """Flat values and int64 offsets ``[rows + 1]`` of a list column; null counts as empty."""
+    """Flat values and int64 offsets ``[rows + 1]`` of a list column.  Null counts as empty."""
     chunks = [_list_chunk(chunk) for chunk in column.chunks]
     if not chunks:
         return np.empty(0, dtype=np.float16), np.zeros(1, dtype=np.int64)
@@ -276,7 +276,7 @@ def lists_of(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _list_chunk(chunk: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    """Flat values and lengths; a view unless something hides under a null list."""
+    """Flat values and lengths, a view unless something hides under a null list."""
     bounds = values_of(chunk.offsets)  # of a slice: its own, into the unsliced values
     lengths = np.diff(bounds)
     if chunk.null_count and lengths[values_of(chunk.is_null())].any():

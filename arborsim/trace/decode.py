@@ -46,8 +46,8 @@ def decode_episode(
 ) -> Episode:
     """One episode from the columns that `columns_for` names, or a `TraceError` of one line.
 
-    Decodes the observations in `needs`, by default all that the table holds but for vectors; `text`
-    and `embedding` if asked for.  Messages name `file` and the episode's number `index`.
+    Decodes the observations in `needs`, by default all that the table holds but for vectors, and
+    `text` and `embedding` if asked for.  Messages name `file` and the episode's number `index`.
     """
     where = Where(file, index)
     needs = _present(table) if needs is None else needs
@@ -152,7 +152,7 @@ def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
 def checked_lists(
     column: pa.ChunkedArray, name: str, where: Where, rows: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`lists_of` a column in which no list holds a null; `rows` are the rows of its entries."""
+    """`lists_of` a column in which no list holds a null.  `rows` are the rows of its entries."""
     if any(chunk.values.null_count for chunk in column.chunks):  # of the file's row group
         owner = values_of(pc.list_parent_indices(column))
         null = values_of(pc.list_flatten(column).is_null())
@@ -163,7 +163,7 @@ def checked_lists(
 def _token_lists(
     table: pa.Table, name: str, token_rows: np.ndarray, where: Where
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Flat values and offsets ``[tokens + 1]`` of a list column; other rows must have none."""
+    """Flat values and offsets ``[tokens + 1]`` of a list column.  Other rows must have none."""
     values, offsets = checked_lists(table[name], name, where)
     lengths = np.diff(offsets)
     lengths[token_rows] = 0

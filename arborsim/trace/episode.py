@@ -16,7 +16,7 @@ from arborsim.trace.schema import Kind, TraceInfo
 class Episode(Observations):
     """One search: its event rows, and what was observed of its tokens, if it was asked for.
 
-    Row arrays have shape ``[rows]``, token arrays ``[tokens]``; a *token* is a prefill or token
+    Row arrays have shape ``[rows]``, token arrays ``[tokens]``.  A *token* is a prefill or token
     row, numbered in row order.  Missing integers are -1, missing floats NaN.
     """
 
@@ -59,7 +59,7 @@ def play(episode: Episode) -> Iterator[events.Event]:
 
     One `Prefill`, one `Transition` per batch of transition rows, and a `Boundary`, `Prune` or
     `Answer` per row of that kind.  A `Decode` is a longest run of iterations in which the same
-    leaves, in the same order, decode one token each; it ends at any other row.
+    leaves, in the same order, decode one token each.  It ends at any other row.
     """
     starts, widths = _segments(episode)
     stops = np.append(starts[1:], episode.num_rows).tolist()
@@ -123,7 +123,7 @@ def _segments(episode: Episode) -> tuple[np.ndarray, np.ndarray]:
     alike &= np.logical_and.reduceat(node == node[counterpart], batch_start)
 
     goes_on = is_token[batch_start] & same_kind[batch_start] & alike
-    together = np.isin(kind[batch_start], (Kind.PREFILL, Kind.TRANSITION))
-    goes_on |= together & same_kind[batch_start]
+    one_event = np.isin(kind[batch_start], (Kind.PREFILL, Kind.TRANSITION))
+    goes_on |= one_event & same_kind[batch_start]
     begins = ~goes_on
     return batch_start[begins], width[begins]

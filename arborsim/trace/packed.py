@@ -34,7 +34,7 @@ NEEDED = ("kind", RUN.name)
 
 @dataclass(frozen=True)
 class EpisodeIndex:
-    """Where each episode lies; int64 ``[episodes]``."""
+    """Where each episode lies, int64 ``[episodes]``."""
 
     group: np.ndarray  # row group
     first: np.ndarray  # its first row, counted from the beginning of the group
@@ -73,7 +73,7 @@ class EpisodeIndex:
 
 
 def _counts(table: pa.Table) -> np.ndarray:
-    """Rows that each row stands for; int64, and what is no count stays for `expand` to name."""
+    """Rows that each row stands for, int64, with what is no count left for `expand` to name."""
     run = table[RUN.name]
     counts = numbers_of(run).astype(np.int64)
     return np.where(values_of(run.is_null()) | (counts < 1), 1, counts)
@@ -82,7 +82,7 @@ def _counts(table: pa.Table) -> np.ndarray:
 def expand(table: pa.Table, where: Where) -> pa.Table:
     """One episode with a row for each token: its rows as version 1 would store them.
 
-    The table has the columns `NEEDED`; the result has no column `run`.
+    The table has the columns `NEEDED`, the result no column `run`.
     """
     kind, counts = kinds_of(table["kind"]), _counts(table)
     run = numbers_of(table[RUN.name])

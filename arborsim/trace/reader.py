@@ -135,7 +135,7 @@ class TraceReader:
         stop: int | None = None,
         who: str = "this run",
     ) -> Iterator[Episode]:
-        """Yield episodes ``start`` to ``stop``, each validated; memory holds one at a time.
+        """Yield episodes ``start`` to ``stop``, each validated.  Memory holds one at a time.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class TraceReader:
         return stop - start
 
     def table(self, index: int, names: list[str] | None = None) -> pa.Table:
-        """One episode, a row per event, not validated; all columns by default."""
+        """One episode, a row per event, not validated, with all columns by default."""
         if self._packed is None:
             return self._read(index, index, names)
         read = names if names is None else list(dict.fromkeys([*names, *NEEDED]))
@@ -211,7 +211,7 @@ class TraceReader:
         return table if names is None else table.select(names)
 
     def first_row(self, index: int, names: list[str]) -> pa.Table:
-        """The first row of one episode, where what belongs to a request stands; not validated."""
+        """The first row of one episode, where what belongs to a request stands, not validated."""
         stored = (
             self._read(index, index, names)
             if self._packed is None
@@ -265,7 +265,7 @@ def _opened(path: Path, state: tuple[int, ...]) -> TraceReader:
 
 
 def _open(path: Path, shown: Path) -> ParquetTables:
-    """Open a Parquet file; whatever is wrong with it becomes a one-line `TraceError`."""
+    """Open a Parquet file, with a one-line `TraceError` for whatever is wrong with it."""
     try:
         begins, ends, size = ends_of(path)
     except OSError as error:
@@ -309,7 +309,7 @@ def is_part(file: Path) -> bool:
 
 
 def part_files(directory: Path) -> list[Path]:
-    """The episodes in a parts directory, in order; a `TraceError` if one is missing, or all."""
+    """The episodes in a parts directory, in order, or a `TraceError` if any or all are missing."""
     found = {
         int(match[1]): entry
         for entry in directory.iterdir()

@@ -46,7 +46,7 @@ KINDS: tuple[str, ...] = tuple(kind.name.lower() for kind in Kind)
 
 
 class End(IntEnum):
-    """How a thought ended, whether or not it repeats another.  Stored as a string; NONE as null."""
+    """How a thought ended, whether or not it repeats another.  Stored as a string, NONE as null."""
 
     NONE = 0  # it can be continued
     FINISHED = 1  # the reasoning ends here, it holds an answer
@@ -58,7 +58,7 @@ ENDS: tuple[str, ...] = tuple(end.name.lower() for end in End if end is not End.
 
 
 class Capture(StrEnum):
-    """How much a recording holds; each level includes the ones before it."""
+    """How much a recording holds.  Each level includes the ones before it."""
 
     TREE = "tree"  # structure, lengths, rewards
     SIGNALS = "signals"  # + per-token signals and attention
@@ -104,7 +104,7 @@ class TraceInfo:
 
     @property
     def prefix_block_tokens(self) -> int:
-        """Tokens of each block that `prefix_blocks` names; 0 for none."""
+        """Tokens of each block that `prefix_blocks` names, or 0 for none."""
         given = self.extra.get("prefix_block_tokens")
         return given if isinstance(given, int) and given > 0 else 0
 
@@ -120,7 +120,7 @@ class TraceInfo:
 
     @property
     def knows_times(self) -> bool:
-        """Whether `time_s` was measured; otherwise it is 0 throughout."""
+        """Whether `time_s` was measured, not 0 throughout."""
         return self.extra.get("times") != "unknown"
 
     @property
@@ -131,7 +131,7 @@ class TraceInfo:
 
     @property
     def unrecorded(self) -> str:
-        """Why no recording option supplies what this trace lacks; "" if arborsim recorded it."""
+        """Why no recording option supplies what this trace lacks, or "" if arborsim recorded it."""
         if "source_format" in self.extra:
             return "the source of this import lacks it"
         return "drawn searches have none" if self.extra.get("generated") else ""
@@ -147,7 +147,7 @@ class TraceInfo:
 
     @classmethod
     def from_json(cls, text: str) -> TraceInfo:
-        """Parse metadata; unknown keys are kept in `extra`, wrong types raise `TraceError`."""
+        """Parse metadata.  Unknown keys are kept in `extra`, wrong types raise `TraceError`."""
         try:
             raw = json.loads(text)
             known = {f.name for f in fields(cls)}
@@ -169,8 +169,8 @@ def _columns() -> dict[str, list[pa.Field]]:
 
     *structure*: every trace has them.  *signals*: of that level, with one of *attention_dense* and
     *attention_sparse*, and *attention_layers* and *hidden* as chosen.  *qkv*: vectors of the
-    captured layers, concatenated layer by layer.  *requests*: of traces made from logs of requests;
-    an episode's first row has the values.  *run*: of packed traces.
+    captured layers, concatenated layer by layer.  *requests*: of traces made from logs of requests,
+    with the values in an episode's first row.  *run*: of packed traces.
     """
     found: dict[str, list[pa.Field]] = {}
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
@@ -243,7 +243,7 @@ def arrow_schema(info: TraceInfo, packed: bool = False) -> pa.Schema:
 def columns_for(
     needs: Iterable[Signal], info: TraceInfo, text: bool = False, embedding: bool = False
 ) -> list[str]:
-    """The columns to read for these observations; traces made before may lack some of `LATER`."""
+    """The columns to read for these observations.  Older traces may lack some of `LATER`."""
     names = list(ROW_COLUMNS)
     for signal in sorted(needs):
         names += signal_columns(signal, info)
@@ -253,7 +253,7 @@ def columns_for(
 
 
 def signal_columns(signal: Signal, info: TraceInfo) -> tuple[str, ...]:
-    """The columns that hold `signal`; a trace with values in the first one has it.
+    """The columns that hold `signal`.  A trace with values in the first one has it.
 
     None for eviction times, which a replay works out from one of `EVICTED_BY`.
     """

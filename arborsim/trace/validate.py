@@ -1,4 +1,4 @@
-"""Is this a search?  Checks that run on every episode read; vectorised over rows.
+"""Is this a search?  Checks that run on every episode read, vectorised over rows.
 
 They catch files that were damaged, cut, or written by a recorder with a bug, before a policy or
 the simulator draws conclusions from them.  Each check finds the first offending row and says what
@@ -29,7 +29,7 @@ _ROUNDING = 1e-3  # of an entropy: sums over a vocabulary, in float32
 
 @dataclass(frozen=True)
 class _Labels:
-    """Labels by codes, int ``[n]``; looked up for messages only."""
+    """Labels by codes, int ``[n]``, looked up for messages only."""
 
     labels: tuple[str, ...]
     codes: np.ndarray
@@ -60,8 +60,8 @@ class Where:
     ) -> None:
         """Raise for the first true entry of `wrong`, bool ``[n]``.
 
-        Its entries of `values` are put into the message `what`; `rows` are the rows of the entries,
-        if they are not rows themselves.
+        Its entries of `values` are put into the message `what`.  `rows` are the rows of the
+        entries, if they are not rows themselves.
         """
         if wrong.any():
             first = int(np.argmax(wrong))
@@ -70,7 +70,7 @@ class Where:
 
 
 def validate(episode: Episode, where: Where) -> None:
-    """Raise `TraceError` unless the rows are a search; signals are checked as they are decoded.
+    """Raise `TraceError` unless the rows are a search.  Signals are checked as they are decoded.
 
     The arrays of `episode` have consistent shapes (`decode_episode` sees to that).
     """
@@ -117,7 +117,7 @@ def _check_nodes(episode: Episode, where: Where) -> np.ndarray:
 
 
 def _check_order(episode: Episode, where: Where) -> None:
-    """The prefill comes first and the answer last; time and iterations never run backwards."""
+    """The prefill comes first and the answer last, and time and iterations never run backwards."""
     kind, node, iteration, time = episode.kind, episode.node, episode.iteration, episode.time_s
     prefill, is_token = kind == Kind.PREFILL, kind == Kind.TOKEN
     late = prefill & (np.cumsum(~prefill) > 0)
@@ -140,7 +140,7 @@ def _check_order(episode: Episode, where: Where) -> None:
 
 
 def _repeats(key: np.ndarray) -> np.ndarray:
-    """Which entries equal an earlier one; bool, same shape."""
+    """Which entries equal an earlier one, bool of the same shape."""
     order = np.argsort(key, kind="stable")
     found = np.zeros(len(key), dtype=bool)
     found[order[1:]] = np.diff(key[order]) == 0
@@ -245,7 +245,7 @@ def _check_ends(episode: Episode, where: Where, first_row: np.ndarray) -> None:
 def check_attention(
     attention: AttentionRows, position: np.ndarray, token_rows: np.ndarray, where: Where
 ) -> None:
-    """A row per token has the right length and holds finite weights; see `check_sums`."""
+    """A row per token has the right length and holds finite weights (see `check_sums`)."""
     if isinstance(attention, SparseRows):
         _check_sparse(attention, token_rows, where)
         values, offsets = attention.value, attention.offsets
@@ -327,7 +327,7 @@ def check_finite(
 def check_layer_rows(
     values: np.ndarray, bounds: np.ndarray, rows: np.ndarray, where: Where
 ) -> None:
-    """Rows of single layers hold probabilities, or NaN throughout; means sum to about 1.
+    """Rows of single layers hold probabilities, or NaN throughout, and means sum to about 1.
 
     Lists are alternately the mean and the variance over a layer's heads: `values` float16 ``[sum of
     lengths]``, `bounds` int64 ``[lists + 1]``, and their `rows` int ``[lists]``.

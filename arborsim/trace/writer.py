@@ -3,8 +3,8 @@
 While recording (`TraceWriter`), every episode is a complete Parquet file of its own in
 ``<path>.parts/``.  Closing merges the parts into ``<path>``, one row group per episode, and removes
 them.  If the process is killed, the parts stay: `TraceReader` reads the directory as it is, and
-``resume=True`` goes on.  It also goes on from a closed file, whose row groups become parts again;
-the file itself stays until the longer one replaces it, so whenever the process is killed, no
+``resume=True`` goes on.  It also goes on from a closed file, whose row groups become parts again.
+The file itself stays until the longer one replaces it, so whenever the process is killed, no
 episode is lost.  `WholeTraceWriter` is for searches that are all there from the start.
 """
 
@@ -37,7 +37,7 @@ _MAY_DIFFER = {"device", "software", "timing", "command", "extra"}
 
 
 class TraceWriter:
-    """Writes a trace; a context manager.
+    """Writes a trace, as a context manager.
 
     The file `path` appears, whole, when the writer is closed.  On an exception inside ``with``
     (Ctrl-C included) the whole episodes are merged before the exception goes on.
@@ -182,7 +182,7 @@ class TraceWriter:
         self.info = replace(self.info, timing={**self.info.timing, **timing})
 
     def close(self) -> None:
-        """Merge the parts into `path`; with no episode written, leave nothing behind."""
+        """Merge the parts into `path`, or leave nothing behind with no episode written."""
         if self._closed:
             return
         self._closed = True
@@ -240,7 +240,7 @@ class TraceWriter:
 
 
 class WholeTraceWriter:
-    """Writes a trace straight into the file, with nothing to resume; a context manager.
+    """Writes a trace straight into the file, with nothing to resume, as a context manager.
 
     The file is no trace before the writer is left, and stays if it is left by an exception: give a
     name that is moved into place afterwards.  A disk that cannot be written is an `OSError`.  One
@@ -255,7 +255,7 @@ class WholeTraceWriter:
         self._file = _parquet_on_disk(path, self._schema)
 
     def write_episode(self, columns: Mapping[str, Any], check: bool = True) -> None:
-        """Store one whole episode, checked as a reader would check it; as `TraceWriter`'s."""
+        """Store one whole episode as `TraceWriter` does, checked as a reader would check it."""
         table = encode(columns, self.info, self.num_episodes, self._schema)
         if check:
             decode_episode(table, self.info, str(self.path), self.num_episodes)

@@ -21,8 +21,7 @@ from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import served_live
 from arborsim.machine.machine import Machine, parts_read
 from arborsim.machine.profile import HardwareProfile
-from arborsim.policies.base import Policy
-from arborsim.policies.live_hints import hints_of
+from arborsim.policies.base import Policy, hints_of
 from arborsim.policies.registry import build
 from arborsim.products.validate.compare import PARTS, DualExecutor
 from arborsim.products.validate.results import COUNTERS, PEAKS, TERMS

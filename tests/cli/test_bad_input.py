@@ -126,7 +126,7 @@ CASES = {
     "parameter out of range": (
         "replay good.parquet --policy hierarchy --set evict_ratio=7", "[0, 1]"),
     "policy given twice": (
-        "replay good.parquet --policy h2o,arborsim.policies.methods.h2o:H2O",
+        "replay good.parquet --policy h2o,arborsim.policies.methods.attention:H2O",
         "another policy called h2o"),
     "policy file that is not there": ("replay good.parquet --policy no.toml", "no.toml"),
     "policy file that is no TOML": ("replay good.parquet --policy bad.toml", "bad.toml"),

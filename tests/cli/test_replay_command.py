@@ -115,7 +115,7 @@ def test_composed_policies_and_their_parameters(
     """Files and classes work where names do; a parameter of a block has a dot of its own."""
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\n[score]\nuse = "position"\n[protect]\nrecent = 4\n')
-    command = ["replay", str(trace), "--policy", f"{file},arborsim.policies.methods.h2o:H2O",
+    command = ["replay", str(trace), "--policy", f"{file},arborsim.policies.methods.attention:H2O",
                "--budget", "0.9", "--episodes", "1", "--set", "protect.recent=7",
                "--set", "h2o.sinks=2", *SHARED, "--set", "mine.protect.sinks=3",
                "--report", str(tmp_path / "r.html")]  # fmt: skip
@@ -200,7 +200,8 @@ def test_a_class_in_the_working_directory(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "found_here.py").write_text(
-        "from arborsim.policies.methods.h2o import H2O\nclass Mine(H2O):\n    name = 'of-my-own'\n"
+        "from arborsim.policies.methods.attention import H2O\n"
+        "class Mine(H2O):\n    name = 'of-my-own'\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])

@@ -21,8 +21,7 @@ from arborsim.core.row_uses import ALL_QUERIES, ReducedRows, RowUse
 from arborsim.core.tree import ThoughtTree
 from arborsim.play.controller import Controller
 from arborsim.play.move_log import MoveLog
-from arborsim.policies.base import Policy
-from arborsim.policies.live_hints import read_as_norms, row_uses
+from arborsim.policies.base import Policy, read_as_norms, row_uses
 from arborsim.policies.methods.thinkv_paper import EXECUTION, REASON, TRANSITION, ThinKVPaper
 from arborsim.policies.registry import available, build
 from arborsim.searches import make_search

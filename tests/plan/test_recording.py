@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.policies.methods.quest import Quest
+from arborsim.policies.methods.pages import Quest
 from arborsim.products.plan.demands import MixDemands
 from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.provenance import cautions

@@ -467,7 +467,7 @@ def test_any_value_anywhere_is_a_workload_or_one_clear_line(data: st.DataObject)
 
 CODE = """
 from pathlib import Path
-from arborsim.policies.methods.raas import Raas
+from arborsim.policies.methods.attention import Raas
 
 Path("imported").touch()
 

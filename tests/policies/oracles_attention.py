@@ -8,10 +8,9 @@ from typing import Any
 
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
+from arborsim.policies.methods.attention import Tova, Vatp
 from arborsim.policies.methods.snapkv import SnapKV
 from arborsim.policies.methods.thinkv import ThinKV
-from arborsim.policies.methods.tova import Tova
-from arborsim.policies.methods.vatp import Vatp
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import Nothing, SlowStream
 

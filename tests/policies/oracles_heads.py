@@ -9,7 +9,7 @@ from typing import Any
 
 from arborsim.policies.base import Policy
 from arborsim.policies.methods.arkv import ARKV, ARKVOrigin, ARKVQuant
-from arborsim.policies.methods.h2o import H2O
+from arborsim.policies.methods.attention import H2O
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import SlowStream
 

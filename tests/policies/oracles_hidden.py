@@ -18,8 +18,7 @@ from arborsim.policies.methods.epikv import (
     KVKey,
     KVValue,
 )
-from arborsim.policies.methods.key_geometry import KeyDiff, KeyNorm
-from arborsim.policies.methods.lag_kv import LagKVOfficial
+from arborsim.policies.methods.keys import KeyDiff, KeyNorm, LagKVOfficial
 from arborsim.policies.methods.thinkv import SegmentHS
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import SlowStream

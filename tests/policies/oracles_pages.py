@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from arborsim.policies.base import Policy
-from arborsim.policies.methods.freekv import FreeKV
-from arborsim.policies.methods.quest import Quest
+from arborsim.policies.methods.pages import FreeKV, Quest
 from tests.helpers.slow_world import DDR, HBM, SlowWorld
 from tests.policies.oracles import Nothing
 

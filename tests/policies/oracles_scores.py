@@ -9,9 +9,9 @@ from typing import Any
 
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
+from arborsim.policies.methods.attention import Raas
 from arborsim.policies.methods.baselines import Needed
 from arborsim.policies.methods.hierarchy import AttnValRedundancy, Redundancy
-from arborsim.policies.methods.raas import Raas
 from tests.helpers.slow_world import EVICTED, SlowWorld
 from tests.policies.oracles import SlowHierarchy, SlowStream
 

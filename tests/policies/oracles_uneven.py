@@ -8,9 +8,8 @@ from fractions import Fraction
 from typing import Any
 
 from arborsim.policies.base import Policy
-from arborsim.policies.methods.adakv import AdaKV
 from arborsim.policies.methods.duoattention import DuoAttention
-from arborsim.policies.methods.pyramidkv import PyramidKV
+from arborsim.policies.methods.snapkv import AdaKV, PyramidKV
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import SlowStream
 from tests.policies.oracles_attention import group_row

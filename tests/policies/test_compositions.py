@@ -21,12 +21,11 @@ from arborsim.policies.base import Policy
 from arborsim.policies.blocks import AfterPrefill, Fetch, Interval, Protect, Recompute, TreeEvents
 from arborsim.policies.composition import SCORES, Composition
 from arborsim.policies.methods.arborkv import ArborKV
-from arborsim.policies.methods.baselines import Random
+from arborsim.policies.methods.attention import H2O
+from arborsim.policies.methods.baselines import Random, StreamingLLM
 from arborsim.policies.methods.epikv import EpiKV
-from arborsim.policies.methods.h2o import H2O
 from arborsim.policies.methods.hierarchy import Hierarchy
-from arborsim.policies.methods.lag_kv import LagKV
-from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.policies.methods.keys import LagKV
 from arborsim.policies.placement import Ladder, Pool
 from arborsim.policies.registry import available, build, find, parameters, values_of
 from arborsim.policies.tree import Tree
@@ -149,8 +148,8 @@ def test_shipped_compositions_are_found_by_name() -> None:
     assert {"arbor-epi", "staircase"} <= set(available())
     assert build("arbor-epi").fused
     of_two_memories = [tier for tier in Tier if tier <= Tier.EVICTED]
-    assert build("staircase").method.tiers == tuple(t for t in of_two_memories if t.rung < 2)
-    assert Tier.EVICTED not in build("arbor-epi").method.tiers
+    assert build("staircase").tiers == tuple(t for t in of_two_memories if t.rung < 2)
+    assert Tier.EVICTED not in build("arbor-epi").tiers
     for name in ("arbor-epi", "staircase"):
         assert find(name).summary
         assert build(name).reads() == {Signal.HIDDEN_CHANGE}

@@ -28,13 +28,10 @@ from arborsim.play.controller import Controller
 from arborsim.play.episode import with_offline_optimum
 from arborsim.play.meters import AttentionKept
 from arborsim.policies.base import CacheView, Policy, Protection
-from arborsim.policies.methods.adakv import AdaKV
-from arborsim.policies.methods.baselines import Oracle
-from arborsim.policies.methods.h2o import H2O
-from arborsim.policies.methods.key_geometry import KeyNorm
-from arborsim.policies.methods.pyramidkv import PyramidKV
-from arborsim.policies.methods.streaming_llm import StreamingLLM
-from arborsim.policies.methods.tova import Tova
+from arborsim.policies.methods.attention import H2O, Tova
+from arborsim.policies.methods.baselines import Oracle, StreamingLLM
+from arborsim.policies.methods.keys import KeyNorm
+from arborsim.policies.methods.snapkv import AdaKV, PyramidKV
 from arborsim.signals import offline
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader

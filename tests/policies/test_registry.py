@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+import tomllib
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,12 +17,41 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.policies import methods, registry
 from arborsim.policies.base import CacheView, Method, Policy, Protection
+from arborsim.policies.methods.attention import H2O
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rolling import HiddenChangeContrast
 from arborsim.signals.scores import Score
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.traces import make_info, make_trace
+
+
+def test_texts_of_methods_are_those_of_classes_that_exist() -> None:
+    kinds: dict[str, type[Policy]] = {}
+    for kind in registry.available().values():
+        kinds |= {each.__name__: each for each in kind.__mro__ if issubclass(each, Policy)}
+    texts = tomllib.loads((Path(registry.__file__).parent / "methods.toml").read_text())
+    phrases = texts.pop("phrases")
+    assert texts.keys() <= kinds.keys()
+    for name, section in texts.items():
+        assert kinds[name].__module__.startswith(methods.__name__)
+        assert section.keys() <= {"summary", "paper", "official", "formula", "words", "deviations"}
+        assert section.get("words", {}).keys() <= {each.name for each in fields(Method)}
+        assert kinds[name].formula != "-" or kinds[name].name in ("", "full")
+    said = [section.get("official", "") for section in texts.values()]
+    said += [each for section in texts.values() for each in section.get("deviations", [])]
+    used = {each[1:].partition(" ")[0] for each in said if each.startswith("@")}
+    assert used == phrases.keys()
+
+
+def test_a_text_of_ones_own_wins_and_others_are_inherited() -> None:
+    class Mine(H2O):
+        name = "mine"
+        summary = "of my own"
+
+    assert (Mine.summary, Mine.formula) == ("of my own", H2O.formula)
+    assert Mine().method.deviations == H2O.deviations
+    assert Policy.formula == "-"
 
 
 def test_the_table_names_every_policy_in_every_file() -> None:

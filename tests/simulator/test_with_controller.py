@@ -12,10 +12,9 @@ from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.play.controller import Controller
 from arborsim.policies.base import Policy
-from arborsim.policies.methods.baselines import Full
-from arborsim.policies.methods.h2o import H2O
+from arborsim.policies.methods.attention import H2O
+from arborsim.policies.methods.baselines import Full, StreamingLLM
 from arborsim.policies.methods.hierarchy import Hierarchy
-from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_trace

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.policies.methods.baselines import StreamingLLM
 from tests.helpers.traces import make_trace
 
 #: Its traces have no vectors, which the authors' form reads.

@@ -24,7 +24,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.outputs import Busy
 from arborsim.core.plugins import source_files
 from arborsim.core.records import parse_toml
-from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.policies.methods.baselines import StreamingLLM
 from arborsim.products.schemas import schema_of
 from arborsim.products.sweep import ask as api
 from arborsim.products.sweep.ask import Sweeping, SweepOptions
@@ -216,7 +216,7 @@ def test_what_a_cell_depends_on_is_its_address(
 
 MINE = """
 from dataclasses import dataclass
-from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.policies.methods.baselines import StreamingLLM
 from arborsim.searches.levels import Beam4
 @dataclass(frozen=True)
 class Mine(StreamingLLM):

@@ -1,6 +1,6 @@
 """ARKV: full precision, FP8 or eviction, by how sensitive a layer is (and its two baselines).
 
-The paper lost its equations on the way to HTML; these follow its public code
+The paper lost its equations on the way to HTML, so this follows its public code
 (Large-scale-Sustainable-Computing-LSC/ARKV), sections IV-C to IV-E.
 """
 
@@ -24,15 +24,6 @@ from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.scores import Score
 from arborsim.signals.spread import HeavyHitters, LayerSensitivity
 
-_LOSS = (
-    "the code drops an FP8 token before the next query reads it; here a decision follows an "
-    "iteration, so that query still does; tokens that a revisited path protects are not lost",
-)
-_CODED = (
-    "as_published cuts the prompt to C - W and takes the slack of all there is outside the window "
-    "later, C + 1 - W tokens; neighbours whose scores are averaged lie side by side in the code's "
-    "slots: after the prompt in the order of scores, and those of later heads mixed by the first's",
-)
 _KERNEL = 5  # neighbouring tokens whose scores are averaged
 
 
@@ -47,7 +38,7 @@ class Cut(Pool):
     about = "cut to a share of the budget"
 
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
-        """Evict the lowest; of those kept outside the window, all but the best turn to FP8."""
+        """Evict the lowest, and turn to FP8 all but the best of those kept outside the window."""
         candidates = np.flatnonzero(free)
         room = at.view.budget_tokens - self.window
         room -= at.view.prompt_tokens if self.pin_prompt else 0
@@ -56,7 +47,7 @@ class Cut(Pool):
         keeps = min(keeps, len(candidates) - over)
         score = neighbour_mean(at.view.scores["score"][group, candidates], _KERNEL)
         kept = candidates[highest(score, keeps)]
-        assert isinstance(at.policy, _Tailor)
+        assert isinstance(at.policy, _ARKVBase)
         full = min(keeps, int(at.policy.full_precision(at.view)[group]))
         best = candidates[highest(score, full)]
         self._place(tier, candidates, kept, best)
@@ -71,7 +62,7 @@ class Cut(Pool):
 
 
 @dataclass(frozen=True)
-class CodedCut(Cut):
+class PublishedCut(Cut):
     """The cut as the public code has it, which works on slots and leaves them in another order.
 
     Neighbours are slots that lie side by side.  The prompt is cut to ``C - W``, without slack, and
@@ -87,7 +78,7 @@ class CodedCut(Cut):
         room = view.budget_tokens - self.window
         keeps = room if after_prompt else int(self.slack * len(ranked))
         kept = ranked[: min(keeps, len(ranked) - over)]
-        assert isinstance(at.policy, _Tailor)
+        assert isinstance(at.policy, _ARKVBase)
         best = kept[: int(at.policy.full_precision(view)[group])]
         self._place(tier, ranked, kept, best)
         if not after_prompt:
@@ -106,7 +97,7 @@ class CodedCut(Cut):
 
 
 @dataclass(frozen=True)
-class _Tailor(StreamPolicy):
+class _ARKVBase(StreamPolicy):
     """Base of the three: the score, and the cut when the cache exceeds the budget."""
 
     window: int = setting(32, "protected newest tokens; queries that rate the prompt", low=2)
@@ -115,13 +106,6 @@ class _Tailor(StreamPolicy):
     cumulative: bool = setting(False, "rate by all queries since the prompt, not by the newest")
     per: str = setting("head", "what decides on its own", choices=("layer", "head"))
     as_published: bool = setting(False, "decide as the public code does, defects included")
-
-    paper = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"
-    official = (
-        "Large-scale-Sustainable-Computing-LSC/ARKV@92b0800: literally, with as_published 120 of "
-        "120 random chains (prompts of 14 to 39 tokens and five thoughts of 8 to 14; caches of 9 "
-        "tokens to 20 more than the prompt, 40 smaller than it) hold the same tokens at every step"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,7 +120,7 @@ class _Tailor(StreamPolicy):
 
     @cached_property
     def allocate(self) -> Allocation:
-        kind = CodedCut if self.as_published else Cut
+        kind = PublishedCut if self.as_published else Cut
         return kind(self.adaptation, self.window, self.slack, self.pin_prompt)
 
     @cached_property
@@ -149,13 +133,10 @@ class _Tailor(StreamPolicy):
 
 
 @dataclass(frozen=True)
-class _Quantiser(_Tailor):
-    """A tailor that keeps some tokens in FP8, and loses them as published."""
+class _Quantiser(_ARKVBase):
+    """An ARKV policy that keeps some tokens in FP8, and loses them as published."""
 
-    words = {
-        "place": "quantise, then evict",
-        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
-    }
+    tiers = (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED)
 
     def full_precision(self, view: CacheView) -> np.ndarray:
         return np.zeros(len(view.tier), dtype=np.int64)
@@ -183,36 +164,13 @@ class ARKV(_Quantiser):
     tau3: float = setting(5.5277, "temperature of the kurtosis", low=1e-3)
 
     name = "arkv"
-    summary = "per layer, the best tokens in full precision, the next in FP8"
-    formula = (
-        "OQ_l = Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3); O_l = clip(round(OQ_l / max OQ (C - W)), "
-        "0, C - W); hh = avgpool5(mean_q A + gamma Var_q A); keep the top slack (C - W) by hh: the "
-        "first O_l in full precision, the rest in FP8 (Eqs. 3-10)"
-    )
-    words = {
-        **_Quantiser.words,
-        "allocate": "full precision by the sensitivity of the layer",
-    }
-    deviations = (
-        "by default as the equations say; as_published decides as the public code does: W is "
-        "subtracted from O_l twice, O_l is at most the prompt before its window, every FP8 token "
-        "is lost one step later, and the prompt has neither slack nor FP8",
-        *_CODED,
-        "with a transformers before 4.56 the code's first layer keeps O_0 = C - W whatever its "
-        "sensitivity: not reproduced",
-        *_LOSS,
-        "the code's third defect, one scale per cache slot for heads that hold different tokens, "
-        "changes values and not decisions: it is not reproduced",
-        "what was rounded to FP8 stays FP8 when it ranks among the best again (the code stores the "
-        "rounded value at full precision)",
-    )
 
     def scores(self) -> Mapping[str, Score]:
         taus = (self.tau1, self.tau2, self.tau3)
         return {"score": self.score, "sensitivity": LayerSensitivity(self.per, self.window, *taus)}
 
     def full_precision(self, view: CacheView) -> np.ndarray:
-        """``O_l`` of every group (Eq. 8); all there is where no layer looked before its window."""
+        """``O_l`` of every group (Eq. 8), or all tokens where no layer looked before its window."""
         if self.as_published and view.num_tokens == view.prompt_tokens:
             return np.full(len(view.tier), view.num_tokens)
         room = view.budget_tokens - self.window
@@ -227,16 +185,10 @@ class ARKV(_Quantiser):
 
 
 @dataclass(frozen=True)
-class ARKVOrigin(_Tailor):
+class ARKVOrigin(_ARKVBase):
     """The paper's baseline that evicts only."""
 
     name = "arkv-origin"
-    summary = "ARKV's baseline: the same cuts, all kept tokens in full precision"
-    formula = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A)"
-    deviations = (
-        "by default the prompt is cut with slack too, as the equations say",
-        *_CODED,
-    )
 
 
 @dataclass(frozen=True)
@@ -244,12 +196,3 @@ class ARKVQuant(_Quantiser):
     """The paper's baseline that rounds all it keeps outside the window."""
 
     name = "arkv-quant"
-    summary = "ARKV's baseline: the same cuts, all kept tokens in FP8"
-    formula = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A), all in FP8"
-    deviations = (
-        "as_published loses every FP8 token one step later, as the public code does",
-        *_CODED,
-        *_LOSS,
-        "tokens turn to FP8 when the cache exceeds the budget, not when they leave the window "
-        "(section V-G: below the budget nothing differs from the plain model)",
-    )

@@ -1,8 +1,7 @@
-"""The baselines of every comparison: all is kept, chance decides, or the future is known.
+"""The baselines of every comparison: keep all, the newest, by chance, or by a known future.
 
-Two bounds know the future.  `Oracle` loses the least attention, whatever attention is good for;
-`Needed` keeps what the task will read, so that answers survive.
-"""
+Two bounds know the future.  `Oracle` loses the least attention, whatever attention is good for.
+`Needed` keeps what the task will read, so that answers survive."""
 
 from __future__ import annotations
 
@@ -18,8 +17,16 @@ from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, Protect
 from arborsim.policies.placement import ADAPTATIONS, Pool
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
-from arborsim.signals.readers import NEVER, Readers, distance
-from arborsim.signals.scores import GROUPINGS, EvictionTime, Score, SeededUniform
+from arborsim.signals.scores import (
+    GROUPINGS,
+    NEVER_READ,
+    EvictionTime,
+    Position,
+    Readers,
+    Score,
+    SeededUniform,
+    steps_to_reader,
+)
 
 
 @dataclass(frozen=True)
@@ -27,22 +34,19 @@ class Full(Policy):
     """Full retention: nothing is evicted, offloaded or quantised, whatever the budget."""
 
     name = "full"
-    summary = "keep every token in HBM"
-    words = {"place": "-", "schedule": "never", "tiers": (Tier.HBM,)}
+    tiers = (Tier.HBM,)
     bounded = False
     uses_budget = False
 
 
 @dataclass(frozen=True)
 class Random(RecentPolicy):
-    """Evict uniformly at random; prompt and recent tokens stay."""
+    """Evict uniformly at random.  Prompt and recent tokens stay."""
 
     seed: int = setting(0, "of the random numbers", low=0)
     sinks: int = setting(0, "protected first tokens", unit="tokens", low=0)
 
     name = "random"
-    summary = "evict uniformly at random, prompt and recent tokens stay"
-    formula = "s(i) ~ U[0, 1)"
 
     @cached_property
     def score(self) -> Score:
@@ -69,9 +73,10 @@ class Oracle(StreamPolicy):
     """Evict by the schedule that loses the least attention of all schedules without return.
 
     The schedule is an assignment of tokens to forced evictions, solved exactly from the recorded
-    attention (`arborsim.signals.offline`); Belady's rule, one eviction at a time, is not optimal
+    attention (`arborsim.signals.offline`).  Belady's rule, one eviction at a time, is not optimal
     here because attention is spread over time.  By default nothing is protected and the whole tree
-    is one pool, which constrains it least; protect what another policy protects to compare the two.
+    is one pool, which constrains it least.  Protect what another policy protects to compare the
+    two.
 
     With ``per=layer`` or ``per=head`` each captured layer or KV head has a schedule of its own, for
     the attention of its own rows, and as much of the budget as is best for all of them together:
@@ -84,22 +89,6 @@ class Oracle(StreamPolicy):
     recent: int = setting(0, "protected newest tokens", unit="tokens", low=0)
 
     name = "oracle"
-    paper = "offline optimum, after Belady 1966, doi:10.1147/sj.52.0078"
-    summary = "offline bound: the eviction schedule that loses least attention"
-    formula = (
-        "min over schedules e of sum over tokens i, queries u > e(i) of a_u(i), one token per "
-        "forced eviction; per=layer, per=head: the same of each group's own rows"
-    )
-    words = {"recover": "never: a bound for eviction only; tiers and recomputing can do better"}
-    deviations = (
-        "above 2^24 tokens x evictions (some 5,000 tokens) Belady's greedy rule stands in, "
-        "which is no strict bound: at 30 % of the tokens it keeps up to 1.5 percentage points "
-        "less than the optimum on the shipped traces",
-        "per=layer and per=head share the budget out as is best where groups^2 x tokens x "
-        "evictions are 2^24 at most; above, every group has the same, and a policy with uneven "
-        "shares may keep more",
-        "sparse recordings spread the attention they do not list evenly, also in the future",
-    )
     fused = True  # the attention it reads was recorded before
 
     @property
@@ -151,12 +140,11 @@ class EveryIteration(EveryStep):
 class Needed(StreamPolicy):
     """Keep what the task says later tokens read: the bound for answers.
 
-    The reference tasks know which step of their reasoning reads which token
-    (`arborsim.signals.readers`).  What no later step of an active path reads goes first; of that,
-    last go tokens that a path would need which goes on from the end of their own thought, as a
-    search that turns back may.  If still more has to go, the token whose next reader is furthest
-    off does.  Of equals the older goes.  Nothing else is known of the future: which thoughts the
-    search will give up is not.
+    The reference tasks know which step of their reasoning reads which token (`Readers`).  Tokens
+    that no later step of an active path reads go first.  Among them, those go last that a path
+    would need if it continued from the end of their thought, as a search that backtracks may.  If
+    still more has to go, the token whose next reader is furthest off does, the older among equals.
+    Nothing else is known of the future: which thoughts the search will give up is not.
 
     With ``fill=false`` tokens that no active path will read go at once, whatever the budget: then
     the peak is what the task needs, and answers show whether that is enough for the model.
@@ -170,16 +158,6 @@ class Needed(StreamPolicy):
     fill: bool = setting(True, "keep what no active path reads while there is room")
 
     name = "needed"
-    paper = "bound by the task, after Belady 1966, doi:10.1147/sj.52.0078"
-    summary = "bound for answers: keep what the task will read (reference models)"
-    formula = (
-        "s(i) = -min {r - t : step r reads i, r >= t}, t the step the path is at; the lowest goes"
-    )
-    words = {"recover": "never: a bound for eviction only; tiers and recomputing can do better"}
-    deviations = (
-        "a bound by what the answer needs, not by what the model does: a model may also read other "
-        "tokens, and then answers less often than with all of them",
-    )
 
     score = Readers()
 
@@ -207,20 +185,34 @@ class Needed(StreamPolicy):
         ends = np.append(np.flatnonzero(node[1:] != node[:-1]), len(node) - 1)
         last = np.zeros(len(view.tree), dtype=np.int64)
         last[node[ends]] = ends  # ids rise: the last token of a node is what stays
-        values = distance(steps, rows[last, 0].take(node[held]))
+        values = steps_to_reader(steps, rows[last, 0].take(node[held]))
         values += _COMES_BACK
         for leaf in view.leaves:
             path = view.tree.path(leaf)
-            nearest = distance(steps, rows[path[-1], 0])
+            nearest = steps_to_reader(steps, rows[path[-1], 0])
             if len(path) < view.num_tokens:
                 on_path = np.zeros(view.num_tokens, dtype=bool)
                 on_path[path] = True
-                nearest[~on_path[held]] = NEVER
+                nearest[~on_path[held]] = NEVER_READ
             np.minimum(values, nearest, out=values)
-        np.minimum(values, NEVER, out=values)  # unread is unread, on a path or off it
+        np.minimum(values, NEVER_READ, out=values)  # unread is unread, on a path or off it
         np.negative(values, out=values)
         if isinstance(held, slice):
             return values[None]
         ranked = np.full((1, view.num_tokens), -np.inf)
         ranked[0, held] = values
         return ranked
+
+
+@dataclass(frozen=True)
+class StreamingLLM(StreamPolicy):
+    """Keep the first `sinks` tokens and the newest ``budget - sinks``.  The middle goes."""
+
+    sinks: int = setting(4, "attention sinks at the beginning", unit="tokens", low=0)
+
+    name = "streaming-llm"
+    score = Position()
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.pin_prompt, self.sinks, recent=1, recent_share=ANY)

@@ -19,18 +19,16 @@ from arborsim.policies.blocks import Allocation, Decision, ProtectSome
 from arborsim.policies.placement import Pool
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import group_rows
-from arborsim.signals.scores import OfPrompt, Position, Score, ScoreState, sum_in_order
-
-_DECIMALS = 9
+from arborsim.signals.scores import OfPrompt, Position, Score, ScoreState, rounded, sum_in_order
 
 
 @dataclass(frozen=True)
 class PromptReach(Score):
     """Attention that a head's prompt queries pay outside sinks and newest tokens, on average.
 
-    In [0, 1], the same number for every token of a group; the mean over the query heads of a KV
-    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter.  It is
-    0 where no query sees more than these.
+    In [0, 1], the same number for every token of a group, the mean over the query heads of a KV
+    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter.  It is 0
+    where no query sees more than these.
     """
 
     sinks: int = 64
@@ -60,14 +58,14 @@ class PromptReach(Score):
                 for query in queries
             ]
             total = sum_in_order(np.array(reach), axis=0) if reach else np.zeros(rows.groups)
-        return np.round(total / max(1, len(queries)), _DECIMALS)
+        return rounded(total / max(1, len(queries)))
 
 
 @dataclass(frozen=True)
 class HeadKinds(Pool):
     """Heads keep all of their tokens (retrieval) or only those that are protected (streaming).
 
-    Over budget, streaming heads give up what came since the last decision; if that is not enough,
+    Over budget, streaming heads give up what came since the last decision.  If that is not enough,
     retrieval heads become streaming ones, the lowest gates first.
     """
 
@@ -77,19 +75,19 @@ class HeadKinds(Pool):
     def evictions(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
         assert isinstance(at.policy, DuoAttention)
         count = np.count_nonzero(free, axis=1)
-        leaves = np.where(count < count.max(), count, 0)  # a head that lacks tokens streams
+        evictions = np.where(count < count.max(), count, 0)  # a head that lacks tokens streams
         for head in np.argsort(at.policy.gates_of(at.view), kind="stable").tolist():
-            if leaves.sum() >= over:
+            if evictions.sum() >= over:
                 break
-            leaves[head] = count[head]
-        return np.asarray(leaves)
+            evictions[head] = count[head]
+        return np.asarray(evictions)
 
 
 @dataclass(frozen=True)
 class DuoAttention(StreamPolicy):
     """As many heads keep everything as the budget allows, those with the highest gates.
 
-    The longer the search grows, the fewer they are; a head that became a streaming one stays so.
+    The longer the search grows, the fewer they are.  A head that became a streaming one stays so.
     """
 
     sinks: int = setting(
@@ -99,10 +97,7 @@ class DuoAttention(StreamPolicy):
         low=0,
     )
     recent: int = setting(
-        256,
-        "newest tokens that every head keeps, at most half of the budget",
-        unit="tokens",
-        low=1,
+        256, "newest tokens that every head keeps, at most half of the budget", unit="tokens", low=1
     )
     gates: str = setting(
         "",
@@ -111,29 +106,6 @@ class DuoAttention(StreamPolicy):
     )
 
     name = "duoattention"
-    paper = "Xiao et al. 2024, arXiv:2410.10819"
-    summary = "retrieval heads keep everything, the others sinks and newest tokens"
-    formula = (
-        "heads by gate alpha: the R highest keep all n tokens, the others sinks + recent; the "
-        "largest R that the budget of all heads allows (section 2)"
-    )
-    words = {
-        "score": "gate of the head, then position",
-        "allocate": "all tokens, or sinks and newest ones, by head",
-        "schedule": "when all heads together exceed the budget",
-    }
-    official = (
-        "mit-han-lab/duo-attention@fe93c31: read, not run; takes the gates of its attn_patterns"
-    )
-    deviations = (
-        "without a file of gates, which the paper trains, a head's gate is the share of attention "
-        "that its prompt queries pay outside sinks and newest tokens",
-        "the budget says how many heads keep everything, anew at every decision; the paper fixes "
-        "their share",
-        "streaming heads may grow until all heads together exceed the budget",
-        "sinks take at most an eighth of the budget, newest tokens half",
-        "equal gates: the first heads become streaming ones first (the code adds random numbers)",
-    )
     score = Position()
     grouping = "head"
 
@@ -155,7 +127,7 @@ class DuoAttention(StreamPolicy):
         return {"score": self.score, **measured}
 
     def gates_of(self, view: CacheView) -> np.ndarray:
-        """Gate of every group; float64 ``[groups]``, in [0, 1]."""
+        """Gate of every group, float64 ``[groups]`` in [0, 1]."""
         if not self.gates:
             return view.scores["gate"][:, 0]
         rows, columns = self._given.shape

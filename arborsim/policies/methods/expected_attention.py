@@ -19,11 +19,9 @@ from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState, sum_in_order
-from arborsim.signals.vectors import Vectors, norms
+from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState, rounded, sum_in_order
+from arborsim.signals.vectors import Vectors, norms, vectors_per_group
 
-# Logits are rounded, so that plans do not depend on how a machine's BLAS adds.
-_DECIMALS = 9
 _AT_ONCE = 256  # queries whose products are added at a time
 
 
@@ -86,9 +84,7 @@ class ValueLength(FixedScore):
     grouping = "head"
 
     def compute(self, run: TokenRun) -> np.ndarray:
-        assert run.observed.values is not None, "the reader was not asked for values"
-        length = norms(run.observed.values.astype(np.float64))  # [tokens, layers, heads]
-        return np.asarray(length.reshape(len(length), -1).T)
+        return norms(vectors_per_group(run.observed, Signal.VALUES, "head").astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -96,8 +92,8 @@ class ExpectedAttention(StreamPolicy):
     """Keep the keys that future queries are expected to look at.
 
     Queries before RoPE are taken for normally distributed.  The rotations by the next `future`
-    positions are averaged; the expectation of ``exp(q.k / sqrt(d))`` then is
-    ``exp(mu.k / sqrt(d) + k' Sigma k / (2 d))``.
+    positions are averaged.  The expectation of ``exp(q.k / sqrt(d))`` then is ``exp(mu.k / sqrt(d)
+    + k' Sigma k / (2 d))``.
     """
 
     interval: int = setting(128, "between decisions", unit="iterations", low=1)
@@ -108,26 +104,6 @@ class ExpectedAttention(StreamPolicy):
     epsilon: float = setting(0.0, "added to the attention before it is weighted", low=0)
 
     name = "expected-attention"
-    paper = "Expected Attention, Devoto et al. 2025, arXiv:2510.00636"
-    official = (
-        "NVIDIA/kvpress@8bb29b9: ExpectedAttentionPress on random hidden states in "
-        "the shipped chain model (72 of 40 to 700 tokens): scores differ by at most 7e-7 of their "
-        "value, and by 1.2e-3 with vectors rounded to float16 as traces hold them"
-    )
-    summary = "keep what queries to come are expected to attend to; no attention rows"
-    formula = (
-        "s(i) = (mean over the group of softmax_i(mu.k_i / sqrt(d) + k_i' Sigma k_i / (2 d)) + "
-        "epsilon) ||v_i||_2; mu, Sigma: mean and covariance of the queries before RoPE, turned by "
-        "the mean rotation of the next `future` positions"
-    )
-    deviations = (
-        "the statistics are of all queries of the search so far, on every branch; the paper's are "
-        "of the prompt's, those of the authors' decoding variant of the last 256",
-        "a decision leaves room for `interval` iterations (at most half of what is not protected) "
-        "so that the budget always holds; the authors' decoding variant lets the cache grow by 512 "
-        "tokens beyond its target between decisions",
-        "with several leaves, positions to come are those after the longest path",
-    )
     fused = True  # queries are read, but no row of attention
 
     @cached_property
@@ -183,10 +159,10 @@ class ExpectedAttention(StreamPolicy):
 
 
 def _expected(keys: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    """Share of each key ``[n, head_dim]`` in the attention expected of one query head; ``[n]``."""
+    """Share of each key ``[n, head_dim]`` in the attention expected of one query head, ``[n]``."""
     logits = keys @ mean
     if covariance.any():
         logits += np.einsum("nd,nd->n", keys @ covariance, keys) / 2
-    logits = np.round(logits, _DECIMALS)
+    logits = rounded(logits)
     weight = np.exp(logits - logits.max())
     return np.asarray(weight / weight.sum())

@@ -33,11 +33,11 @@ _HBM, _EVICTED = np.int8(Tier.HBM), np.int8(Tier.EVICTED)
 class Hierarchy(Composed):
     """Every `interval` iterations destroy the lowest few, keep the top in HBM, the rest in DDR.
 
-    Of the candidates (reasoning tokens but for the first `sinks` and the newest `recent`) the
-    lowest `evict_ratio` are destroyed; of the others the share `hbm_ratio` with the highest
-    cumulative attention stays in HBM and the remainder moves to DDR, where it still takes part in
-    attention.  A budget below that caps the HBM share further and leaves room for the tokens that
-    arrive before the next decision.  On a tree, blocks off the active paths move to DDR first.
+    Candidates are the reasoning tokens but for the first `sinks` and the newest `recent`.  The
+    lowest `evict_ratio` of them are destroyed.  Of the others the share `hbm_ratio` with the
+    highest cumulative attention stays in HBM and the rest moves to DDR, where it still takes part
+    in attention.  A budget below that caps the HBM share further and leaves room for the tokens
+    that arrive before the next decision.  On a tree, blocks off the active paths move to DDR first.
     """
 
     hbm_ratio: float = setting(
@@ -63,23 +63,7 @@ class Hierarchy(Composed):
     recent: int = setting(128, "protected newest tokens", unit="tokens", low=1)
 
     name = "hierarchy"
-    paper = "semantics-aware memory hierarchy, Algorithm 1"
-    summary = "top tokens in HBM, the rest in DDR, the lowest few destroyed"
-    formula = "s(i) = sum over queries t of mean over layers and heads of a_t(i) (Algorithm 1)"
-    words = {
-        "allocate": "share beta of the surviving candidates",
-        "place": "HBM, then DDR, then 8-bit DDR; lowest share r evicted",
-        "schedule": "every `interval` iterations, or when over budget",
-        "recover": "fetch from DDR (stage, stream or near)",
-        "tiers": (Tier.HBM, Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED),
-    }
-    deviations: ClassVar[tuple[str, ...]] = (
-        "r and beta apply at every decision, whatever the budget, as printed: even a budget "
-        "for the whole search destroys the lowest and moves others to DDR",
-        "a budget caps the HBM share, with room for what arrives before the next decision",
-        "on a tree, blocks off the active paths move to DDR first",
-        "8-bit tokens are ranked anew at each decision and may return at full precision",
-    )
+    tiers = (Tier.HBM, Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED)
     score: ClassVar[Score] = CumulativeAttention(up_to_constant=True)
 
     @cached_property
@@ -119,8 +103,8 @@ class Hierarchy(Composed):
         if scheduled and self.evict == "of-candidates":
             doomed = int(self.evict_ratio * len(at))
         elif scheduled:
-            gone = int(np.count_nonzero(~readable))
-            doomed = max(0, int(self.evict_ratio * (len(at) + gone)) - gone)
+            evicted = int(np.count_nonzero(~readable))
+            doomed = max(0, int(self.evict_ratio * (len(at) + evicted)) - evicted)
         tiers = view.tier.copy()
         in_hbm = self._make_room(view, tiers, len(at) - doomed, int(np.count_nonzero(pinned)))
         cold = len(at) - doomed - in_hbm
@@ -135,7 +119,7 @@ class Hierarchy(Composed):
         return Plan(tiers)
 
     def _make_room(self, view: CacheView, tiers: np.ndarray, candidates: int, pinned: int) -> int:
-        """How many candidates may stay in HBM; moves off-path blocks to DDR if need be."""
+        """How many candidates may stay in HBM, after moving off-path blocks to DDR if need be."""
         headroom = view.budget_tokens - pinned
         if headroom < 0:
             raise BudgetInfeasible(
@@ -166,20 +150,6 @@ class Redundancy(Hierarchy):
     )
 
     name = "redundancy"
-    paper = "semantics-aware memory hierarchy, Table 12"
-    summary = "the hierarchy with a score of attention minus redundancy"
-    formula = (
-        "s(i) = A(i) / max A - w R(i); A(i) = sum over queries t of a_t(i), R(i) = mean "
-        "cosine of key i to the `reach` nearest candidates on either side (Table 12)"
-    )
-    words = {**Hierarchy.words, "score": "cumulative attention - redundancy of the key"}
-    deviations = (
-        "the paper prints no formula: attention is divided by its largest value among the "
-        "candidates, and redundancy is the mean cosine to the nearest candidates on either side",
-        "unless `sketched` is false, cosines come from a random projection of the keys of all "
-        "layers and heads; its errors of about 0.25 outweigh the attention on unimportant tokens",
-        *Hierarchy.deviations,
-    )
     score: ClassVar[Score] = CumulativeAttention()
 
     def scores(self) -> Mapping[str, Score]:
@@ -197,13 +167,6 @@ class AttnValRedundancy(Redundancy):
     """The hierarchy that ranks by attention times value norm, minus redundancy."""
 
     name = "attn-val-redundancy"
-    summary = "the hierarchy with attention x value norm - redundancy"
-    formula = (
-        "s(i) = A(i) |v_i| / max A |v| - w R(i); A(i) = sum over queries t of a_t(i), "
-        "|v_i| the L1 norm of the value, R(i) = mean cosine of key i to the `reach` nearest "
-        "candidates on either side (Table 12)"
-    )
-    words = Hierarchy.words | {"score": "cumulative attention x value norm - redundancy of the key"}
     score = ValueWeightedAttention()
 
 
@@ -214,7 +177,7 @@ _COLUMNS = 8192
 def neighbour_cosine(direction: np.ndarray, reach: int) -> np.ndarray:
     """Mean product of each column with up to `reach` columns on either side.  Float64 ``[n]``.
 
-    Columns of `direction`, float64 ``[size, n]``, have length 1; one without neighbours gets 0.
+    Columns of `direction`, float64 ``[size, n]``, have length 1.  One without neighbours gets 0.
     """
     number = direction.shape[1]
     reach = min(reach, number - 1)
@@ -229,7 +192,7 @@ def neighbour_cosine(direction: np.ndarray, reach: int) -> np.ndarray:
 
 
 def products_in_order(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Scalar product of each column of `left` with that of `right`; float64 ``[n]``.
+    """Scalar product of each column of `left` with that of `right`, float64 ``[n]``.
 
     Added from the first row to the last, so that equal columns have equal products wherever they
     stand.

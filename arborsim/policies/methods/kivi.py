@@ -36,33 +36,7 @@ class KIVI(Policy):
     pin_prompt: bool = pin_prompt_setting(False)
 
     name = "kivi"
-    paper = "KIVI, Liu et al. 2024, arXiv:2402.02750"
-    official = (
-        "jy-yuan/KIVI@876b4d2: read, not run; which tokens are quantised, and with what scales"
-    )
-    summary = "keys per channel and values per token in 2 or 4 bits; nothing is evicted"
-    formula = (
-        "q = round((x - min) / s), s = (max - min) / (2^bits - 1), over `group` tokens of a "
-        "channel (keys) or `group` channels of a token (values); x' = q s + min"
-    )
-    words = {
-        "score": "age",
-        "place": "quantise in HBM",
-        "schedule": "when a group of tokens has left the residual window",
-        "granularity": "group of `group` tokens",
-        "tiers": (Tier.HBM, Tier.HBM_QUANTISED),
-    }
-    deviations = (
-        "keys and values of a token are quantised together, a group at a time: residual to "
-        "residual + group - 1 tokens are at full precision; the authors' code quantises keys "
-        "`residual` at a time (0 to residual - 1 at full precision) and values one by one "
-        "(always residual)",
-        "on a tree, groups are of tokens that follow one another on a path when they are "
-        "quantised; those of a branch that was left before its last group was full stay at full "
-        "precision",
-        "outliers are KVQuant's idea, chosen in each group instead of by thresholds from "
-        "calibration: the authors' code has none",
-    )
+    tiers = (Tier.HBM, Tier.HBM_QUANTISED)
     bounded = False
     uses_budget = False
 

@@ -19,18 +19,15 @@ from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, OnlyE
 from arborsim.policies.placement import Pool
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.pages import Queries
-from arborsim.signals.scores import Score
+from arborsim.signals.scores import Score, rounded
 from arborsim.signals.vectors import Vectors, norms
 
-# Products of vectors and their means are rounded, so that plans do not depend on how a machine's
-# BLAS adds.
-_DECIMALS = 9
 # Keys compared with all others at a time: few at first, because most keys resemble a recent one.
 _FIRST_COLUMNS, _MOST_COLUMNS = 32, 512
 
 
 @dataclass(frozen=True)
-class CodedTimes(OnlyEvery):
+class PublishedSchedule(OnlyEvery):
     """When the public code decides on the first problem that it is given.
 
     After the prompt, and then with the token that follows a multiple of `iterations` tokens, those
@@ -48,7 +45,7 @@ class CodedTimes(OnlyEvery):
 
 
 @dataclass(frozen=True)
-class CodedPool(Pool):
+class RankedSlots(Pool):
     """A pool whose slots are in the order of their ranks after every decision, the best first."""
 
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
@@ -71,31 +68,6 @@ class RKV(StreamPolicy):
     as_published: bool = setting(False, "decide as the public code does on its first problem")
 
     name = "rkv"
-    paper = "R-KV, Cai et al. 2025, arXiv:2505.24133"
-    official = (
-        "Zefan-Cai/R-KV@d15c976: literally, with as_published 120 of 120 random chains (prompts of "
-        "14 to 39 tokens and five thoughts of 8 to 14; caches of 9 tokens to 20 more than the "
-        "prompt, 40 smaller than it) hold the same tokens at every step"
-    )
-    summary = "keep what is attended to and not repeated, per layer and KV head"
-    formula = (
-        "Z = lambda I - (1 - lambda) R; I: softmax over the keys before the window of max over the "
-        "group of q.k, mean over the last W queries, max-pool over `kernel` keys; R: softmax "
-        "of the column means of the cosines of keys, the diagonal and each row's most recent "
-        "cosine > `threshold` set to 0"
-    )
-    words = {"score": "windowed attention minus key redundancy"}
-    deviations = (
-        "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
-        "neighbours and the most recent key are told by age, and a row without a cosine > "
-        "`threshold` loses nothing; as_published goes by slots, which the code leaves in the order "
-        "of Z, and then sets such a row's entry in the first slot to 0",
-        "decisions come with every `interval`-th iteration of the search, and none follows the "
-        "prompt; as_published decides after the prompt, too, and when the tokens before the newest "
-        "are a multiple of `interval`, as the code does on its first problem (that it counts on "
-        "from one problem to the next is not reproduced)",
-        "with several leaves W is shared, and a query rates only keys on its own path",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,12 +87,12 @@ class RKV(StreamPolicy):
 
     @cached_property
     def schedule(self) -> EveryStep:
-        kind = CodedTimes if self.as_published else OnlyEvery
+        kind = PublishedSchedule if self.as_published else OnlyEvery
         return kind(self.interval, wait=not self.as_published)
 
     @cached_property
     def allocate(self) -> Allocation:
-        return CodedPool(self.adaptation) if self.as_published else super().allocate
+        return RankedSlots(self.adaptation) if self.as_published else super().allocate
 
     @cached_property
     def protect(self) -> Protect:
@@ -147,14 +119,14 @@ class RKV(StreamPolicy):
             keys = view.scores["keys"][group, held].astype(np.float64)
             logits = (heads.astype(np.float64) @ keys[rated].T).max(axis=0)
             seen = sees(view.tree, window, free)
-            important = max_pool(importance(np.round(logits, _DECIMALS), seen), self.kernel)
+            important = max_pool(importance(rounded(logits), seen), self.kernel)
             repeated = redundancy(keys, self.threshold, self.as_published)[rated]
             rank[group, free] = self.mix * important - (1 - self.mix) * repeated
         return rank
 
 
 def sees(tree: ThoughtTree, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Which keys are older than a query and on its path; bool ``[queries, keys]``."""
+    """Which keys are older than a query and on its path, bool ``[queries, keys]``."""
     node_of = tree.node_of_token.values
     on_path = {node: tree.on_path((node,)) for node in set(node_of[queries].tolist())}
     rows = [on_path[int(node_of[q])][node_of[keys]] & (keys < q) for q in queries.tolist()]
@@ -164,7 +136,8 @@ def sees(tree: ThoughtTree, queries: np.ndarray, keys: np.ndarray) -> np.ndarray
 def importance(logits: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Softmax of every query over the keys it sees, mean over the queries that see a key.
 
-    Of logits, float64, and a mask, bool, both ``[queries, keys]``; 0 where no query sees the key.
+    Logits, float64, and the mask, bool, are both ``[queries, keys]``.  A key that no query sees has
+    0.
     """
     total = np.zeros(logits.shape[1])
     for row, mask in zip(logits, seen, strict=True):
@@ -194,7 +167,7 @@ def redundancy(keys: np.ndarray, threshold: float, else_first: bool = False) -> 
     total = directions @ directions.sum(axis=0) - np.einsum("kd,kd->k", directions, directions)
     latest, cosine = latest_similar(directions, threshold, else_first)
     total -= np.bincount(latest, weights=cosine, minlength=len(keys))
-    mean = np.round(total / len(keys), _DECIMALS)
+    mean = rounded(total / len(keys))
     weight = np.exp(mean - mean.max())
     return np.asarray(weight / weight.sum())
 
@@ -207,7 +180,7 @@ def latest_similar(
     A key's own cosine counts as 0.  Goes back from the newest, and each key drops out at its first
     find: at worst every key is compared with every other.  `directions`, ``[keys, head_dim]``, have
     length 1, oldest first.  Returns the latest and its cosine for those keys that have one, in no
-    order to rely on; with `else_first`, the others have the first key.
+    order to rely on.  With `else_first`, the others have the first key.
     """
     seeking, last, width = np.arange(len(directions)), len(directions), _FIRST_COLUMNS
     latest, cosines = [seeking[:0]], [np.empty(0)]
@@ -216,7 +189,7 @@ def latest_similar(
         cosine = directions[seeking] @ directions[first:last].T
         inside = np.flatnonzero((seeking >= first) & (seeking < last))
         cosine[inside, seeking[inside] - first] = 0.0
-        similar = np.round(cosine, _DECIMALS) > threshold
+        similar = rounded(cosine) > threshold
         hit = np.flatnonzero(similar.any(axis=1))
         at = similar.shape[1] - 1 - similar[hit, ::-1].argmax(axis=1)
         latest.append(first + at)

@@ -2,7 +2,7 @@
 
 The stream is cut into segments of 128 tokens.  How widely the newest query spreads its attention
 inside a segment (entropy) sorts segments into three classes, about a third each: R (narrow), E and
-T (wide).  A class keeps a fixed number of tokens of each of its segments; segments are filled
+T (wide).  A class keeps a fixed number of tokens of each of its segments.  Segments are filled
 oldest first until the budget is used up, so fewer tokens than the budget may stay.
 """
 
@@ -18,23 +18,17 @@ from arborsim.core.events import TokenRun
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.policies.base import CacheView, Protection
-from arborsim.policies.blocks import (
-    Decision,
-    Protect,
-    ProtectSome,
-    pin_prompt_setting,
-)
-from arborsim.policies.methods.epikv import PAPER, POSITIONS, SCALED, WINDOW
+from arborsim.policies.blocks import Decision, Protect, ProtectSome, pin_prompt_setting
 from arborsim.policies.placement import Pool, keep_highest
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy, Stream
 from arborsim.signals.attention import NewestAttention
 from arborsim.signals.rolling import HiddenChangeContrast
-from arborsim.signals.scores import Score, sum_in_order
+from arborsim.signals.scores import Score, rounded, sum_in_order
 
 
 @dataclass(frozen=True)
 class Segments(Pool):
-    """A fixed number of tokens per segment of the stream, by its class; oldest segment first.
+    """A fixed number of tokens per segment of the stream, by its class, oldest segment first.
 
     `keeps` are for classes R, E and T.  The entropy is that of the mean over the rows of
     `attention`, the newest query's.
@@ -69,7 +63,7 @@ class Segments(Pool):
         self, held: np.ndarray, tokens: np.ndarray, may_go: np.ndarray, rows: np.ndarray,
         rank: np.ndarray, over: int,
     ) -> np.ndarray:  # fmt: skip
-        """Which of the tokens that `may_go` segments keep if `over` or more have to; bool ``[m]``.
+        """Which of the tokens that `may_go` segments keep if `over` or more have to, bool ``[m]``.
 
         `held` and `tokens`, int64 ``[n]``, are rising positions in the stream and the tokens there,
         but for the newest: `may_go`, bool ``[n]``, leaves out a prompt that is pinned, which counts
@@ -111,15 +105,15 @@ class SegmentPool(ChangingPool):
             tokens = np.concatenate([self._of[pinned], known])
             may_go = np.arange(len(held)) >= len(pinned)
             kept = self._segments.kept(held, tokens, may_go, self._attention, self._scores, over)
-        gone: list[int] = at[~kept].tolist()
-        count = self._count = len(at) - len(gone)
+        evicted: list[int] = at[~kept].tolist()
+        count = self._count = len(at) - len(evicted)
         self._at[:count], self._known[:count] = at[kept], known[kept]
-        return gone
+        return evicted
 
 
 @dataclass(frozen=True)
 class SegmentPolicy(RecentPolicy):
-    """Base of policies on segments; a subclass says by what `score` tokens rank inside one."""
+    """Base of policies on segments.  A subclass says by what `score` tokens rank inside one."""
 
     pin_prompt: bool = pin_prompt_setting(False)
     segment: int = setting(128, "length of a segment", unit="tokens", low=1)
@@ -159,36 +153,10 @@ class ThinKV(SegmentPolicy):
     """Keep 64, 32 or 8 tokens of each segment, by the entropy of attention inside it.
 
     The tokens kept are those to which the newest query pays most attention.  Prompt tokens are
-    evictable; only the newest ``min(recent, budget / 4)`` are protected.
+    evictable.  Only the newest ``min(recent, budget / 4)`` are protected.
     """
 
     name = "thinkv"
-    paper = "Ramachandran et al. 2026, as re-implemented by EpiKV, arXiv:2606.26472"
-    official = (
-        "stevenkolawole/epiphany-kv-cache@d424208: literally, ThinKVEviction on the rows of 11 "
-        "live searches (chains of 32 lines, a budget of 374 tokens of about 430): the first "
-        "decision is the same in 11 of 11; later ones cut other segments"
-    )
-    summary = "keep more of the segments to which attention is narrow"
-    formula = (
-        "H_j = -sum p_i ln p_i over the tokens i of segment j, p_i = a_t(i) / sum_j a_t, t the "
-        "newest query; of n segments R keeps 64 if H <= the n // 3-th of all H in order (from 0), "
-        "E 32 if H <= the 2n // 3-th, T 8; by a_t(i)"
-    )
-    deviations = (
-        "EpiKV's variant, without the quantisation and the calibrated thresholds of ThinKV "
-        "itself, which `thinkv-paper` reconstructs",
-        "the paper's text names the classes, the entropy and the numbers kept; the rest is that of "
-        "the authors' code: a segment has the class of its entropy among the values at n // 3 and "
-        "2n // 3, so that classes are not of equal number and fewer than 4 segments have no T",
-        "rows=mean (default) takes the row averaged over all layers and heads, which every trace "
-        "holds; rows=layers, as run by EpiKV, takes entropies of the mean row of the last 4 "
-        "captured layers and ranks tokens by the row of the last one",
-        "segments are 128 consecutive tokens of the stream, evicted ones counted, where the "
-        "authors' code cuts what the cache holds into new segments at every decision; an entropy "
-        "is taken over those still held",
-        "a segment without attention counts as evenly attended",
-    )
 
     @cached_property
     def score(self) -> Score:
@@ -200,7 +168,7 @@ class ThinKV(SegmentPolicy):
 
 @dataclass(frozen=True)
 class SegmentHS(SegmentPolicy):
-    """ThinKV's segments and budgets per segment; inside a segment, tokens rank by EpiKV's score."""
+    """ThinKV's segments and budgets per segment, with tokens ranked by EpiKV's score inside one."""
 
     pin_prompt: bool = pin_prompt_setting(True)
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
@@ -210,26 +178,6 @@ class SegmentHS(SegmentPolicy):
     )
 
     name = "segment-hs"
-    paper = PAPER
-    official = (
-        "stevenkolawole/epiphany-kv-cache@d424208: literally, HybridSegmentHSEviction on the rows "
-        "and scores of 11 live searches (chains of 32 lines, a budget of 374 tokens of about 430): "
-        "the first decision is the same in 11 of 11; later ones cut other segments"
-    )
-    summary = "thinkv's segments, tokens inside ranked by the hidden state"
-    formula = (
-        "segments by the entropy of the newest query's attention, as `thinkv`; inside, "
-        "s(t) = z_A(t) - z_B(t) (Table 1; Eqs. 2-3)"
-    )
-    deviations = (
-        "the paper does not say which hidden-state score ranks inside: EpiKV's",
-        "the prompt, for which that score is not defined, is protected (section 3.3), unlike "
-        "by `thinkv`; it counts in entropies and tertiles, as in the authors' code",
-        "segments and entropies as in `thinkv`, with its deviations",
-        SCALED,
-        POSITIONS,
-        WINDOW,
-    )
 
     @cached_property
     def score(self) -> Score:
@@ -237,7 +185,7 @@ class SegmentHS(SegmentPolicy):
 
 
 def segment_sizes(places: np.ndarray, length: int, segments: int | None = None) -> np.ndarray:
-    """How many of some rising positions lie in each segment; of as many as they need, or more."""
+    """How many of some rising positions lie in each segment, for as many as they need, or more."""
     if segments is None:
         segments = int(places[-1]) // length + 1 if len(places) else 0
     bounds = np.searchsorted(places, np.arange(segments + 1) * length)
@@ -245,7 +193,7 @@ def segment_sizes(places: np.ndarray, length: int, segments: int | None = None) 
 
 
 def segment_entropy(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Entropy of attention inside each segment, normalised there; in nats.
+    """Entropy of attention inside each segment, normalised there, in nats.
 
     The row, float64 ``[tokens]``, is the attention of one query, segment after segment.  `sizes`,
     int64 ``[segments]``, are at least 1.  Attention that is 0 throughout a segment counts as evenly
@@ -258,13 +206,13 @@ def segment_entropy(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     entropy = np.where(mass > 0, -np.add.reduceat(share, starts), np.log(sizes))
     # Logarithms differ in the last bit between processors, sums with their order: what is equal
     # must stay equal.
-    return np.asarray(np.round(entropy, 9))
+    return rounded(entropy)
 
 
 def tertiles(entropy: np.ndarray) -> np.ndarray:
     """Class of each segment: 0 up to the entropy at a third of all in order, 1 up to two thirds.
 
-    Int64 ``[segments]``; 2 is the class of the highest.
+    Int64 ``[segments]``, where 2 is the class of the highest.
     """
     number = len(entropy)
     if not number:

@@ -22,12 +22,10 @@ from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import AtBegin, Score, ScoreState, sum_in_order
+from arborsim.signals.scores import AtBegin, Score, ScoreState, rounded, sum_in_order
 from arborsim.signals.vectors import Vectors
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
-# Distances and means are rounded, so that ties do not depend on the order of summation.
-_DECIMALS = 9
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class _SparsityState(AtBegin):
 
 
 def row_sparsity(row: np.ndarray, part: float, held: np.ndarray | None = None) -> float:
-    """Sparsity of one token's rows ``[layers, heads, positions]``; 0 if all are NaN.
+    """Sparsity of one token's rows ``[layers, heads, positions]``, or 0 if all are NaN.
 
     Of the entries that are `held`, bool ``[cache groups, positions]``.  None: of all.
     """
@@ -106,7 +104,7 @@ def row_sparsity(row: np.ndarray, part: float, held: np.ndarray | None = None) -
 
 @dataclass(frozen=True)
 class ThinKVPaper(RecentPolicy):
-    """Quantise complete segments of thought; each transition takes the earlier ones a rung down.
+    """Quantise complete segments of thought.  Each transition takes the earlier ones a rung down.
 
     The generated tokens of the stream form segments, and with them the prompt's if it is not
     pinned.  A complete segment is a transition (T), reasoning (R) or execution (E) by the mean
@@ -121,40 +119,7 @@ class ThinKVPaper(RecentPolicy):
     least: int = setting(4, "kept of a segment on the last rung", unit="tokens", low=1)
 
     name = "thinkv-paper"
-    paper = "ThinKV, Ramachandran et al. 2025, arXiv:2510.01290"
-    summary = (
-        "quantise thoughts and thin them at transitions; reconstructed from the paper's description"
-    )
-    formula = (
-        "sparsity = share of a row's entries under 1% of its maximum; a segment is T from `high` "
-        "on, E below `low`, else R; with every T segment the earlier ones go one rung down "
-        "{most, most / 2, ... least}; kept are the members nearest to the k-means of post-RoPE "
-        "keys"
-    )
-    words = {
-        "score": "members nearest to the k-means of the segment's keys, per layer and KV head",
-        "allocate": "a rung per segment",
-        "place": "quantise, then evict",
-        "schedule": "when a segment has left the protected window, and over budget",
-        "granularity": "segment of `segment` tokens",
-        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.HBM_COARSE, Tier.EVICTED),
-    }
-    deviations = (
-        "reconstructed from the paper's description; no code was public",
-        "R and E tokens are stored in 4 bits, T tokens in 2, as whole numbers in groups of 16 "
-        "channels with scales in e4m3 and no zero point; the paper's 4-bit numbers are floating, "
-        "and what axis groups of keys have is not known to us",
-        "the paper's thresholds are minima of a density over calibration traces; the shipped "
-        "trace with vectors is too short to have two, so the defaults are the tertiles of the "
-        "mean sparsity of its stretches of 32 tokens: set low and high for other models",
-        "a segment's sparsity is the mean over its tokens, captured layers and heads; the "
-        "paper picks layers by how well they part",
-        "the prompt is pinned by default, and a segment is dealt with once all of it is out of the "
-        "window of recent tokens",
-        "complete segments are quantised and thinned whatever the budget, as published; over "
-        "budget, segments go a rung further, transitions first, then execution, then "
-        "reasoning, the oldest first among each; below the last rung the oldest tokens go",
-    )
+    tiers = (Tier.HBM, Tier.HBM_QUANTISED, Tier.HBM_COARSE, Tier.EVICTED)
     score = Vectors(Signal.KEYS)
     formats = tuple(Format(bits, group=16, scale_bytes=1) for bits in (4, 2))
 
@@ -218,7 +183,7 @@ class ThinKVPaper(RecentPolicy):
 
     def kinds(self, sparsity: np.ndarray) -> np.ndarray:
         """Classes of segments, int64 ``[segments]``, by their tokens', ``[segments, tokens]``."""
-        mean = np.round(sum_in_order(sparsity) / self.segment, _DECIMALS)
+        mean = rounded(sum_in_order(sparsity) / self.segment)
         return np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))
 
     def rungs(self) -> list[int]:
@@ -232,23 +197,23 @@ class ThinKVPaper(RecentPolicy):
 def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:
     """Number of the rung that each segment has reached, -1 for none.  Int64 ``[segments]``.
 
-    Every `transition`, bool ``[segments]``, oldest first, takes all before it a rung down; the last
-    of the `rungs` is not left.
+    Every `transition`, bool ``[segments]``, oldest first, takes all before it a rung down.  The
+    last of the `rungs` is not left.
     """
     later = np.cumsum(transition[::-1])[::-1] - transition
     return np.asarray(np.minimum(later, rungs) - 1)
 
 
 def thin(tier: np.ndarray, segment: np.ndarray, keys: np.ndarray, count: int) -> int:
-    """Evict all but `count` representatives of a segment's tokens; how many left HBM.
+    """Evict all but `count` representatives of a segment's tokens, and return how many left HBM.
 
     `tier`, int8 ``[tokens]`` of one group, is changed in place.  Keys are ``[tokens, head_dim]``.
     """
     held = segment[hbm_mask(tier[segment])]
     if len(held) <= count:
         return 0
-    gone = np.delete(held, representatives(keys[held].astype(np.float64), count))
-    return evict(tier, gone)
+    evicted = np.delete(held, representatives(keys[held].astype(np.float64), count))
+    return evict(tier, evicted)
 
 
 def thin_further(
@@ -274,7 +239,7 @@ def thin_further(
 
 
 def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np.ndarray:
-    """Indices of `count` of the members, float64 ``[members, size]``, oldest first; rising.
+    """Rising indices of `count` of the members, float64 ``[members, size]``, oldest first.
 
     Lloyd's algorithm from evenly spaced members, with a fixed number of iterations at most.  Each
     mean in turn takes the nearest member that none before it took.  The newer among equals.
@@ -291,7 +256,7 @@ def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np
         owner = nearest
         for cluster in np.unique(owner):  # a mean that lost all its members stays where it is
             mine = vectors[owner == cluster]
-            means[cluster] = np.round(np.add.accumulate(mine)[-1] / len(mine), _DECIMALS)
+            means[cluster] = rounded(np.add.accumulate(mine)[-1] / len(mine))
     chosen = np.zeros(members, dtype=bool)
     for distance in squared_distances(vectors, means).T:
         free = np.flatnonzero(~chosen)
@@ -302,4 +267,4 @@ def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np
 def squared_distances(vectors: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances, float64 ``[members, means]``."""
     squares = (vectors[:, None] - means[None]) ** 2
-    return np.asarray(np.round(squares.sum(axis=-1), _DECIMALS))
+    return rounded(squares.sum(axis=-1))

@@ -33,8 +33,7 @@ from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.registry import available, build
 from arborsim.products.calibrate.backend import OnProgress, PolicyTime, Quiet
 from arborsim.signals.pages import PageBounds, PageOf
-from arborsim.signals.readers import Readers
-from arborsim.signals.scores import Score, ScoreBook, Steps
+from arborsim.signals.scores import Readers, Score, ScoreBook, Steps
 from arborsim.trace.schema import PER_LAYER
 
 SIZES = (1024, 4096, 16384)

@@ -95,11 +95,11 @@ def facts_of(name: str) -> dict[str, Any]:
         "per": policy.grouping,
         "reads": sorted(str(signal) for signal in policy.reads()),
         "fused": policy.fused,
-        "tiers": [tier.name for tier in method.tiers],
+        "tiers": [tier.name for tier in policy.tiers],
         "formats": [
             {"bits": each.bits, "about": each.about}
             for rung, each in enumerate(policy.formats, 1)
-            if any(tier.rung == rung for tier in method.tiers)
+            if any(tier.rung == rung for tier in policy.tiers)
         ],
         "knows_budget": policy.uses_budget,
         "keeps_budget": policy.bounded,

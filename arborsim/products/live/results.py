@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core.errors import ArborsimError, UsageError
 from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by
-from arborsim.policies.live_hints import hints_of
+from arborsim.policies.base import hints_of
 from arborsim.products import choices
 from arborsim.products.declare import setting_texts
 from arborsim.products.results import Results

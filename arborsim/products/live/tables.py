@@ -14,7 +14,7 @@ from arborsim.core.units import quantity
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.play.live_log import describe
 from arborsim.play.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
-from arborsim.policies.live_hints import hints_of
+from arborsim.policies.base import hints_of
 from arborsim.products.replay.tables import COLUMNS, NAMES, flat_measurements
 from arborsim.products.replay.words import budget_of_reading
 from arborsim.report.lines import print_tables

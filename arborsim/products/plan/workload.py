@@ -98,7 +98,7 @@ class Candidate:
     @property
     def offloads(self) -> bool:
         """Whether the policy may put tokens into DDR."""
-        return any(tier.offloaded for tier in self.policy.policy.method.tiers)
+        return any(tier.offloaded for tier in self.policy.policy.tiers)
 
     @property
     def shown_recall(self) -> str:

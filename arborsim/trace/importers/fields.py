@@ -23,7 +23,7 @@ def field(item: Any, name: str) -> Any:
 
 
 def whole(value: Any, what: str, low: int = 0, high: int = MOST_TOKENS) -> int:
-    """An integer between `low` and `high`; neither a truth value nor a fraction."""
+    """An integer between `low` and `high`, neither a truth value nor a fraction."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise Damage(f"{what} is {shown(value)} instead of a whole number")
     if not low <= value <= high:

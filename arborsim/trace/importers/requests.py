@@ -1,7 +1,7 @@
 """Logs of requests to a served model: a prompt, an answer, an arrival, and shared prefixes.
 
 Sources: Mooncake (Qin et al., 2025), JSON lines with `timestamp` in ms and ids of 512-token prefix
-blocks; Qwen-Bailian's usage traces, JSON lines with `timestamp` in s, 16-token blocks and the
+blocks.  Qwen-Bailian's usage traces, JSON lines with `timestamp` in s, 16-token blocks and the
 conversation (`chat_id`, `parent_chat_id`, `turn`, `type`).  Azure's LLM inference traces, CSV with
 TIMESTAMP, ContextTokens and GeneratedTokens, without prefixes.
 """
@@ -130,7 +130,7 @@ def packed_columns(requests: Sequence[Request], first: int) -> dict[str, Any]:
 def json_request(line: str, ticks_per_s: float, block_tokens: int) -> Request:
     """A line of JSON, which may be a `Damage`.
 
-    `timestamp` counts ticks (1000 per second for ms); prefix blocks have `block_tokens` tokens.
+    `timestamp` counts ticks (1000 per second for ms).  Prefix blocks have `block_tokens` tokens.
     """
     try:
         item = json.loads(line)
@@ -152,7 +152,7 @@ def json_request(line: str, ticks_per_s: float, block_tokens: int) -> Request:
 
 
 def _identifiers(values: list[Any]) -> Sequence[int]:
-    """Integers of 64 bits; there may be thousands, so they are looked at one by one if need be."""
+    """Integers of 64 bits, looked at one by one only if need be, as there may be thousands."""
     try:
         if {*map(type, values)} <= {int}:
             return array("q", values)
@@ -191,7 +191,7 @@ def azure_request(line: str) -> Request:
 def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:
     """Prompt tokens that an earlier request had already: what an endless prefix cache saves.
 
-    Requests are in order of arrival; their blocks have `block_tokens` tokens.
+    Requests are in order of arrival.  Their blocks have `block_tokens` tokens.
     """
     seen: set[int] = set()
     saved = 0

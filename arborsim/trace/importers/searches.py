@@ -82,7 +82,7 @@ class Lengths:
     thought_tokens: int = 0  # of each thought; 0: its text's length
 
     def of(self, written: str) -> int:
-        """Tokens of a text; at least one."""
+        """Tokens of a text, at least one."""
         return max(1, round(len(written) * self.tokens_per_character))
 
     def thought(self, written: str) -> int:
@@ -102,7 +102,7 @@ Advance = Callable[[str, int], None]
 
 
 class Imported(ABC):
-    """An item of a source as one episode; a `Damage` if it has too many tokens."""
+    """An item of a source as one episode, or a `Damage` if it has too many tokens."""
 
     #: Whether the trace is packed (`arborsim.trace.packed`)
     packed: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class Imported(ABC):
 
 @dataclass(frozen=True)
 class WrittenSearch(Imported):
-    """One search, whatever format it came in; a `Damage` if the prompt is empty."""
+    """One search, whatever format it came in, or a `Damage` if the prompt is empty."""
 
     prompt_tokens: int
     batches: Sequence[ThoughtBatch] = ()
@@ -153,8 +153,8 @@ class WrittenSearch(Imported):
     def columns(self) -> dict[str, Any]:
         """The rows of the search, as `arborsim.trace.columns.encode` takes them.
 
-        Thoughts of a batch take a token each per iteration until they are complete; no token ids
-        (null), and time stands still at 0, for no source here has either.
+        Thoughts of a batch take a token each per iteration until they are complete.  Token ids are
+        null, and time stands still at 0, for no source here has either.
         """
         rows = _Rows(self.prompt_tokens)
         prompt = Thought(-1, self.prompt_tokens, text=self.prompt_text)
@@ -189,7 +189,7 @@ class _Rows:
         thoughts: Sequence[Thought] = (),
         iteration: Any = None,
     ) -> None:
-        """Append rows of one kind; the first of them are about `thoughts`."""
+        """Append rows of one kind, of which the first are about `thoughts`."""
         node = np.asarray(node, dtype=np.int32)
         rows = len(node)
         if not rows:
@@ -247,7 +247,7 @@ class _Rows:
 
 
 def _spread(values: Sequence[Any], lengths: np.ndarray) -> np.ndarray:
-    """Pieces of a column, each an array or one number for all of its rows; int64 ``[rows]``."""
+    """Pieces of a column, each an array or one number for all of its rows, int64 ``[rows]``."""
     single = [0 if isinstance(value, np.ndarray) else value for value in values]
     found = np.repeat(np.array(single, dtype=np.int64), lengths)
     for value, stop, length in zip(values, np.cumsum(lengths), lengths, strict=True):

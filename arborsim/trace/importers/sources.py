@@ -38,7 +38,7 @@ class Contents(Generic[Search]):
 
 
 def read_list(path: Path, search_of: Callable[[Any], Search], limit: int = 0) -> Contents[Search]:
-    """The items of a JSON list; only the first `limit`, if that is not 0.
+    """The items of a JSON list, or the first `limit` if that is not 0.
 
     Raises `UsageError` if the file cannot be read or is no JSON list.
     """
@@ -52,7 +52,7 @@ def read_list(path: Path, search_of: Callable[[Any], Search], limit: int = 0) ->
 def read_objects(
     path: Path, search_of: Callable[[Any], Search], limit: int = 0
 ) -> Contents[Search]:
-    """As `read_list`; the file may also hold one object alone, or an object a line."""
+    """As `read_list`, for a file that may also hold one object alone, or an object a line."""
     lines = (line for line in _text(path).split("\n") if line.strip())
     if isinstance(_parsed(next(lines, "")), dict):
         return read_lines(path, lambda line: search_of(_object(line)), limit)
@@ -71,7 +71,7 @@ def _json(path: Path) -> Any:
 
 
 def _parsed(line: str) -> Any:
-    """The JSON of a line; None if it is none."""
+    """The JSON of a line, or None if it is none."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -88,7 +88,7 @@ def _object(line: str) -> dict[str, Any]:
 def read_lines(
     path: Path, search_of: Callable[[str], Search], limit: int = 0, header: str = ""
 ) -> Contents[Search]:
-    """The lines of a file, empty ones left out; only the first `limit`, if that is not 0.
+    """The lines of a file that are not empty, or the first `limit` if that is not 0.
 
     Raises `UsageError` if the file cannot be read, or its first line is not `header`, if given.
     """

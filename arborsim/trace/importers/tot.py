@@ -4,7 +4,7 @@ The program writes a JSON list with an entry per problem:
 
 *Breadth first* (`search_of` calls it by its `steps`), such as GPT-4's Game of 24 and its creative
 writing: a step has the states `ys` it began with, all proposals `new_ys` (each a state and what was
-added to it), their `values` (or votes), and the selection `select_new_ys`; `infos` holds the
+added to it), their `values` (or votes), and the selection `select_new_ys`.  `infos` holds the
 verdict `r` on each of the final `ys`.
 
 *Depth first* (a list), such as GPT-4's mini crosswords: an entry for every state that the search
@@ -48,7 +48,7 @@ class TotLog(Lengths):
     value_scale: float = 60.0
 
     def search_of(self, item: Any) -> WrittenSearch:
-        """One problem, in whichever form it is; a `Damage` if it contradicts itself."""
+        """One problem, in whichever form it is, or a `Damage` if it contradicts itself."""
         if isinstance(item, list):
             return self._depth_first(item)
         if isinstance(item, dict) and "ys" in item and "steps" not in item:
@@ -58,7 +58,7 @@ class TotLog(Lengths):
     def _breadth_first(self, item: Any) -> WrittenSearch:
         """Each step is a batch of proposals, after which the unselected are given up.
 
-        The answer is right if any of the final states is (for b = 5: any of 5); its leaf is the
+        The answer is right if any of the final states is (for b = 5: any of 5).  Its leaf is the
         first right one, or the first.  The verdict on each state stands at its block as well.  All
         proposals of the last step are finished.  One whose last line is ``Answer: ...`` answers it.
 
@@ -118,7 +118,7 @@ class TotLog(Lengths):
         return thoughts, proposals
 
     def _depth_first(self, visits: list[Any]) -> WrittenSearch:
-        """A thought per visit, one after the other; a child of a state further up is a return.
+        """A thought per visit, one after the other.  A child of a state further up is a return.
 
         What the search leaves when it goes back is given up, and so is a last state with an
         impossible word: the program goes on below no such state.  The reward is the mean over the
@@ -164,7 +164,7 @@ class TotLog(Lengths):
         return WrittenSearch(self.prompt(None), batches, None, final, DEPTH_FIRST)
 
     def _samples(self, item: Any) -> WrittenSearch:
-        """All samples side by side, each finished; the answer is as of breadth-first logs.
+        """All samples next to each other, each finished, with the answer as of breadth-first logs.
 
         A verdict (`r_game`, or a whole `r`) stands at the sample's block.  A score, `r` with a
         fraction, becomes its reward.
@@ -192,7 +192,7 @@ def _texts(step: Any, name: str, at: str) -> list[str]:
 def _selected(
     selection: list[str], proposals: list[str], first: int, at: str
 ) -> list[tuple[str, int]]:
-    """The selected states and their nodes; equal proposals are taken in order."""
+    """The selected states and their nodes, where equal proposals are taken in order."""
     nodes: dict[str, deque[int]] = {}
     for node, proposal in enumerate(proposals, first):
         nodes.setdefault(proposal, deque()).append(node)
@@ -212,7 +212,7 @@ def _answer(state: str) -> str | None:
 
 
 def _verdicts(item: Any, count: int) -> list[int]:
-    """The verdict on each final state, 1 or 0; -1 for one that has a score instead, or nothing."""
+    """The verdict on each final state, 1 or 0, or -1 for one with a score or nothing instead."""
     if "infos" not in item and "accs" in item:  # whole zeros in logs of tasks without a verdict
         accs = array(item["accs"], "accs")
         found = [int(each) if isinstance(each, bool) else -1 for each in accs]
@@ -233,7 +233,7 @@ def _verdict(info: Any, i: int) -> int:
 
 
 def _scores(item: Any, scale: float) -> list[float]:
-    """Rewards from infos whose `r` is a fraction; NaN for others, nothing without infos."""
+    """Rewards from infos whose `r` is a fraction, NaN for others, and nothing without infos."""
     values = [info["r"] for info in item.get("infos", ())]
     return [
         reward(value, f"score {i}", scale) if isinstance(value, float) else math.nan

@@ -151,7 +151,7 @@ class NestedTree(Lengths):
         return WrittenSearch(length, batches, prompt)
 
     def _thoughts(self, root: dict[str, Any]) -> list[Thought]:
-        """Those below the root, in the order of the search; nodes are named by places in lists."""
+        """Those below the root, in the order of the search, named by places in lists."""
         found: list[Thought] = []
         waiting = deque([(root, "", -1)])
         while waiting:
@@ -167,7 +167,7 @@ class NestedTree(Lengths):
         return found
 
     def _children(self, node: Any, name: str) -> list[Any]:
-        """Those of a node; none if it does not name any, or null."""
+        """Those of a node, none if it does not name any, or null."""
         at = f"node {name:.60}" if name else "the root"
         below = _at(node, self.children, at, missing=True)
         return [] if below is None else array(below, f"{at}: {self.children}")
@@ -189,7 +189,7 @@ class NestedTree(Lengths):
 
 
 def _at(node: Any, path: str, where: str, missing: bool = False) -> Any:
-    """The value at a path of names with dots; None if it may be `missing` and is."""
+    """The value at a path of names with dots, or None if it may be `missing` and is."""
     for name in path.split("."):
         if not isinstance(node, dict):
             raise Damage(f"{where}: expected an object with {name}, found {kind_of(node)}")

@@ -223,7 +223,7 @@ def _time_policy(
     return PolicyTime(
         name,
         rows=not policy.fused,
-        quantises=any(tier.quantised for tier in policy.method.tiers),
+        quantises=any(tier.quantised for tier in policy.tiers),
         layers=model.config.num_hidden_layers,
         tokens=prompt + (free if tree else (depth + free) / 2),
         iterations=ended.iterations,

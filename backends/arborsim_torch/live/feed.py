@@ -20,7 +20,7 @@ from arborsim.core.observations import Observations, Signal
 from arborsim.core.row_uses import ReducedRows, RowUse
 from arborsim.core.shape import Rope
 from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.signals.readers import table_of
+from arborsim.signals.scores import readers_table
 from arborsim_torch.capture import Capture
 from arborsim_torch.captured import Captured
 from arborsim_torch.decoder import TreeDecoder
@@ -147,7 +147,7 @@ class Feed:
     def _observed(self, count: int, width: int) -> Observations:
         known: dict[Signal, np.ndarray] = {}
         if self.wants_readers:
-            known[Signal.READERS], self._readers = table_of(self._readers), []
+            known[Signal.READERS], self._readers = readers_table(self._readers), []
         if self._capture is None:
             return Observations(count, per_layer=known)
         begun = self._clock()

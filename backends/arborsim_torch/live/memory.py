@@ -10,8 +10,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
 from arborsim.machine.live_memory import LiveSearch, last_rows_bytes, moving_bytes
 from arborsim.memory.moves import MostMoved
-from arborsim.policies.base import Policy
-from arborsim.policies.live_hints import hidden_layers, read_as_norms, row_uses
+from arborsim.policies.base import Policy, hidden_layers, read_as_norms, row_uses
 from arborsim.trace.schema import PER_LAYER
 from arborsim_torch.cache.layout import STAGED, Place
 from arborsim_torch.cache.ondemand import PageAttention
@@ -22,7 +21,7 @@ from arborsim_torch.token_signals import SKETCH_SIZE
 
 def places_of(policy: Policy) -> list[Place]:
     """Where a policy's tokens can be."""
-    tiers = policy.method.tiers
+    tiers = policy.tiers
     return sorted({Place[tier.name] for tier in tiers if tier != Tier.EVICTED})
 
 

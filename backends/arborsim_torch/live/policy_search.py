@@ -16,8 +16,7 @@ from arborsim.core.measurements import Measurements
 from arborsim.machine.live_memory import LiveSearch
 from arborsim.memory.moves import MostMoved
 from arborsim.play.controller import Executor, Meter
-from arborsim.policies.base import Policy
-from arborsim.policies.live_hints import hidden_layers, hints_of, read_as_norms, row_uses
+from arborsim.policies.base import Policy, hidden_layers, hints_of, read_as_norms, row_uses
 from arborsim_torch.cache.host_pool import HostPool
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import Mover
@@ -143,7 +142,7 @@ class PolicySearch:
             room = expected
         else:  # the search's own end is not in sight
             return
-        offloads = machine.overlap and any(tier.offloaded for tier in policy.method.tiers)
+        offloads = machine.overlap and any(tier.offloaded for tier in policy.tiers)
         spare = slots * _WHILE_LEAVING if offloads else 0
         pools = self.cache.pools
         self._reserved_tokens = max(room, prompt) + spare

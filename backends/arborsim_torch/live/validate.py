@@ -182,7 +182,7 @@ class ValidationRun(Run):
         profile = self.machine.profile
         if self.loaded.model.device.type == "cuda":
             captured = self.request.recall in CAPTURED_RECALLS
-            captured |= not any(tier.offloaded for tier in policy.method.tiers)
+            captured |= not any(tier.offloaded for tier in policy.tiers)
             profile = served_live(profile, graphs=self.setup.graphs and captured)
         recall, overlap = self.request.recall, self.request.overlap
         machine = replace(self.machine, recall=recall, overlap=overlap, page_tokens=1)

@@ -15,7 +15,7 @@ from arborsim.core.tiers import RECALLS
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_engine, load_profile
 from arborsim.machine.machine import Machine, decode_rows, parts_in_ddr, parts_read
-from arborsim.policies.live_hints import row_uses
+from arborsim.policies.base import row_uses
 from arborsim.policies.registry import build
 from arborsim.searches import make_search
 from arborsim_torch.decoder import run_together

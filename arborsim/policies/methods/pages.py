@@ -1,4 +1,4 @@
-"""FreeKV: all but sinks and a window in DDR, the chosen pages fetched ahead (Liu et al. 2025)."""
+"""Quest and FreeKV: keep every token, read the pages that the query needs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,46 @@ from arborsim.policies.reading import PageReader, Pages
 
 
 @dataclass(frozen=True)
+class Quest(PageReader):
+    """Nothing leaves HBM. Each KV head's attention reads the pages with the largest bounds.
+
+    The budget is how many tokens a step reads of each KV head, without the token that it computes.
+    The page that is being filled is always read, and so is a pinned prompt.
+    """
+
+    dense: int = setting(2, "first layers of the model that read everything", unit="layers", low=0)
+
+    name = "quest"
+    tiers = (Tier.HBM,)
+    bounded = False
+
+    def choose(self, view: CacheView) -> Plan:
+        pages = Pages(view)
+        score = np.full((len(view.tier), len(pages)), -np.inf)
+        prompt = np.arange(view.num_tokens) < self.pin_prompt * view.prompt_tokens
+        for leaf in view.leaves:
+            own = pages.of(leaf)
+            bounds = pages.bounds(leaf, own).max(axis=1)
+            bounds[:, -1] = np.inf  # the page that is being filled
+            score[:, own] = np.maximum(score[:, own], bounds)
+        score[:, pages.any(prompt)] = np.inf
+        taken = pages.best(score, np.full(len(score), view.budget_tokens))
+        reads = pages.tokens(taken)
+        layers = np.asarray(view.shape.layers)
+        if len(layers):
+            reads[layers[view.shape.rows(len(reads))] < self.dense] = True
+        return Plan(view.tier, reads=reads)
+
+
+@dataclass(frozen=True)
 class FreeKV(PageReader):
-    """Pages move to DDR once they leave the window; the budget's rest is for pages fetched back.
+    """Pages move to DDR once they leave the window.
+
+    The rest of the budget is for pages that are fetched back.
 
     DDR keeps its copy of what is fetched, so that giving a page up costs nothing, and a page that
     is chosen again crosses PCIe no second time.  With ``--recall stream`` pages are fetched a layer
-    ahead of their use, as published; with ``stage`` decoding waits for them.
+    ahead of their use, as published.  With ``stage`` decoding waits for them.
     """
 
     sinks: int = setting(
@@ -30,34 +64,7 @@ class FreeKV(PageReader):
     )
 
     name = "freekv"
-    paper = "FreeKV, Liu et al. 2025, arXiv:2505.13109"
-    official = (
-        "rooikeee/FreeKV@074f14d, a copy of sjtu-zhao-lab/FreeKV: quest_sel with avgSM gives these "
-        "scores of pages on 60 of 60 random caches of one layer (80 to 480 tokens, three query "
-        "heads per KV head); its recall was read, not run"
-    )
-    summary = "sinks and a window in HBM, the rest in DDR, chosen pages fetched"
-    formula = (
-        "score of a page = mean over the group's query heads of the softmax over pages of sum over "
-        "channels of max(q_c min_c, q_c max_c), min and max over the keys of the page"
-    )
-    words = {
-        "score": "bounds of pages of keys, softmax",
-        "allocate": "sinks, window, and pages until the budget is used up, per KV head",
-        "place": "DDR outside sinks and window; chosen pages are fetched, DDR keeps its copy",
-        "schedule": "every iteration, once the search holds more than the budget",
-        "recover": "fetch from DDR (stage or stream)",
-        "granularity": "page",
-        "tiers": (Tier.HBM, Tier.DDR),
-    }
-    deviations = (
-        "pages are always chosen with the query one step before, which the paper calls speculative "
-        "retrieval; heads whose query has turned are not corrected within the step",
-        "no layer is left whole (the code leaves the first), since no budget would hold it",
-        "pages have 16 tokens, and begin with the first token, not after the sinks",
-        "InfiniGen (Lee et al. 2024, arXiv:2406.19707) chooses tokens by an approximate query of "
-        "the next layer; here as in FreeKV pages are chosen by bounds",
-    )
+    tiers = (Tier.HBM, Tier.DDR)
 
     def protection(self, budget_tokens: int) -> Protection:
         quarter = budget_tokens // 4
@@ -96,7 +103,7 @@ class FreeKV(PageReader):
         return Plan(tiers, reads=pages.tokens(taken))
 
     def _score(self, view: CacheView, pages: Pages, leaf: int, own: np.ndarray) -> np.ndarray:
-        """Mean over query heads of the softmax over these pages; float64 ``[groups, m]``."""
+        """Mean over query heads of the softmax over these pages, float64 ``[groups, m]``."""
         bounds = pages.bounds(leaf, own) * np.sqrt(view.scores["queries"].shape[2])
         weight = np.exp(bounds - bounds.max(axis=2, keepdims=True))
         return np.asarray((weight / weight.sum(axis=2, keepdims=True)).mean(axis=1))

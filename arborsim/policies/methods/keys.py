@@ -1,58 +1,150 @@
-"""Lag-KV: keep keys and values that stand out from the chunk before or after (arXiv:2504.04704)."""
+"""Policies that read keys and values alone: their norm, direction, or spread after Lag-KV."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
 
-from arborsim.core.events import Boundary, Decode, Event, Pressure, Prune
+from arborsim.core.events import Boundary, Decode, Event, Pressure, Prune, TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
-from arborsim.policies.blocks import ANY, Protect
-from arborsim.policies.methods import same_as_kvpress
+from arborsim.policies.blocks import ANY, Protect, ProtectSome, pin_prompt_setting
 from arborsim.policies.placement import lowest
-from arborsim.policies.stream import RecentPolicy, StreamPolicy
-from arborsim.signals.scores import Score, sum_in_order
-from arborsim.signals.vectors import LagVariance, Vectors
+from arborsim.policies.stream import (
+    ChangingPool,
+    MakeCandidates,
+    RecentPolicy,
+    Stream,
+    StreamPolicy,
+)
+from arborsim.signals.scores import GROUPINGS, Score, sum_in_order
+from arborsim.signals.vectors import KeyDirections, KeyLength, LagVariance, Vectors
+
+
+@dataclass(frozen=True)
+class KeyPolicy(RecentPolicy):
+    """Base of both policies: groups by choice, and the newest tokens stay."""
+
+    pin_prompt: bool = pin_prompt_setting(False)
+    per: str = setting(
+        "head",
+        "ranking: one for the whole model, one per captured layer, or one per captured layer and "
+        "KV head (as published); only the shared one runs on traces without vectors",
+        choices=GROUPINGS,
+    )
+
+    @cached_property
+    def protect(self) -> Protect:
+        return ProtectSome(self.pin_prompt, recent=self.recent)
+
+
+@dataclass(frozen=True)
+class KeyNorm(KeyPolicy):
+    """Keep the tokens whose keys are shortest: they are the ones that get attention."""
+
+    name = "key-norm"
+
+    @cached_property
+    def score(self) -> Score:
+        return KeyLength(self.per)
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        return -view.scores["score"]
+
+
+@dataclass(frozen=True)
+class KeyDiff(KeyPolicy):
+    """Keep the keys that point least in the mean direction of all keys in the cache.
+
+    The mean changes with every token that comes or goes, so ranks are computed at each decision
+    over what the cache holds then.
+    """
+
+    name = "keydiff"
+
+    @cached_property
+    def score(self) -> Score:
+        return KeyDirections(self.per)
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        """Minus the product with the sum of all directions: the order of minus the cosine."""
+        # Directions are whole numbers, so these products are exact however they are summed.
+        rank = np.zeros(view.tier.shape)
+        there = view.in_stream(hbm_mask(view.tier), self.adaptation)
+        for group, directions in enumerate(view.scores["score"]):
+            if 2 * np.count_nonzero(there[group]) > view.num_tokens:  # cheaper than to gather them
+                total = there[group].astype(np.float64) @ directions
+                rank[group] = -(directions @ total)
+                continue
+            held = np.flatnonzero(there[group])
+            keys = directions[held]
+            rank[group, held] = -(keys @ keys.sum(axis=0))
+        return rank
+
+    def candidates(self, view: CacheView, run: TokenRun) -> MakeCandidates:
+        recent = self.protection(view.budget_tokens).recent
+        return partial(LikenessPool, view.scores["score"][0], recent)
+
+
+class LikenessPool(ChangingPool):
+    """Candidates of one group, of which the one most like the sum of all held directions goes.
+
+    The sum is carried along: directions, float64 ``[tokens, size]``, are whole numbers, so that
+    nothing is lost by it.  The `recent` positions behind `stop` are held, too, but no candidates.
+    """
+
+    def __init__(self, directions: np.ndarray, recent: int, stream: Stream) -> None:
+        directions, alive = directions[stream.ids], stream.alive
+        super().__init__(directions, stream._replace(ids=directions))
+        self._recent = recent
+        self._arrived = stream.stop + recent
+        self._total = directions[: self._arrived][alive[: self._arrived]].sum(axis=0)
+        self._likeness = np.empty(len(alive))
+
+    def admit(self, stop: int) -> None:
+        while self._arrived < stop + self._recent:
+            self._total += self._scores[self._arrived]
+            self._arrived += 1
+        super().admit(stop)
+
+    def _pop_lowest(self) -> int:
+        count = self._count
+        likeness = np.dot(self._known[:count], self._total, out=self._likeness[:count])
+        place = int(likeness.argmax())
+        alike = likeness == likeness[place]
+        if np.count_nonzero(alike) > 1:  # of equals the oldest
+            places = np.flatnonzero(alike)
+            place = int(places[self._at[places].argmin()])
+        position, last = int(self._at[place]), count - 1
+        # In no order: the last candidate takes the place of the one evicted.
+        self._at[place], self._known[place] = self._at[last], self._known[last]
+        self._count = last
+        self._total -= self._scores[position]
+        return position
 
 
 @dataclass(frozen=True)
 class LagKV(RecentPolicy):
     """Rank by the spread of the lag-normalised key and value, as the EpiKV paper streams it.
 
-    The original normalises by the *next* chunk at prefill; decoding knows only the previous one
+    The original normalises by the *next* chunk at prefill.  Decoding knows only the previous one
     (EpiKV, section 3.3).
     """
 
     name = "lag-kv"
-    paper = "Liang et al. 2025, arXiv:2504.04704; streamed by arXiv:2606.26472"
-    summary = "keep keys and values that differ from the previous chunk"
-    formula = (
-        "s(t) = mean over layers and heads of std(k~_t) + std(v~_t); x~ = (x - min) / (max - min + "
-        "1e-6) per channel of the previous chunk of 128"
-    )
-    deviations = (
-        "the EpiKV paper prints no formula, and speaks of the variance after normalising (section "
-        "3.3): the spread is the standard deviation over channels, as in Lag-KV; population or "
-        "unbiased ranks alike, because all layers have as many channels",
-        "chunks are those of positions on the path, from the prompt's first token on, whatever was "
-        "evicted since; the paper does not say where they begin; in the first the spread is raw",
-        "1e-6 is added to max - min, of which the paper says nothing",
-        "scores are compared across the whole stream, without Lag-KV's softmax inside a chunk",
-    )
     score = LagVariance()
 
 
 @dataclass(frozen=True)
 class LagKVOfficial(StreamPolicy):
-    """Cut the stream into partitions; when the next one is complete, keep the best of each.
+    """Cut the stream into partitions, and keep the best of each when the next one is complete.
 
     After `sinks` tokens, every `lag` tokens are a partition.  It is compressed once, to the share
     `ratio`, as soon as the partition after it is complete: keys and values are normalised per
@@ -65,26 +157,6 @@ class LagKVOfficial(StreamPolicy):
     ratio: float = setting(0.5, "share of a partition that stays", low=0, high=1)
 
     name = "lag-kv-official"
-    paper = "Liang et al. 2025, arXiv:2504.04704"
-    official = same_as_kvpress("LagKVPress", "half of each partition kept")
-    summary = "keep half of each partition: what differs most from the next one"
-    formula = (
-        "s(i) = softmax_i(std(k~_i)) + softmax_i(std(v~_i)) over the tokens i of a partition; "
-        "x~ = (x - min) / (max - min) per channel of the next partition"
-    )
-    words = {
-        "score": "lag-normalised spread of key and value",
-        "allocate": "a fixed share of each partition",
-        "schedule": "when a partition completes",
-    }
-    deviations = (
-        "keeps no budget: the share of each partition is given",
-        "a channel that is constant in the next partition counts as having range 1 (the "
-        "public code divides by zero)",
-        "on a tree, partitions are cut along each active path; of one that lies in part on a "
-        "compressed prefix, what is left is ranked and only what exceeds the share goes; with "
-        "several leaves, what is recent on one path stays although another path is further",
-    )
     bounded = False
     uses_budget = False
     score = Vectors(Signal.KEYS)
@@ -156,9 +228,9 @@ class LagKVOfficial(StreamPolicy):
 def lag_score(vectors: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Softmax over tokens of the spread of their vectors, normalised by the next partition's range.
 
-    Of vectors ``[tokens, head_dim]``; float64 ``[tokens]``, which sum to 1.  Without any token in
-    the partition that follows (`reference`), nothing is normalised.  The standard deviation is the
-    unbiased one, over channels.
+    Vectors are ``[tokens, head_dim]``.  The result, float64 ``[tokens]``, sums to 1.  Without any
+    token in the partition that follows (`reference`), nothing is normalised.  The standard
+    deviation is the unbiased one, over channels.
     """
     wide = vectors.T.astype(np.float64, order="C")  # [head_dim, tokens]: tokens side by side
     if len(reference):
