@@ -61,9 +61,9 @@ FAULTS = [
           "before[:, tier] += total - moved", "before[:, tier] += total",
           "tests/memory"),
     Fault("arborsim/memory/moves.py", "np.searchsorted(self.step, [first, last])",
-          'np.searchsorted(self.step, [first, last], "right")', "tests/test_meters.py"),
+          'np.searchsorted(self.step, [first, last], "right")', "tests/memory"),
     Fault("arborsim/play/meters.py", "_evict(gone, moves.between_steps(step, step + 1))",
-          "_evict(gone, moves.between_steps(step, step))", "tests/test_meters.py"),
+          "_evict(gone, moves.between_steps(step, step))", "tests/test_kept_by_group.py"),
     Fault("arborsim/play/controller.py", "block.entropy = True, reward, entropy",
           "block.entropy = True, reward, 0.0", f"{ORACLES} arborkv"),
     # Traces and files.
