@@ -130,19 +130,27 @@ class Case:
                 decoded = partial(codec.decode, data, None, torch.float64)
                 return codec, *data, None, None, None, decoded
             together = codec.together
-            order = torch.randperm(part.capacity, generator=random)  # the token in each slot
+            order = torch.randperm(part.capacity, generator=random)  # the token in each slot ...
+            by_head = part.index == "by head"
+            orders = [order.roll(head * by_head) for head in range(self.kv_heads)]  # ... of a head
             groups = torch.randperm(part.capacity // together, generator=random)
             token = torch.arange(part.capacity)
             number = (token % together).to(torch.int16)
             tail = number[:, None].contiguous().view(torch.uint8).expand(1, self.kv_heads, -1, -1)
             each = torch.cat([spans.repeat_interleave(together, 2), tail], dim=-1)
             place = torch.argsort(groups)  # where each group's span is
-            member = (place[token // together] * together + token % together)[order]
-            keys, values = data[0][:, order].tensor_split([codec.key_bytes], dim=-1)
-            by_head = member.to(torch.int32).repeat(self.kv_heads, 1)
-            member = by_head if part.index == "by head" else by_head[0]
-            parts = codec, keys, values, spans[0][:, groups], None, member
-            return *parts, lambda: codec.decode(data, each, torch.float64)[:, :, order]
+            member = (place[token // together] * together + token % together).to(torch.int32)
+            members = torch.stack([member[own] for own in orders])
+            slots = torch.stack([data[0, head, own] for head, own in enumerate(orders)])
+            keys, values = slots.tensor_split([codec.key_bytes], dim=-1)
+            members = members if by_head else members[0]
+            parts = codec, keys, values, spans[0][:, groups], None, members
+
+            def decoded() -> torch.Tensor:
+                found = codec.decode(data, each, torch.float64)
+                return torch.stack([found[:, head, own] for head, own in enumerate(orders)], 1)
+
+            return *parts, decoded
         codec = codec_named(part.stored, self.dim, self.dtype)
         data, scale = codec.encode(x.to(self.dtype))
         if part.strided:
