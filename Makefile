@@ -5,10 +5,12 @@
 # After either, .venv/bin/arborsim works.
 
 PYTHON ?= python3
+# Tests start many processes: each would compile PyTorch's modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test fuzz kills docs lint format traces bench claims pages validate-gpu gpu-bundle clean
+.PHONY: demo test fuzz kills faults docs lint format traces bench claims pages validate-gpu gpu-bundle clean
 
 demo: .venv/.core
 	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html \
@@ -22,6 +24,9 @@ fuzz: .venv/.full  ## 10,000 damaged inputs of every kind through the commands, 
 
 kills: .venv/.full  ## 50 kills of every command that writes, at any moment
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.kills
+
+faults: .venv/.full  ## one-line faults planted in the code, each of which some tests must find
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

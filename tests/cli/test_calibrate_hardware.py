@@ -48,14 +48,22 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return main(command.split())
 
 
-@pytest.mark.usefixtures("small")
 def test_the_policies_that_are_asked_for_are_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(f"{COMMAND} --policy snapkv,full", monkeypatch) == 0
-    assert set(load_profile("m.toml").policies) == {"full", "snapkv"}
+    asked: list[Any] = []
+
+    class Asked:
+        def measure_hardware(self, request: Any, on_progress: Any) -> None:
+            asked.append(request.policies)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(backend, "get_measuring_backend", Asked)
+    assert run(COMMAND, monkeypatch) == 130
+    assert run(f"{COMMAND} --policy snapkv,full", monkeypatch) == 130
+    assert asked == [(), ("snapkv",)]  # full is timed with any of them
     capsys.readouterr()
-    assert run(f"{COMMAND} --overwrite --policy snapkvv", monkeypatch) == 2
+    assert run(f"{COMMAND} --policy snapkvv", monkeypatch) == 2
     assert "unknown policy 'snapkvv': did you mean snapkv" in capsys.readouterr().err
 
 
@@ -64,13 +72,15 @@ def test_a_profile_that_a_replay_takes(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert run(COMMAND, monkeypatch) == 0
+    command = f"{COMMAND} --policy snapkv,full"
+    assert run(command, monkeypatch) == 0
     printed = capsys.readouterr().out
     for shown in ("per_layer_s", "decode held out", "prefill fitted", "wrote m.toml"):
         assert shown in printed
     profile = load_profile("m.toml")
     assert profile.name == "m"
-    assert profile.evidence["command"] == f"arborsim {COMMAND}"
+    assert set(profile.policies) == {"full", "snapkv"}
+    assert profile.evidence["command"] == f"arborsim {command}"
     assert profile.assumed() == ["reserve_share"]
     assert "1 thread, torch " in profile.source("mfu")
     assert [each.name for each in here.iterdir()] == ["m.toml"]

@@ -22,7 +22,17 @@ from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.tiers.codec import Packed
 
 from .oracle_attention import assert_near, by_group, literal
-from .pieces_cases import CASES, FORMATS, WITH_HOST, Case, Part, last_on_host, means_of, moved
+from .pieces_cases import (
+    CASES,
+    FORMATS,
+    INTERPRETED,
+    WITH_HOST,
+    Case,
+    Part,
+    last_on_host,
+    means_of,
+    moved,
+)
 
 ROOT = Path(__file__).parents[2]
 # Of the result, which is rounded once to the queries' type; weights of 16 bits are rounded before
@@ -121,7 +131,7 @@ def interpreted(tmp_path_factory):
 @pytest.mark.skipif(
     not interpreter_works(), reason="Triton's interpreter fails: 3.6 with NumPy 2.4"
 )
-@each_of(CASES)
+@each_of(INTERPRETED)
 def test_the_triton_kernels_are_the_definition(interpreted, case):
     compare(case, interpreted[case.name], rounded=True)
 
@@ -140,7 +150,7 @@ def test_the_triton_kernels_merge_what_the_host_attends_to(interpreted, case):
     not interpreter_works(), reason="Triton's interpreter fails: 3.6 with NumPy 2.4"
 )
 def test_the_triton_kernels_add_mean_rows(interpreted):
-    for case in (*CASES[::4], *WITH_HOST):
+    for case in (*INTERPRETED[::4], *WITH_HOST):
         host = " host" if f"{case.name} host means" in interpreted else ""
         compare_means(case, *interpreted[f"{case.name}{host} means"], rounded=True)
     total, numbers = interpreted["broken"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,34 @@ def tree() -> SearchSetup:
 def search(
     setup: SearchSetup, name: str, budget: int, machine: CacheOptions | None = None, **settings: str
 ) -> LiveOutcome | BudgetInfeasible:
-    policy = build(name, settings)
+    (found,) = together(setup, [(name, settings)], budget, machine)
+    return found
+
+
+def together(
+    setup: SearchSetup,
+    policies: Iterable[tuple[str, dict[str, str]]],
+    budget: int,
+    machine: CacheOptions | None = None,
+) -> list[LiveOutcome | BudgetInfeasible]:
+    """Searches of one problem, an iteration of all in one pass: much faster than one by one."""
     problem = setup.source.problem(3)
-    found: list[Any] = []
+    ended: dict[PolicySearch, LiveOutcome | BudgetInfeasible] = {}
 
-    def done(one: PolicySearch, ended: Ended) -> None:
-        found.append(ended if isinstance(ended, BudgetInfeasible) else one.outcome(ended))
+    def done(one: PolicySearch, found: Ended) -> None:
+        ended[one] = found if isinstance(found, BudgetInfeasible) else one.outcome(found)
 
-    run_batched([PolicySearch(setup, problem, policy, budget, machine or CacheOptions())], 1, done)
-    return found[0]  # type: ignore[no-any-return]
+    searches = [
+        PolicySearch(setup, problem, build(name, settings), budget, machine or CacheOptions())
+        for name, settings in policies
+    ]
+    run_batched(searches, len(searches), done)
+    return [ended[one] for one in searches]
+
+
+def short(name: str) -> tuple[str, dict[str, str]]:
+    """A policy with a window that leaves it something to do in a short search."""
+    return name, {"recent": "8"} if hasattr(build(name), "recent") else {}
 
 
 def same(one: LiveOutcome, other: LiveOutcome) -> bool:
@@ -71,10 +91,14 @@ def same(one: LiveOutcome, other: LiveOutcome) -> bool:
     )
 
 
+@pytest.fixture(scope="module")
+def on_a_chain(chain: SearchSetup) -> dict[str, Any]:
+    return dict(zip(NAMES, together(chain, map(short, NAMES), 120), strict=True))
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_policy_runs_on_a_chain(chain: SearchSetup, name: str) -> None:
-    small = {"recent": "8"} if hasattr(build(name), "recent") else {}
-    outcome = search(chain, name, 120, **small)
+def test_every_policy_runs_on_a_chain(on_a_chain: dict[str, Any], name: str) -> None:
+    outcome = on_a_chain[name]
     assert isinstance(outcome, LiveOutcome)
     m = outcome.measured
     total = m.prompt_tokens + m.generated_tokens
@@ -96,22 +120,28 @@ def test_a_rope_that_changes_with_length_is_refused(chain: SearchSetup) -> None:
         rotary.rope_type = "default"
 
 
-ON_TREES = ["arborkv", "h2o", "epikv", "hierarchy", "staircase", "random", "pyramidkv", "adakv"]
+ON_TREES = [
+    "arborkv", "h2o", "epikv", "hierarchy", "staircase", "random", "pyramidkv", "adakv",
+    "duoattention",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def needed_on_a_tree(tree: SearchSetup) -> int:
-    """Tokens that the tree takes under full retention."""
+def on_a_tree(tree: SearchSetup) -> tuple[int, dict[str, Any]]:
+    """A budget of 60% of what the tree takes under full retention, and what was done with it."""
     full = search(tree, "full", 10_000)
     assert isinstance(full, LiveOutcome)
-    return full.measured.peak_hbm_kv_tokens
+    budget = int(0.6 * full.measured.peak_hbm_kv_tokens)
+    found = together(tree, map(short, ON_TREES), budget)
+    return budget, dict(zip(ON_TREES, found, strict=True))
 
 
-@pytest.mark.parametrize("name", [*ON_TREES, "duoattention"])
-def test_policies_on_a_tree(tree: SearchSetup, needed_on_a_tree: int, name: str) -> None:
-    small = {"recent": "8"} if hasattr(build(name), "recent") else {}
-    budget = int(0.6 * needed_on_a_tree)
-    outcome = search(tree, name, budget, **small)
+@pytest.mark.parametrize("name", ON_TREES)
+def test_policies_on_a_tree(
+    tree: SearchSetup, on_a_tree: tuple[int, dict[str, Any]], name: str
+) -> None:
+    budget, outcomes = on_a_tree
+    outcome = outcomes[name]
     assert isinstance(outcome, LiveOutcome)
     seqs = tree.make_search().slots
     assert outcome.measured.peak_hbm_kv_tokens <= budget + seqs
@@ -151,8 +181,10 @@ class WithLedger:
         self.allocated.append(self._cache.capacity_bytes(Place.HBM) / used)
 
 
-@pytest.mark.parametrize("name", ["pyramidkv", "adakv", "duoattention"])
-@pytest.mark.parametrize("kind", ["chain", "tree"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("chain", "pyramidkv"), ("chain", "adakv"), ("chain", "duoattention"), ("tree", "adakv")],
+)
 def test_uneven_heads_use_the_bytes_of_the_ledger(
     kind: str, name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -172,20 +204,23 @@ def test_uneven_heads_use_the_bytes_of_the_ledger(
     assert beside[0].allocated[-1] < 1.35  # pools shrink when 85 % are used, but for a page
 
 
-@pytest.mark.parametrize("name", ["h2o", "epikv", "arborkv", "rkv"])
-def test_a_budget_for_everything_changes_no_bit(chain: SearchSetup, name: str) -> None:
-    full, roomy = search(chain, "full", 10_000), search(chain, name, 10_000)
+def test_a_budget_for_everything_changes_no_bit(chain: SearchSetup) -> None:
+    names = ("full", "h2o", "epikv", "arborkv", "rkv")
+    full, *others = together(chain, [(name, {}) for name in names], 10_000)
     assert isinstance(full, LiveOutcome)
-    assert isinstance(roomy, LiveOutcome)
-    np.testing.assert_array_equal(full.episode.columns["token"], roomy.episode.columns["token"])
-    np.testing.assert_allclose(
-        full.episode.columns["logprob"], roomy.episode.columns["logprob"], atol=1e-4
-    )
-    assert roomy.measured.evicted_tokens == 0
+    expected = full.episode.columns
+    for name, roomy in zip(names[1:], others, strict=True):
+        assert isinstance(roomy, LiveOutcome)
+        columns = roomy.episode.columns
+        np.testing.assert_array_equal(expected["token"], columns["token"], name)
+        np.testing.assert_allclose(expected["logprob"], columns["logprob"], atol=1e-4, err_msg=name)
+        assert roomy.measured.evicted_tokens == 0
 
 
-@pytest.mark.parametrize("recall", RECALLS)
-@pytest.mark.parametrize("name", ["hierarchy", "freekv", "offload"])
+@pytest.mark.parametrize(
+    ("name", "recall"),
+    [*(("hierarchy", recall) for recall in RECALLS), ("freekv", "ondemand"), ("offload", "stage")],
+)
 def test_the_host_has_its_memory_before_the_search(
     chain: SearchSetup, name: str, recall: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,8 +263,7 @@ def test_the_host_has_its_memory_before_the_search(
     assert reserved.allocated_bytes == grown.allocated_bytes
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-@pytest.mark.parametrize("recall", ["stage", "stream"])
+@pytest.mark.parametrize(("recall", "kind"), [("stage", "chain"), ("stream", "tree")])
 def test_hierarchy_is_bitwise_independent_of_the_share_in_hbm(
     chain: SearchSetup, tree: SearchSetup, recall: str, kind: str
 ) -> None:
@@ -272,10 +306,10 @@ def test_other_recall_modes_differ_by_rounding_alone(chain: SearchSetup) -> None
 
 
 def test_searches_computed_together_are_those_computed_alone(chain: SearchSetup) -> None:
-    problems = [chain.source.problem(i) for i in range(3)]
-    names = ("h2o", "epikv", "streaming-llm")
+    problems = [chain.source.problem(i) for i in range(2)]
+    names = ("h2o", "epikv")
     found: dict[tuple[int, int, str], Any] = {}
-    for width in (1, 4):
+    for width in (1, 3):
         searches = {}
         for problem in problems:
             for name in names:
@@ -285,7 +319,7 @@ def test_searches_computed_together_are_those_computed_alone(chain: SearchSetup)
         run_batched(searches, width, lambda one, ended: found.update({searches[one]: ended}))  # noqa: B023
     for problem in problems:
         for name in names:
-            alone, together = found[1, problem.index, name], found[4, problem.index, name]
+            alone, together = found[1, problem.index, name], found[3, problem.index, name]
             np.testing.assert_array_equal(alone.columns["token"], together.columns["token"])
             np.testing.assert_allclose(
                 alone.columns["logprob"], together.columns["logprob"], atol=1e-4

@@ -50,16 +50,16 @@ class Collect:
 
 
 @pytest.mark.parametrize(
-    ("model", "search", "options", "lines", "budget", "pinned"),
+    ("model", "search", "options", "lines", "episodes", "budget", "pinned"),
     [
-        ("chain", "linear", {}, 24, "260", True),
-        ("game24", "tot-bfs", {"keep": 3, "children": 4}, 0, "130", True),
-        ("chain", "linear", {}, 24, "90", False),  # less than the prompt
+        ("chain", "linear", {}, 24, 1, "260", True),
+        ("game24", "tot-bfs", {"keep": 3, "children": 4}, 0, 2, "130", True),
+        ("chain", "linear", {}, 16, 1, "70", False),  # less than the prompt
     ],
 )
 def test_plans_equal_those_of_the_replay(
-    tmp_path: Path, model: str, search: str, options: dict[str, Any], lines: int, budget: str,
-    pinned: bool,
+    tmp_path: Path, model: str, search: str, options: dict[str, Any], lines: int, episodes: int,
+    budget: str, pinned: bool,
 ) -> None:  # fmt: skip
     """Invariant 5: with the prompt pinned where that is the default, and with none pinned."""
     logs: dict[tuple[int, str], MoveLog] = defaultdict(MoveLog)
@@ -67,7 +67,7 @@ def test_plans_equal_those_of_the_replay(
     policies = [build(name, {**SMALL.get(name, {}), **loose.get(name, {})}) for name in NAMES]
     cells = tuple(Cell(policy, Budget.parse(budget)) for policy in policies)
     request = LiveRequest(
-        model=model, search=search, search_options=options, cells=cells, episodes=2,
+        model=model, search=search, search_options=options, cells=cells, episodes=episodes,
         temperature=0.7, shadow=True, machine=Machine(load_profile("h100")),
         trace=tmp_path / "shadow.parquet", task_options={"lines": lines} if lines else {},
     )  # fmt: skip
@@ -85,4 +85,4 @@ def test_plans_equal_those_of_the_replay(
             _, expected = decide_all(cell.policy, episode, live.budget_tokens)
             np.testing.assert_array_equal(logs[number, name].rows, expected, err_msg=name)
             moved += len(expected) > 0
-    assert moved > len(cells)  # most policies had to decide, in both searches
+    assert moved > episodes * len(cells) / 2  # most policies had to decide, in every search

@@ -125,6 +125,11 @@ class SlowRKV(SlowGroups):
         return sum(x * y for x, y in zip(a, b, strict=True))
 
 
+def rounded(number: float) -> float:
+    """To 9 decimals as NumPy does it: Python rounds a few numbers the other way."""
+    return float(np.round(number, 9))
+
+
 class SlowThinKVPaper(SlowGroups):
     """Segments as lists of tokens, k-means as a person would do it."""
 
@@ -156,7 +161,7 @@ class SlowThinKVPaper(SlowGroups):
         thoughts = [t for t in stream if t >= self.outside(world)]
         whole = len(thoughts) // self.segment
         segments = [thoughts[j * self.segment :][: self.segment] for j in range(whole)]
-        mean = [round(plain_sum(self.sparsity[t] for t in s) / self.segment, 9) for s in segments]
+        mean = [rounded(plain_sum(self.sparsity[t] for t in s) / self.segment) for s in segments]
         kind = ["T" if m >= self.high else "E" if m < self.low else "R" for m in mean]
         safe = self.protected(world)
         settled = [j for j in range(whole) if not safe & set(segments[j])]
@@ -203,7 +208,7 @@ class SlowThinKVPaper(SlowGroups):
             owner = nearest
             for cluster in set(owner):
                 mine = [key for key, c in zip(keys, owner, strict=True) if c == cluster]
-                means[cluster] = [round(sum(x) / len(mine), 9) for x in zip(*mine, strict=True)]
+                means[cluster] = [rounded(sum(x) / len(mine)) for x in zip(*mine, strict=True)]
         chosen: list[int] = []
         for mean in means:
             free = [i for i in range(len(held)) if i not in chosen]
@@ -213,7 +218,7 @@ class SlowThinKVPaper(SlowGroups):
                 world.tiers[group][token] = EVICTED
 
     def away(self, a: list[float], b: list[float]) -> float:
-        return round(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)), 9)
+        return rounded(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
 
 
 class SlowExpectedAttention(SlowGroups):

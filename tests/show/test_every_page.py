@@ -1,4 +1,4 @@
-"""Every page in a real browser, wide and narrow, light and dark: nothing is clipped or empty."""
+"""Every page in a real browser, wide and light, narrow and dark: nothing is clipped or empty."""
 
 from __future__ import annotations
 
@@ -70,8 +70,7 @@ def complaints(browser: Any) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_nothing_is_clipped_or_empty(
     browser: Any, pages: dict[str, Path], complaints: list[str], name: str, width: int, scheme: str
 ) -> None:

@@ -51,7 +51,7 @@ def some_runs(path: Path, step: int) -> Path:
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return some_runs(tmp_path_factory.mktemp("runs") / "sample.csv", 31)
+    return some_runs(tmp_path_factory.mktemp("runs") / "sample.csv", 61)
 
 
 @pytest.fixture(scope="module")
@@ -255,13 +255,13 @@ def test_runs_on_unknown_hardware_are_not_odd() -> None:
 
 def test_results_do_not_depend_on_the_number_of_jobs(tmp_path: Path) -> None:
     """Invariant 6: published runs, played by one process and by two."""
-    texts, sample = [], some_runs(tmp_path / "sample.csv", 97)
-    for jobs, name in (("1", "one"), ("1", "again"), ("2", "two")):
-        out = tmp_path / f"{name}.csv"
+    texts, sample = [], some_runs(tmp_path / "sample.csv", 199)
+    for jobs in ("1", "2"):
+        out = tmp_path / f"{jobs}.csv"
         arguments = ["published", str(sample), "--jobs", jobs, "--out", str(out)]
         assert main(["validate", *arguments, "--no-aiconfigurator"]) == 0
         texts.append(out.read_text())
-    assert texts[0] == texts[1] == texts[2]
+    assert texts[0] == texts[1]
 
 
 def test_an_interruption_loses_one_run(
