@@ -53,7 +53,7 @@ def problems_of(paths: Iterable[Path]) -> str:
     return " and ".join(names)
 
 
-class Judged(NamedTuple):
+class Answered(NamedTuple):
     """Answers of a policy at a budget."""
 
     right: Estimate  #: share of right answers
@@ -63,7 +63,7 @@ class Judged(NamedTuple):
 Key = tuple[str, str]  # policy, and budget as a candidate has it: "-" for none
 
 
-def read_answers(paths: Iterable[Path]) -> dict[Key, Judged]:
+def read_answers(paths: Iterable[Path]) -> dict[Key, Answered]:
     """Right answers and lengths by policy and budget, of logs and tables.
 
     A log is what ``arborsim live --out`` wrote.  A table is a CSV file of answers that someone else
@@ -71,7 +71,7 @@ def read_answers(paths: Iterable[Path]) -> dict[Key, Judged]:
     Shares have Clopper and Pearson's 95% interval.  Searches that a budget could not hold count as
     wrong.
     """
-    found: dict[Key, Judged] = {}
+    found: dict[Key, Answered] = {}
     counts: dict[Key, list[tuple[int, int, int]]] = defaultdict(list)
     for path in paths:
         if path.suffix.lower() == ".csv":
@@ -88,14 +88,14 @@ def read_answers(paths: Iterable[Path]) -> dict[Key, Judged]:
     for key, rows in counts.items():
         right, tokens, full = map(sum, zip(*rows, strict=True))
         growth = tokens / full if tokens and full else 1.0
-        found[key] = Judged(Estimate.share(right, len(rows)), growth)
+        found[key] = Answered(Estimate.share(right, len(rows)), growth)
     return found
 
 
 _TABLE = ("policy", "budget_tokens", "n", "right_percent", "mean_output_tokens")
 
 
-def _read_table(path: Path) -> dict[Key, Judged]:
+def _read_table(path: Path) -> dict[Key, Answered]:
     """Answers that others counted; a `UsageError` names the row that is wrong."""
     rows = list(csv.DictReader(read_text(path).splitlines()))
     if missing := [name for name in _TABLE if not rows or name not in rows[0]]:
@@ -128,4 +128,4 @@ def _read_table(path: Path) -> dict[Key, Judged]:
             f"--answers {path}: no row of policy full, which lengths are compared with"
         )
     full = found["full", "-"][1]
-    return {key: Judged(share, tokens / full) for key, (share, tokens) in found.items()}
+    return {key: Answered(share, tokens / full) for key, (share, tokens) in found.items()}

@@ -28,6 +28,8 @@ class Judged:
     budget: str
     correct: bool | None
     infeasible: bool
+    tokens: int = 0
+    full_tokens: int = 0
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], list[Judged]]:
@@ -49,7 +51,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[Judged]]:
         )
     found = [
         Judged(r.episode, r.policy, ANY if r.budget in ("", "-") else r.budget, r.correct,
-               bool(r.infeasible))
+               bool(r.infeasible), r.tokens, r.full_tokens)
         for r in log.records
     ]  # fmt: skip
     return head, found
