@@ -17,7 +17,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.tables import FORMATS, made_by
 from arborsim.play.backends import LiveResult
 from arborsim.products.plan import files
-from arborsim.products.plan.answers import read_accuracies
+from arborsim.products.plan.answers import read_answers
 from arborsim.products.plan.ask import PlanResults
 from arborsim.products.plan.files import PlanLog
 from arborsim.products.plan.plan import Planner
@@ -121,7 +121,8 @@ def _live_log(path: Path, shadow: bool = False) -> Path:
 
 
 def test_accuracies_come_from_live_runs(tmp_path: Path) -> None:
-    found = read_accuracies([_live_log(tmp_path / "a"), _live_log(tmp_path / "b")])
+    judged = read_answers([_live_log(tmp_path / "a"), _live_log(tmp_path / "b")])
+    found = {key: each.right for key, each in judged.items()}
     assert set(found) == {("full", "-"), ("h2o", "0.5")}
     assert (found["full", "-"].value, found["full", "-"].n) == (0.5, 4)
     assert (found["h2o", "0.5"].value, found["h2o", "0.5"].n) == (0.5, 4), "infeasible is wrong"
@@ -132,9 +133,9 @@ def test_other_files_are_no_live_runs(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("nothing")
     for path in (tmp_path / "x", tmp_path / "missing"):
         with pytest.raises(UsageError, match="--answers"):
-            read_accuracies([path])
+            read_answers([path])
     with pytest.raises(UsageError, match="shadow"):
-        read_accuracies([_live_log(tmp_path / "s", shadow=True)])
+        read_answers([_live_log(tmp_path / "s", shadow=True)])
 
 
 @pytest.fixture(scope="module")
