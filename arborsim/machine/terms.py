@@ -224,6 +224,8 @@ LINK_TERMS = ("link busy with moves: to DDR", "link busy with moves: from DDR")
 
 def _each(seconds: Callable[..., float], *counts: np.ndarray) -> np.ndarray:
     """A function of whole numbers at each of arrays ``[n]``."""
+    if len(counts[0]) == 1:  # what a batch takes once
+        return np.array([seconds(*(int(each[0]) for each in counts))])
     rows, at = np.unique(np.stack(counts), axis=1, return_inverse=True)
     return np.array([seconds(*map(int, row)) for row in rows.T])[at]
 

@@ -98,6 +98,8 @@ class PolicyRun:
 
     def synchronous(self, baseline: bool) -> bool:
         """Whether an arm schedules a step only once the one before it has ended."""
+        if not baseline and self.text("pairing") == "unequal-flags":
+            return True  # full retention kept it, and the policy lost it
         return bool(_SYNCHRONOUS.search(self.text("baseline_kind" if baseline else "variant")))
 
     def caches_prefixes(self, baseline: bool) -> bool:
