@@ -26,7 +26,7 @@ from arborsim.products.validate.policy_runs import PolicyRun, read_policy_runs
 #: order of their printing, with the value that the search begins from.
 PARAMETERS = {
     "vllm": {
-        "synchronous_step_s": 6e-3, "rkv.layer_s": 9e-5, "rkv.decision_layer_s": 6e-5,
+        "synchronous_step_s": 1.2e-2, "graph.piecewise": 8.5e-5, "rkv.decision_layer_s": 6e-5,
     },
     "sglang": {"graph.eager": 1.5e-4, "rkv.layer_s": 2e-5, "rkv.decision_layer_s": 1.5e-4},
     "flashinfer": {"rkv.layer_s": 6e-5, "rkv.decision_layer_s": 6.5e-4},

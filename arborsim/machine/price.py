@@ -332,7 +332,9 @@ class Price(Passes):
             terms.append((term.plan, Term(term.name, counted, hidden_s)))
         model_s = parts["compute"] * computing + reads * reading
         model_s = model_s + parts["dequantise"] + parts["serial"]
-        launches = np.maximum(0.0, self.launch_s + self.added_launch_s(info) - model_s)
+        least_s = self.launch_s + self.added_launch_s(info)
+        least_s += self.policy_launch_s(self.policy(info).longer)
+        launches = np.maximum(0.0, least_s - model_s)
         model_s = model_s + launches
         terms.append(("decode: overhead of layers", Term(LAUNCHES, float(launches.sum()))))
         if info.recall == "stage":

@@ -329,7 +329,7 @@ class Piece:
         return replace(self, hbm_bytes=(held - prefix, grows - prefix_grows), prefix_bytes=(0, 0))
 
     def _part(self, first: int, last: int) -> Piece:
-        pairs = {n: v for n in self.__slots__ if isinstance(v := getattr(self, n), tuple)}
+        pairs = {n: v for n in self.__slots__ if type(v := getattr(self, n)) is tuple}
         moved: dict[str, Any] = {n: (v[0] + first * v[1], v[1]) for n, v in pairs.items()}
         return replace(self, iterations=last - first, **moved)
 
