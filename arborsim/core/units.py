@@ -129,7 +129,7 @@ def is_plain(text: str) -> bool:
 
 
 def measured(name: str) -> str:
-    """What a field or an option of that name measures: a key of the units that people write."""
+    """The quantity that a field or an option of that name is: a key of the units people write."""
     return next((kind for end, kind in _MEASURES.items() if name.endswith(end)), "number")
 
 
