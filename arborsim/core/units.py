@@ -98,13 +98,11 @@ _SECONDS = {
 #: Units that people write, by what they measure, with their sizes.
 _WRITTEN: dict[str, dict[str, float]] = {
     "number": {"": 1.0, "%": 1e-2, **_DECIMAL, **_BINARY},
-    "bytes": {
-        **dict(UNITS["bytes"]), **_DECIMAL, **_BINARY,
-        **{f"{name}B": size for name, size in _BINARY.items()},
-    },
+    "bytes": {**dict(UNITS["bytes"]), **_DECIMAL, **_BINARY},
     "seconds": {name: size for size, names in _SECONDS.items() for name in names.split()},
     "FLOP/s": {f"{name}FLOP{end}": size for name, size in _DECIMAL.items() for end in ("/s", "S")},
-}  # fmt: skip
+}
+_WRITTEN["bytes"] |= {f"{name}B": size for name, size in _BINARY.items()}
 _WRITTEN["bytes/s"] = {f"{name}/s": size for name, size in _WRITTEN["bytes"].items()}
 #: Ends of the names of fields and options, and what these measure.
 _MEASURES = {
