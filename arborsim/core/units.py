@@ -98,13 +98,11 @@ _SECONDS = {
 #: Units that people write, by what they measure, with their sizes.
 _WRITTEN: dict[str, dict[str, float]] = {
     "number": {"": 1.0, "%": 1e-2, **_DECIMAL, **_BINARY},
-    "bytes": {
-        **dict(UNITS["bytes"]), **_DECIMAL, **_BINARY,
-        **{f"{name}B": size for name, size in _BINARY.items()},
-    },
+    "bytes": {**dict(UNITS["bytes"]), **_DECIMAL, **_BINARY},
     "seconds": {name: size for size, names in _SECONDS.items() for name in names.split()},
     "FLOP/s": {f"{name}FLOP{end}": size for name, size in _DECIMAL.items() for end in ("/s", "S")},
-}  # fmt: skip
+}
+_WRITTEN["bytes"] |= {f"{name}B": size for name, size in _BINARY.items()}
 _WRITTEN["bytes/s"] = {f"{name}/s": size for name, size in _WRITTEN["bytes"].items()}
 #: Ends of the names of fields and options, and what these measure.
 _MEASURES = {
@@ -129,7 +127,7 @@ def is_plain(text: str) -> bool:
 
 
 def measured(name: str) -> str:
-    """What a field or an option of that name measures: a key of the units that people write."""
+    """The quantity that a field or an option of that name is: a key of the units people write."""
     return next((kind for end, kind in _MEASURES.items() if name.endswith(end)), "number")
 
 

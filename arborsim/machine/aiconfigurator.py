@@ -222,8 +222,10 @@ def write_profile(imported: Imported, out: Path) -> Path:
 def _profile(system: str, kernels: str) -> dict[str, Any]:
     """A profile as a table: of a GPU that is shipped what differs, of another one every number."""
     stated = _yaml(_folder() / f"{system}.yaml")
-    gpu, link = stated["gpu"], float(stated["node"]["pcie_bw"])
-    known = {"hbm_bytes": int(gpu["mem_capacity"]), "hbm_bytes_per_s": float(gpu["mem_bw"])}
+    gpu, node = stated["gpu"], stated["node"]
+    link = float(node["pcie_bw"])
+    known: dict[str, Any] = {"hbm_bytes": int(gpu["mem_capacity"])}
+    known["hbm_bytes_per_s"] = float(gpu["mem_bw"])
     known["flops_per_s"] = float(gpu["bfloat16_tc_flops"])
     known |= {f"{kind}_flops_per_s": float(gpu.get(f"{kind}_tc_flops", 0)) for kind in _NARROW}
     said = f"aiconfigurator-core {_version()}, systems/{system}.yaml"
@@ -232,6 +234,9 @@ def _profile(system: str, kernels: str) -> dict[str, Any]:
         known = {key: x for key, x in known.items() if abs(x - getattr(base, key)) > 0.01 * x}
         first: dict[str, Any] = {"base": name, "name": name, "kernels": kernels}
         return {**first, **known, "sources": dict.fromkeys(known, said)}
+    known["all_reduce_gpus"] = [float(node["num_gpus_per_node"])]
+    known["all_reduce_bytes_per_s"] = [float(node["intra_node_bw"])]
+    known["all_reduce_latency_s"] = [float(node["p2p_latency"])]
     base = load_profile("h100")
     per_peak = ("eager_bytes_per_s", "dequantise_bytes_per_s")
     links = ("h2d_bytes_per_s", "d2h_bytes_per_s")

@@ -125,7 +125,7 @@ class HardwareProfile(Sourced):
         tuple[float, ...], meant("GPUs that share a model, in all-reduces", "GPUs", 1)
     ] = ()
     all_reduce_bytes_per_s: Annotated[
-        tuple[Rate, ...], meant("a ring's bandwidth on so many GPUs", "GB/s", 1e9)
+        tuple[Rate, ...], meant("bandwidth of a ring of these GPUs", "GB/s", 1e9)
     ] = ()
     all_reduce_latency_s: Annotated[
         tuple[Seconds, ...], meant("what a small all-reduce takes on them", "us", 1e-6)

@@ -43,6 +43,8 @@ def test_a_gpu_that_is_not_shipped(capsys: pytest.CaptureFixture[str], tmp_path:
     profile = load_profile("b60-vllm.toml")
     assert Path(profile.kernels) == Path("b60-vllm.parquet")
     assert (profile.hbm_bytes, profile.hbm_bytes_per_s) == (24 * 2**30, 456e9)
+    assert profile.all_reduce_bytes_per_s == (28.4e9,), "its own link, and no NVLink"
+    assert "systems/b60.yaml" in profile.source("all_reduce_bytes_per_s")
     assert not profile.is_assumed("flops_per_s")
     assert profile.is_assumed("mfu")
     assert profile.source("h2d_bytes_per_s").startswith("assumed: 0.78 of 32 GB/s")

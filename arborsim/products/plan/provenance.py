@@ -133,7 +133,7 @@ def rests_on_assumed(workload: Workload, candidate: Candidate, found: MixDemands
     demand = sorted(found.demands, key=lambda each: each.iterations)[len(found.demands) // 2]
 
     def seconds(names: Sequence[str], factor: float) -> float:
-        """Of a machine on which each of these takes `factor` times as long."""
+        """Seconds of the search where each of these takes `factor` times as long."""
         own = {name: _slower(hardware.profile, name, factor) for name in names}
         profile = replace(hardware.profile, **own)
         engine = ServingEngine([demand], profile, workload.geometry, options, kv_bytes=UNBOUNDED)
