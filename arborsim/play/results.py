@@ -379,14 +379,9 @@ def _row(results: list[EpisodeResult]) -> Row:
 
 
 def _relative(row: Row, full: Row) -> Relative:
-    pairs = (
-        (row.peak_hbm_kv_bytes, full.peak_hbm_kv_bytes),
-        (row.mean_peak_hbm_kv_bytes, full.mean_peak_hbm_kv_bytes),
-        (row.total_s, full.total_s),
-        (row.tokens_per_s, full.tokens_per_s),
-        (row.attention_kept, full.attention_kept),
-    )
-    return Relative(*(_ratio(*pair) for pair in pairs))
+    peaks = "peak_hbm_kv_bytes", "mean_peak_hbm_kv_bytes"
+    figures = *peaks, "total_s", "tokens_per_s", "attention_kept"
+    return Relative(*(_ratio(getattr(row, name), getattr(full, name)) for name in figures))
 
 
 def _mean(weighted: Iterable[tuple[float, int]]) -> float:

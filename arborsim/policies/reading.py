@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -112,13 +111,9 @@ class PageReader(LiveHints, Policy):
     def bounds_page(self) -> int:
         return self.page
 
-    @cached_property
-    def _scores(self) -> Mapping[str, Score]:
+    def scores(self) -> Mapping[str, Score]:
         page = self.page
         return {"queries": Queries(1), "page": PageOf(page), "bounds": PageBounds(page)}
-
-    def scores(self) -> Mapping[str, Score]:
-        return self._scores
 
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(self.pin_prompt)

@@ -271,7 +271,9 @@ class Composed(LiveHints, Policy):
     def decide_run(self, view: CacheView, run: TokenRun, steps: Steps) -> Moves:
         protection = self.protection(view.budget_tokens)
         ids = view.path
-        if run.steps == 1 and len(ids) == view.num_tokens and self._ranks_plainly:
+        kind = type(self)
+        plain = kind.candidates is Composed.candidates and kind.rank is Composed.rank
+        if plain and run.steps == 1 and len(ids) == view.num_tokens:
             over = view.in_hbm - view.budget_tokens
             if over <= 1:
                 next(steps)
@@ -304,12 +306,6 @@ class Composed(LiveHints, Policy):
             if over < 0:  # more has left than had to: there is nothing to decide until it is back
                 over += steps.skip(-over)
         return Moves.evict(at_step, [*off_path, *ids[np.array(evicted_at, np.int64)].tolist()])
-
-    @property
-    def _ranks_plainly(self) -> bool:
-        """Whether a run's candidates rank by the score alone."""
-        kind = type(self)
-        return kind.candidates is Composed.candidates and kind.rank is Composed.rank
 
     def _evict_lowest(self, view: CacheView, protection: Protection) -> Moves:
         """Evict the lowest candidate: `decide_run` after one iteration of a chain."""

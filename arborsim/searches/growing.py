@@ -257,7 +257,8 @@ class _Walk:
             if self._ends[node] < 0:
                 while self.tree.leaf[self._of[node]] is None:
                     yield
-                self._ends[node] = self._iteration + self._own_tokens(node)
+                above = self._leaf(self._parent[node]).tokens
+                self._ends[node] = self._iteration + self._leaf(node).tokens - above
         self._iteration = min(self._ends[node] for node in self._active)
         ended = [n for n in self._active if self._ends[n] == self._iteration]
         self._active = [n for n in self._active if self._ends[n] > self._iteration]
@@ -268,9 +269,6 @@ class _Walk:
         leaf = self.tree.leaf[self._of[node]]
         assert leaf is not None, "a walk goes on once its thoughts are complete"
         return leaf
-
-    def _own_tokens(self, node: int) -> int:
-        return self._leaf(node).tokens - self._leaf(self._parent[node]).tokens
 
     def _close(self, node: int) -> None:
         leaf, content = self._leaf(node), self._content(node)

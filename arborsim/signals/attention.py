@@ -21,7 +21,6 @@ from arborsim.signals.rows import (
     LastLayers,
     Row,
     RowState,
-    TokenIds,
     is_number,
     row_signal,
 )
@@ -197,8 +196,15 @@ class NewestState(RowState):
             ]
             if len(found) == 1:
                 now[found[0][0]] = found[0][1]
-            elif found:
-                _write_mean(now, found)
+            elif found:  # the mean of the rows that cover a token
+                queries = np.zeros(len(now))
+                for at, _ in found:
+                    now[at] = 0.0
+                    queries[at] += 1
+                for at, row in found:
+                    now[at] += row
+                several = queries > 1
+                now[several] /= queries[several]
 
     def observe_all(self, first: int, last: int) -> None:
         """A later row replaces an earlier one."""
@@ -221,18 +227,6 @@ class NewestState(RowState):
     def _batch(self, step: int) -> list[Row]:
         width = len(self._paths)
         return [self._rows.row(step * width + leaf) for leaf in range(width)]
-
-
-def _write_mean(now: np.ndarray, found: list[tuple[TokenIds, np.ndarray]]) -> None:
-    """Replace values by the mean of the rows that cover them."""
-    queries = np.zeros(len(now))
-    for at, _ in found:
-        now[at] = 0.0
-        queries[at] += 1
-    for at, row in found:
-        now[at] += row
-    several = queries > 1
-    now[several] /= queries[several]
 
 
 @dataclass(frozen=True)
