@@ -55,7 +55,7 @@ from typing import (
 )
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.settings import MOST_COUNT, MOST_INT
+from arborsim.core.settings import MOST_COUNT, MOST_INT, setting_text
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 P = ParamSpec("P")
@@ -360,13 +360,7 @@ def setting_texts(given: Any) -> list[str]:
     """``name=value`` texts, as ``--set`` takes them."""
     if not isinstance(given, Mapping):
         return [str(each) for each in listed(given)]
-    return [f"{name}={_setting_text(value)}" for name, value in given.items()]
-
-
-def _setting_text(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return [f"{name}={setting_text(value)}" for name, value in given.items()]
 
 
 def _texts(value: Any) -> list[str]:
