@@ -24,7 +24,7 @@ A product's options are the fields of a frozen dataclass, described in its docst
 
 `call` makes the function that `arborsim` exports.  A command is a function with such a dataclass,
 or options of its own, as parameters (`arborsim.cli.commands`).  `declared` reads both.  Help shows
-the first paragraph of an option's description; what else it takes is an `Option` in the annotation.
+the first paragraph of an option's description. What else it takes is an `Option` in the annotation.
 """
 
 from __future__ import annotations

@@ -62,13 +62,13 @@ class WorkloadOptions(Options):
     Parameters
     ----------
     gpus
-        GPUs by comma, in place of the workload's: names, or TOML files with numbers of the machine;
-        repeatable.
+        GPUs by comma, in place of the workload's: names, or TOML files with numbers of the machine.
+        Repeatable.
     load
         Size a fleet for this load.
     calibration
-        Settings of policies from a calibration, a file or name, where the workload gives none;
-        repeatable.
+        Settings of policies from a calibration, a file or name, where the workload gives none.
+        Repeatable.
     allow_code
         Import policies that the workload file names as package.module:Class.
     searches
@@ -106,7 +106,7 @@ class PlanOptions(WorkloadOptions, QuickOptions):
     Ask by a workload file, or by --model, --gpu, --p95 and --tree, --chain or --trace. For every
     candidate the largest load that meets the latency target is searched for by simulation. Shows it
     with latencies, utilisation, what runs out first and cost per search, and recommends one. Ctrl-C
-    keeps what is done; exit code 130.
+    keeps what is done. Exit code 130.
 
     Parameters
     ----------
@@ -115,11 +115,11 @@ class PlanOptions(WorkloadOptions, QuickOptions):
     min_attention_kept
         Recommend policies that keep at least this share of attention.
     answers
-        Log of arborsim live: how many answers are right; repeatable.
+        Log of arborsim live: how many answers are right. Repeatable.
     min_accuracy
         Recommend policies with at least this share of right answers.
     workers
-        Processes; same results.
+        Processes. Same results.
     progress
         Show progress on standard error.
 

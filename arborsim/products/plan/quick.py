@@ -58,7 +58,7 @@ class QuickOptions(Options, panel="Instead of a workload file"):
     p99
         The same for 99%.
     tree
-        depth=6,width=16,thought=80: levels, thoughts on each, tokens of each; branch=4 are the
+        depth=6,width=16,thought=80: levels, thoughts on each, tokens of each. branch=4 are the
         children of a thought. 40..160 is a uniform range.
 
         In Python also a mapping: ``{"depth": 6, "width": 16, "thought": 80}``.
@@ -249,7 +249,7 @@ def _tree(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(what: str, keys: Sequence[str], given: object) -> dict[str, Any]:
-    """``"depth=6,width=16"``, or a mapping, as numbers; what is missing is named."""
+    """``"depth=6,width=16"``, or a mapping, as numbers. What is missing is named."""
     if isinstance(given, Mapping):
         said = {str(key): value for key, value in given.items()}
     else:
