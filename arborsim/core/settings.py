@@ -125,5 +125,7 @@ def whole_number(text: str) -> int:
 
 
 def setting_text(value: object) -> str:
-    """A value of a TOML file in the form that ``--set`` has."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A value in the form that ``--set`` has."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

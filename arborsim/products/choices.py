@@ -34,8 +34,6 @@ Settings: TypeAlias = Annotated[Mapping[str, Any] | Sequence[str], Option("set")
 Files: TypeAlias = AnyPath | Sequence[AnyPath]
 Traces: TypeAlias = Annotated[Files, Option(complete="trace")]
 
-RECALLS = ("stage", "stream", "near", "ondemand")
-
 
 def names(text: str | Sequence[str]) -> list[str]:
     """The names in ``"a, b,c"``, or several of these, each once."""
@@ -220,9 +218,11 @@ def calibrated(
     return apply(settings, [read_calibration(name) for name in named], layers)
 
 
-def check_recall(recall: str, known: Sequence[str] = RECALLS) -> None:
-    """Refuse an unknown way to read DDR tokens."""
-    if recall not in known:
+def check_recall(recall: str, known: Sequence[str] = ()) -> None:
+    """Refuse an unknown way to read DDR tokens, by default of those that are simulated."""
+    from arborsim.core.tiers import RECALLS
+
+    if recall not in (known := known or RECALLS):
         raise UnknownName("recall mode", recall, known)
 
 

@@ -24,7 +24,7 @@ A product's options are the fields of a frozen dataclass, described in its docst
 
 `call` makes the function that `arborsim` exports.  A command is a function with such a dataclass,
 or options of its own, as parameters (`arborsim.cli.commands`).  `declared` reads both.  Help shows
-the first paragraph of an option's description; what else it takes is an `Option` in the annotation.
+the first paragraph of an option's description. What else it takes is an `Option` in the annotation.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from typing import (
 )
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.settings import MOST_COUNT, MOST_INT
+from arborsim.core.settings import MOST_COUNT, MOST_INT, setting_text
 from arborsim.core.units import is_plain, measured, read
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -376,13 +376,7 @@ def setting_texts(given: Any) -> list[str]:
     """``name=value`` texts, as ``--set`` takes them."""
     if not isinstance(given, Mapping):
         return [str(each) for each in listed(given)]
-    return [f"{name}={_setting_text(value)}" for name, value in given.items()]
-
-
-def _setting_text(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return [f"{name}={setting_text(value)}" for name, value in given.items()]
 
 
 def _texts(value: Any) -> list[str]:

@@ -35,16 +35,16 @@ class PolicyOptions(Options):
     Parameters
     ----------
     policies
-        Policies by name (by comma, or all), package.module:Class, or the file of a composition;
-        repeatable.
+        Policies by name (by comma, or all), package.module:Class, or the file of a composition.
+        Repeatable.
 
         In Python also policies made there.
     budgets
-        Tokens (2048) or share of what full retention holds (0.25), by comma; repeatable.
+        Tokens (2048) or share of what full retention holds (0.25), by comma. Repeatable.
 
         In Python a float in (0, 1] is a share, an int a number of tokens.
     settings
-        name=value, or NAME.name=value for one policy or search; repeatable.
+        name=value, or NAME.name=value for one policy or search. Repeatable.
 
         In Python also a mapping: ``{"sinks": 4, "h2o.per": "shared"}``.
     """
@@ -120,7 +120,7 @@ class JobOptions(Options, panel="Run"):
     strict
         Stop where a policy or budget cannot run: no row that says why.
     workers
-        Processes that share the episodes; same results.
+        Processes that share the episodes. Same results.
 
         A script then needs ``if __name__ == "__main__":``, as for all of Python's multiprocessing.
     progress

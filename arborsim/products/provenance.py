@@ -184,7 +184,7 @@ def _policies(policies: Iterable[Policy]) -> dict[str, str]:
 
 
 def parameters(values: Mapping[str, Any]) -> str:
-    """Parameters of a policy in a line; an empty text is called none."""
+    """Parameters of a policy in a line. An empty text is called none."""
     return ", ".join(f"{k} {v}" if v != "" else f"{k} none" for k, v in values.items()) or (
         "no parameters"
     )

@@ -93,13 +93,13 @@ class Results(ABC):
         ----------
         kind : str
             Of replays ``"pareto"`` (memory against a metric), ``"heat"`` (policies by budgets) or
-            ``"cliff"`` (answers counted live); of searches ``"pareto"`` (accuracy against KV size)
-            or ``"width"``; of plans ``"pareto"`` (cost, quality and latency) or ``"load"``; of live
+            ``"cliff"`` (answers counted live), of searches ``"pareto"`` (accuracy against KV size)
+            or ``"width"``, of plans ``"pareto"`` (cost, quality and latency) or ``"load"``, of live
             runs ``"cliff"`` (accuracy by budget).  None is the first of them.
         metric : str
             What replays are drawn by: ``"right"`` (answers counted live), ``"kept"``, ``"error"``,
-            ``"time"`` or ``"memory"``; None for the first of ``"right"``, ``"kept"`` and ``"time"``
-            that is known.
+            ``"time"`` or ``"memory"``.  None takes the first of ``"right"``, ``"kept"`` and
+            ``"time"`` that is known.
         dark : bool
             Light on dark.
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.products.generate.lengths import generate_search
-from arborsim.products.plan.quick import QUICK, parse_rate, quick_tables, quick_toml, quick_workload
-from arborsim.products.plan.workload import Generated
-from arborsim.products.plan.workload_file import parse_workload, read_workload
+from arborsim.products.plan.quick import QUICK, QuickOptions, parse_rate, quick_toml
+from arborsim.products.plan.workload import Generated, Workload
+from arborsim.products.plan.workload_file import parse_workload, read_workload, workload_of
 
 ASKED: dict[str, Any] = {
     "model": "llama-3.1-8b", "gpus": "l40s, h100", "rate": "20/min", "p95": "60s",
@@ -25,6 +25,15 @@ FLAGS = [
     "plan", "--model", "llama-3.1-8b", "--gpu", "l40s,h100", "--rate", "20/min", "--p95", "60s",
     "--tree", "depth=6,width=16,thought=80", "--solved", "0.6",
 ]  # fmt: skip
+
+
+def quick_tables(*, gpus: str, **asked: Any) -> dict[str, Any]:
+    return QuickOptions(**asked).tables(gpus)
+
+
+def quick_workload(**asked: Any) -> Workload:
+    tables = quick_tables(**asked)
+    return workload_of(tables, Path(), tables["name"])
 
 
 def widths(**asked: Any) -> list[int]:

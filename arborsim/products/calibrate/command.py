@@ -112,7 +112,7 @@ def hardware(
     """Measure this machine: a profile for `replay --gpu FILE`.
 
     It has copies, kernels, overheads and decisions. Overheads are fitted to forward passes of the
-    model; the error on others is reported.
+    model. The error on others is reported.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def bands(
 ) -> None:
     """EpiKV's layers and bands of hidden-state change.
 
-    Windows of correct greedy reasonings are occluded; a token is important if the answer changes.
+    Windows of correct greedy reasonings are occluded. A token is important if the answer changes.
     Sets layers of epikv and hs-variance and bands of band-adaptive.
 
     Parameters
@@ -227,7 +227,7 @@ def msve(
     """ArborKV's theta: what a block is worth.
 
     Theta weighs search value, certainty and attention. Every block on the path to a right answer is
-    hidden from what follows, which is generated anew; a logistic fit tells from the features which
+    hidden from what follows, which is generated anew. A logistic fit tells from the features which
     blocks the answer needs.
 
     Parameters

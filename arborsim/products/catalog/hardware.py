@@ -72,7 +72,7 @@ def import_(
     engine
         The inference engine: vllm, sglang, trtllm.
     out
-        The profile to make; the tables lie next to it.
+        The profile to make. The tables lie next to it.
     overwrite
         Replace both files.
     """

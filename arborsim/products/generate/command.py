@@ -35,7 +35,7 @@ class TreeOptions(Options):
     first
         Children of the prompt.
     pruned
-        Share of each level given up; 0.5,0.75: per level, last one stays.
+        Share of each level given up, or one per level: 0.5,0.75. The last one stays.
     finished
         Share of what stays that has an answer and is not expanded.
     parallel
@@ -88,7 +88,7 @@ class BankOptions(Options, panel="Banks (for arborsim search)"):
     width
         Widths of --for.
     set_
-        An option of --for, name=value; repeatable.
+        An option of --for, name=value. Repeatable.
     keep_duplicates
         Searches of --for go on with thoughts that repeat a sibling.
     reward_correlation
@@ -104,7 +104,7 @@ class BankOptions(Options, panel="Banks (for arborsim search)"):
     wrong_answers
         Different wrong answers of a problem.
     meanings
-        Different things that siblings say; 0: each its own.
+        Different things that siblings say, or 0 for each its own.
     common
         Share of meanings that all thoughts of a level may have.
     repeated
@@ -192,7 +192,7 @@ def generate(
     searches
         How many searches.
     seed
-        Of all draws; search i depends on it and i.
+        Seed of all draws. Search i depends on it and i.
     model
         Geometry to charge for: a name, or a config.json.
     overwrite

@@ -56,7 +56,7 @@ class CacheOptions(Options, panel="Cache"):
 
         All do with `shadow`.  Sums and newest rows are always whole.
     shadow
-        Policies decide, nothing is removed; bytes and seconds are simulated.
+        Policies decide, nothing is removed. Bytes and seconds are simulated.
     gpu
         --shadow: GPU profile, a name or a TOML file.
     """
@@ -103,8 +103,8 @@ class LiveOptions(PolicyOptions, CacheOptions, RewardedProblems, LiveFiles):
     """Search live under KV-cache policies that really remove tokens, and count what is right.
 
     Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
-    where the time went, all against full retention. Needs the extra torch. Ctrl-C keeps the log;
-    exit code 130.
+    where the time went, all against full retention. Needs the extra torch. Ctrl-C keeps the log.
+    Exit code 130.
 
     Parameters
     ----------

@@ -17,15 +17,18 @@ from arborsim.products import choices
 from arborsim.products.choices import Files
 from arborsim.products.declare import (
     AnyPath,
+    Count,
     InPython,
     Option,
+    Options,
     Positive,
     Share,
     call,
     equivalent,
     listed,
 )
-from arborsim.products.plan.options import QuickOptions, WorkloadOptions
+from arborsim.products.options import Calibrations
+from arborsim.products.plan.quick import QuickOptions
 from arborsim.products.results import Results
 
 if TYPE_CHECKING:
@@ -52,6 +55,50 @@ _SUMMARY = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions(Options):
+    """Options that replace what the workload says.
+
+    Parameters
+    ----------
+    gpus
+        GPUs by comma, in place of the workload's: names, or TOML files with numbers of the machine.
+        Repeatable.
+    load
+        Size a fleet for this load.
+    calibration
+        Settings of policies from a calibration, a file or name, where the workload gives none.
+        Repeatable.
+    allow_code
+        Import policies that the workload file names as package.module:Class.
+    searches
+        Searches per run, in place of the workload's.
+    warm_up
+        Searches before anything is measured, in place of the workload's.
+    runs
+        Runs per load, in place of the workload's.
+    """
+
+    gpus: Annotated[str | Sequence[str], Option("gpu", complete="gpu")] = ()
+    load: Annotated[float | None, Option(shown="the workload's")] = None
+    calibration: Calibrations = ()
+    allow_code: bool = False
+    searches: Annotated[Positive | None, Option(panel="Run")] = None
+    warm_up: Annotated[Count | None, Option(panel="Run")] = None
+    runs: Annotated[Positive | None, Option(panel="Run")] = None
+
+    def resized(self, workload: Workload) -> Workload:
+        """A workload with another load, or other runs, where they are given."""
+        if self.load is not None:
+            workload = workload.with_load(self.load)
+        searches, warm_up, runs = self.searches, self.warm_up, self.runs
+        if (searches, warm_up, runs) == (None, None, None):
+            return workload
+        searches = workload.searches if searches is None else searches
+        warm_up = min(workload.warm_up, searches // 10) if warm_up is None else warm_up
+        return workload.with_run_length(searches, warm_up, workload.runs if runs is None else runs)
+
+
 @dataclass(frozen=True)
 class PlanOptions(WorkloadOptions, QuickOptions):
     """Find out how much load each GPU, policy and budget carries, and which to take.
@@ -59,7 +106,7 @@ class PlanOptions(WorkloadOptions, QuickOptions):
     Ask by a workload file, or by --model, --gpu, --p95 and --tree, --chain or --trace. For every
     candidate the largest load that meets the latency target is searched for by simulation. Shows it
     with latencies, utilisation, what runs out first and cost per search, and recommends one. Ctrl-C
-    keeps what is done; exit code 130.
+    keeps what is done. Exit code 130.
 
     Parameters
     ----------
@@ -69,11 +116,11 @@ class PlanOptions(WorkloadOptions, QuickOptions):
         Recommend policies that keep at least this share of attention.
     answers
         Log of arborsim live, or a CSV table of answers that others counted: how many are right,
-        and how long they are; repeatable.
+        and how long they are. Repeatable.
     min_accuracy
         Recommend policies with at least this share of right answers.
     workers
-        Processes; same results.
+        Processes. Same results.
     progress
         Show progress on standard error.
 
@@ -109,7 +156,6 @@ class PlanOptions(WorkloadOptions, QuickOptions):
         UsageError
             Both are given, or neither, or one is wrong.
         """
-        from arborsim.products.plan.quick import quick_tables
         from arborsim.products.plan.workload import Workload
         from arborsim.products.plan.workload_file import read_workload, workload_of
 
@@ -122,7 +168,7 @@ class PlanOptions(WorkloadOptions, QuickOptions):
                     f"{' and '.join(missing)} must be given: without a workload file, a plan asks "
                     "for model, gpus, a percentile (p95='60s') and a tree, chain or trace"
                 )
-            tables = quick_tables(gpus=named, **self.asked)
+            tables = self.tables(named)
             return workload_of(tables, Path(), tables["name"], calibrations, allow_code=True)
         if self.asked:
             name, called = next(iter(self.asked)), getattr(given, "name", given)

@@ -113,8 +113,6 @@ def _refuse(options: PlanOptions, write: Path | None, workload: Any) -> None:
 
 def _written(options: PlanOptions, write: Path | None) -> bool:
     """Refuse a question that cannot be planned; whether it was written to a file."""
-    from arborsim.products.plan.quick import quick_tables
-
     gpus = gpu_names(options.gpus)
     if not options.asked and not gpus:
         raise UsageError(
@@ -125,7 +123,7 @@ def _written(options: PlanOptions, write: Path | None) -> bool:
     for flag, there in (("--model", options.model), ("--gpu", gpus)):
         if not there:
             raise UsageError(f"{flag} is missing: without a workload file, a plan needs it")
-    tables = quick_tables(gpus=gpus, **options.asked)
+    tables = options.tables(gpus)
     if write is None:
         return False
     options.resized(options.asked_workload())

@@ -2,11 +2,11 @@
 
 ::
 
-    quick_workload(model="llama-3.1-8b", gpus="l40s,h100", rate="20/min", p95="60 s",
-                   tree="depth=6,width=16,thought=80")
+    QuickOptions(model="llama-3.1-8b", rate="20/min", p95="60 s",
+                 tree="depth=6,width=16,thought=80").tables("l40s,h100")
 
-The answers become the tables of a workload file (`quick_tables`) and are read as one, so both are
-checked by the same rules; `quick_toml` is that file, to go on from.
+The answers become the tables of a workload file and are read as one, so both are checked by the
+same rules.  `quick_toml` is that file, to go on from.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from arborsim.core.documents import to_toml
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import duration_s, is_number, located
 from arborsim.core.settings import MOST_COUNT, whole_number
 from arborsim.core.units import is_plain, read
-from arborsim.products.plan.workload import Workload
-from arborsim.products.plan.workload_file import workload_of
+from arborsim.products import choices
+from arborsim.products.declare import AnyPath, Option, Options, listed
 
 #: What can be said of a tree and of a chain.
 TREE, CHAIN = ("depth", "width", "thought", "branch"), ("tokens",)
@@ -38,91 +39,110 @@ _PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
 _RANGE = re.compile(r"(\S+)\s*\.\.\s*(\S+)")
 
 
-def quick_workload(*, base: Path = Path(), **asked: Any) -> Workload:
-    """The workload of `quick_tables`, which has the keywords; paths start from `base`.
-
-    A `UsageError` is one line that names what is wrong.
-    """
-    tables = quick_tables(**asked)
-    return workload_of(tables, base, tables["name"])
-
-
-def quick_tables(
-    *,
-    model: str,
-    gpus: str | Sequence[str],
-    rate: str | float | None = None,
-    p50: str | float | None = None,
-    p95: str | float | None = None,
-    p99: str | float | None = None,
-    tree: str | Mapping[str, Any] | None = None,
-    chain: str | int | Mapping[str, Any] | None = None,
-    trace: str | Path | None = None,
-    prompt: str | int | None = None,
-    solved: float | None = None,
-    policies: str | Sequence[Any] = POLICIES,
-    budgets: str | float | Sequence[str | float] = (0.5,),
-    kv_dtype: str | None = None,
-    weights: str | None = None,
-    quick: bool = False,
-) -> dict[str, Any]:
-    """The tables of a workload file that asks the same.
+@dataclass(frozen=True, kw_only=True)
+class QuickOptions(Options, panel="Instead of a workload file"):
+    """The question in place of a workload file.
 
     Parameters
     ----------
-    model : str
-        A geometry's name, or a path to a Hugging Face ``config.json``.
-    gpus, policies, budgets : text with commas, or a sequence
-        Their combinations are the candidates.
-    rate : str or float
-        Searches that arrive: ``"20/min"``, or a number of searches per second.  Without it only the
-        largest load is sought.
-    p50, p95, p99 : str or float
-        One of them: the time from arrival to answer that this percentile of the searches must
-        meet, ``"60 s"``, or a number of seconds.
-    tree : str or mapping
-        ``depth`` levels of ``width`` thoughts with ``thought`` tokens each.  Of a level, the share
-        1 / ``branch`` is expanded into ``branch`` children each.  Left out, ``branch`` is 4, 3 or
-        2, whichever first divides the width, or else the whole width.
-    chain : str, int or mapping
-        ``tokens`` of one chain.  Numbers of trees and chains can be ``40..160`` (uniform), or any
-        distribution of a workload file.
-    trace : str or Path
-        Recorded searches in place of a tree or chain.
-    prompt : str or int
-        Tokens of the prompt, 500 if left out.
-    solved : float
-        Share of searches with a correct answer, for the cost per solved search.
-    kv_dtype, weights : str
-        Types in place of the model's own.
-    quick : bool
-        Shorter and fewer runs (`QUICK`).
+    model
+        Geometry to charge for: a name, or a config.json.
+    rate
+        Searches that arrive: 20/min, 0.5/s, 1200/h.
+    p95
+        Time from arrival to answer that 95% must meet: 60s, 2min.
+    p50
+        The same for 50%.
+    p99
+        The same for 99%.
+    tree
+        depth=6,width=16,thought=80: levels, thoughts on each, tokens of each. branch=4 are the
+        children of a thought. 40..160 is a uniform range.
 
-    Raises
-    ------
-    UsageError
-        Something is missing or cannot be read, or there is more than one of a kind.
+        In Python also a mapping: ``{"depth": 6, "width": 16, "thought": 80}``.
+    chain
+        tokens=8000: one chain of thought.
+    trace
+        Recorded searches instead.
+    prompt
+        Tokens of the prompt.
+    solved
+        Share of correct answers.
+    policies
+        Policies by comma.
+    budgets
+        Shares (0.5) or tokens (2048), by comma.
+    kv_dtype
+        Type of the KV cache.
+    weights
+        Type of the weights.
+    quick
+        Two runs of 200 searches, loads 6% apart, in place of three of 1,000, 2% apart: under a
+        minute on two cores. Where compared, largest loads were 12% lower to 9% higher.
     """
-    mix, name = _mix(tree, chain, trace, prompt, solved)
-    gpus, policies = _listed(gpus), _listed(policies)
-    arrivals: dict[str, Any] = {"kind": "poisson"}
-    if rate is not None:
-        arrivals["rate_per_s"] = parse_rate(rate)
-    candidates = {"gpus": gpus, "policies": policies, "budgets": _listed(budgets)}
-    types = {"kv_dtype": kv_dtype, "weights": weights}
-    return {
-        "name": f"{Path(model).name}: {name}",
-        **(QUICK if quick else {}),
-        "model": {"name": model} | {key: each for key, each in types.items() if each},
-        "mix": [mix],
-        "arrivals": arrivals,
-        "candidates": candidates,
-        "target": _target({"p50": p50, "p95": p95, "p99": p99}),
-    }
+
+    model: Annotated[str | None, Option(complete="model")] = None
+    rate: Annotated[str | float | None, Option(shown="seek the largest")] = None
+    p95: str | float | None = None
+    p50: str | float | None = None
+    p99: str | float | None = None
+    tree: str | Mapping[str, Any] | None = None
+    chain: str | int | Mapping[str, Any] | None = None
+    trace: Annotated[AnyPath | None, Option(complete="trace")] = None
+    prompt: Annotated[str | int | None, Option("prompt-tokens", shown="500")] = None
+    solved: Annotated[float | None, Option(shown="unknown")] = None
+    policies: Annotated[
+        str | Sequence[str] | None,
+        Option("policy", complete="policy", shown="full, kivi, streaming-llm"),
+    ] = None
+    budgets: Annotated[
+        str | float | Sequence[str | float] | None, Option("budget", shown="0.5")
+    ] = None
+    kv_dtype: Annotated[str | None, Option(shown="the model's")] = None
+    weights: Annotated[str | None, Option(shown="the model's")] = None
+    quick: bool = False
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options that were given, by keyword."""
+        given = {each.name: getattr(self, each.name) for each in fields(QuickOptions)}
+        for name in ("policies", "budgets"):
+            texts = listed(given[name] or ())
+            if all(isinstance(each, str) for each in texts):
+                given[name] = choices.names(texts)
+        return {name: value for name, value in given.items() if value not in (None, [], False)}
+
+    def tables(self, gpus: str | Sequence[str]) -> dict[str, Any]:
+        """The tables of a workload file that asks the same of these GPUs.
+
+        Raises
+        ------
+        UsageError
+            Something is missing or cannot be read, or there is more than one of a kind.
+        """
+        mix, name = _mix(self.tree, self.chain, self.trace, self.prompt, self.solved)
+        arrivals: dict[str, Any] = {"kind": "poisson"}
+        if self.rate is not None:
+            arrivals["rate_per_s"] = parse_rate(self.rate)
+        asked = self.asked
+        model = {key: asked[key] for key in ("kv_dtype", "weights") if asked.get(key)}
+        return {
+            "name": f"{Path(str(self.model)).name}: {name}",
+            **(QUICK if self.quick else {}),
+            "model": {"name": self.model, **model},
+            "mix": [mix],
+            "arrivals": arrivals,
+            "candidates": {
+                "gpus": _listed(gpus),
+                "policies": _listed(asked.get("policies", POLICIES)),
+                "budgets": _listed(asked.get("budgets", (0.5,))),
+            },
+            "target": _target({name: getattr(self, name) for name in _PERCENTILES}),
+        }
 
 
 def quick_toml(tables: Mapping[str, Any]) -> str:
-    """A workload file with these tables (`quick_tables`)."""
+    """A workload file with these tables (`QuickOptions.tables`)."""
     head = {key: each for key, each in tables.items() if not isinstance(each, Mapping | list)}
     parts = [
         "# Written by arborsim plan; `arborsim plan --example` explains every key.\n"
@@ -180,7 +200,7 @@ def _target(given: Mapping[str, str | float | None]) -> dict[str, Any]:
 
 
 def _mix(
-    tree: object, chain: object, trace: str | Path | None, prompt: object, solved: float | None
+    tree: object, chain: object, trace: AnyPath | None, prompt: object, solved: float | None
 ) -> tuple[dict[str, Any], str]:
     """The one entry of the mix, and what it is called."""
     named = {"tree": tree, "chain": chain, "trace": trace}
@@ -227,7 +247,7 @@ def _tree(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(what: str, keys: Sequence[str], given: object) -> dict[str, Any]:
-    """``"depth=6,width=16"``, or a mapping, as numbers; what is missing is named."""
+    """``"depth=6,width=16"``, or a mapping, as numbers. What is missing is named."""
     if isinstance(given, Mapping):
         said = {str(key): value for key, value in given.items()}
     else:

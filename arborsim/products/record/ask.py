@@ -42,7 +42,7 @@ class CaptureOptions(Options, panel="What is stored"):
     capture
         tree, signals or qkv.
     attention
-        auto: whole rows for paths up to 4096 tokens; dense or sparse for all.
+        auto: whole rows for paths up to 4096 tokens, dense or sparse for all.
     attention_top
         Positions per sparse row.
     qkv_layers
@@ -81,7 +81,7 @@ class BankOptions(Options, panel="Banks (for arborsim search)"):
     widths
         Widths of --for.
     batch
-        Problems recorded together; with --bank thoughts drawn at once.
+        Problems recorded together. With --bank thoughts drawn at once.
     """
 
     bank: bool = False
@@ -108,12 +108,12 @@ class RecordOptions(CaptureOptions, BankOptions, RewardedProblems):
     resume
         Go on after an interruption.
     settings
-        An option of the search, name=value; repeatable.
+        An option of the search, name=value. Repeatable.
     teacher_forced
         Record tokens that any engine generated: JSON lines, each {"prompt": ..., "tokens": ...},
         text or ids, and if known "thoughts" (their ends) and "correct".
     search
-        {algorithms}; or package.module:Class.
+        {algorithms}, or package.module:Class.
     progress
         Show progress on standard error.
 

@@ -33,7 +33,7 @@ class ProblemOptions(Options, panel="Problems and model"):
     Parameters
     ----------
     task
-        chain, game24 or tail; with --model FOLDER, whose weights those are.
+        chain, game24 or tail. With --model FOLDER, whose weights those are.
     model
         chain, game24, tail or tail-deep (shipped), a folder with safetensors, a model id, or
         config:llama-3.1-8b: random weights.
@@ -42,7 +42,7 @@ class ProblemOptions(Options, panel="Problems and model"):
     chat
         Put each prompt into the tokeniser's chat template.
     stop
-        Prompts: a thought ends with this text; repeatable.
+        Prompts: a thought ends with this text. Repeatable.
     episodes
         How many problems.
     first
@@ -77,9 +77,9 @@ class SamplingOptions(Options, panel="Search and rewards"):
     Parameters
     ----------
     search
-        {algorithms}; or package.module:Class.
+        {algorithms}, or package.module:Class.
     temperature
-        How evenly tokens are drawn; 0 is greedy.
+        How evenly tokens are drawn. 0 is greedy.
     top_p
         Draw from the most probable tokens that make this much.
     seed

@@ -51,13 +51,13 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
     traces
         Trace files.
     calibration
-        Settings of policies from a calibration, a file or name, where --set gives none; repeatable.
+        Settings of policies from a calibration, a file or name, where --set gives none. Repeatable.
     full
         Also replay full retention, which others are compared with.
     oracle
         Also replay the offline optimum, the most attention that evicting can keep.
     answers
-        Log of arborsim live, whose right answers are shown; repeatable.
+        Log of arborsim live, whose right answers are shown. Repeatable.
 
         Right answers under the same policies, settings and budgets are shown with the replay, as
         are those that come with arborsim.
@@ -73,7 +73,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
     keep_matrices
         A prefill that needs attention matrices holds all layers' (output_attentions).
     pictures
-        Take the pictures of `ReplayResults.report` on the way; without, it replays the first
+        Take the pictures of `ReplayResults.report` on the way. Without, it replays the first
         episode of each trace again.
     explain
         Keep every term of the time.
@@ -252,7 +252,7 @@ class ReplayResults(Results):
         Peaks are the largest of any search, times and tokens sums, `attention_kept` is the mean
         over generated tokens. `hbm_vs_full`, `time_vs_full` and `speed_vs_full` are relative to
         full retention on the same trace.  `right` of `answered` are answers counted live
-        (missing where they were not), with their 95% interval `right_low` to `right_high`;
+        (missing where they were not), with their 95% interval `right_low` to `right_high`.
         `answers_differ` says what is not as in the row, such as the budget.
         """
         import pandas as pd

@@ -45,7 +45,7 @@ def at_equal_memory(
 ) -> Replay:
     """The same replay, with each policy at the budget where its memory is the reference's.
 
-    Rows keep the label of the budget that was asked for; `ReplayResult.equal` says which budget was
+    Rows keep the label of the budget that was asked for. `ReplayResult.equal` says which budget was
     found, and the memory wanted and held.  Policies that know no budget run as they are.  A policy
     that comes within `TOLERANCE` of the memory at no budget is left out, with the reason.
 

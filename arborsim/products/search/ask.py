@@ -39,9 +39,9 @@ class AlgorithmOptions(Options):
     Parameters
     ----------
     algorithms
-        By comma, or all; repeatable: {algorithms}; or package.module:Class.
+        By comma, or all, repeatable: {algorithms}, or package.module:Class.
     widths
-        Thoughts that run together at first, by comma: N chains, beams or slots; tot-bfs keeps 5
+        Thoughts that run together at first, by comma: N chains, beams or slots. tot-bfs keeps 5
         states, each gets width // 5 children.
     sweep
         One option, several values: lambda_b=1,1.25,1.5,1.75,2 also names the one that ETS's paper

@@ -68,7 +68,7 @@ def search(options: SearchOptions, output: SearchOutput) -> None:
 
 
 def _show(results: SearchResults, problems: list[int], output: SearchOutput) -> bool:
-    """Print and write what was asked for; returns whether Ctrl-C left out the page's trees."""
+    """Print and write what was asked for. Returns whether Ctrl-C left out the page's trees."""
     stopped, messages = False, sys.stderr if output.json else None
     if output.json:
         print(results.to_json())

@@ -158,11 +158,11 @@ def tree(
     Parameters
     ----------
     root
-        Field that holds the tree; a.b: b in a.
+        Field that holds the tree. a.b is b in a.
     children
         Field of a node that lists its children.
     text
-        Field of a node's text; '' for none.
+        Field of a node's text, or '' for none.
     value
         Field of a node's value, which becomes its reward.
     tokens

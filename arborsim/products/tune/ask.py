@@ -52,17 +52,17 @@ class TuneOptions(MachineOptions):
     policy
         The policy: a name, package.module:Class, or the file of a composition.
     vary
-        A setting to vary: NAME=LOW:HIGH, NAME=a,b,c, or NAME where its range is known; repeatable.
+        A setting to vary: NAME=LOW:HIGH, NAME=a,b,c, or NAME where its range is known. Repeatable.
     budget
         Budgets to try: a range of shares of full retention's, or shares by comma.
     settings
-        name=value that stays as given; repeatable.
+        name=value that stays as given. Repeatable.
     trials
         Trials that the study is to have, those of earlier runs and other workers included.
     memory
         The memory that counts: peak (mean of the searches' peaks in HBM) or byte-seconds.
     quality
-        The quality that counts: kept (attention) or error (of its output; traces with vectors).
+        The quality that counts: kept (attention) or error (of its output, in traces with vectors).
     seed
         Seed of what is tried: with one worker the same seed gives the same trials.
     worker

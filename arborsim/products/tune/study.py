@@ -56,13 +56,13 @@ class Study:
     Parameters
     ----------
     name : str
-        Of the study in the storage; it is made, or gone on with.
+        Of the study in the storage. It is made, or gone on with.
     storage : str
         URL of a database as SQLAlchemy takes it, or "" to keep the study in memory.
     space : mapping
         What is varied.
     objectives : int
-        Numbers that a trial finds; all are minimised.
+        Numbers that a trial finds. All are minimised.
     asked : mapping
         What else determines the results.  A study of that name that was asked for something else is
         refused.
@@ -154,9 +154,9 @@ class Study:
         Parameters
         ----------
         measure : callable
-            What values of the space find; an `ArborsimError` says why they cannot run.
+            What values of the space find. An `ArborsimError` says why they cannot run.
         first : dict
-            What is tried first; what lies outside of the space is moved to its edge.
+            What is tried first. What lies outside of the space is moved to its edge.
         seed, worker : int
             Of what is proposed.  Workers with the same number would try the same.
         """
