@@ -5,10 +5,13 @@
 # After either, .venv/bin/arborsim works.
 
 PYTHON ?= python3
-# Tests start many processes: each would compile PyTorch's modules anew.
-export PYTHONDONTWRITEBYTECODE :=
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+# What takes longest to compile of what tests import.
+IMPORTED := import ipykernel.kernelapp, nbclient, optuna, pandas, plotly.io, pyarrow.dataset, \
+    scipy.optimize, scipy.stats, sqlalchemy; \
+    from arborsim_torch.models import load_model; load_model('chain')
 
 .PHONY: demo test fuzz kills faults docs lint format traces bench claims pages validate-gpu gpu-bundle clean
 
@@ -95,6 +98,8 @@ gpu-bundle: .venv/.core  ## the same for a machine without a registry: gpu-bundl
 
 .venv/.full: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) -e ".[dev]"
+	# Tests start many processes: where none may keep bytecode, each would compile PyTorch anew.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "$(IMPORTED)"
 	touch .venv/.core .venv/.docs $@
 
 clean:

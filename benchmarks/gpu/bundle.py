@@ -128,7 +128,9 @@ def add_libraries(folder: Path, python: str = PYTHON) -> None:
 def pack(folder: Path) -> Path:
     """``FOLDER.tar.zst`` next to the folder: the same bytes for the same files."""
 
-    def plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    def plain(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if info.name.endswith("__pycache__"):  # of a run in the folder
+            return None
         info.uid = info.gid = info.mtime = 0
         info.uname = info.gname = ""
         info.mode = 0o755 if info.isdir() or info.name.endswith(".sh") else 0o644
