@@ -28,7 +28,7 @@ PARAMETERS = {
     "vllm": {
         "synchronous_step_s": 1.2e-2, "graph.piecewise": 8.5e-5, "rkv.decision_layer_s": 6e-5,
     },
-    "sglang": {"graph.eager": 1.5e-4, "rkv.layer_s": 2e-5, "rkv.decision_layer_s": 1.5e-4},
+    "sglang": {"rkv.layer_s": 2e-5, "rkv.decision_layer_s": 1.5e-4},
     "flashinfer": {"rkv.layer_s": 6e-5, "rkv.decision_layer_s": 6.5e-4},
     "transformers": {"launch_s": 9e-6, "cache_passes": 2.0},
 }  # fmt: skip

@@ -56,8 +56,13 @@ class PolicySeconds:
     #: The same where several sequences decode together, beyond what full retention takes then
     wide_layer_s: Seconds = field(default=0.0, repr=False)
 
-    @property
-    def longer(self) -> Longer:
+    #: Whether layers take longer only in iterations after which a search decides
+    only_deciding: bool = field(default=False, repr=False)
+
+    def longer(self, decides: bool = True) -> Longer:
+        """By how much layers take longer in an iteration after which it decides, or does not."""
+        if self.only_deciding and not decides:
+            return NO_LONGER
         return Longer(self.layer_s, self.wide_layer_s)
 
     def decision_s(self, examined_tokens: Any) -> Any:
@@ -80,7 +85,7 @@ class Integration(Sourced):
     graphs: str = "full"  # what is left of the engine's CUDA graphs, see `GRAPHS`
     asynchronous: bool = True  # whether the engine still schedules a step during the one before
     #: By how much each layer of a decode step is longer for the method's own kernels, once for the
-    #: batch
+    #: batch; where it is assumed, of steps in which a sequence decides
     layer_s: Seconds = 0.0
     #: A decision for one sequence, in each layer: once, and per token it looks at
     decision_layer_s: Seconds = 0.0
@@ -121,6 +126,7 @@ class Integration(Sourced):
             decision_per_token_s=layers * self.decision_token_layer_s,
             layer_s=longer_s,
             wide_layer_s=longer_s,
+            only_deciding=self.assumed,
         )
 
     def pool_bytes(self, geometry: Geometry, held_tokens: float, pool_bytes: int) -> int:

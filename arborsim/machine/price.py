@@ -19,6 +19,7 @@ from arborsim.machine.program import (
     ATTENDED_UNITS,
     FIXED,
     LINEAR,
+    PIECE_COLUMNS,
     Copied,
     DemandInfo,
     Extra,
@@ -307,12 +308,16 @@ class Price(Passes):
             held, grows = table[:, at], table[:, at + len(LINEAR)]
             pairs.append(list(zip(held.tolist(), grows.tolist(), strict=True)))
         side = [column[: len(table)].tolist() for column in self._side(info, asked)]
-        longer = self.policy(info).longer
+        policy = self.policy(info)
+        decided = table[:, PIECE_COLUMNS.index("decided")].tolist()
         rows: Iterator[tuple[Any, ...]] = zip(
             count.tolist(), fixed[:, 0].tolist(), *pairs, *side, strict=True
         )
         launch_s = self.added_launch_s(info)
-        return [Piece(*(*row, longer, launch_s)) for row in rows]
+        return [
+            Piece(*(*row, policy.longer(bool(decides)), launch_s))
+            for row, decides in zip(rows, decided, strict=True)
+        ]
 
     def iteration_terms(self, info: DemandInfo, table: np.ndarray) -> list[tuple[str, Term]]:
         """Terms of all iterations of pieces, of a search by itself, each with its plan's name."""
@@ -332,8 +337,10 @@ class Price(Passes):
             terms.append((term.plan, Term(term.name, counted, hidden_s)))
         model_s = parts["compute"] * computing + reads * reading
         model_s = model_s + parts["dequantise"] + parts["serial"]
-        least_s = self.launch_s + self.added_launch_s(info)
-        least_s += self.policy_launch_s(self.policy(info).longer)
+        least_s: Any = self.launch_s + self.added_launch_s(info)
+        policy, decided = self.policy(info), asked.decided > 0
+        extra_s = [self.policy_launch_s(policy.longer(decides)) for decides in (False, True)]
+        least_s = least_s + np.where(decided, extra_s[1], extra_s[0])
         launches = np.maximum(0.0, least_s - model_s)
         model_s = model_s + launches
         terms.append(("decode: overhead of layers", Term(LAUNCHES, float(launches.sum()))))

@@ -162,7 +162,7 @@ class HardwareProfile(Sourced):
         if self.kernels.endswith(".parquet"):
             own["kernels"] = file_digest(Path(self.kernels))
         known = [value for name, value in own.items() if value or name not in _LATER_FIELDS]
-        known += [s for each in self.policies.values() for s in each.longer if s]
+        known += [s for each in self.policies.values() for s in each.longer() if s]
         return hashlib.sha256(str(known).encode()).hexdigest()
 
     def tables(self, engine: str) -> Path:

@@ -166,8 +166,10 @@ ITERATION_TERMS: list[IterationTerm] = [
     IterationTerm(
         "decode: per layer", "decode: overhead of layers", "serial",
         lambda price, q: _each(
-            lambda n, decoding: price.layers_s(n, decoding, q.policy.longer),
-            q.pass_tokens, q.sequences,
+            lambda n, decoding, decided: price.layers_s(
+                n, decoding, q.policy.longer(decided > 0)
+            ),
+            q.pass_tokens, q.sequences, q.decided,
         ),
         ("per_layer_s", "eager_per_layer_s", "wide_per_layer_s"), shared=True,
         constants=("layer_s",),
