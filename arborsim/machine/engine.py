@@ -44,17 +44,18 @@ class EngineProfile(Sourced):
     block_tokens: _Count  # KV slots of a block, by which prefixes are kept and given up
     step_s: Seconds  # each step longer than its kernels
     sequence_s: Seconds  # the same per sequence in it
-    #: Each layer of a decode step longer than its kernels measured alone.  Below 0 where kernels in
-    #: a graph overlap their beginnings and ends.
-    layer_s: float
-    prefill_layer_s: float  # the same in a step with prompts
+    layer_s: Seconds  # each layer of a decode step longer than its kernels
+    prefill_layer_s: Seconds  # the same in a step with prompts
     request_s: Seconds  # from a client's request until the scheduler knows of it, and back
-    #: Time of the engine's own kernels over those in the tables: products with bf16 and with
-    #: quantised weights, experts, all-reduces
+    #: Time of its own kernels over those in the tables, never below their roofline: products
+    #: with bf16 and with quantised weights, attention of decode steps, experts, all-reduces
     product_share: _Factor = 1.0
     quantised_share: _Factor = 1.0
+    attention_share: _Factor = 1.0
     expert_share: _Factor = 1.0
     all_reduce_share: _Factor = 1.0
+    #: The same of products, experts and attention of prompts: clocks fall under a load that lasts
+    prefill_share: _Factor = 1.0
     #: Kernels of a layer, whatever is read; what each search adds that reads one part of a cache;
     #: and what each further part adds (another format, tokens from DDR), and attention rows
     layer_launches: Annotated[float, Meta(ge=0)] = 0.0
@@ -91,6 +92,8 @@ class EngineProfile(Sourced):
     cache_passes: Annotated[float, Meta(ge=0)] = 0.0
     #: How methods are built into it, by name; `OTHER` for those without an entry
     integrations: Mapping[str, Integration] = field(default_factory=dict)
+    #: Beginnings of the versions that its constants were fitted to; empty: it has no versions
+    versions: tuple[str, ...] = ()
     gpus: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -118,6 +121,10 @@ class EngineProfile(Sourced):
         """By how much each layer of a step is longer for features that a build does without."""
         step_s = 0.0 if built.asynchronous else self.synchronous_step_s
         return self.graph_layer_s.get(built.graphs, 0.0) + step_s / layers
+
+    def fitted_to(self, version: str) -> bool:
+        """Whether constants were fitted to a version (``0.12.0``), or it is not known which."""
+        return not (version and self.versions) or version.startswith(self.versions)
 
     @property
     def tiled_rows(self) -> bool:

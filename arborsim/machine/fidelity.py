@@ -24,7 +24,7 @@ from arborsim.core.sourced import Basis
 from arborsim.machine.profile import HardwareProfile
 
 _Share = Annotated[float, Meta(ge=0)]
-_VERSION = re.compile(r"-\d[\w.]*$")  # of an engine: vllm-0.12
+_VERSION = re.compile(r"-(\d[\w.]*)$")  # of an engine: vllm-0.12
 _SHARES = ("mfu", "mbu", "kv_read_efficiency")  # of the peaks, in a roofline
 _WIDTHS = {2: "bfloat16", 4: "fp32"}
 #: Types of weights by the names that runs give them.
@@ -98,11 +98,15 @@ class Evidence:
     runs: int = 0  # that were compared
     median: float = 0.0  # of the sizes of their errors, as shares
     high: float = 0.0  # their 90th percentile
+    far: bool = False  # whether constants were fitted to other versions of the engine alone
 
     @property
     def error(self) -> float | None:
-        """The median error of seconds, as a share; None if it is not known."""
-        return self.median if self.runs else None
+        """The error of seconds to reckon with, as a share; None if it is not known.
+
+        It is the median, or the 90th percentile for a version that is far from those fitted.
+        """
+        return (self.high if self.far else self.median) if self.runs else None
 
     @property
     def machine(self) -> tuple[str, int, str]:
@@ -111,6 +115,14 @@ class Evidence:
 
     def sentence(self) -> str:
         """In words, with a full stop."""
+        if not self.far:
+            return self._sentence()
+        return (
+            f"{self._sentence()} No constant was fitted to this version of the engine "
+            f"({self.engine}): costs are widened by the 90th percentile."
+        )
+
+    def _sentence(self) -> str:
         if self.basis.endswith("roofline"):
             shares = self.basis.removesuffix("roofline").strip() or "measured"
             return (
@@ -144,14 +156,16 @@ def evidence(profile: HardwareProfile, geometry: Geometry, gpus: int = 1) -> Evi
         rests = {Basis.ASSUMED: "assumed ", Basis.FITTED: "fitted "}
         worst = max(profile.basis(name) for name in _SHARES)
         return Evidence(gpu, gpus, engine, weights, f"{rests.get(worst, '')}roofline")
+    version = _VERSION.search(engine)
+    far = version is not None and not profile.engine.fitted_to(f"{version[1]}.")
     for name in dict.fromkeys((engine, _VERSION.sub("", engine))):
         if found := fidelity(gpu, name, weights, gpus):
             errors = found.runs, found.median, found.high
-            return Evidence(gpu, gpus, engine, weights, "kind", *errors)
+            return Evidence(gpu, gpus, engine, weights, "kind", *errors, far)
     every = fidelity_file()
     if not every.runs:
-        return Evidence(gpu, gpus, engine, weights, "")
-    return Evidence(gpu, gpus, engine, weights, "all", every.runs, every.median, every.high)
+        return Evidence(gpu, gpus, engine, weights, "", far=far)
+    return Evidence(gpu, gpus, engine, weights, "all", every.runs, every.median, every.high, far)
 
 
 def weights_kind(geometry: Geometry) -> str:

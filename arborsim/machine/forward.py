@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,9 @@ REDUCES = 2  # all-reduces of a layer: after attention, and after the feed-forwa
 _WIDTH = {"bf16": 2.0, **{name: bits / 8 for name, bits in WEIGHT_BITS.items()}}
 #: Types of weights that are multiplied in their own type, which a GPU may lack.
 _NATIVE = ("fp8", "fp8_block", "nvfp4")
+_FUSED = ("fp8", "nvfp4")  # whose input engines quantise on the way
+#: Kernels of experts by type of weights, where others than those of its name can compute them.
+_EXPERT_KERNELS = {"mxfp4": ("mxfp4-mxfp8", "mxfp4"), "fp8": ("fp8", "fp8_block", "bf16")}
 _FP32 = 4  # bytes
 _KNOTS = 4  # of attention's curve between two measured numbers of tokens
 #: What a module of latent attention includes of `arborsim.core.geometry.Geometry.products`.
@@ -57,6 +60,7 @@ class Forward:
         self.peak = Peak(profile.flops_per_s, profile.hbm_bytes_per_s)
         self._products_s: dict[tuple[int, int], float] = {}
         self._attention: dict[tuple[str, int], Grid] = {}
+        self._decodes: dict[int, Grid] = {}  # by window
         self._reduces: dict[bool, Grid] = {}
         self._curves: dict[int, tuple[list[float], list[float]]] = {}
         self._kv = {1: "fp8", 2: "bf16"}.get(geometry.kv_bytes_per_element, "bf16")
@@ -82,10 +86,9 @@ class Forward:
         found = self._products_s.get((tokens, sequences))
         if found is None:
             found = 0.0
-            for each, grid in zip(self.products, self._product_grids, strict=True):
-                rows = sequences if each.name == HEAD else tokens
-                share = self.engine.quantised_share if each.weights else self.engine.product_share
-                found += share * each.times * float(grid.seconds(max(1, rows)))
+            for each, grids in zip(self.products, self._product_grids, strict=True):
+                rows = max(1, sequences if each.name == HEAD else tokens)
+                found += each.times * min(float(grid.seconds(rows)) for grid in grids)
             self._products_s[tokens, sequences] = found
         return found
 
@@ -98,11 +101,23 @@ class Forward:
         return read / self.peak.bytes_per_s
 
     @cached_property
-    def _product_grids(self) -> list[Grid]:
-        """Seconds of each product by tokens."""
-        return [self._product_grid(each) for each in self.products]
+    def _product_grids(self) -> list[list[Grid]]:
+        """Seconds of each product by tokens, by the kernels that bound it: the fastest counts.
 
-    def _product_grid(self, each: Product) -> Grid:
+        Weights in 8 and 4 bits with one scale a matrix take no longer than bf16 would.  What was
+        measured beyond that is launching and the pass that quantises the input, which engines fuse
+        with the norm or the activation before it.
+        """
+        found = []
+        for each in self.products:
+            share = self.engine.quantised_share if each.weights else self.engine.product_share
+            found.append([self._measured_product(each).shared(share)])
+            if each.weights in _FUSED:
+                plain = self._products_of("bf16", each)
+                found[-1].append(plain.shared(self.engine.product_share))
+        return found
+
+    def _measured_product(self, each: Product) -> Grid:
         kind = each.weights or "bf16"
         known = self.tables.types("product")
         if kind in known:
@@ -124,44 +139,66 @@ class Forward:
         )
 
     def _products_of(self, kind: str, each: Product) -> Grid:
-        def bound(out: Any, inner: Any, rows: Any) -> Any:
-            return self.peak.product_s(rows, out, inner, _WIDTH[kind])
+        width = _WIDTH[kind]
 
-        return self.tables.grid("product", kind, bound, each.out_features, each.in_features)
+        def bound(out: Any, inner: Any, rows: Any) -> Any:
+            return self.peak.product_s(rows, out, inner, width)
+
+        def roofline(out: Any, inner: Any, rows: Any) -> Any:
+            return self.peak.roofline_s(2 * rows * out * inner, out * inner * width, width)
+
+        shape = each.out_features, each.in_features
+        return self.tables.grid("product", kind, bound, *shape, roofline=roofline)
 
     def experts_s(self, tokens: int) -> float:
         """The routed experts of all layers."""
         if self._experts is None:
             return 0.0
-        layers, grid, share = self._experts
-        return self.engine.expert_share * layers * share * float(grid.seconds(tokens))
+        layers, found = self._experts
+        return layers * min(share * float(grid.seconds(tokens)) for grid, share in found)
 
     @cached_property
-    def _experts(self) -> tuple[int, Grid, float] | None:
+    def _experts(self) -> tuple[int, list[tuple[Grid, float]]] | None:
+        """Layers, and the kernels that can compute one, each with the share of its time.
+
+        The fastest counts, those for fewer GPUs included.  Weights in fp8 with one scale a matrix
+        run in kernels for a scale a block as well, and take no longer than bf16: the kernels for
+        one scale that were measured of vLLM on Hopper (FlashInfer's CUTLASS) reach a fifth of the
+        roofline.
+        """
         wanted = self.geometry.experts_product()
         if wanted is None:
             return None
         kind = wanted.weights or "bf16"
         known = self.tables.types("experts")
-        kinds = [f"{kind}-mxfp8", kind] if kind == "mxfp4" else [kind]
-        width = _WIDTH[kind]
-        peak, parts = self.peak, self.gpus
+        width, peak, parts = _WIDTH[kind], self.peak, self.gpus
+        matrices = 3 * wanted.hidden * wanted.expert_dim
 
         def bound(tokens: np.ndarray) -> np.ndarray:
             used = 1 - (1 - wanted.experts_per_token / wanted.experts) ** tokens
-            weights = 3 * wanted.hidden * wanted.expert_dim / parts
-            moved = weights * wanted.experts * used * width
-            arithmetic = tokens * wanted.experts_per_token * weights / peak.flops_per_s
+            moved = matrices / parts * wanted.experts * used * width
+            arithmetic = tokens * wanted.experts_per_token * matrices / parts / peak.flops_per_s
             return np.asarray(np.maximum(arithmetic, moved / peak.bytes_per_s) + LAUNCH_S)
+
+        def roofline(tensor: int, expert: int) -> Bound:
+            each = matrices * wanted.experts_per_token / tensor / expert  # those of one token
+            read = each * width
+            return lambda tokens: peak.roofline_s(2 * tokens * each, read + 0 * tokens, width)
 
         shape = wanted.hidden, wanted.expert_dim, wanted.experts, wanted.experts_per_token
         split = self.gpus // self._expert_parallel, self._expert_parallel
         model = dict(zip(TABLES["experts"], (*shape, *split), strict=False))
-        for each in kinds:
-            found = self.tables.experts(each, model, bound) if each in known else None
-            if found is not None:
-                return wanted.layers, *found
-        if not set(kinds) & set(known):
+        kinds = [each for each in _EXPERT_KERNELS.get(kind, (kind,)) if each in known]
+        kinds = kinds if set(kinds) != {"bf16"} or kind == "bf16" else []
+        fewer = [split[0] >> n for n in range(split[0].bit_length())]
+        made = [
+            self.tables.experts(each, {**model, "tensor_parallel": tensor}, bound, roofline)
+            for each, tensor in product(kinds, fewer)
+        ]
+        share = self.engine.expert_share
+        if found := [(grid.shared(share), part) for grid, part in filter(None, made)]:
+            return wanted.layers, found
+        if not kinds:
             raise UsageError(
                 f"{self.profile.name} has no measured {kind} experts under {self.engine.kernels} "
                 f"({', '.join(known) or 'none at all'}): choose another GPU or engine"
@@ -170,7 +207,7 @@ class Forward:
         axis = np.unique(np.geomspace(1, 1 << 15, 40).round())
         efficiency = 1 / self.profile.mfu
         unknown = Grid([axis], bound(axis), bound).scaled(lambda tokens: efficiency + 0 * tokens)
-        return wanted.layers, unknown, 1.0
+        return wanted.layers, [(unknown, 1.0)]
 
     def elementwise_s(self, tokens: float) -> float:
         """Norms, rotations, activations and residuals of all layers: traffic of HBM."""
@@ -264,9 +301,12 @@ class Forward:
 
     def _decode(self, window: int) -> Grid:
         """Seconds of one layer by sequences and cached tokens of each."""
-        if self.geometry.latent_dim:
-            return self._latent("latent-decode")
-        return self._grouped("decode", window)
+        found = self._decodes.get(window)
+        if found is None:
+            latent = self.geometry.latent_dim
+            found = self._latent("latent-decode") if latent else self._grouped("decode", window)
+            found = self._decodes[window] = found.shared(self.engine.attention_share)
+        return found
 
     def _prefill(self, window: int) -> Grid:
         """Seconds of one layer by sequences and prompt tokens of each."""
@@ -277,9 +317,11 @@ class Forward:
     def _grouped(self, table: str, window: int) -> Grid:
         found = self._attention.get((table, window))
         if found is None:
-            bound = _attention_bound(self.peak, table, self._kv)
+            bound, roofline = (
+                _attention_bound(self.peak, table, self._kv, least) for least in (False, True)
+            )
             model = window, self.geometry.head_dim, self._kv_heads, self._heads
-            found = self.tables.grid(table, self._kv, bound, *model)
+            found = self.tables.grid(table, self._kv, bound, *model, roofline=roofline)
             if self.geometry.kv_bytes_per_element == _FP32:
                 found = found.scaled(_twice)
             self._attention[table, window] = found
@@ -302,12 +344,15 @@ class Forward:
         """The least trustworthy of the kernels of a part at a number of tokens or sequences."""
         g = self.geometry
         if part == "products":
-            return max(grid.basis(max(1, tokens)) for grid in self._product_grids)
+            return max(self._product_basis(max(1, tokens), *each) for each in self._product_grids)
         if part == "experts":
             if self._experts is None:
                 return Basis.MEASURED
-            _, grid, share = self._experts
-            return grid.basis(tokens) if share == 1.0 else Basis.EXTRAPOLATED
+            grid, share = self._experts[1][0]
+            fastest = (
+                share * float(grid.seconds(tokens)) <= self.experts_s(tokens) / self._experts[0]
+            )
+            return grid.basis(tokens) if share == 1.0 and fastest else Basis.EXTRAPOLATED
         if part == "attention":
             return self._decode(0).basis(tokens, context)
         if part == "prefill attention":
@@ -317,6 +362,12 @@ class Forward:
         if part == "all-reduce":
             return self._all_reduce(False).basis(tokens * g.hidden)
         raise ValueError(f"a pass has no {part}")
+
+    @staticmethod
+    def _product_basis(tokens: int, own: Grid, *others: Grid) -> Basis:
+        """That of the kernel for its type, unless another one bounds it."""
+        bound_s = min((float(other.seconds(tokens)) for other in others), default=np.inf)
+        return Basis.EXTRAPOLATED if bound_s < own.seconds(tokens) else own.basis(tokens)
 
 
 def _twice(*_: np.ndarray) -> float:
@@ -342,7 +393,8 @@ def forward_of(
     return found
 
 
-def _attention_bound(peak: Peak, table: str, kind: str) -> Bound:
+def _attention_bound(peak: Peak, table: str, kind: str, least: bool) -> Bound:
+    """A bound of attention's time, or the `least` that it can take."""
     width = {"fp8": 1, "bf16": 2}[kind]
 
     def bound(*axes: np.ndarray) -> np.ndarray:
@@ -350,10 +402,15 @@ def _attention_bound(peak: Peak, table: str, kind: str) -> Bound:
         seen = np.where(np.asarray(window) > 0, np.minimum(tokens, window), tokens)
         if table == "decode":
             pairs, moved = sequences * seen, sequences * seen * kv_heads * size * 2 * width
+        elif least:  # a prompt's keys and values were just written
+            seen = np.where(np.asarray(window) > 0, 0.0 * tokens, tokens)
+            pairs, moved = sequences * tokens * seen / 2, 0.0 * kv_heads
         else:
             half = np.where(np.asarray(window) > 0, seen, seen / 2)
             pairs = sequences * tokens * half
             moved = sequences * tokens * 2 * (heads + kv_heads) * size * 2
+        if least:
+            return np.asarray(peak.roofline_s(4 * heads * size * pairs, moved, width))
         return np.asarray(peak.attention_s(pairs, moved, heads, size))
 
     return bound

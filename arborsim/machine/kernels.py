@@ -12,6 +12,12 @@ A table file (``tables/h100-vllm.parquet``) holds the times of one GPU under one
 Between measured points the logarithm of the time is linear in the logarithms of the arguments, so
 it never leaves the range of the points around it.  Beyond the grid the efficiency at its edge goes
 on: the time there, scaled by a lower bound of arithmetic and bandwidth (`Peak`).
+
+Two things are put right before a table is used.  A kernel that was measured over and over on the
+same data finds them in the L2 cache, and seems faster than memory.  It takes its roofline then, and
+counts as extrapolated.  And more work never takes less time: where a measured time falls as tokens,
+sequences or widths grow, it becomes the mean, in logarithms, of the largest time before it and the
+smallest after it.  Other measured times stay as they are.
 """
 
 from __future__ import annotations
@@ -47,6 +53,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "latent-prefill": ("heads", "sequences", "tokens"),
     "all-reduce": ("gpus", "tokens"),
 }
+#: How many of the last axes a table's times rise along, if not all: heads, sequences and tokens.
+_RISING = {"decode": 3, "prefill": 3, "all-reduce": 1}
 #: Columns of a table file, in order; those that a table does not need are null.
 KEYS = tuple(dict.fromkeys(axis for axes in TABLES.values() for axis in reversed(axes)))
 _HEADER = ("gpu", "engine", "versions", "source", "licence", "groups")
@@ -76,6 +84,14 @@ class Peak:
         arithmetic_s = 4 * heads * head_dim * pairs / self.flops_per_s
         return np.maximum(arithmetic_s, moved_bytes / self.bytes_per_s) + LAUNCH_S
 
+    def roofline_s(self, flops: Any, read_bytes: Any, width: float = 2.0) -> Any:
+        """What no kernel can beat: arithmetic in numbers of `width` bytes, and reading from HBM.
+
+        Bytes that other kernels have just written do not count: they may be in the L2 cache.
+        """
+        narrower = max(2.0 / max(width, 0.5), 1.0) if width >= 1 else 4.0
+        return np.maximum(flops / (narrower * self.flops_per_s), read_bytes / self.bytes_per_s)
+
 
 #: A lower bound of the time from the values of all axes.
 Bound = Callable[..., Any]
@@ -85,26 +101,59 @@ class Grid:
     """Seconds on a grid of `axes`; NaN where nothing was measured.
 
     Points without a measurement take the efficiency of the next one that has it, along the last
-    axis first, and count as extrapolated.
+    axis first, and count as extrapolated.  So do those that beat the `roofline`, which take that.
+    Along the last `rising` axes seconds never fall.
     """
 
-    def __init__(self, axes: Sequence[np.ndarray], seconds: np.ndarray, bound: Bound) -> None:
+    def __init__(
+        self,
+        axes: Sequence[np.ndarray],
+        seconds: np.ndarray,
+        bound: Bound,
+        roofline: Bound | None = None,
+        rising: int = 0,
+    ) -> None:
         self.axes = [np.asarray(axis, dtype=float) for axis in axes]
-        self.bound = bound
+        self.bound, self._roofline, self._rising = bound, roofline, rising
         measured = np.isfinite(seconds)
         least = np.log(bound(*np.meshgrid(*self.axes, indexing="ij", sparse=True)))
         least = np.broadcast_to(least, seconds.shape)
         taken = np.log(np.where(measured, seconds, 1.0))
-        self._log = np.where(
-            measured, taken, _fill(np.where(measured, taken - least, np.nan)) + least
-        )
-        self._basis = np.where(measured, Basis.MEASURED, Basis.EXTRAPOLATED).astype(np.int8)
+        clamped = self._clamped(taken)
+        basis = np.where(measured & (clamped <= taken), Basis.MEASURED, Basis.EXTRAPOLATED)
+        self._basis = basis.astype(np.int8)
+        along = tuple(range(seconds.ndim - rising, seconds.ndim))
+        known = np.where(measured, _risen(clamped, measured, along), np.nan)
+        if measured.all():
+            self._log = known
+            return
+        filled = np.where(measured, known, _fill(known - least) + least)
+        if rising:  # what was filled in lies between what was measured around it
+            between = np.clip(self._clamped(filled), *_envelopes(known, measured, along))
+            filled = _largest(between, along)
+        self._log = filled
+
+    def _clamped(self, log: np.ndarray) -> np.ndarray:
+        """Logarithms of seconds at the grid's points, or of the roofline where that is longer.
+
+        Rooflines are convex in logarithms, so that what lies between is no shorter either.
+        """
+        if self._roofline is None:
+            return log
+        least = self._roofline(*np.meshgrid(*self.axes, indexing="ij", sparse=True))
+        return np.maximum(log, np.log(np.maximum(least, 1e-12)))
 
     def _like(
-        self, axes: list[np.ndarray], log: np.ndarray, basis: np.ndarray, bound: Bound
+        self,
+        axes: list[np.ndarray],
+        log: np.ndarray,
+        basis: np.ndarray,
+        bound: Bound,
+        roofline: Bound | None = None,
     ) -> Grid:
         found = object.__new__(Grid)
         found.axes, found._log, found._basis, found.bound = axes, log, basis, bound
+        found._roofline, found._rising = roofline, min(self._rising, len(axes))
         return found
 
     def at(self, *fixed: float) -> Grid:
@@ -124,7 +173,18 @@ class Grid:
             others = np.meshgrid(*rest, indexing="ij", sparse=True)
             log = log + np.log(bound(*fixed, *others)) - np.log(bound(*inside, *others))
             basis = np.full(basis.shape, Basis.EXTRAPOLATED, dtype=np.int8)
-        return self._like(rest, log, basis, lambda *others: bound(*fixed, *others))
+            log = _largest(log, range(max(0, len(rest) - self._rising), len(rest)))
+        roofline = self._roofline
+        least = None if roofline is None else (lambda *others: roofline(*fixed, *others))
+        found = self._like(rest, log, basis, lambda *others: bound(*fixed, *others), least)
+        found._log = found._clamped(log)
+        return found
+
+    def shared(self, share: float) -> Grid:
+        """The grid of an engine's own kernels, which take this share, but no less than they can."""
+        found = self._like(self.axes, self._log, self._basis, self.bound, self._roofline)
+        found._log = found._clamped(self._log + np.log(share))
+        return found
 
     def scaled(self, factor: Callable[..., Any]) -> Grid:
         """The grid of another kernel, `factor` times as long at each point; it is extrapolated."""
@@ -152,6 +212,8 @@ class Grid:
             found = found + weight * self._log[tuple(index)]
         if any((x != y).any() for x, y in zip(points, inside, strict=True)):
             found = found + np.log(self.bound(*points)) - np.log(self.bound(*inside))
+            if self._roofline is not None:
+                return np.maximum(np.exp(found), self._roofline(*points))
         return np.asarray(np.exp(found))
 
     def basis(self, *at: float) -> Basis:
@@ -180,6 +242,31 @@ def _places(axis: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, np.ndarra
     width = np.log(np.maximum(axis[high], 0.5)) - start
     way = np.log(np.maximum(inside, 0.5)) - start
     return low, np.where(width > 0, way / np.where(width > 0, width, 1.0), 0.0)
+
+
+def _largest(log: np.ndarray, along: Sequence[int]) -> np.ndarray:
+    """The largest value at a point and before it."""
+    for axis in along:
+        log = np.maximum.accumulate(log, axis=axis)
+    return log
+
+
+def _envelopes(
+    log: np.ndarray, known: np.ndarray, along: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The largest known value up to each point, and the smallest from it on."""
+    before = _largest(np.where(known, log, -np.inf), along)
+    after = _largest(np.flip(np.where(known, -log, -np.inf), along), along)
+    return before, -np.flip(after, along)
+
+
+def _risen(log: np.ndarray, known: np.ndarray, along: Sequence[int]) -> np.ndarray:
+    """Known values so that they never fall: the mean of both envelopes, which agree elsewhere."""
+    falls = any((np.diff(log, axis=axis) < 0).any() for axis in along)
+    if not falls and known.all():
+        return log
+    before, after = _envelopes(log, known, along)
+    return np.where(known, before, 0.0) / 2 + np.where(known, after, 0.0) / 2
 
 
 def _fill(values: np.ndarray) -> np.ndarray:
@@ -269,7 +356,9 @@ class KernelTables:
             self._read[table, kind] = found
         return found
 
-    def grid(self, table: str, kind: str, bound: Bound, *fixed: float) -> Grid:
+    def grid(
+        self, table: str, kind: str, bound: Bound, *fixed: float, roofline: Bound | None = None
+    ) -> Grid:
         """A table as a grid of the axes after the `fixed` ones, measured next to these."""
         *keys, seconds = self.columns(table, kind)
         for n, value in enumerate(fixed):
@@ -279,16 +368,22 @@ class KernelTables:
             if share:
                 near |= keys[n] == axis[high]
             keys, seconds = [key[near] for key in keys], seconds[near]
-        return _grid(keys, seconds.astype(float), bound).at(*fixed)
+        rising = _RISING.get(table, len(keys))
+        return _grid(keys, seconds.astype(float), bound, roofline, rising).at(*fixed)
 
     def experts(
-        self, kind: str, model: Mapping[str, int], bound: Bound
+        self,
+        kind: str,
+        model: Mapping[str, int],
+        bound: Bound,
+        roofline: Callable[[int, int], Bound] | None = None,
     ) -> tuple[Grid, float] | None:
         """Seconds by tokens of the layer of experts that is nearest to `model`, with its share.
 
-        `model` gives the table's axes but `tokens`.  Where just these GPUs were not measured, those
-        that hold the nearest number of weights count, and the share is the ratio of the weights;
-        None if the experts have another shape.
+        `model` gives the table's axes but `tokens`, `roofline` one by tensor and expert
+        parallelism.  Where just these GPUs were not measured, those that hold the nearest number of
+        weights count, and the share is the ratio of the weights; None if the experts have another
+        shape.
         """
         *keys, seconds = self.columns("experts", kind)
         rows = dict(zip(TABLES["experts"], keys, strict=True))
@@ -303,15 +398,22 @@ class KernelTables:
         away += np.abs(np.log(split / wanted)).sum(axis=0)
         chosen = split[:, np.argmin(away)]
         at = (split == chosen[:, None]).all(axis=0)
-        grid = _grid([rows["tokens"][same][at]], seconds[same][at].astype(float), bound)
+        least = roofline(*chosen.tolist()) if roofline else None
+        grid = _grid([rows["tokens"][same][at]], seconds[same][at].astype(float), bound, least, 1)
         return grid, float(chosen.prod() / wanted.prod())
 
 
-def _grid(keys: Sequence[np.ndarray], seconds: np.ndarray, bound: Bound) -> Grid:
+def _grid(
+    keys: Sequence[np.ndarray],
+    seconds: np.ndarray,
+    bound: Bound,
+    roofline: Bound | None,
+    rising: int,
+) -> Grid:
     axes, index = zip(*(np.unique(key, return_inverse=True) for key in keys), strict=True)
     values = np.full([len(axis) for axis in axes], np.nan)
     values[tuple(index)] = seconds
-    return Grid(axes, values, bound)
+    return Grid(axes, values, bound, roofline, rising)
 
 
 @lru_cache(maxsize=8)

@@ -98,24 +98,28 @@ class Passes:
         """Overhead of all layers of a pass over `tokens`, of which `sequences` decode."""
         if self._forward is None:
             return self.cost.layers_s(tokens, longer)
-        each_s = max(0.0, self._layer_s(tokens > sequences))
+        engine = self.forward.engine
+        each_s = engine.prefill_layer_s if tokens > sequences else engine.layer_s
         each_s += self.cost.longer_layer_s(tokens, longer)
         return self.cost.geometry.layers * each_s
 
     def products_s(self, tokens: int, decoding: int, prompts: int = 0) -> float:
-        """Matrix products of a pass over `tokens`, `decoding` of which decode.
-
-        An engine whose layers take less than their kernels one by one saves it here; reading the
-        weights is what products take at least.
-        """
+        """Matrix products of a pass over `tokens`, `decoding` of which decode."""
         whole_s = self.forward.products_s(tokens, decoding + prompts)
-        saved_s = self.cost.geometry.layers * max(0.0, -self._layer_s(tokens > decoding))
-        return whole_s - min(saved_s, max(0.0, whole_s - self.forward.least_s))
+        return whole_s * self._sustained(tokens, decoding)
 
-    def _layer_s(self, prefills: bool) -> float:
-        """By how much a layer differs from its kernels one by one."""
-        engine = self.forward.engine
-        return engine.prefill_layer_s if prefills else engine.layer_s
+    def experts_s(self, tokens: int, decoding: int) -> float:
+        """The routed experts of such a pass."""
+        return self.forward.experts_s(tokens) * self._sustained(tokens, decoding)
+
+    def prompt_attention_s(self, tokens: int, present: int) -> float:
+        """Attention of a prompt's `tokens`, with `present` ones before them."""
+        return self.forward.prefill_attention_s(tokens, present) * self._sustained(tokens, 0)
+
+    def _sustained(self, tokens: int, decoding: int) -> float:
+        """How much longer kernels take than alone, by the share of prompts' tokens in a pass."""
+        share = self.forward.engine.prefill_share
+        return 1.0 + (share - 1.0) * (tokens - decoding) / tokens if tokens else 1.0
 
     def policy_launch_s(self, longer: Longer) -> float:
         """Launching the kernels that policies add to each layer, by engines that launch each."""

@@ -199,8 +199,8 @@ class Price(Passes):
         seconds, hidden = [0.0] * len(PREFILL_TERMS), [0.0] * len(PREFILL_TERMS)
         if self._forward is not None:
             forward = self._forward
-            seconds[0] = self.products_s(tokens, 0, 1) + forward.experts_s(tokens)
-            seconds[1] = forward.prefill_attention_s(tokens, present)
+            seconds[0] = self.products_s(tokens, 0, 1) + self.experts_s(tokens, 0)
+            seconds[1] = self.prompt_attention_s(tokens, present)
             seconds[3] = self.layers_s(tokens) + self.step_s + self.sequence_s
             seconds[4] = forward.elementwise_s(tokens) + forward.all_reduce_s(tokens, True)
         else:
@@ -226,7 +226,7 @@ class Price(Passes):
         policy_s = self.rows_s(tokens, present, info, left)
         counts = 1, tokens, int(not left)  # sequences, tokens, prompts that end
         if self._forward is not None:
-            attention_s = self._forward.prefill_attention_s(tokens, present)
+            attention_s = self.prompt_attention_s(tokens, present)
             return Extra(0.0, 0.0, attention_s + self.sequence_s, policy_s, *counts)
         cost = self.cost.prefill(tokens, present)
         compute_s = (cost.matrices_s + cost.attention_s) / self.gpus

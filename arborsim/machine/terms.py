@@ -120,7 +120,7 @@ ITERATION_TERMS: list[IterationTerm] = [
     ),
     IterationTerm(
         "decode: experts", "decode: experts", "serial",
-        lambda price, q: _each(price.forward.experts_s, q.pass_tokens),
+        lambda price, q: _each(price.experts_s, q.pass_tokens, q.sequences),
         (), shared=True, measured=True, kernels="experts",
     ),
     IterationTerm(

@@ -88,6 +88,17 @@ def test_each_kind_of_evidence_has_its_sentence(
     assert found.error == error
 
 
+def test_a_version_far_from_those_fitted_is_said_and_widens_the_range() -> None:
+    old = load_profile("h100", engine="vllm")
+    assert old.engine is not None
+    geometry = with_types(load_geometry("llama-3.1-8b"), "fp8")
+    found = evidence(replace(old, engine=replace(old.engine, name="vllm-0.6")), geometry)
+    assert (found.far, found.error) == (True, found.high) == (True, 0.19)
+    assert "No constant was fitted to this version of the engine (vllm-0.6)" in found.sentence()
+    near = _evidence("h100", "vllm-0.12", "fp8")
+    assert (near.far, near.error) == (False, near.median)
+
+
 def test_a_version_of_an_engine_is_looked_up_before_the_engine() -> None:
     assert _evidence("h100", "vllm-0.12", "fp8", 1).median == 0.05
     assert _evidence("h100", "vllm-0.12", "fp8", 2).median == 0.1

@@ -20,7 +20,7 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, iterations
 from arborsim.policies.registry import build
 from arborsim.products.generate.lengths import TreeSpec, fixed, write_generated
-from arborsim.products.validate import published, published_errors
+from arborsim.products.validate import published, published_errors, published_report
 from arborsim.products.validate.aiconfigurator import Prediction, installed
 from arborsim.products.validate.comparison_log import ComparisonLog
 from arborsim.products.validate.published import KeptRun, PlayedRun, compare
@@ -382,6 +382,26 @@ def test_targets_are_met_or_missed_on_judged_runs() -> None:
     assert not one.met
     assert found["time per output token on several GPUs, median"].met
     assert [each.run.tensor_parallel for each in published_errors.worst(runs)] == [1, 1, 2]
+
+
+def test_versions_that_no_constant_was_fitted_to_are_named_and_judged_apart() -> None:
+    near, old = played(8.4), played(80.0, engine="trtllm", engine_version="nim-1.0")
+    assert [published.far(each.run) for each in (near, old)] == [False, True]
+    lines = {line.name: line for line in published_errors.error_lines([near, old])}
+    assert (lines["all judged"].tpot.n, lines[published_errors.NEAR].tpot.n) == (2, 1)
+    assert published_errors.overall([near, old])[0] == 1
+    said = published_report.sentences([near, old])
+    assert any("No constant was fitted to these versions" in each for each in said)
+    assert any("trtllm nim-1.0" in each for each in said)
+    assert not any("No constant" in each for each in published_report.sentences([near]))
+
+
+def test_a_bias_of_throughput_has_a_target_of_its_own() -> None:
+    found = {target.name: target for target in published_errors.targets([played(8.4)])}
+    bias = found["output tokens per second, bias"]
+    assert (bias.limit, bias.n) == (0.02, 1)
+    assert bias.reached == found["output tokens per second, median"].reached
+    assert not bias.met
 
 
 def test_without_judged_runs_nothing_is_claimed(capsys: pytest.CaptureFixture[str]) -> None:

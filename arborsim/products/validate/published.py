@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.machine import lookup
 from arborsim.machine.config import with_kv_dtype
-from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.lookup import engine_names, load_engine, load_geometry, load_profile
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import (
@@ -55,8 +56,6 @@ GPUS_OF_A_NODE = 8
 #: A run that computes its prompts at more than this share of the GPUs' peak is odd.
 MOST_OF_PEAK = 0.5
 SEED = 0
-#: Engines whose older versions have constants of their own.
-_VERSIONS = {"trtllm-1.0": ("1.0.0",), "vllm-0.12": ("0.12.",)}
 #: Weights of models whose makers publish one checkpoint in 8 bits: Qwen's has scales of blocks.
 _CHECKPOINTS = {("qwen3-235b-a22b", "fp8"): "fp8_block"}
 #: Peak of matrix products with quantised weights, as a multiple of that in bf16.
@@ -87,11 +86,23 @@ def machine_of(run: ServingRun) -> ServedMachine:
 
 def engine_of(run: ServingRun) -> str:
     """The engine profile of a run: that of its version, where there is one."""
-    for name, versions in _VERSIONS.items():
-        ours = any(run.engine_version.startswith(each) for each in versions)
-        if ours and name.startswith(run.engine):
+    for name, versions in _versions().items():
+        if name.startswith(f"{run.engine}-") and run.engine_version.startswith(versions):
             return name
     return run.engine
+
+
+@cache
+def _versions() -> dict[str, tuple[str, ...]]:
+    """Versions that constants were fitted to, by engine; those of a version of its own alone."""
+    found = {name: load_engine(name).versions for name in engine_names()}
+    return {name: versions for name, versions in found.items() if versions}
+
+
+def far(run: ServingRun) -> bool:
+    """Whether no constant was fitted to this version of the engine."""
+    versions = _versions().get(engine_of(run), ())
+    return bool(run.engine_version and not run.engine_version.startswith(versions))
 
 
 def _geometry(run: ServingRun) -> Geometry:

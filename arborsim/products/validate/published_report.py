@@ -161,6 +161,13 @@ def sentences(runs: Sequence[PlayedRun]) -> list[str]:
             f"{percent(target.reached)} where {percent(target.limit)} is aimed at (n {target.n})."
             for target in published_errors.targets(runs)
         ]
+    if distant := sorted({each.run.engine_name for each in runs if published.far(each.run)}):
+        near = next((line.tpot for line in lines if line.name == published_errors.NEAR), None)
+        without = f" Without them it is {percent(near.median)} (n {near.n})." if near else ""
+        said.append(
+            f"No constant was fitted to these versions, and their errors are larger: "
+            f"{', '.join(distant)}.{without}"
+        )
     if not lines[0].ttft.n and every.n:
         said.append("Something queues in all judged runs: times to first token are not judged.")
     if missing := sum(not each.simulated for each in runs):

@@ -63,11 +63,15 @@ class ServingRun:
         return self.tensor_parallel * max(1, self.data_parallel)
 
     @property
+    def engine_name(self) -> str:
+        """The engine with its version, if it is said."""
+        return " ".join(filter(None, (self.engine, self.engine_version)))
+
+    @property
     def name(self) -> str:
         """All that tells a run from others, for tables and messages."""
-        engine = " ".join(filter(None, (self.engine, self.engine_version)))
         return (
-            f"{self.model} {self.weights}, {self.gpus} x {self.gpu}, {engine}, "
+            f"{self.model} {self.weights}, {self.gpus} x {self.gpu}, {self.engine_name}, "
             f"{self.prompt_tokens} + {self.output_tokens} tokens, {self.concurrency} clients"
         )
 
