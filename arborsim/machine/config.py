@@ -19,8 +19,6 @@ from arborsim.machine.weights import quantised_weights, with_weights
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 #: What ``--kv-dtype`` takes, and the bytes of one number.
 KV_DTYPES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
-#: Keys of a mixture of experts, for families that have none.
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _INDEX_SCALE_BYTES = 4  # of the 8-bit key that an index keeps of a token
 
 
@@ -138,9 +136,6 @@ def _experts(n: Numbers) -> dict[str, int]:
     """The fields of a mixture of experts, or nothing."""
     experts, layers = n.count("experts"), n.count("expert_layers")
     if not experts or not layers:
-        said = [key for key in _EXPERTS if n.config.get(key)] if n.unmixed else []
-        if said:
-            raise n.error(f"{said[0]} describes experts, and {n.family} has none")
         return {}
     dim, hidden = n.count("expert_dim", 1), n.count("hidden", 1)
     gated = bool(n["expert_gated"])
@@ -175,6 +170,8 @@ def _matrices(n: Numbers, found: dict[str, int]) -> tuple[tuple[Matrix, ...], in
         made.append((ROUTER, n.count("router_rows"), hidden, layers))
         made += _feed_forward("shared_", shared, gates, hidden, layers)
         others += layers * n.count("router_vectors")
+        if shared:
+            others += layers * int(n["feed_forward_bias"] or 0) * (gates * shared + hidden)
     if layers := n.count("state_layers"):
         made.append(("mixer_in", n.count("mixer_in"), hidden, layers, "out"))
         made.append(("mixer_out", hidden, n.count("mixer_out"), layers, "in"))
@@ -194,7 +191,10 @@ def _attention(n: Numbers, kind: str, found: dict[str, int]) -> tuple[list[tuple
     if kind == "window_" and _alike(n):
         return [], 0  # they are among the others
     if not kind and _alike(n):
-        layers, sharing = layers + n.count("window_layers"), sharing + n.count("window_sharing_layers")
+        layers, sharing = (
+            layers + n.count("window_layers"),
+            sharing + n.count("window_sharing_layers"),
+        )
     hidden, total = n.count("hidden", 1), layers + sharing
     name, extra = kind if kind != "cross_" else "", kind.removesuffix("_") or "attention"
     vectors = total * n.signed(f"{extra}_vectors") - sharing * n.count("sharing_vectors")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import operator
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
@@ -29,6 +30,8 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
 _LARGEST = 1 << 62
+#: Keys of a mixture of experts, for families that have none.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @cache
@@ -91,28 +94,46 @@ class Numbers:
         self._chain = _chain(family)
         self.config, self.family, self._origin = config, family, origin
         self._known: dict[str, Any] = {}
+        self._refuse_other_forms()
+
+    def _refuse_other_forms(self) -> None:
+        """What the configuration says and the family does not declare."""
+        declared = " ".join(str(value) for each in self._chain for value in each.values())
+        kinds = self.config.get("layer_types")
+        if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
+            known = {*re.findall(r"\w+", declared)}
+            if others := sorted(set(kinds) - known - {"full_attention"}):
+                raise self.error(f"it has layers of other kinds ({', '.join(others)})")
+        if self.config.get("kv_lora_rank") and not self["latent"]:
+            raise self.error(f"it describes latent attention, which {self.family} has not")
+        unmixed = all(isinstance(each.get("experts", 0), int) for each in self._chain)
+        if unmixed and (said := [key for key in _EXPERTS if self.config.get(key)]):
+            raise self.error(
+                f"it describes a mixture of experts ({said[0]}), which {self.family} has not"
+            )
 
     def error(self, why: str) -> UsageError:
         return UsageError(f"{self._origin}: {why}")
 
+    def _lacks(self, name: str) -> UsageError:
+        return self.error(f"it lacks {self._key_of(name)}: is it a model's config.json?")
+
     def count(self, name: str, least: int = 0) -> int:
         """A whole number of at least `least`."""
         value = self[name]
-        if isinstance(value, bool):
+        if value is None:
+            raise self._lacks(name)
+        if isinstance(value, bool) and not least:
             value = int(value)
-        if not isinstance(value, int) or not least <= value < _LARGEST:
-            raise self.error(f"{name} must be a whole number of at least {least}, not {value!r:.40}")
+        if type(value) is not int or not least <= value < _LARGEST:
+            rule = "a positive whole number" if least else "a whole number"
+            raise self.error(f"{self._key_of(name)} must be {rule}, not {value!r:.40}")
         return value
 
     def signed(self, name: str) -> int:
         """A whole number that may be negative."""
         value = self[name]
         return int(value) if isinstance(value, int) else self.count(name)
-
-    @property
-    def unmixed(self) -> bool:
-        """Whether the family has no mixtures of experts."""
-        return all(isinstance(each.get("experts", 0), int) for each in self._chain)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._known:
@@ -141,11 +162,27 @@ class Numbers:
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError):
             missing = [key for key in tuple(read) if find(key) is None]
             if missing:
-                raise self.error(f"it lacks {missing[-1]}: is it a model's config.json?") from None
+                raise self._lacks(missing[-1]) from None
             raise self.error(
                 f"{name} cannot be computed: one of {', '.join(dict.fromkeys(read))} is no number "
                 "that a model can have"
             ) from None
+
+    def _key_of(self, name: str) -> str:
+        """The key of the configuration that a name stands for."""
+        while isinstance(formula := next((d[name] for d in self._chain if name in d), None), str):
+            nodes = list(ast.walk(_parsed(formula)))
+            called = {node.func.id for node in nodes if isinstance(node, ast.Call)}
+            named = (
+                node.id if isinstance(node, ast.Name) else node.value
+                for node in nodes
+                if isinstance(node, ast.Name | ast.Constant)
+            )
+            found = [each for each in named if isinstance(each, str) and each not in called]
+            if found[0] == name:
+                break
+            name = found[0]
+        return name
 
     def _key(self, key: str) -> Any:
         """What the configuration says, or the family's default, or None."""
@@ -190,7 +227,8 @@ class Numbers:
             case ast.Attribute():
                 return self._evaluate(node.value, find)[node.attr]
             case ast.Call(func=ast.Name(id=name)):
-                return getattr(self, f"_{name}")(*(self._evaluate(each, find) for each in node.args))
+                given = [self._evaluate(each, find) for each in node.args]
+                return getattr(self, f"_{name}")(*given)
         raise AssertionError(f"a formula has no {ast.dump(node)}")
 
     # What formulas call.
@@ -202,9 +240,10 @@ class Numbers:
 
     def _given(self, *keys: str) -> Any:
         """The first of these keys that the configuration has, or that has a default."""
-        for key in keys:
-            if self.config.get(key) is not None:
-                return self._key(key)
+        found = [key for key in keys if key in self.config]
+        values = [self._key(key) for key in found]
+        if found:
+            return next((value for value in values if value is not None), None)
         return next((self._defaults[key] for key in keys if key in self._defaults), None)
 
     def _first(self, value: Any) -> Any:
@@ -267,7 +306,8 @@ class Numbers:
         return found.pop() if found else default
 
     def _without_window(self) -> int:
-        if self["layer_types"] and self["use_sliding_window"] is not False and self._listed("sliding_attention"):
+        used = self["layer_types"] and self["use_sliding_window"] is not False
+        if used and self._listed("sliding_attention"):
             raise self.error("it has layers with a sliding window and lacks sliding_window")
         return 0
 

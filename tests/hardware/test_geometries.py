@@ -108,11 +108,15 @@ def test_which_layers_have_a_window(
     assert geometry.full_layers == 6 - window_layers
 
 
+QWEN = {"model_type": "qwen3", "use_sliding_window": True}
 LATENT = {
     "model_type": "deepseek_v2", "sliding_window": None, "kv_lora_rank": 16, "q_lora_rank": 24,
-    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": None,
 }  # fmt: skip
-EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "n_shared_experts": None,
+}  # fmt: skip
 
 
 def test_latent_attention_without_experts(tmp_path: Path) -> None:
@@ -128,7 +132,8 @@ def test_latent_attention_without_experts(tmp_path: Path) -> None:
 
 def test_experts(tmp_path: Path) -> None:
     dense = load(tmp_path, **LATENT).parameters
-    sparse = load(tmp_path, **LATENT, **EXPERTS, first_k_dense_replace=2, n_shared_experts=1)
+    mixed = {**LATENT, **EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 2}
+    sparse = load(tmp_path, **mixed)
     one = 3 * 64 * 32
     assert sparse.expert_parameters == 4 * 8 * one
     assert sparse.parameters == dense + 4 * (9 * one + 8 * 64 - 3 * 64 * 128)
@@ -138,26 +143,26 @@ def test_experts(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({}, "does not say which"),
-        ({"model_type": 3}, "model_type a name"),
+        ({"model_type": 3}, "model_type must be a name"),
+        ({"model_type": "unheard_of"}, "read it as a family .* with --as"),
+        ({"model_type": "qwen3_mo"}, "the nearest is qwen3_moe"),
         ({"text_config": 3}, "text_config must be an object"),
         ({"layer_types": KINDS}, "names 3 of 6 layers"),
         ({"layer_types": "full"}, "must be a list"),
         ({"layer_types": KINDS * 2, "sliding_window": None}, "lacks sliding_window"),
-        ({"model_type": "mistral", "sliding_window": "8"}, "positive whole number"),
-        ({"model_type": "qwen3", "max_window_layers": "x"}, "max_window_layers must be"),
-        ({**LATENT, "model_type": "other"}, "supported for model_type deepseek_v2"),
+        ({"model_type": "mistral", "sliding_window": "8"}, "sliding_window must be a whole"),
+        ({**QWEN, "max_window_layers": "x"}, "max_window_layers must be"),
+        ({"kv_lora_rank": 16}, "latent attention, which llama has not"),
         ({**LATENT, "v_head_dim": None}, "lacks v_head_dim"),
         ({**LATENT, "q_lora_rank": "x"}, "q_lora_rank must be"),
-        ({**LATENT, "n_routed_experts": 8}, "lacks moe_intermediate_size"),
+        ({**LATENT, **EXPERTS, "moe_intermediate_size": None}, "lacks moe_intermediate_size"),
         ({**LATENT, **EXPERTS, "num_experts_per_tok": 9}, "fewer experts"),
-        ({"model_type": "mixtral", **EXPERTS}, "which is supported for model_type deepseek_v2"),
-        ({"model_type": "qwen2_moe", "num_experts": 4}, r"mixture of experts \(num_experts\)"),
-        ({"model_type": "qwen3_moe", "num_experts": 4}, "lacks moe_intermediate_size"),
-        ({"model_type": "mixtral", "num_local_experts": 4}, "lacks num_experts_per_tok"),
-        ({"model_type": "qwen3", "mlp_only_layers": 3}, "must be a list of numbers"),
-        ({"model_type": "qwen3", "decoder_sparse_step": "x"}, "decoder_sparse_step must be"),
-        ({"hybrid_override_pattern": "M-M*"}, "state-space layers"),
-        ({"model_type": "gemma3_text", "num_kv_shared_layers": 2}, "share their cache"),
+        ({"num_experts": 4}, r"mixture of experts \(num_experts\), which llama has not"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": ["x"]}, "must be a list of numbers"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": "x"}, "decoder_sparse_step must be"),
+        ({"model_type": "doge", "is_moe": True}, "experts of its own form"),
+        ({"num_attention_heads": 0}, "cannot be computed|positive whole number"),
+        ({"hidden_size": -8}, "positive whole number"),
     ],
 )
 def test_configs_that_cannot_be_counted(
