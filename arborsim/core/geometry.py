@@ -277,6 +277,21 @@ class Geometry:
         matrices = self.layer_matrices if self.weights else 0
         return self._bytes(rest, matrices, self.weights) + self.expert_bytes
 
+    def kv_copies(self, gpus: int) -> float:
+        """How often all GPUs together hold a token: latent vectors and KV heads are repeated."""
+        if self.latent_dim:
+            return float(gpus)
+        return _share(self.kv_heads, gpus) * gpus / self.kv_heads
+
+    def weight_bytes_on(self, gpus: int, data_parallel_attention: bool) -> int:
+        """All weights on all GPUs; attention's on each of them if it is data parallel."""
+        if not data_parallel_attention or gpus == 1:
+            return self.weight_bytes
+        other = ("gate_up", "down", "shared_gate_up", "shared_down", HEAD, ROUTER)
+        attention = sum(each.size for each in self.products() if each.name not in other)
+        repeated = self._bytes(attention, attention, self.weights)
+        return self.weight_bytes + (gpus - 1) * repeated
+
     @property
     def layer_matrix_bytes(self) -> int:
         """The matrices of the layers without routed experts, with the scales of quantised ones."""

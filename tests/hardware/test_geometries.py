@@ -11,7 +11,14 @@ import pytest
 
 from arborsim.core.errors import TraceError, UnknownName, UsageError
 from arborsim.machine.config import with_kv_dtype
-from arborsim.machine.lookup import geometries_like, geometry_names, load_geometry
+from arborsim.machine.cost import CostModel
+from arborsim.machine.lookup import (
+    geometries_like,
+    geometry_names,
+    load_geometry,
+    load_profile,
+)
+from arborsim.machine.machine import KvPool, ServingOptions
 from arborsim.trace.schema import Geometry, TraceInfo
 
 #: Published number of weights (of Gemma 3 12B: without its vision tower), and bytes of KV of one
@@ -144,7 +151,7 @@ def test_experts(tmp_path: Path) -> None:
     [
         ({}, "does not say which"),
         ({"model_type": 3}, "model_type must be a name"),
-        ({"model_type": "unheard_of"}, "read it as a family .* with --as"),
+        ({"model_type": "unheard_of"}, "as llama' to read it as a family"),
         ({"model_type": "qwen3_mo"}, "the nearest is qwen3_moe"),
         ({"text_config": 3}, "text_config must be an object"),
         ({"layer_types": KINDS}, "names 3 of 6 layers"),
@@ -225,3 +232,38 @@ def test_hub_ids_have_the_names_of_geometries(hub_id: str, names: list[str]) -> 
 def test_every_geometry_is_like_itself() -> None:
     for name in geometry_names():
         assert geometries_like(f"someone/{name.upper()}-Instruct") == [name]
+
+
+def test_an_unknown_family_is_read_as_another(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**BASE, "model_type": "unheard_of", "sliding_window": None}))
+    known = load(tmp_path / ".", model_type="llama", sliding_window=None)
+    path.write_text(json.dumps({**BASE, "model_type": "unheard_of", "sliding_window": None}))
+    found = load_geometry(f"{path} as llama")
+    assert found.name == f"{tmp_path.name}, read as llama"
+    assert replace(found, name=known.name) == known
+
+
+def test_what_gpus_hold_again() -> None:
+    """KV heads where they are fewer than GPUs, and latent vectors on each."""
+    copies = {
+        ("llama-3.1-8b", 4): 1, ("llama-3.1-8b", 16): 2, ("qwen2.5-7b", 8): 2,
+        ("llama-3.1-8b", 3): 9 / 8, ("gemma-3-1b", 4): 4, ("deepseek-v3", 8): 8,
+    }  # fmt: skip
+    for (name, gpus), number in copies.items():
+        assert load_geometry(name).kv_copies(gpus) == number
+    deepseek = load_geometry("deepseek-v3")
+    assert deepseek.weight_bytes_on(8, False) == deepseek.weight_bytes
+    latent = 7168 * (1536 + 576) + 1536 * 24576 + 512 * 32768 + 16384 * 7168
+    more = deepseek.weight_bytes_on(8, True) - deepseek.weight_bytes
+    assert more == pytest.approx(7 * 61 * latent * (1 + 4 / 128**2), rel=1e-6)
+
+
+def test_the_pool_of_latent_vectors_on_eight_gpus() -> None:
+    options = ServingOptions(tensor_parallel=8)
+    cost = CostModel(load_profile("h200"), load_geometry("deepseek-v3"))
+    whole = KvPool.of(cost, options, 0)
+    rest = whole.hbm_bytes - whole.reserve_bytes - whole.weight_bytes
+    assert whole.kv_bytes == rest // 8  # each holds all: about 51.5 GB, 0.73 million tokens
+    apart = KvPool.of(cost, replace(options, data_parallel_attention=True), 0)
+    assert 4 * whole.kv_bytes < apart.kv_bytes < rest
