@@ -88,7 +88,7 @@ class Numbers:
         if family not in defaults:
             raise UsageError(
                 f"{origin}: model_type '{family}' is not known{_like(family, family_names())}; "
-                f"give the model as '{origin} as llama' to read it as a family whose layers it shares"
+                f"give it as '{origin} as llama' to read it as a family whose layers it shares"
             )
         self._defaults = defaults[family]
         self._chain = _chain(family)

@@ -149,8 +149,8 @@ class ServingOptions:
     tensor_parallel: _Count = 1  # GPUs that share weights, KV, FLOPs and transfers equally
     #: GPUs that share the experts of a mixture whole; the others have a part of each expert
     expert_parallel: _Count = 1
-    #: Each GPU attends for sequences of its own, with all weights of attention, and keeps their cache
-    #: alone.  Counted is its memory.  Seconds stay those of tensor parallelism.
+    #: Each GPU attends for sequences of its own, with all weights of attention, and keeps their
+    #: cache alone.  Its memory is counted.  Seconds stay those of tensor parallelism.
     data_parallel_attention: bool = False
     #: Of the link between them: each layer adds up two activations per sequence over a ring,
     #: ``latency + 2 (n - 1) / n * bytes / bandwidth`` each.
