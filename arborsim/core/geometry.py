@@ -1,11 +1,14 @@
 """The shape of a model: what its KV cache holds, and what its forward pass computes and reads.
 
-A cache must not be counted wrongly, so there are three kinds of layers:
+A cache must not be counted wrongly, so there are these kinds of layers:
 
 - *full attention* keeps keys and values of every token: ``2 H_kv d`` numbers.
 - *latent attention* (MLA) keeps one compressed vector and one rotary key of every token, from which
   all heads derive theirs (DeepSeek-V2, arXiv:2405.04434, section 2.1).
-- *sliding-window attention* keeps keys and values of the newest `window` tokens of a sequence only.
+- *sliding-window attention* keeps keys and values of the newest `window` tokens of a sequence only,
+  and so do layers that attend within chunks of that many tokens.
+- *recurrent layers* keep a state of fixed size of every sequence, `state_bytes` over all of them.
+- layers that read the cache of another keep nothing.
 
 Of the weights, only the matrices of the layers are ever quantised: embeddings, output head, norms,
 biases and routers keep their width.
@@ -33,16 +36,47 @@ _OrNone = Annotated[int, Meta(ge=0)]  # 0: the model has no such thing
 UNBOUNDED = 1 << 62
 _MOST_TOKEN_BYTES, _MOST_PARAMETERS = 1 << 36, 10**16
 #: Bits of a quantised weight, its share of the scales included: one scale of 32 bits per block of
-#: 128 x 128, of 16 bits per group of 128, of 8 bits per group of 16 and of 8 bits per group of 32.
+#: 128 x 128, of 16 bits per group of 128 or 32, of 8 bits per group of 16 and of 32.
 WEIGHT_BITS = {
     "fp8": 8.0,
     "fp8_block": 8 + 32 / 128**2,
     "int4": 4 + 16 / 128,
+    "int4_32": 4 + 16 / 32,
     "nvfp4": 4 + 8 / 16,
     "mxfp4": 4 + 8 / 32,
 }
 #: Names of products that a reader of the list may need to distinguish.
 HEAD, ROUTER, KV_B = "head", "router", "kv_b"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of some layers, whole, and how tensor parallelism divides it.
+
+    `split` says which side GPUs share: ``"out"``, ``"in"``, or neither.  `unit` features of it stay
+    together (those of a head).  The last `kv_features` of a projection of queries, keys and values
+    are divided by themselves, in units of `kv_unit`, and held again where there are too few.
+    """
+
+    name: str
+    out_features: Count
+    in_features: Count
+    layers: Count
+    split: str = ""
+    unit: Count = 1
+    kv_features: _OrNone = 0
+    kv_unit: Count = 1
+
+    def on(self, gpus: int, weights: str) -> Product:
+        """The product on one of `gpus`, with its quantised matrices of type `weights`."""
+        out, inner = self.out_features, self.in_features
+        if self.split == "out":
+            out = _share((out - self.kv_features) // self.unit, gpus) * self.unit
+            out += _share(self.kv_features // self.kv_unit, gpus) * self.kv_unit
+        elif self.split == "in":
+            inner = _share(inner // self.unit, gpus) * self.unit
+        kind = "" if self.name in (HEAD, ROUTER) else weights
+        return Product(self.name, out, inner, self.layers, kind)
 
 
 class Product(NamedTuple):
@@ -118,6 +152,18 @@ class Geometry:
     #: and of the routed experts, or empty if it is the same
     weights: str = ""
     expert_weights: str = ""
+    #: Layers that keep no token: of a recurrent state, without attention, or reading another's
+    cacheless_layers: _OrNone = 0
+    #: Numbers that a layer with a window keeps of a token, where others keep another number
+    window_elements: _OrNone = 0
+    #: Recurrent states and convolutions of a sequence, over all layers
+    state_bytes: _OrNone = 0
+    #: Keys of an index that chooses tokens: bytes of a token over all layers
+    index_bytes_per_token: _OrNone = 0
+    #: 1 if routed experts have no gate: two matrices in place of three
+    ungated_experts: _OrNone = 0
+    #: Matrices of the layers and the output, where they are not `usual_matrices`
+    matrices: tuple[Matrix, ...] = ()
 
     def __post_init__(self) -> None:
         # Sums over a trace's tokens stay within 64 bits.
@@ -125,7 +171,8 @@ class Geometry:
             raise ValueError(
                 "no model is so large: more than 64 GiB for a token, or more than 10^16 weights"
             )
-        _all_or_none("latent_dim and value_dim", self.latent_dim, self.value_dim)
+        if self.latent_dim and not self.value_dim:
+            raise ValueError("latent_dim and value_dim go together")
         _all_or_none("window and window_layers", self.window, self.window_layers)
         _all_or_none("expert_dim and expert_layers", self.expert_dim, self.expert_layers)
         if not self.experts and (self.expert_dim or self.shared_dim or self.expert_weights):
@@ -143,6 +190,8 @@ class Geometry:
         _all_or_none("experts, experts_per_token and expert_parameters", *experts)
         if self.window_layers and self.window_layers > self.layers:
             raise ValueError(f"{self.window_layers} of {self.layers} layers have a window")
+        if self.window_layers + self.cacheless_layers > self.layers:
+            raise ValueError(f"{self.cacheless_layers} of {self.layers} layers keep no token")
         if self.experts and not (
             self.experts_per_token <= self.experts and self.expert_parameters < self.parameters
         ):
@@ -153,7 +202,7 @@ class Geometry:
         """Numbers that one layer keeps of one token."""
         if self.latent_dim:
             return self.latent_dim + self.rope_dim
-        return 2 * self.kv_heads * self.head_dim
+        return self.kv_heads * (self.head_dim + (self.value_dim or self.head_dim))
 
     @property
     def vectors_per_layer(self) -> int:
@@ -173,12 +222,12 @@ class Geometry:
     @property
     def full_layers(self) -> int:
         """Layers that keep every token, which a policy can manage."""
-        return self.layers - self.window_layers
+        return self.layers - self.window_layers - self.cacheless_layers
 
     @property
     def kv_bytes_per_token(self) -> int:
         """One token over all layers, as long as it is in the windows: ``2 L H_kv d b`` bytes."""
-        return self.layers * self.layer_bytes_per_token
+        return self.full_bytes_per_token + self.window_bytes_per_token
 
     @property
     def full_bytes_per_token(self) -> int:
@@ -188,23 +237,33 @@ class Geometry:
     @property
     def window_bytes_per_token(self) -> int:
         """One token over the layers that keep it while it is in their window."""
-        return self.window_layers * self.layer_bytes_per_token
+        elements = self.window_elements or self.elements_per_layer
+        return self.window_layers * elements * self.kv_bytes_per_element
 
     def windowed(self, tokens: Any) -> Any:
         """How many of the tokens of a path (a number or an array) the window layers keep."""
         return np.minimum(tokens, self.window)
 
+    @property
+    def growing_bytes_per_token(self) -> int:
+        """One token over what grows with every token: its full layers and their index."""
+        return self.full_bytes_per_token + self.index_bytes_per_token
+
     def path_bytes(self, tokens: int) -> int:
         """Cache of a sequence of `tokens` tokens."""
-        windowed = int(self.windowed(tokens))
-        return self.full_bytes_per_token * tokens + self.window_bytes_per_token * windowed
+        windowed = int(self.windowed(tokens)) * self.window_bytes_per_token
+        return self.state_bytes + self.growing_bytes_per_token * tokens + windowed
 
     def tokens_in(self, room_bytes: int) -> int:
         """Tokens of the longest single sequence whose cache fits into `room_bytes`."""
-        if not self.window or room_bytes < self.path_bytes(self.window):
-            return max(0, room_bytes) // self.kv_bytes_per_token
-        left = room_bytes - self.window_bytes_per_token * self.window
-        return left // self.full_bytes_per_token if self.full_layers else UNBOUNDED
+        left = room_bytes - self.path_bytes(self.window)
+        if left < 0 and self.window:
+            each = self.growing_bytes_per_token + self.window_bytes_per_token
+            return max(0, room_bytes - self.state_bytes) // each
+        if left < 0:
+            return 0
+        each = self.growing_bytes_per_token
+        return self.window + left // each if each else UNBOUNDED
 
     @property
     def expert_type(self) -> str:
@@ -217,6 +276,21 @@ class Geometry:
         rest = self.parameters - self.expert_parameters
         matrices = self.layer_matrices if self.weights else 0
         return self._bytes(rest, matrices, self.weights) + self.expert_bytes
+
+    def kv_copies(self, gpus: int) -> float:
+        """How often all GPUs together hold a token: latent vectors and KV heads are repeated."""
+        if self.latent_dim:
+            return float(gpus)
+        return _share(self.kv_heads, gpus) * gpus / self.kv_heads
+
+    def weight_bytes_on(self, gpus: int, data_parallel_attention: bool) -> int:
+        """All weights on all GPUs; attention's on each of them if it is data parallel."""
+        if not data_parallel_attention or gpus == 1:
+            return self.weight_bytes
+        other = ("gate_up", "down", "shared_gate_up", "shared_down", HEAD, ROUTER)
+        attention = sum(each.size for each in self.products() if each.name not in other)
+        repeated = self._bytes(attention, attention, self.weights)
+        return self.weight_bytes + (gpus - 1) * repeated
 
     @property
     def layer_matrix_bytes(self) -> int:
@@ -241,7 +315,8 @@ class Geometry:
     def _expert_matrices(self) -> int:
         """Weights of the routed experts without biases."""
         self._require_widths()
-        return 3 * self.hidden * self.expert_dim * self.experts * self.expert_layers
+        one = (2 if self.ungated_experts else 3) * self.hidden * self.expert_dim
+        return one * self.experts * self.expert_layers
 
     @cached_property
     def layer_matrices(self) -> int:
@@ -280,15 +355,21 @@ class Geometry:
         fewer, and so are routers and the first projections of latent attention.  A `UsageError` if
         the widths of experts are unknown.
         """
+        return tuple(each.on(gpus, self.weights) for each in self.matrices or self.usual_matrices())
+
+    def usual_matrices(self) -> tuple[Matrix, ...]:
+        """Those of layers that all have the attention and the feed-forward part of Llama.
+
+        Or the latent attention of DeepSeek, and routed experts.
+        """
         self._require_widths()
-        shapes = self._latent_attention(gpus) if self.latent_dim else self._attention(gpus)
-        found = [Product(name, *shape, self.layers, self.weights) for name, shape in shapes.items()]
-        found += self._feed_forward("", self.intermediate, self.layers - self.expert_layers, gpus)
+        found = self._latent_attention() if self.latent_dim else self._attention()
+        found += _feed_forward("", self.intermediate, self.hidden, self.layers - self.expert_layers)
         if self.experts:
-            found.append(Product(ROUTER, self.experts, self.hidden, self.expert_layers))
-            found += self._feed_forward("shared_", self.shared_dim, self.expert_layers, gpus)
-        found.append(Product(HEAD, _share(self.vocab, gpus), self.hidden, 1))
-        return tuple(each for each in found if each.size)
+            found.append((ROUTER, self.experts, self.hidden, self.expert_layers))
+            found += _feed_forward("shared_", self.shared_dim, self.hidden, self.expert_layers)
+        found.append((HEAD, self.vocab, self.hidden, 1, "out"))
+        return tuple(Matrix(*each) for each in found if all(each[1:4]))
 
     def experts_product(self, gpus: int = 1) -> ExpertsProduct | None:
         """The routed experts on one of `gpus`, which has a part of each. Raises as `products`."""
@@ -298,29 +379,17 @@ class Geometry:
         sizes = self.hidden, _share(self.expert_dim, gpus), self.experts, self.experts_per_token
         return ExpertsProduct(*sizes, self.expert_layers, self.expert_type)
 
-    def _attention(self, gpus: int) -> dict[str, tuple[int, int]]:
-        heads = _share(self.heads, gpus)
-        fused = (heads + 2 * _share(self.kv_heads, gpus)) * self.head_dim
-        return {"qkv": (fused, self.hidden), "output": (self.hidden, heads * self.head_dim)}
-
-    def _latent_attention(self, gpus: int) -> dict[str, tuple[int, int]]:
-        """As servers fuse it: both first projections are one if queries have a rank, too."""
-        heads, latent = _share(self.heads, gpus), self.latent_dim + self.rope_dim
-        queries, rank = heads * self.head_dim, self.query_rank
-        shapes = {"q_a_kv_a": (rank + latent, self.hidden), "q_b": (queries, rank)}
-        if not rank:
-            shapes = {"query": (queries, self.hidden), "kv_a": (latent, self.hidden)}
-        expanded = heads * (self.head_dim - self.rope_dim + self.value_dim)
-        output = self.hidden, heads * self.value_dim
-        return shapes | {KV_B: (expanded, self.latent_dim), "output": output}
-
-    def _feed_forward(self, prefix: str, width: int, layers: int, gpus: int) -> list[Product]:
-        """Gate and up, fused, and down."""
-        part = _share(width, gpus)
+    def _attention(self) -> list[tuple[Any, ...]]:
+        d, kv = self.head_dim, 2 * self.kv_heads * self.head_dim
+        width = self.heads * d
         return [
-            Product(f"{prefix}gate_up", 2 * part, self.hidden, layers, self.weights),
-            Product(f"{prefix}down", self.hidden, part, layers, self.weights),
+            ("qkv", width + kv, self.hidden, self.layers, "out", d, kv, 2 * d),
+            ("output", self.hidden, width, self.layers, "in", d),
         ]
+
+    def _latent_attention(self) -> list[tuple[Any, ...]]:
+        sizes = self.heads, self.head_dim, self.rope_dim, self.latent_dim, self.value_dim
+        return latent_attention(self.hidden, self.layers, *sizes, self.query_rank)
 
     def _require_widths(self) -> None:
         if self.experts and not self.expert_layers:
@@ -336,7 +405,7 @@ class Geometry:
         prefill expands them into keys and values first.
         """
         if not self.latent_dim:
-            return 4 * self.heads * self.head_dim
+            return 2 * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
         wide = 2 * self.latent_dim + self.rope_dim if absorbed else self.head_dim + self.value_dim
         return 2 * self.heads * wide
 
@@ -352,9 +421,43 @@ class Geometry:
 
     def to_dict(self) -> dict[str, Any]:
         """As it is stored: without the fields that say "none", which older readers do not know."""
-        without = {each.name for each in fields(self) if each.default in (0, "")}
+        without = {each.name for each in fields(self) if each.default in (0, "", ())}
         given = asdict(self).items()
         return {name: value for name, value in given if value or name not in without}
+
+
+def latent_attention(
+    hidden: int, layers: int, heads: int, head_dim: int, rope: int, latent: int, value: int,
+    rank: int,
+) -> list[tuple[Any, ...]]:  # fmt: skip
+    """Latent attention as servers fuse it, as arguments of `Matrix`.
+
+    Both first projections are one if queries have a `rank`, too.
+    """
+    queries = heads * head_dim
+    found: list[tuple[Any, ...]] = [
+        ("q_a_kv_a", rank + latent + rope, hidden, layers),
+        ("q_b", queries, rank, layers, "out", head_dim),
+    ]
+    if not rank:
+        found = [
+            ("query", queries, hidden, layers, "out", head_dim),
+            ("kv_a", latent + rope, hidden, layers),
+        ]
+    each = head_dim - rope + value
+    return [
+        *found,
+        (KV_B, heads * each, latent, layers, "out", each),
+        ("output", hidden, heads * value, layers, "in", value),
+    ]
+
+
+def _feed_forward(prefix: str, width: int, hidden: int, layers: int) -> list[tuple[Any, ...]]:
+    """Gate and up, fused, and down."""
+    return [
+        (f"{prefix}gate_up", 2 * width, hidden, layers, "out", 2),
+        (f"{prefix}down", hidden, width, layers, "in"),
+    ]
 
 
 def _share(whole: int, gpus: int) -> int:

@@ -1,110 +1,61 @@
 """Read the shape of a model from its Hugging Face ``config.json``.
 
-Accepted are caches of full keys and values, of latent vectors (DeepSeek-V2 and V3) and of sliding
-windows, the mixtures of experts of DeepSeek, Qwen3, gpt-oss and Mixtral, and quantised weights
-(`arborsim.machine.weights`); others (hybrids, state spaces, other mixtures) are refused by name
-instead of being counted wrongly.
+What its layers are made of is declared by its family (`arborsim.machine.families`), and the type of
+quantised weights by its ``quantization_config`` (`arborsim.machine.weights`).  Counted is the
+language model, and not a vision or audio tower next to it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from arborsim.core.errors import UsageError
-from arborsim.core.geometry import Geometry
+from arborsim.core.geometry import HEAD, ROUTER, Geometry, Matrix, latent_attention
+from arborsim.machine.families import Numbers, nested
 from arborsim.machine.names import type_name
 from arborsim.machine.weights import quantised_weights, with_weights
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 #: What ``--kv-dtype`` takes, and the bytes of one number.
 KV_DTYPES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
-_DEEPSEEK = ("deepseek_v2", "deepseek_v3")
-_GEMMA = ("gemma2", "gemma3", "gemma3_text")
-#: Mixtures of experts: the keys of their number and of the width of one.
-_MIXTURES = {
-    "deepseek_v2": ("n_routed_experts", "moe_intermediate_size"),
-    "deepseek_v3": ("n_routed_experts", "moe_intermediate_size"),
-    "gpt_oss": ("num_local_experts", "intermediate_size"),
-    "mixtral": ("num_local_experts", "intermediate_size"),
-    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
-}
-_SAVED_EXPERTS = "num_local_experts"  # what transformers 5 writes for any family
-#: Keys that mean a cache, or a number of weights, that the formulas here do not describe.
-_OTHER_FORMS = {
-    "ssm_cfg": "state-space layers",
-    "hybrid_override_pattern": "state-space layers",
-    "global_head_dim": "layers with caches of different widths",
-    "num_kv_shared_layers": "layers that share their cache",
-}
-#: What configurations of these families leave out.
-_GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {**_GEMMA_DEFAULTS, "layer_pattern": 2},
-    "gemma3_text": {**_GEMMA_DEFAULTS, "vocab_size": 262208, "layer_pattern": 6},
-    "gpt_oss": {"head_dim": 64, "attention_bias": True, "layer_pattern": 2},
-}
-_DEFAULTS["gemma3"] = _DEFAULTS["gemma3_text"]
-_OPTIONAL_COUNTS = ("q_lora_rank", "n_shared_experts", "decoder_sparse_step")
-_COUNTS_OF_LAYERS = ("first_k_dense_replace", "max_window_layers")
+_INDEX_SCALE_BYTES = 4  # of the 8-bit key that an index keeps of a token
 
 
-def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
+def geometry_from_config(text: str, name: str, origin: str, family: str = "") -> Geometry:
     """Geometry of the model `name` whose config.json is `text`; `origin` names it in messages.
 
-    ``head_dim`` is read where present (it need not be ``hidden / heads``), KV heads default to the
-    query heads, and the number of parameters follows from the shape unless ``num_parameters``
-    gives it.  A multimodal model's language model is nested as ``text_config``.  The rest of the
-    model is not counted.  Raises `UsageError` if it is not JSON, keys are missing or senseless, or
-    the cache has another form.
+    `family` reads it as another ``model_type`` than its own.  The number of weights follows from
+    the shape unless ``num_parameters`` gives it.  Raises `UsageError` if the text is not JSON, the
+    family is not known, or keys are missing or senseless.
     """
-    config = parse_config(text, origin)
-    dtype = _dtype(config, origin)
-    quantised = config.get("quantization_config")
-    config = config.get("text_config", config)
-    if not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
-        raise UsageError(f"{origin}: text_config must be an object and model_type a name")
-    config = {**_DEFAULTS.get(config.get("model_type", ""), {}), **config}
-    _check_optional_counts(config, origin)
-    _refuse_other_forms(config, origin)
-    hidden = _count(config, "hidden_size", origin)
-    heads = _count(config, "num_attention_heads", origin)
-    latent = _latent(config, origin)
-    if latent:
-        head_dim = _count(config, "qk_nope_head_dim", origin) + latent["rope_dim"]
-    elif config.get("head_dim") is None and hidden % heads:
-        raise UsageError(f"{origin}: hidden_size {hidden} is no multiple of {heads} heads")
-    else:
-        head_dim = _count(config, "head_dim", origin, hidden // heads)
-    shape = {
-        "layers": _count(config, "num_hidden_layers", origin),
-        "heads": heads,
-        "kv_heads": _count(config, "num_key_value_heads", origin, heads),
-        "head_dim": head_dim,
-        "hidden": hidden,
-        "intermediate": _count(config, "intermediate_size", origin),
-        "vocab": _count(config, "vocab_size", origin),
-    }
-    experts = _experts(config, shape["layers"], hidden, origin)
-    parameters = num_parameters(config, **shape, **experts)
-    quantised = quantised or config.get("quantization_config")
-    found: dict[str, Any] = {
-        **shape,
-        **latent,
-        **_window(config, shape["layers"], origin),
-        **experts,
-        **quantised_weights(quantised, shape["layers"], bool(experts), origin),
-    }
+    whole = parse_config(text, origin)
+    config = nested(whole, origin)
+    kind = family or config.get("model_type", "llama")
+    if not isinstance(kind, str):
+        raise UsageError(f"{origin}: model_type must be a name, not {kind!r:.40}")
+    n = Numbers(config, kind, origin)
+    width = _dtype(whole, config, origin)
+    experts = _experts(n)
+    found = _shape(n) | _cache(n, width) | experts
+    matrices, others = _matrices(n, found)
+    parameters = sum(each.out_features * each.in_features * each.layers for each in matrices)
+    parameters += others + experts.get("expert_parameters", 0)
+    if n["tied"]:
+        parameters -= n.count("vocab") * n.count("embedding_dim")
+    quantised = whole.get("quantization_config") or config.get("quantization_config")
+    found |= quantised_weights(quantised, found["layers"], bool(experts), origin)
     try:
-        return Geometry(
-            name=name,
-            parameters=_count(config, "num_parameters", origin, parameters),
-            kv_bytes_per_element=dtype,
-            weight_bytes_per_element=dtype,
+        made = Geometry(
+            name=f"{name}, read as {family}" if family else name,
+            parameters=n.count("num_parameters", 1) if "num_parameters" in config else parameters,
+            kv_bytes_per_element=width,
+            weight_bytes_per_element=width,
             **found,
         )
+        usual = made.usual_matrices() == matrices
+        return made if usual else replace(made, matrices=matrices)
     except ValueError as error:
         raise UsageError(f"{origin}: {error}") from None
 
@@ -135,175 +86,173 @@ def with_types(geometry: Geometry, weights: str = "", kv_dtype: str = "") -> Geo
     return with_kv_dtype(geometry, kv_dtype) if kv_dtype else geometry
 
 
-def num_parameters(
-    config: dict[str, Any], *, layers: int, heads: int, kv_heads: int, head_dim: int,
-    hidden: int, intermediate: int, vocab: int, experts: int = 0, expert_layers: int = 0,
-    expert_parameters: int = 0, shared_dim: int = 0, **_: int,
-) -> int:  # fmt: skip
-    """Weights of a decoder of this shape, of the family that `config` names."""
-    family = config.get("model_type", "llama")
-    if family in _DEEPSEEK:
-        attention = _latent_attention_parameters(config, heads, head_dim, hidden)
-    else:
-        projections = (heads + 2 * kv_heads) * head_dim  # outputs of query, key and value
-        attention = hidden * projections + heads * head_dim * hidden
-        if config.get("attention_bias", family == "qwen2"):
-            attention += projections
-        if config.get("attention_bias", False):
-            attention += hidden  # Llama's flag also gives the output projection a bias
-        if family in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text"):
-            attention += 2 * head_dim  # norms of query and key
-        if family == "gpt_oss":
-            attention += heads  # attention sinks
-    norms = (4 if family in _GEMMA else 2) * hidden
-    dense = 3 * hidden * intermediate  # gate, up and down
-    router = experts * hidden + (experts if family in ("deepseek_v3", "gpt_oss") else 0)  # biases
-    feed_forward = (layers - expert_layers) * dense + expert_parameters
-    feed_forward += expert_layers * (router + 3 * hidden * shared_dim)
-    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings", False) else 2)
-    return layers * (attention + norms) + feed_forward + embeddings + hidden
-
-
-def _latent_attention_parameters(
-    config: dict[str, Any], heads: int, head_dim: int, hidden: int
-) -> int:
-    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    values, query_rank = config["v_head_dim"], config.get("q_lora_rank")
-    down = hidden * (rank + rope) + rank  # with the norm of the latent vector
-    up = rank * heads * (head_dim - rope + values)
-    query = hidden * heads * head_dim
-    if query_rank:
-        query = hidden * query_rank + query_rank + query_rank * heads * head_dim
-    return int(query + down + up + heads * values * hidden)
-
-
-def _latent(config: dict[str, Any], origin: str) -> dict[str, int]:
-    """The fields of latent attention, or nothing."""
-    if not config.get("kv_lora_rank"):
-        if config.get("model_type") in _DEEPSEEK:
-            raise UsageError(f"{origin}: kv_lora_rank is missing, the rank of latent attention")
-        return {}
-    if config.get("model_type") not in _DEEPSEEK:
-        raise _unsupported("latent attention (kv_lora_rank)", _DEEPSEEK, origin)
+def _shape(n: Numbers) -> dict[str, int]:
+    """Sizes that are the same in every layer, or those of the layers that keep every token."""
+    names = ("heads", "kv_heads", "head_dim", "hidden", "vocab")
+    found = {name: n.count(name, 1) for name in names}
+    kept = n.count("full_layers") + n.count("window_layers")
     return {
-        "latent_dim": _count(config, "kv_lora_rank", origin),
-        "rope_dim": _count(config, "qk_rope_head_dim", origin),
-        "value_dim": _count(config, "v_head_dim", origin),
-        "query_rank": config.get("q_lora_rank") or 0,
+        **found,
+        "layers": max(n.count("layers", 1), kept),
+        "intermediate": max(1, n.count("width")),
     }
 
 
-def _experts(config: dict[str, Any], layers: int, hidden: int, origin: str) -> dict[str, int]:
+def _cache(n: Numbers, width: int) -> dict[str, int]:
+    """What the layers keep of a sequence."""
+    window_layers = n.count("window_layers")
+    layers = max(n.count("layers", 1), kept := n.count("full_layers") + window_layers)
+    found = {"cacheless_layers": layers - kept}
+    if n["latent"]:
+        rope = n.count("qk_rope_head_dim", 1)
+        found |= {
+            "head_dim": n.count("qk_nope_head_dim", 1) + rope,
+            "latent_dim": n.count("latent_rank", 1),
+            "rope_dim": rope,
+            "value_dim": n.count("v_head_dim", 1),
+            "query_rank": n.count("query_rank"),
+        }
+        elements = found["latent_dim"] + rope
+    else:
+        value = n.count("value_dim", 1)
+        elements = n.count("kv_heads", 1) * (n.count("head_dim", 1) + value)
+        if value != n["head_dim"]:
+            found["value_dim"] = value
+    if window_layers:
+        found |= {"window": n.count("window", 1), "window_layers": window_layers}
+        each = n.count("window_head_dim") + n.count("window_value_dim")
+        windowed = elements if n["latent"] else n.count("window_kv_heads") * each
+        if windowed != elements:
+            found["window_elements"] = windowed
+    if state_layers := n.count("state_layers"):
+        conv, state = n.count("conv_numbers") * width, n.count("state_numbers")
+        found["state_bytes"] = state_layers * (conv + state * (n.count("state_bytes") or width))
+    if index_dim := n.count("index_dim"):
+        found["index_bytes_per_token"] = n.count("index_layers") * (index_dim + _INDEX_SCALE_BYTES)
+    return found
+
+
+def _experts(n: Numbers) -> dict[str, int]:
     """The fields of a mixture of experts, or nothing."""
-    known = dict.fromkeys(key for key, _ in _MIXTURES.values())
-    found = [key for key in known if config.get(key)]
-    if not found:
+    experts, layers = n.count("experts"), n.count("expert_layers")
+    if not experts or not layers:
         return {}
-    family = config.get("model_type", "")
-    number, width = _MIXTURES.get(family, ("", ""))
-    if number and number not in found and _SAVED_EXPERTS in found:
-        number = _SAVED_EXPERTS
-    if number not in found:
-        raise _unsupported(f"a mixture of experts ({found[0]})", _MIXTURES, origin)
-    experts, dim = _count(config, number, origin), _count(config, width, origin)
-    used = _count(config, "num_experts_per_tok", origin, config.get("experts_per_token"))
-    with_experts = _layers_with_experts(config, layers)
-    if not with_experts:
-        return {}
-    one = 3 * hidden * dim + (2 * dim + hidden if family == "gpt_oss" else 0)  # biases
+    dim, hidden = n.count("expert_dim", 1), n.count("hidden", 1)
+    gated = bool(n["expert_gated"])
+    inner = (2 if gated else 1) * dim
+    one = hidden * (inner + dim) + bool(n["expert_bias"]) * (inner + hidden)
     return {
         "experts": experts,
-        "experts_per_token": used,
-        "expert_parameters": with_experts * experts * one,
+        "experts_per_token": n.count("per_token", 1),
+        "expert_parameters": layers * experts * one,
         "expert_dim": dim,
-        "expert_layers": with_experts,
-        "shared_dim": dim * (config.get("n_shared_experts") or 0),
+        "expert_layers": layers,
+        "shared_dim": n.count("shared_dim"),
+        "ungated_experts": 0 if gated else 1,
     }
 
 
-def _layers_with_experts(config: dict[str, Any], layers: int) -> int:
-    """Every ``decoder_sparse_step``-th layer, but for the first ones and those listed as dense."""
-    step = config.get("decoder_sparse_step") or 1
-    first = min(layers, config.get("first_k_dense_replace") or 0)
-    dense = set(config.get("mlp_only_layers") or ())
-    listed = sum(first <= layer < layers and (layer + 1) % step == 0 for layer in dense)
-    return int(layers // step - first // step - listed)
+def _matrices(n: Numbers, found: dict[str, int]) -> tuple[tuple[Matrix, ...], int]:
+    """The matrices of the layers and of the output, and the number of all other weights."""
+    hidden, vocab = n.count("hidden", 1), n.count("vocab", 1)
+    made: list[tuple[Any, ...]] = []
+    others = 0
+    for kind in ("", "window_", "cross_"):
+        matrices, vectors = _attention(n, kind, found)
+        made += matrices
+        others += vectors
+    width, gates = n.count("width"), 2 if n["gated"] else 1
+    layers = n.count("feed_forward_layers")
+    made += _feed_forward("", width, gates, hidden, layers)
+    others += layers * int(n["feed_forward_bias"] or 0) * (gates * width + hidden)
+    if found.get("experts"):
+        layers, shared = found["expert_layers"], found["shared_dim"]
+        made.append((ROUTER, n.count("router_rows"), hidden, layers))
+        made += _feed_forward("shared_", shared, gates, hidden, layers)
+        others += layers * n.count("router_vectors")
+        if shared:
+            others += layers * int(n["feed_forward_bias"] or 0) * (gates * shared + hidden)
+    if layers := n.count("state_layers"):
+        made.append(("mixer_in", n.count("mixer_in"), hidden, layers, "out"))
+        made.append(("mixer_out", hidden, n.count("mixer_out"), layers, "in"))
+        others += layers * n.count("mixer_vectors")
+    depth, embedding = n.count("layers"), n.count("embedding_dim", 1)
+    made.append((HEAD, vocab, embedding, 1, "out"))
+    others += depth * (n.count("norms") * n.count("norm") + n.count("layer_extra"))
+    others += n.count("embeddings") * embedding + n.count("final_norm") + n.count("extra")
+    others += vocab * n.count("head_bias")
+    return tuple(Matrix(*each) for each in made if all(each[1:4])), others
 
 
-def _unsupported(form: str, families: Iterable[str], origin: str) -> UsageError:
-    return UsageError(
-        f"{origin} describes {form}, which is supported for model_type "
-        f"{', '.join(sorted(families))} only"
-    )
-
-
-def _window(config: dict[str, Any], layers: int, origin: str) -> dict[str, int]:
-    """The window and the number of layers that have it, or nothing."""
-    if not config.get("sliding_window") or not config.get("use_sliding_window", True):
-        return {}
-    kinds, family = config.get("layer_types"), config.get("model_type")
-    pattern = config.get("sliding_window_pattern") or config.get("layer_pattern")
-    if kinds:
-        count = sum(kind == "sliding_attention" for kind in kinds)
-        if len(kinds) != layers:
-            raise UsageError(f"{origin}: layer_types names {len(kinds)} of {layers} layers")
-    elif family in ("mistral", "mixtral"):
-        count = layers
-    elif family in (*_GEMMA, "gpt_oss") and isinstance(pattern, int) and pattern > 0:
-        count = layers - layers // pattern
-    elif family in ("qwen2", "qwen3"):
-        count = max(0, layers - int(config.get("max_window_layers") or 0))
-    else:
-        raise UsageError(
-            f"{origin} has sliding_window {config['sliding_window']} and does not say which "
-            "layers: add layer_types, one of full_attention and sliding_attention per layer"
+def _attention(n: Numbers, kind: str, found: dict[str, int]) -> tuple[list[tuple[Any, ...]], int]:
+    """The matrices and other weights of the layers of a kind of attention."""
+    layers = n.count(f"{kind}layers" if kind else "attention_layers")
+    sharing = 0 if kind == "cross_" else n.count(f"{kind}sharing_layers")
+    if kind == "window_" and _alike(n):
+        return [], 0  # they are among the others
+    if not kind and _alike(n):
+        layers, sharing = (
+            layers + n.count("window_layers"),
+            sharing + n.count("window_sharing_layers"),
         )
-    window = _count(config, "sliding_window", origin)
-    return {"window": window, "window_layers": count} if count else {}
+    hidden, total = n.count("hidden", 1), layers + sharing
+    name, extra = kind if kind != "cross_" else "", kind.removesuffix("_") or "attention"
+    vectors = total * n.signed(f"{extra}_vectors") - sharing * n.count("sharing_vectors")
+    if n["latent"] and kind != "cross_":
+        return _latent(n, found, layers, vectors)
+    heads, head_dim = n.count(f"{name}heads", 1), n.count(f"{name}head_dim", 1)
+    kv_heads, value = n.count(f"{name}kv_heads", 1), n.count(f"{name}value_dim", 1)
+    queries, kv = heads * head_dim, kv_heads * (head_dim + value)
+    bias = int(n["qkv_bias"] or 0)
+    vectors += bias * (total * queries + layers * kv)
+    vectors += total * int(n["output_bias"] or 0) * hidden
+    gate = n.count("attention_gate")
+    return [
+        (f"{kind}qkv", queries + kv, hidden, layers, "out", head_dim, kv, head_dim + value),
+        (f"{kind}shared_query", queries, hidden, sharing, "out", head_dim),
+        (f"{kind}output", hidden, heads * value, total, "in", value),
+        (f"{kind}gate", gate, hidden, total, "out", max(1, gate // heads)),
+    ], vectors
 
 
-def _check_optional_counts(config: dict[str, Any], origin: str) -> None:
-    """Counts that may be missing, null or 0, and lists that may be missing."""
-    for key in (*_OPTIONAL_COUNTS, *_COUNTS_OF_LAYERS):
-        value = config.get(key)
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise UsageError(f"{origin}: {key} must be a whole number, not {value!r}")
-    dense = config.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-        raise UsageError(f"{origin}: mlp_only_layers must be a list of numbers, not {dense!r:.40}")
-    kinds = config.get("layer_types")
-    names = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
-    if kinds is not None and not names:
-        raise UsageError(f"{origin}: layer_types must be a list of names, not {kinds!r:.40}")
+def _alike(n: Numbers) -> bool:
+    """Whether layers with a window have the sizes of the others, and one set of matrices."""
+    names = ("heads", "kv_heads", "head_dim", "value_dim")
+    alike = all(n[name] == n[f"window_{name}"] for name in names)
+    return bool(n["latent"]) or (alike and n["window_vectors"] == n["attention_vectors"])
 
 
-def _refuse_other_forms(config: dict[str, Any], origin: str) -> None:
-    for key, form in _OTHER_FORMS.items():
-        if config.get(key):
-            raise UsageError(f"{origin} describes {form} ({key}), which is not supported")
-    kinds = set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        found = ", ".join(sorted(kinds))
-        raise UsageError(f"{origin} has layers of other kinds ({found}): not supported")
-    windowed = "sliding_attention" in (config.get("layer_types") or ())
-    if windowed and not config.get("sliding_window"):
-        raise UsageError(f"{origin} has layers with a sliding window and lacks sliding_window")
+def _latent(
+    n: Numbers, found: dict[str, int], layers: int, vectors: int
+) -> tuple[list[tuple[Any, ...]], int]:
+    hidden, heads, rank = found["hidden"], found["heads"], found["query_rank"]
+    sizes = found["head_dim"], found["rope_dim"], found["latent_dim"], found["value_dim"]
+    made = latent_attention(hidden, layers, heads, *sizes, rank)
+    bias = bool(n["qkv_bias"]) * (rank + found["latent_dim"] + found["rope_dim"])
+    bias += bool(n["output_bias"]) * hidden
+    vectors += layers * (rank + found["latent_dim"] + bias)
+    gate = n.count("attention_gate")
+    made.append(("gate", gate, hidden, layers, "out", max(1, gate // heads)))
+    if index_dim := n.count("index_dim"):
+        indexed, queries = n.count("index_layers"), n.count("index_heads")
+        made.append(("index_query", queries * index_dim, rank, indexed))
+        made.append(("index_key", index_dim + queries, hidden, indexed))
+        vectors += indexed * 2 * index_dim
+    return made, vectors
 
 
-def _count(config: dict[str, Any], key: str, origin: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise UsageError(f"{origin} lacks {key}: is it a model's config.json?")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{origin}: {key} must be a positive whole number, not {value!r}")
-    return value
+def _feed_forward(
+    prefix: str, width: int, gates: int, hidden: int, layers: int
+) -> list[tuple[Any, ...]]:
+    return [
+        (f"{prefix}gate_up", gates * width, hidden, layers, "out", gates),
+        (f"{prefix}down", hidden, width, layers, "in"),
+    ]
 
 
-def _dtype(config: dict[str, Any], origin: str) -> int:
+def _dtype(whole: dict[str, Any], config: dict[str, Any], origin: str) -> int:
     """Bytes per element; a configuration that names no type is taken as bf16."""
-    nested = config.get("text_config")
-    for where in (config, nested if isinstance(nested, dict) else {}):
+    for where in (whole, config):
         for key in ("dtype", "torch_dtype"):
             if where.get(key) is not None:
                 name = str(where[key]).removeprefix("torch.")

@@ -150,9 +150,13 @@ def load_host(name_or_path: str | Path) -> HostProfile:
 
 
 def load_geometry(name_or_path: str | Path) -> Geometry:
-    """The geometry of that name or alias (``llama-3.1-8b``), or in that Hugging Face config."""
-    text, origin, name = _read(name_or_path, _MODEL)
-    return geometry_from_config(text, name, origin)
+    """The geometry of that name or alias (``llama-3.1-8b``), or in that Hugging Face config.
+
+    ``config.json as llama`` reads it as a model of another family than it names.
+    """
+    given, _, family = str(name_or_path).partition(" as ")
+    text, origin, name = _read(given if family else name_or_path, _MODEL)
+    return geometry_from_config(text, name, origin, family)
 
 
 def config_of(name_or_path: str | Path) -> dict[str, Any]:

@@ -149,6 +149,9 @@ class ServingOptions:
     tensor_parallel: _Count = 1  # GPUs that share weights, KV, FLOPs and transfers equally
     #: GPUs that share the experts of a mixture whole; the others have a part of each expert
     expert_parallel: _Count = 1
+    #: Each GPU attends for sequences of its own, with all weights of attention, and keeps their
+    #: cache alone.  Its memory is counted.  Seconds stay those of tensor parallelism.
+    data_parallel_attention: bool = False
     nvme_bytes: _Amount = 0  # storage below DDR: takes what DDR cannot hold; 0 for none
     nvme_bytes_per_s: Rate = 6e9  # it works while PCIe does, the slower one counts
     series_points: Annotated[int, Meta(ge=2)] = 1024  # samples kept of the run's course
@@ -167,10 +170,13 @@ class KvPool:
     reserve_bytes: int  # kept back
     weight_bytes: int
     workspace_bytes: int  # of the largest forward pass, and of methods built into the engine
+    copies: float = 1.0  #: of keys and values: KV heads that GPUs repeat, and latent vectors
 
     @property
     def kv_bytes(self) -> int:
-        return self.hbm_bytes - self.reserve_bytes - self.weight_bytes - self.workspace_bytes
+        """Room for keys and values, each counted once."""
+        rest = self.reserve_bytes + self.weight_bytes + self.workspace_bytes
+        return int((self.hbm_bytes - rest) / self.copies)
 
     @classmethod
     def of(
@@ -184,8 +190,14 @@ class KvPool:
         """
         gpus, profile = options.tensor_parallel, cost.profile
         hbm, usable = gpus * profile.hbm_bytes, gpus * profile.usable_hbm_bytes
-        workspace = gpus * workspace_bytes + built_bytes
-        pool = cls(hbm, hbm - usable, cost.geometry.weight_bytes, workspace)
+        split = options.data_parallel_attention
+        pool = cls(
+            hbm,
+            hbm - usable,
+            cost.geometry.weight_bytes_on(gpus, split),
+            gpus * workspace_bytes + built_bytes,
+            1.0 if split else cost.geometry.kv_copies(gpus),
+        )
         if pool.kv_bytes <= 0:
             raise UsageError(
                 f"{cost.geometry.name} does not fit: {pool.weight_bytes / 1e9:.2f} GB of weights + "

@@ -127,6 +127,8 @@ def _fp8(block: object, origin: str) -> str:
 
 
 def _grouped(kind: str, size: object, origin: str) -> str:
+    if (kind, size) == ("int4", 32):
+        return "int4_32"
     if size not in (None, _GROUPS[kind]):
         raise _refused(origin, f"groups of {kind} have {_GROUPS[kind]} weights", size)
     return kind

@@ -55,10 +55,12 @@ def print_explained(candidate: CandidateResult, console: Console | None = None) 
     console.print()
     console.print(plain(candidate.name), style="bold", markup=False)
     if pool := candidate.pool:
+        copies = f" / {pool.copies:.4g} copies" if pool.copies != 1 else ""
         console.print(
             f"memory for keys and values: {pool.hbm_bytes / 1e9:.2f} GB - "
             f"{pool.reserve_bytes / 1e9:.2f} GB reserve - {pool.weight_bytes / 1e9:.2f} GB weights "
-            f"- {pool.workspace_bytes / 1e9:.2f} GB workspace = {pool.kv_bytes / 1e9:.2f} GB"
+            f"- {pool.workspace_bytes / 1e9:.2f} GB workspace{copies} "
+            f"= {pool.kv_bytes / 1e9:.2f} GB"
         )
     if candidate.alone is None:
         return

@@ -11,7 +11,14 @@ import pytest
 
 from arborsim.core.errors import TraceError, UnknownName, UsageError
 from arborsim.machine.config import with_kv_dtype
-from arborsim.machine.lookup import geometries_like, geometry_names, load_geometry
+from arborsim.machine.cost import CostModel
+from arborsim.machine.lookup import (
+    geometries_like,
+    geometry_names,
+    load_geometry,
+    load_profile,
+)
+from arborsim.machine.machine import KvPool, ServingOptions
 from arborsim.trace.schema import Geometry, TraceInfo
 
 #: Published number of weights (of Gemma 3 12B: without its vision tower), and bytes of KV of one
@@ -108,11 +115,15 @@ def test_which_layers_have_a_window(
     assert geometry.full_layers == 6 - window_layers
 
 
+QWEN = {"model_type": "qwen3", "use_sliding_window": True}
 LATENT = {
     "model_type": "deepseek_v2", "sliding_window": None, "kv_lora_rank": 16, "q_lora_rank": 24,
-    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": None,
 }  # fmt: skip
-EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "n_shared_experts": None,
+}  # fmt: skip
 
 
 def test_latent_attention_without_experts(tmp_path: Path) -> None:
@@ -128,7 +139,8 @@ def test_latent_attention_without_experts(tmp_path: Path) -> None:
 
 def test_experts(tmp_path: Path) -> None:
     dense = load(tmp_path, **LATENT).parameters
-    sparse = load(tmp_path, **LATENT, **EXPERTS, first_k_dense_replace=2, n_shared_experts=1)
+    mixed = {**LATENT, **EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 2}
+    sparse = load(tmp_path, **mixed)
     one = 3 * 64 * 32
     assert sparse.expert_parameters == 4 * 8 * one
     assert sparse.parameters == dense + 4 * (9 * one + 8 * 64 - 3 * 64 * 128)
@@ -138,26 +150,26 @@ def test_experts(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({}, "does not say which"),
-        ({"model_type": 3}, "model_type a name"),
+        ({"model_type": 3}, "model_type must be a name"),
+        ({"model_type": "unheard_of"}, "as llama' to read it as a family"),
+        ({"model_type": "qwen3_mo"}, "the nearest is qwen3_moe"),
         ({"text_config": 3}, "text_config must be an object"),
         ({"layer_types": KINDS}, "names 3 of 6 layers"),
         ({"layer_types": "full"}, "must be a list"),
         ({"layer_types": KINDS * 2, "sliding_window": None}, "lacks sliding_window"),
-        ({"model_type": "mistral", "sliding_window": "8"}, "positive whole number"),
-        ({"model_type": "qwen3", "max_window_layers": "x"}, "max_window_layers must be"),
-        ({**LATENT, "model_type": "other"}, "supported for model_type deepseek_v2"),
+        ({"model_type": "mistral", "sliding_window": "8"}, "sliding_window must be a whole"),
+        ({**QWEN, "max_window_layers": "x"}, "max_window_layers must be"),
+        ({"kv_lora_rank": 16}, "latent attention, which llama has not"),
         ({**LATENT, "v_head_dim": None}, "lacks v_head_dim"),
         ({**LATENT, "q_lora_rank": "x"}, "q_lora_rank must be"),
-        ({**LATENT, "n_routed_experts": 8}, "lacks moe_intermediate_size"),
+        ({**LATENT, **EXPERTS, "moe_intermediate_size": None}, "lacks moe_intermediate_size"),
         ({**LATENT, **EXPERTS, "num_experts_per_tok": 9}, "fewer experts"),
-        ({"model_type": "mixtral", **EXPERTS}, "which is supported for model_type deepseek_v2"),
-        ({"model_type": "qwen2_moe", "num_experts": 4}, r"mixture of experts \(num_experts\)"),
-        ({"model_type": "qwen3_moe", "num_experts": 4}, "lacks moe_intermediate_size"),
-        ({"model_type": "mixtral", "num_local_experts": 4}, "lacks num_experts_per_tok"),
-        ({"model_type": "qwen3", "mlp_only_layers": 3}, "must be a list of numbers"),
-        ({"model_type": "qwen3", "decoder_sparse_step": "x"}, "decoder_sparse_step must be"),
-        ({"hybrid_override_pattern": "M-M*"}, "state-space layers"),
-        ({"model_type": "gemma3_text", "num_kv_shared_layers": 2}, "share their cache"),
+        ({"num_experts": 4}, r"mixture of experts \(num_experts\), which llama has not"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": ["x"]}, "must be a list of numbers"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": "x"}, "decoder_sparse_step must be"),
+        ({"model_type": "doge", "is_moe": True}, "experts of its own form"),
+        ({"num_attention_heads": 0}, "cannot be computed|positive whole number"),
+        ({"hidden_size": -8}, "positive whole number"),
     ],
 )
 def test_configs_that_cannot_be_counted(
@@ -220,3 +232,38 @@ def test_hub_ids_have_the_names_of_geometries(hub_id: str, names: list[str]) -> 
 def test_every_geometry_is_like_itself() -> None:
     for name in geometry_names():
         assert geometries_like(f"someone/{name.upper()}-Instruct") == [name]
+
+
+def test_an_unknown_family_is_read_as_another(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**BASE, "model_type": "unheard_of", "sliding_window": None}))
+    known = load(tmp_path / ".", model_type="llama", sliding_window=None)
+    path.write_text(json.dumps({**BASE, "model_type": "unheard_of", "sliding_window": None}))
+    found = load_geometry(f"{path} as llama")
+    assert found.name == f"{tmp_path.name}, read as llama"
+    assert replace(found, name=known.name) == known
+
+
+def test_what_gpus_hold_again() -> None:
+    """KV heads where they are fewer than GPUs, and latent vectors on each."""
+    copies = {
+        ("llama-3.1-8b", 4): 1, ("llama-3.1-8b", 16): 2, ("qwen2.5-7b", 8): 2,
+        ("llama-3.1-8b", 3): 9 / 8, ("gemma-3-1b", 4): 4, ("deepseek-v3", 8): 8,
+    }  # fmt: skip
+    for (name, gpus), number in copies.items():
+        assert load_geometry(name).kv_copies(gpus) == number
+    deepseek = load_geometry("deepseek-v3")
+    assert deepseek.weight_bytes_on(8, False) == deepseek.weight_bytes
+    latent = 7168 * (1536 + 576) + 1536 * 24576 + 512 * 32768 + 16384 * 7168
+    more = deepseek.weight_bytes_on(8, True) - deepseek.weight_bytes
+    assert more == pytest.approx(7 * 61 * latent * (1 + 4 / 128**2), rel=1e-6)
+
+
+def test_the_pool_of_latent_vectors_on_eight_gpus() -> None:
+    options = ServingOptions(tensor_parallel=8)
+    cost = CostModel(load_profile("h200"), load_geometry("deepseek-v3"))
+    whole = KvPool.of(cost, options, 0)
+    rest = whole.hbm_bytes - whole.reserve_bytes - whole.weight_bytes
+    assert whole.kv_bytes == rest // 8  # each holds all: about 51.5 GB, 0.73 million tokens
+    apart = KvPool.of(cost, replace(options, data_parallel_attention=True), 0)
+    assert 4 * whole.kv_bytes < apart.kv_bytes < rest

@@ -169,7 +169,7 @@ def test_config_head_dim_and_types(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
-        ({"num_hidden_layers": 2.5}, "positive whole number"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers must be a whole number"),
         ({"num_hidden_layers": True}, "positive whole number"),
         ({"num_attention_heads": 5}, "no multiple of 5"),
         ({"torch_dtype": "int3"}, "none of float32"),

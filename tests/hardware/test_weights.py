@@ -327,7 +327,7 @@ def test_experts_alone_are_quantised(tmp_path: Path, left_out: list[str]) -> Non
         ({"quant_method": "bitsandbytes"}, "not supported, found 'bitsandbytes'"),
         ({"quant_method": 3}, "quant_method is not supported, found 3"),
         ({"quant_method": "gptq", "bits": 3}, "gptq is supported in 4 bits only, found '3 bits'"),
-        ({"quant_method": "awq", "bits": 4, "group_size": 32}, "groups of int4 have 128"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, "groups of int4 have 128"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "blocks of fp8 have 128 x 128"),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo is none of"),
         ({"quant_method": "compressed-tensors"}, "without config_groups"),

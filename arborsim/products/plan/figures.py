@@ -281,6 +281,7 @@ def memory(result: PlanResult) -> Figure | None:
             ("Weights", pool.weight_bytes, "prefill"),
             ("Workspace and reserve", rest, "decode"),
         )
+        layers = [("KV in HBM", kv * pool.copies, "hbm")]
         layers = [(name, np.full(len(kv), float(n)), paint) for name, n, paint in fixed] + layers
     most = sum(values.max() for _, values, _ in layers)
     scale, time = scale_for("bytes", [whole, most, host.max()]), scale_for("seconds", seconds)
