@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import Budget
 from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.integration import Longer
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, ServingOptions
 from arborsim.machine.program import (
     FIXED,
     LINEAR,
     Op,
+    Piece,
     SearchDemand,
     cut,
     iterations,
@@ -297,3 +299,13 @@ def test_prices_follow_a_demand_onto_other_machines() -> None:
     _, measured = record_demand(episode, built, Budget.parse("1"), Machine(other, LLAMA))
     alone = ServingEngine([demand], other, LLAMA, ServingOptions()).alone[0]
     assert alone.seconds == pytest.approx(measured.time.total_s, rel=1e-12)
+
+
+def test_a_piece_that_is_split_keeps_what_its_layers_take_longer() -> None:
+    """What grows begins where it has grown to; what a policy adds to a layer stays."""
+    pair, whole = (1.0, 0.5), (8, 2)
+    piece = Piece(4, 1, *[pair] * 6, whole, whole, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, Longer(3.0, 2.0))
+    one, rest = piece.split(1)
+    assert one.longer == rest.longer == Longer(3.0, 2.0)
+    assert isinstance(rest.longer, Longer)
+    assert (rest.compute_s, rest.hbm_bytes) == ((1.5, 0.5), (10, 2))
