@@ -226,6 +226,7 @@ def _sources(file: Path | None, other: str) -> dict[str, str]:
 
 def _write(result: Published, output: PublishedOutput) -> None:
     """The files that were asked for."""
+    from arborsim.core.documents import to_toml
     from arborsim.core.outputs import write_text
     from arborsim.machine.fidelity import FidelityFile
     from arborsim.products.validate.published_errors import by_kind, overall
@@ -243,7 +244,7 @@ def _write(result: Published, output: PublishedOutput) -> None:
             about["date"], about["arborsim"], about["runs"], *overall(result.runs),
             by_kind(result.runs),
         )  # fmt: skip
-        write_text(output.fidelity, summary.to_text())
+        write_text(output.fidelity, to_toml(summary))
 
 
 class Keeper:
