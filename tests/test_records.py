@@ -201,7 +201,7 @@ def test_what_is_written_is_read() -> None:
     assert raw["policies"] == {"a b": {"base_s": 0.1, "token_s": 0.0}}
     assert "wait" not in raw
     assert to_toml(one) == text
-    assert to_toml({"x": [{"a": 1}]}) == "x = [{a = 1}]\n"
+    assert to_toml({"x": [{"a": 1}, {"b": {"c": 2}}]}) == "[[x]]\na = 1\n\n[[x]]\n\n[x.b]\nc = 2\n"
     with pytest.raises(TypeError, match="no place in TOML"):
         to_toml({"x": [None]})
 

@@ -49,7 +49,7 @@ def to_json(value: Any, indent: int | None = 2) -> str:
 
 def to_toml(value: Any) -> str:
     """TOML of a record or mapping. Keys keep their order, and what is None is left out."""
-    return "\n".join(toml_lines("", plain(value))).lstrip("\n") + "\n"
+    return "\n".join(_toml_lines("", plain(value))).lstrip("\n") + "\n"
 
 
 def digest(value: Any) -> str:
@@ -66,16 +66,26 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def toml_lines(name: str, table: Mapping[str, Any]) -> Iterator[str]:
+def _toml_lines(name: str, table: Mapping[str, Any], head: str = "") -> Iterator[str]:
     """Lines of a TOML table (``""``: the document): its own values first, then its sub-tables."""
-    values = {k: v for k, v in table.items() if v is not None and not isinstance(v, Mapping)}
-    if name and values:
-        yield f"\n[{name}]"
+    below = {k: v for k, v in table.items() if isinstance(v, Mapping) or _are_tables(v)}
+    values = {k: v for k, v in table.items() if v is not None and k not in below}
+    if head or (name and values):
+        yield head or f"\n[{name}]"
     for key, value in values.items():
         yield f"{_key(key)} = {_value(value)}"
-    for key, value in table.items():
+    for key, value in below.items():
+        inner = f"{name}.{_key(key)}" if name else _key(key)
         if isinstance(value, Mapping):
-            yield from toml_lines(f"{name}.{_key(key)}" if name else _key(key), value)
+            yield from _toml_lines(inner, value)
+        else:
+            for each in value:
+                yield from _toml_lines(inner, each, f"\n[[{inner}]]")
+
+
+def _are_tables(value: Any) -> bool:
+    listed = isinstance(value, list | tuple) and len(value) > 0
+    return listed and all(isinstance(each, Mapping) for each in value)
 
 
 def _key(key: str) -> str:

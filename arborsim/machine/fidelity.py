@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Annotated
 
 from msgspec import Meta
 
-from arborsim.core.documents import to_toml
 from arborsim.core.geometry import Geometry
 from arborsim.core.records import Text, from_toml
 from arborsim.core.sourced import Basis
@@ -57,12 +56,6 @@ class FidelityFile:
     median: _Share = 0.0
     high: _Share = 0.0
     group: tuple[Fidelity, ...] = ()
-
-    def to_text(self) -> str:
-        """As it is written: a table for each kind of run."""
-        head = {each.name: getattr(self, each.name) for each in fields(self)[:-1]}
-        groups = (f"\n[[group]]\n{to_toml(asdict(each))}" for each in self.group)
-        return "".join([to_toml(head), *groups])
 
 
 def fidelity(gpu: str, engine: str, weights: str, gpus: int) -> Fidelity | None:

@@ -143,23 +143,8 @@ class QuickOptions(Options, panel="Instead of a workload file"):
 
 def quick_toml(tables: Mapping[str, Any]) -> str:
     """A workload file with these tables (`QuickOptions.tables`)."""
-    head = {key: each for key, each in tables.items() if not isinstance(each, Mapping | list)}
-    parts = [
-        "# Written by arborsim plan; `arborsim plan --example` explains every key.\n"
-        + to_toml(head)
-    ]
-    for key, each in tables.items():
-        if isinstance(each, Mapping):
-            parts.append(to_toml({key: each}))
-        elif isinstance(each, list):
-            for entry in each:
-                own, below = (
-                    {k: v for k, v in entry.items() if isinstance(v, Mapping) is nested}
-                    for nested in (False, True)
-                )
-                parts.append(f"[[{key}]]\n" + to_toml(own))
-                parts += [to_toml({key: {k: v}}) for k, v in below.items()]
-    return "\n".join(parts)
+    head = "# Written by arborsim plan. `arborsim plan --example` explains every key.\n"
+    return head + to_toml(tables)
 
 
 def parse_rate(given: str | float) -> float:
