@@ -203,6 +203,7 @@ def _sources(file: Path | None, shipped: str, **others: str) -> dict[str, str]:
 
 
 def _write_fidelity(result: Published, path: Path) -> None:
+    from arborsim.core.documents import to_toml
     from arborsim.core.outputs import write_text
     from arborsim.machine.fidelity import FidelityFile
     from arborsim.products.validate.published_errors import by_kind, overall
@@ -211,4 +212,4 @@ def _write_fidelity(result: Published, path: Path) -> None:
     summary = FidelityFile(
         about["date"], about["arborsim"], about["runs"], *overall(runs), by_kind(runs)
     )
-    write_text(path, summary.to_text())
+    write_text(path, to_toml(summary))
