@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
-from arborsim.products.choices import Budgets, Policies, Settings
-from arborsim.products.declare import AnyPath, Count, InPython, Option, Options, Positive, Written
+from arborsim.products.choices import Budgets, Policies, Settings, check_recall, geometry
+from arborsim.products.declare import (
+    AnyPath,
+    Count,
+    InPython,
+    Option,
+    Options,
+    Positive,
+    Written,
+    at_least,
+)
 
 if TYPE_CHECKING:
     from arborsim.machine.machine import Machine
@@ -89,16 +98,18 @@ class MachineOptions(Options, panel="Machine"):
     page_size: Positive = 1
     tree_attention: bool = True
 
+    def __post_init__(self) -> None:
+        from arborsim.memory.pages import MOST_PAGE_TOKENS
+
+        super().__post_init__()
+        check_recall(self.recall)
+        at_least(1, MOST_PAGE_TOKENS, page_size=self.page_size)
+
     def machine(self, traces: Sequence[Path], **more: bool) -> Machine:
         """The simulated machine; `more` are fields of `Machine` of that name."""
         from arborsim.machine.lookup import load_profile
         from arborsim.machine.machine import Machine
-        from arborsim.memory.pages import MOST_PAGE_TOKENS
-        from arborsim.products.choices import check_recall, geometry
-        from arborsim.products.declare import at_least
 
-        check_recall(self.recall)
-        at_least(1, MOST_PAGE_TOKENS, page_size=self.page_size)
         profile = load_profile(self.gpu, self.host or None, self.engine)
         charged = geometry(traces, str(self.model), str(self.kv_dtype), str(self.weights))
         return Machine(profile, charged, self.recall, self.page_size, self.tree_attention, **more)

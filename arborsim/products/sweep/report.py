@@ -26,6 +26,7 @@ from arborsim.products.sweep.compare import (
     text_of,
     to_frame,
 )
+from arborsim.products.sweep.grid import MACHINE
 from arborsim.report import images
 from arborsim.report.images import Plot
 from arborsim.report.lines import print_tables
@@ -48,10 +49,10 @@ if TYPE_CHECKING:
 #: Parameters that a place is named by, and what those that say nothing have.
 _PLACE = {
     "kind": "replay",
-    **dict.fromkeys(("trace", "gpu", "host", "engine", "model", "kv_dtype", "weights"), ""),
-    "recall": "stage",
-    "page_size": 1,
-    "tree_attention": True,
+    "trace": "",
+    **MACHINE,
+    "gpu": "",
+    "engine": "",
     "first": 0,
     "episodes": 0,
     "quality": True,
