@@ -50,7 +50,7 @@ def test_the_page_has_everything(workload: Path, capsys: pytest.CaptureFixture[s
     data = data_of(page)
     lines = [each for each in data["load"][0]["figure"]["data"] if "lines" in each["mode"]]
     assert len(lines) == 2
-    titles = [each["title"] for each in data["sliders"]]
+    titles = list(dict.fromkeys(each["labels"][0] for each in data["figures"]["moved"]))
     assert titles == ["HBM size", "Price of rtx4090"]
     assert data["timeline"]["data"]
     assert data["memory"]["data"]
@@ -62,7 +62,8 @@ def test_without_assumptions_the_page_has_loads_but_no_sliders(workload: Path) -
     page = workload.with_name("plan.html")
     assert main(["plan", str(workload), "--report", str(page), "--no-assumptions", *LENGTHS]) == 0
     data = data_of(page)
-    assert (data["sliders"], "sensitivity" in data["csv"]) == ([], False)
+    assert "moved" not in data["figures"]
+    assert "arborsim-plan-sensitivity.csv" not in data["csv"]
     assert data["timeline"]["data"]
     assert data["csv"]["curves"]
     assert "one run of 24 searches" not in page.read_text()
@@ -89,7 +90,7 @@ def test_an_interruption_leaves_the_plan(
     assert "has the plan, but no loads" in capsys.readouterr().err
     data = data_of(page)
     assert len(data["csv"]["candidates"].splitlines()) == 3
-    assert not data["sliders"]
+    assert "moved" not in data["figures"]
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_the_work(

@@ -18,6 +18,7 @@ from arborsim.play.results import Answered, aggregate
 from arborsim.products.plot import plots
 from arborsim.products.sweep import report as sweep
 from arborsim.report import images
+from arborsim.report.report import write
 from arborsim.trace.reader import TraceReader
 from tests.show.plan_synthetic import plan as plan_of
 from tests.show.synthetic import result
@@ -192,7 +193,8 @@ def test_a_sweep_at_the_width_of_a_phone(tmp_path: Path, browser: Any) -> None:
     wrong = [
         replace(row, answers=answers) if row.trace == "a.parquet" else row for row in report.rows
     ]
-    sweep.write_page(replace(report, rows=tuple(wrong)), tmp_path / "page.html", "arborsim results")
+    made = sweep.report_of(replace(report, rows=tuple(wrong)), "arborsim results")
+    write(made, tmp_path / "page.html")
     page = browser.new_page(viewport={"width": 390, "height": 900})
     page.goto((tmp_path / "page.html").as_uri())
     assert page.inner_text("#h-cells") == "Groups"

@@ -14,9 +14,11 @@ from rich.console import Console
 from arborsim.play.results import LeftOut, ReplayResult, aggregate
 from arborsim.products.live import tables as live
 from arborsim.products.replay import tables as replay
-from arborsim.products.replay.tables import print_replay, to_frame, to_json
+from arborsim.products.replay.report import report_of
+from arborsim.products.replay.tables import to_frame, to_json
 from arborsim.products.replay.words import left_out
 from arborsim.products.search import tables as search
+from arborsim.report.text import print_report
 from tests.show.synthetic import OTHERS, POLICIES, result
 
 GOLDEN = Path(__file__).parent / "golden_80.txt"
@@ -24,7 +26,8 @@ GOLDEN = Path(__file__).parent / "golden_80.txt"
 
 def printed(replay: ReplayResult, width: int, view: str = "auto") -> str:
     out = io.StringIO()
-    print_replay(replay, Console(file=out, width=width, highlight=False, color_system=None), view)
+    console = Console(file=out, width=width, highlight=False, color_system=None)
+    print_report(report_of(replay, view=view), console)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

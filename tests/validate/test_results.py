@@ -14,7 +14,7 @@ from rich.console import Console
 
 from arborsim.core.errors import UsageError
 from arborsim.products.validate.compare import BytesOverTime
-from arborsim.products.validate.report import print_validation, report_of, sentences
+from arborsim.products.validate.report import report_of, sentences
 from arborsim.products.validate.results import (
     CellCheck,
     Validation,
@@ -26,6 +26,7 @@ from arborsim.products.validate.results import (
     write_results,
 )
 from arborsim.report.report import html
+from arborsim.report.text import print_report
 
 CHECK = CellCheck(
     episode=0, policy="h2o", budget="0.5", budget_tokens=50, full_tokens=100, shadow_moves=10,
@@ -176,7 +177,7 @@ def test_the_table() -> None:
     small = replace(CHECK, policy="arborkv", infeasible="too small")
     off = replace(CHECK, policy="x", parity=False, equal_moves=9, equal_calls=4, correct=0)
     out = StringIO()
-    print_validation(Validation((CHECK, small, off)), Console(file=out, width=116))
+    print_report(report_of(Validation((CHECK, small, off))), Console(file=out, width=116))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert [re.sub(" +", " ", line) for line in lines[1:7]] == [
         " policy budget n plans bytes peaks time token share same J J after kept right",
@@ -187,7 +188,7 @@ def test_the_table() -> None:
         "",
     ]
     narrow = StringIO()
-    print_validation(Validation((CHECK, small, off)), Console(file=narrow, width=80))
+    print_report(report_of(Validation((CHECK, small, off))), Console(file=narrow, width=80))
     assert "…" not in narrow.getvalue(), "a cell was cut"
     text = " ".join(" ".join(lines).split())
     assert "Plans: 2 of 3 shadow runs" in text

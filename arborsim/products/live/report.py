@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 from arborsim.core.statistics import SIGNIFICANT, least_visible
-from arborsim.core.tables import csv_text
 from arborsim.core.units import quantity
 from arborsim.play.backends import LiveResult
 from arborsim.play.results import ANY, at_budget
@@ -20,7 +19,6 @@ from arborsim.products.replay.figures import memory, time_splits
 from arborsim.products.replay.report import SORTS
 from arborsim.products.replay.tables import GROUPS, NAMES
 from arborsim.report import page
-from arborsim.report import report as reports
 from arborsim.report.report import Answer, Choice, Facts, Figures, Listed, Report, Section, Shown
 from arborsim.report.table import Table, shown
 from arborsim.report.words import counted, score
@@ -35,40 +33,40 @@ _ACCURACY = (
 _LEADING = ("peak_hbm", "hbm_vs_full", "peak_ddr", "total", "tokens_per_s", "speed_vs_full")
 
 
-def write_live_page(report: live.LiveReport, path: str | Path) -> None:
-    """Write the page; `UsageError` where the file cannot be written."""
-    reports.write(report_of(report), path)
-
-
 def report_of(report: live.LiveReport) -> Report:
-    """Make the report of the page."""
+    """Make the report of a live run."""
     rows, facts = live.live_rows(report), report.facts
-    held = memories(report)
+    columns = (*NAMES, *live.ANSWERS, *live.MEMORY, *GROUPS["page"], *live.TIME)
     table = Table(
         rows,
-        shown((*NAMES, *live.ANSWERS, *live.MEMORY, *GROUPS["page"], *live.TIME), rows)
-        if rows
-        else NAMES,
+        shown(columns, rows) if rows else NAMES,
         look=lambda row: "baseline" if row.is_baseline else "",
         leading={*_LEADING, *(c.key for c in NAMES), *(c.key for c in live.ANSWERS)},
     )
-    times = time_splits(rows, lambda row: row.other_s) if rows else []
+    compared = Shown(
+        table,
+        printed=partial(live.printed, rows),
+        implied=live.IMPLIED,
+        legend=(live.LEGEND,) if rows else (),
+    )
     sections = [
         Section("answer", "The answer", (Answer(summarise(rows)), *live.cautions(report, rows))),
-        Section("table", "All settings", (f"{SORTS} {_SUMS}", Shown(table))),
-        Section("accuracy", "Accuracy", (_ACCURACY, Figures("accuracy", accuracy(rows)))),
-        Section(
-            "memory",
-            "Memory during a search",
-            (Figures("memory", held, ("Search", "Policy")),),
-        ),
-        Section("time", "Where the time goes", (Figures("time", times, ("Budget",)),)),
+        Section("table", "All settings", (f"{SORTS} {_SUMS}", *[compared] * bool(rows))),
     ]
+
+    def pictures() -> Iterator[Section]:
+        yield Section("accuracy", "Accuracy", (_ACCURACY, Figures("accuracy", accuracy(rows))))
+        held = Figures("memory", memories(report), ("Search", "Policy"))
+        yield Section("memory", "Memory during a search", (held,))
+        times = time_splits(rows, lambda row: row.other_s) if rows else []
+        yield Section("time", "Where the time goes", (Figures("time", times, ("Budget",)),))
+
     missing = [
         f"{policy}, budget {budget}: {reason}"
         for (policy, budget), reasons in live.left_out(report).items()
         for reason in dict.fromkeys(reasons)
     ]
+    first = next((row for row in rows if not row.is_baseline), None)
     return Report(
         "live",
         "Policies in a shadow run" if report.shadow else "Policies on a live model",
@@ -76,15 +74,19 @@ def report_of(report: live.LiveReport) -> Report:
         f"{facts.dtype} on {facts.device}. {quantity('bytes', facts.weight_bytes)} of weights, "
         f"{quantity('bytes', facts.kv_bytes_per_token)} of KV per token.",
         sections,
+        pictures,
         (
             Facts("Settings", _settings(report)),
             Listed(missing, "Budgets that could not hold a search"),
             Facts("Columns", table.definitions()),
         ),
-        csv_text(live.live_frame(report)),
-        "arborsim-live.csv",
-        start=held[1].labels[1] if len(held) > 1 else "",
+        {"arborsim-live.csv": partial(live.live_frame, report)},
+        start=_cell(first.policy, first.budget) if first else "",
     )
+
+
+def _cell(policy: str, budget: str) -> str:
+    return at_budget(policy, budget).replace(" at budget", ", budget")
 
 
 def _settings(report: live.LiveReport) -> dict[str, str]:
@@ -258,8 +260,7 @@ def memories(report: live.LiveReport) -> list[Choice]:
         if budget == ANY:  # no budget, no line
             drawn = replace(drawn, kv_bytes_per_token=0)
         clock = "simulated time" if report.shadow else "time"
-        cell = at_budget(policy, budget).replace(" at budget", ", budget")
         note = f"Of problem {result.episode}."
-        labels = f"problem {result.episode}", cell
+        labels = f"problem {result.episode}", _cell(policy, budget)
         items.append(Choice(memory(drawn, _POINTS, clock), labels, note))
     return items

@@ -1,4 +1,4 @@
-"""The tables of a plan: columns of pages and of terminals, and CSV in which nothing is rounded.
+"""The tables of a plan: columns of pages and of terminals, and frames in which nothing is rounded.
 
 Their titles and meanings are in ``columns.toml``.
 """
@@ -13,7 +13,6 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from arborsim.core.tables import csv_text
 from arborsim.core.tiers import BELOW_DDR
 from arborsim.core.units import Scale, scale_for
 from arborsim.products.plan import words
@@ -31,6 +30,8 @@ from arborsim.report.table import LABEL, NOTHING, REMARK, UNKNOWN, Column, Table
 from arborsim.report.words import digits, plain_scale
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from arborsim.products.plan.sensitivity import Sensitivity
 
 Range = tuple[float, float]
@@ -261,19 +262,19 @@ def _reasons() -> Columns:
     )
 
 
-def candidates(plan: PlanResult) -> str:
-    """CSV: one row per candidate, at its largest load."""
-    return to_csv(candidate_row(row, plan) for row in plan.candidates)
+def candidates(plan: PlanResult) -> pd.DataFrame:
+    """One row per candidate, at its largest load."""
+    return _frame(candidate_row(row, plan) for row in plan.candidates)
 
 
-def curves(plan: PlanResult) -> str:
-    """CSV: one row per candidate and load that was served."""
-    return to_csv(_who(row) | point_row(point) for row in plan.candidates for point in row.curve)
+def curves(plan: PlanResult) -> pd.DataFrame:
+    """One row per candidate and load that was served."""
+    return _frame(_who(row) | point_row(point) for row in plan.candidates for point in row.curve)
 
 
-def sensitivity(found: Sequence[Sensitivity]) -> str:
-    """CSV: one row per candidate, assumption and factor."""
-    return to_csv(
+def sensitivity(found: Sequence[Sensitivity]) -> pd.DataFrame:
+    """One row per candidate, assumption and factor."""
+    return _frame(
         {
             "assumption": each.assumption.title,
             "factor": variant.factor,
@@ -294,8 +295,8 @@ def _who(row: CandidateResult) -> dict[str, Any]:
     return {name: getattr(row, name) for name in parts}
 
 
-def to_csv(records: Iterable[dict[str, Any]]) -> str:
-    """With the columns of all rows; what is not known is empty."""
+def _frame(records: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """The columns of all rows; what is not known is empty."""
     import pandas as pd
 
-    return csv_text(pd.DataFrame(list(records), dtype=object))
+    return pd.DataFrame(list(records), dtype=object)

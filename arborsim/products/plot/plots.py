@@ -127,16 +127,16 @@ def _under(policy: str, budget: str) -> str:
 
 def plan_pareto(result: PlanResult, metric: str = "") -> list[Plot]:
     """Cost, quality and latency, a plot per pair; a colour per GPU."""
-    made = pareto.figures(result)
-    texts = tuple(f"{n}  {text}" for n, text in enumerate(made["efficient"], 1))
-    plots = [Plot(each["title"], each["figure"]) for each in made["plots"]]
-    return [*plots[:-1], replace(plots[-1], notes=texts)] if plots else []
+    choices, _, _ = pareto.figures(result)
+    plots = [Plot(each.labels[0], each.figure) for each in choices]
+    notes = tuple(choices[-1].numbered()) if choices else ()
+    return [*plots[:-1], replace(plots[-1], notes=notes)] if plots else []
 
 
 def plan_load(result: PlanResult, metric: str = "") -> list[Plot]:
     """Times over loads, a plot per kind of time."""
     return [
-        Plot(f"{each['title']} over loads", each["figure"])
+        Plot(f"{each.labels[0]} over loads", each.figure)
         for each in plan_figures.against_load(result)
     ]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
-from arborsim.core.outputs import output_path
 from arborsim.core.score import Score
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.products import choices
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from arborsim.policies.base import Policy
     from arborsim.products.replay.answers import Answers
     from arborsim.products.replay.run import Replay
-    from arborsim.report.table import Table
+    from arborsim.report.report import Report
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "simpy")
 
@@ -292,8 +291,6 @@ class ReplayResults(Results):
         UsageError
             The page cannot be written, nothing was replayed, or the results come from a file.
         """
-        from arborsim.products.replay.report import write_report
-
         if self._job is None:
             raise not_in_file(
                 "the page shows memory over time and pictures of searches",
@@ -302,9 +299,12 @@ class ReplayResults(Results):
         if not self._job.pictures and self.raw.episodes:
             self.raw = _with_pictures(self.raw, self._job)
             self._job = replace(self._job, pictures=True)
-        path = output_path(path)
-        write_report(self.raw, path, self._known)
-        return path
+        return super().report(path)
+
+    def describe(self, view: str = "auto") -> Report:
+        from arborsim.products.replay.report import report_of
+
+        return report_of(self.raw, self._known, view)
 
     def print(self, console: Console | None = None, view: str = "auto") -> None:
         """Print the results as `view` says.
@@ -313,18 +313,13 @@ class ReplayResults(Results):
         characters, and ``"auto"`` is the table or, with many policies, the matrix.
         """
         from arborsim.products.plot.plots import plots_of
-        from arborsim.products.replay.tables import print_replay
         from arborsim.report.images import print_plots
+        from arborsim.report.text import print_report
 
         if view == "pareto":
             print_plots(plots_of(self.kind, self.raw, view), console)
         else:
-            print_replay(self.raw, console, view)
-
-    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.products.replay.tables import short_tables
-
-        return short_tables(self.raw)
+            print_report(self.describe(view), console)
 
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> ReplayResults:

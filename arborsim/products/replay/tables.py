@@ -18,25 +18,15 @@ from arborsim.core.measurements import Measurements, Stored, stored_columns
 from arborsim.core.tables import with_left_out
 from arborsim.core.tiers import BELOW_DDR
 from arborsim.core.units import Scale
-from arborsim.play.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, oracles
+from arborsim.play.results import ANY, EpisodeResult, ReplayResult, Row, oracles
 from arborsim.products.replay import answers_words
-from arborsim.products.replay.words import left_out, notes, too_small
-from arborsim.report.lines import print_tables
-from arborsim.report.table import (
-    NOTHING,
-    Column,
-    Table,
-    print_heading,
-    read_columns,
-    scales,
-    shown,
-    terminal,
-)
+from arborsim.products.replay.words import too_small
+from arborsim.report.report import Printed
+from arborsim.report.table import NOTHING, Column, Table, read_columns, scales, shown
 from arborsim.report.words import counted, interval, plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "right": answers_words.short,
@@ -84,62 +74,44 @@ WIDE = 140
 #: With more rows per trace than this, `auto` shows the matrix.
 _MOST_ROWS = 16
 #: Columns that others imply: the first to go where there is no room.
-_IMPLIED = ("speed_vs_full", "tokens_per_s", "model", "hbm_vs_full", "quantised")
+IMPLIED = (
+    *("right_interval", "off", "moved", "speed_vs_full"),
+    *("tokens_per_s", "model", "hbm_vs_full", "quantised"),
+)
 #: What follows from its neighbours and full retention: the first to go.
 _RELATIVE = ("time_vs_full", "hbm_vs_full")
 _LONGEST_NAME = 20
 _BETWEEN_BUDGETS = " │ "
 
 
-def print_replay(result: ReplayResult, console: Console | None = None, view: str = "auto") -> None:
-    """Print the comparison, one block per trace, at the width of the terminal.
+def printed(result: ReplayResult, view: str, width: int) -> Iterator[Printed]:
+    """A block per trace for a terminal.
 
     `view` ``"table"`` has all figures: below `WIDE` columns two tables per trace (memory and moves;
     time and quality), which fit 80 columns, above it one.  ``"matrix"`` has a line per policy and
     the figures that decide.  ``"auto"`` takes the matrix where there is much to compare, all
     figures from `WIDE` columns on, and otherwise a table of those that decide.
     """
-    console = console or terminal()
-    rows = result.rows()
     traces = _by_trace(result)
     if view == "auto":
         many = max(map(len, traces.values()), default=0) > _MOST_ROWS
-        view = "matrix" if many else "table" if console.width >= WIDE else "short"
-    if MACHINE in result.settings:
-        console.print(plain(result.settings[MACHINE]), markup=False)
+        view = "matrix" if many else "table" if width >= WIDE else "short"
     for own in traces.values():
         first = next(row for row in own if not row.left_out)
         tokens = f"{first.prompt_tokens:,} prompt + {first.generated_tokens:,} generated tokens"
-        print_heading(console, first.trace, f"{counted(first.searches, 'search')}, {tokens}")
-        if view == "matrix":
-            for line in matrix(own, console.width):
-                console.print(line, markup=False, no_wrap=True, crop=False)
-        else:
-            first_to_go = ("right_interval", "off", "moved", "total") if view == "short" else ()
-            groups = _groups(own, view, console.width)
-            print_tables(console, groups, implied=(*first_to_go, *_IMPLIED))
-    if rows:
-        found = notes(result, rows)
-        for note in [*found, _MORE] if view == "short" else found:
-            console.print(plain(note), style="dim", markup=False)
-    else:
-        console.print("Nothing was replayed.")
-    ran = ([row for row in own if not row.left_out] for own in traces.values())
-    wanted = [answers_words.would_decide(own, result) for own in ran]
-    for line in (*result.does_not_fit, *left_out(result.left_out), *filter(None, wanted)):
-        console.print(plain(line), markup=False)
+        about = f"{counted(first.searches, 'search')}, {tokens}"
+        yield (
+            first.trace,
+            about,
+            (matrix(own, width) if view == "matrix" else list(_groups(own, view, width))),
+        )
+    if view == "short":
+        yield "", "", [_MORE]
 
 
 def leading(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """The columns that say what a row is."""
     return (*NAMES, *GROUPS["equal"]) if any(row.equal for row in rows) else NAMES
-
-
-def short_tables(result: ReplayResult) -> Iterator[tuple[str, Table[Row]]]:
-    """Yield the name of each trace and its table of the figures that decide."""
-    for trace, rows in _by_trace(result).items():
-        for _, table in _groups(rows, "short", WIDE):
-            yield trace, table
 
 
 def _by_trace(result: ReplayResult) -> dict[str, list[Row]]:

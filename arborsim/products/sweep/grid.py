@@ -84,12 +84,12 @@ def _fields() -> Iterator[tuple[str, Any, Any]]:
     """The keys of a group that are options of a replay."""
     for each in declared(ReplayOptions):
         if each.name in MACHINE:
-            kind = Annotated[tuple[each.kind, ...], _Any]  # type: ignore[name-defined]
-            yield key_of(each.name), kind, field(default=(each.default,))
+            values: Any = Annotated[tuple[each.kind, ...], _Any]  # type: ignore[name-defined]
+            yield key_of(each.name), values, field(default=(each.default,))
         elif each.name in PART:
             least = Meta(ge=each.option.least)
-            kind = each.kind if each.option.least is None else Annotated[each.kind, least]
-            yield each.name, kind, field(default=each.default or each.kind())
+            value: Any = each.kind if each.option.least is None else Annotated[each.kind, least]
+            yield each.name, value, field(default=each.default or each.kind())
 
 
 _GROUP: type[Group] = make_dataclass("Group", _fields(), bases=(Group,), frozen=True)

@@ -163,8 +163,9 @@ def published(
         Processes that share the runs; same results.
     """
     from arborsim.products.validate.aiconfigurator import installed
-    from arborsim.products.validate.published_report import Published, print_published
+    from arborsim.products.validate.published_report import Published, report_of
     from arborsim.products.validate.serving import read_runs
+    from arborsim.report.text import print_report
 
     output.check()
     runs, other = read_runs(file), installed() if aiconfigurator else ""
@@ -177,7 +178,7 @@ def published(
     _write(result, output)
     if log is not None:
         log.path.unlink()
-    print_published(result)
+    print_report(report_of(result))
 
 
 #: Commands by their name after `validate`.
@@ -236,9 +237,10 @@ def _write(result: Published, output: PublishedOutput) -> None:
     if output.out is not None:
         write_frame(result, output.out)
     if output.report is not None:
-        from arborsim.products.validate.published_report import write_page
+        from arborsim.products.validate.published_report import report_of
+        from arborsim.report.report import write
 
-        write_page(result, output.report)
+        write(report_of(result), output.report)
     if output.fidelity is not None:
         about = result.about
         summary = FidelityFile(
@@ -326,11 +328,13 @@ def _run(request: LiveRequest, keeper: Keeper) -> None:
     except KeyboardInterrupt:
         stopped = True
     if keeper.result.checks:
-        from arborsim.products.validate.report import print_validation, write_page
+        from arborsim.products.validate.report import report_of
+        from arborsim.report.report import write
+        from arborsim.report.text import print_report
 
-        page = keeper.path.with_name(PAGE)
-        print_validation(keeper.result)
-        write_page(keeper.result, page)
+        page, report = keeper.path.with_name(PAGE), report_of(keeper.result)
+        print_report(report)
+        write(report, page)
         print(f"wrote {keeper.path} and {page}")
     if not stopped:
         return

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from arborsim.products.validate import figures, results
-from arborsim.report.lines import print_tables
 from arborsim.report.report import (
     Answer,
     Facts,
     Figures,
     Listed,
+    Printed,
     Report,
     Section,
     Shown,
-    write,
 )
-from arborsim.report.table import Table, read_columns, terminal
+from arborsim.report.table import Table, read_columns
 from arborsim.report.words import counted, percent, plain
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: Below this width some columns are left out.
 _WIDE = 116
@@ -234,41 +231,22 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 COLUMNS, _ERRORS = read_columns("arborsim.products.validate", _FUNCTIONS).values()
 
 
-def print_validation(result: results.Validation, console: Console | None = None) -> None:
-    """Print the verdict, the lines and the terms of the time; fits 80 columns."""
-    console = console or terminal()
-    if not result.checks:
-        console.print("Nothing was compared.")
-        return
-    lines = results.lines_of(result.checks)
+def _printed(lines: Sequence[results.Line], width: int) -> Iterator[Printed]:
+    """The lines, with the columns that fit, and what these mean."""
     table = Table(lines, COLUMNS)
-    if console.width < _WIDE:
+    if width < _WIDE:
         table = table.without(_NARROW)
-    print_tables(console, [("", table)])
+    yield "", "", [("", table)]
+    hidden = [column.title for column in COLUMNS if column not in table.columns]
+    missing = f" From {_WIDE} columns on also {', '.join(hidden)}." if hidden else ""
     legend = "; ".join(
         f"{c.title}: {c.about.replace('; ', ', ')}" for c in table.columns if c.about
     )
-    hidden = [column.title for column in COLUMNS if column not in table.columns]
-    missing = f" From {_WIDE} columns on also {', '.join(hidden)}." if hidden else ""
-    console.print(plain(f"{legend}.{missing}"), style="dim", markup=False)
-    for error in results.term_errors(lines):
-        if error.lines:
-            text = f"  {term_name(error)}: {off(error)}, n {error.lines}"
-            console.print(plain(text), markup=False)
-    for sentence in (verdict(result.checks), *sentences(result.checks), *result.left_out):
-        console.print(plain(sentence), markup=False)
-
-
-# --- the page ---
-
-
-def write_page(result: results.Validation, path: Path) -> None:
-    """Write the page; `UsageError` where the file cannot be written."""
-    write(report_of(result), path)
+    yield "", "", textwrap.wrap(plain(f"{legend}.{missing}"), width)
 
 
 def report_of(result: results.Validation) -> Report:
-    """Make the report of the page."""
+    """Make the report of a validation."""
     checks, about = result.checks, result.about
     lines = results.lines_of(checks)
     where = [about[key] for key in ("task", "search", "device", "GPU profile") if key in about]
@@ -279,35 +257,36 @@ def report_of(result: results.Validation) -> Report:
     table = Table(lines, COLUMNS)
     terms = Table(results.term_errors(lines), _ERRORS)
     first = (Answer([verdict(checks)]), Facts("", parts))
-    held, pace = (
-        Figures("bytes", figures.held(checks), ("Policy",)),
-        Figures("time", figures.per_token(lines)),
-    )
-    ranks = Figures("quality", figures.quality(checks, lines), ("Figure",))
     infeasible = [
         f"{c.policy} at {c.budget}, problem {c.episode}: {c.infeasible}"
         for c in checks
         if c.infeasible
     ]
+    compared = Shown(table, sorts=False, printed=partial(_printed, lines))
     sections = (
         Section("answer", "The verdict", first),
-        Section("table", "Policies and budgets", (Shown(table, sorts=False),)),
-        Section("bytes", "Bytes over time", (_BYTES, held, Listed(_peak_notes(result)))),
-        Section("time", "Time", (_TIME, pace, Shown(terms, "terms", "Errors by term", False))),
-        Section(
-            "decisions",
-            "Decisions when eviction is real",
-            (_JACCARD, Figures("jaccard", figures.drift(checks), ("Budget",))),
-        ),
-        Section("quality", "Quality", (_QUALITY, ranks)),
+        Section("table", "Policies and budgets", (compared,)),
+        Section("terms", "Errors of the time by term", (Shown(terms, "terms", sorts=False),)),
     )
+
+    def pictures() -> Iterator[Section]:
+        held = Figures("bytes", figures.held(checks), ("Policy",))
+        yield Section("bytes", "Bytes over time", (_BYTES, held, Listed(_peak_notes(result))))
+        yield Section("time", "Time", (_TIME, Figures("time", figures.per_token(lines))))
+        drift = Figures("jaccard", figures.drift(checks), ("Budget",))
+        yield Section("decisions", "Decisions when eviction is real", (_JACCARD, drift))
+        ranks = Figures("quality", figures.quality(checks, lines), ("Figure",))
+        yield Section("quality", "Quality", (_QUALITY, ranks))
+
     appendix = (
         Facts("Settings", dict(about)),
-        Listed([*result.left_out, *infeasible], "Left out"),
+        Listed([*result.left_out, *infeasible], "Left out", printed=True),
         Facts("Columns", table.definitions()),
     )
     title = "Simulated against measured"
-    return Report("validation", title, ", ".join(where), sections, appendix)
+    nothing = "" if checks else "nothing was compared"
+    said = ", ".join(where)
+    return Report("validation", title, said, sections, pictures, appendix, nothing=nothing)
 
 
 def _peak_notes(result: results.Validation) -> list[str]:
