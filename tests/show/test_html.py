@@ -112,7 +112,7 @@ def evil() -> ReplayResult:
         replace(p, frames=tuple(replace(f, label=EVIL + "f") for f in p.frames)) for p in pictures
     ]
     maps = [renamed(m) for m in replay.token_maps if m.policy in keep and m.budget != "0.5"]
-    left_out = (LeftOut(EVIL + "t", EVIL + "q", "", "", "", EVIL + "d"),)
+    left_out = (LeftOut(EVIL + "t", "q", detail=f"{EVIL}q {EVIL}d", unsuited=True),)
     return ReplayResult(
         tuple(episodes), tuple(pictures), {EVIL + "k": EVIL + "v"}, (EVIL + "a",), left_out,
         tuple(maps),

@@ -194,7 +194,7 @@ def test_the_table() -> None:
     assert "Plans: 2 of 3 shadow runs" in text
     assert "(29 of 30 moves)" in text
     assert "Policies: 25.0% of the seconds in the median, 11.1% simulated; most under x 0.5" in text
-    assert "equal to the byte after 9 of 10 steps of 2 live searches" in text
+    assert "Equal to the byte after 9 of 10 steps of 2 live searches" in text
 
 
 def test_the_page_escapes_and_needs_no_network() -> None:

@@ -129,7 +129,8 @@ def _answer(result: PlanResult) -> Iterator[Block]:
     said, missing = result.recommendation, "Candidates that were not finished are missing."
     if not result.complete:
         yield Warned("The plan was interrupted.", missing)
-    yield Answer([*said.answer, said.text] if said.text else said.answer)
+    if sentences := [*said.answer, *filter(None, [said.text])]:
+        yield Answer(sentences)
     heads, figures = plan_words.key_figures(result)
     if heads:
         columns: list[Column[tuple[str, list[str]]]] = [name_column("Figure", lambda row: row[0])]

@@ -75,8 +75,8 @@ WIDE = 140
 _MOST_ROWS = 16
 #: Columns that others imply: the first to go where there is no room.
 IMPLIED = (
-    *("right_interval", "off", "moved", "speed_vs_full"),
-    *("tokens_per_s", "model", "hbm_vs_full", "quantised"),
+    *("right_interval", "off", "speed_vs_full", "tokens_per_s", "model", "hbm_vs_full"),
+    *("quantised", "moved", "total"),
 )
 #: What follows from its neighbours and full retention: the first to go.
 _RELATIVE = ("time_vs_full", "hbm_vs_full")
