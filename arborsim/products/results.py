@@ -126,7 +126,7 @@ class Results(ABC):
         from arborsim.products.plot.plots import plots_of
         from arborsim.report.images import stacked, themed
 
-        return Figure(themed(stacked(plots_of(self.kind, self.raw, kind, metric)), dark))
+        return Figure(themed(stacked(plots_of(self.describe(), kind, metric)), dark))
 
     def _frame(self) -> pd.DataFrame:
         """The frame that `save` writes."""

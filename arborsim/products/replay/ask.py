@@ -317,7 +317,7 @@ class ReplayResults(Results):
         from arborsim.report.text import print_report
 
         if view == "pareto":
-            print_plots(plots_of(self.kind, self.raw, view), console)
+            print_plots(plots_of(self.describe(), view), console)
         else:
             print_report(self.describe(view), console)
 
