@@ -57,7 +57,7 @@ def _lines(block: Block) -> Iterator[tuple[str, str]]:
         case Heading(text):
             yield text, "bold"
         case Answer(sentences):
-            yield from ((each, "") for each in sentences)
+            yield from ((each, "" if place else "bold") for place, each in enumerate(sentences))
         case Warned(title, text):
             yield f"{title} {text}", ""
         case Facts(_, texts):

@@ -105,7 +105,7 @@ def report_of(report: PlanReport) -> Report:
             Facts("Settings", result.settings),
             Listed(result.assumed, "Assumed, without a measurement or source"),
             Facts("Columns", main.definitions() | use.definitions()),
-            Facts("Columns of the files", plan_tables.texts()["files"]),
+            Facts("Columns of the files", plan_tables.file_columns()),
         ),
         {f"arborsim-plan-{name}.csv": frame for name, frame in files.items()},
         nothing="" if result.candidates else "no candidate was finished",
@@ -118,11 +118,8 @@ def _nowhere(width: int) -> Sequence[Printed]:
 
 
 def _printed(result: PlanResult, width: int) -> Iterator[Printed]:
-    mark = "* recommended, others" if result.recommendation.candidate is not None else "candidates"
-    target = f"{result.percentile:g}% of searches within {plan_words.limits_of(result)}"
     if ranked(result):
-        heading = f"{result.workload}: {target}; {mark} by cost"
-        yield heading, "", plan_tables.terminal_tables(result)
+        yield result.workload, "candidates by cost", plan_tables.terminal_tables(result)
 
 
 def _answer(result: PlanResult) -> Iterator[Block]:
