@@ -34,7 +34,7 @@ from arborsim.report.report import (
     Shown,
     Warned,
 )
-from arborsim.report.table import LABEL, Column, Table, name_column
+from arborsim.report.table import REMARK, Column, Table, name_column
 from arborsim.report.words import digits
 
 _TABLE = (
@@ -133,7 +133,7 @@ def _answer(result: PlanResult) -> Iterator[Block]:
         columns: list[Column[tuple[str, list[str]]]] = [name_column("Figure", lambda row: row[0])]
         for place, head in enumerate(heads):
             text = partial(_cell, place)
-            columns.append(Column(str(place), ": ".join(head), LABEL, text=text))
+            columns.append(Column(str(place), ": ".join(head), REMARK, text=text))
         label = "Recommended and alternative"
         yield Shown(Table(list(figures.items()), columns), "facts", label, False, _nowhere)
     if counted := plan_printed.counted(result):
