@@ -284,7 +284,8 @@ def test_equal_shares_are_no_ranking():
         replace(e, attention_kept=0.7) if e.policy in ("h2o", "epikv") and e.trace == "a" else e
         for e in replay.episodes
     )
-    said = "Same attention kept, so in no order: 2 policies on a (h2o, epikv; budget 0.25, 0.5)."
+    same_on_a = "; ".join(f"h2o and epikv at {budget} on a" for budget in ("0.25", "0.5"))
+    said = f"Same attention kept, so in no order: {same_on_a}."
     assert said in " ".join(printed(replace(replay, episodes=same), 80).split())
     assert "in no order" not in printed(replay, 80)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from arborsim.core.errors import UsageError
 from arborsim.products.validate.compare import BytesOverTime
-from arborsim.products.validate.report import report_of, sentences
+from arborsim.products.validate.report import parts, report_of
 from arborsim.products.validate.results import (
     CellCheck,
     Validation,
@@ -114,10 +114,10 @@ def test_the_pace_of_the_machine_cancels_out_against_full_retention() -> None:
     assert found["against_full_s"].median == pytest.approx(0.1)
     assert found["against_full_s"].worst == pytest.approx(0.2)
     assert found["against_full_s"].worst_name == "dear 0.5"
-    assert "multiples of full retention's in this run, off by 20.0%" in sentences([full, dear])[2]
+    assert "multiples of full retention's in this run, off by 20.0%" in parts([full, dear])["Time"]
     alone = {error.term: error for error in term_errors(lines_of([right]))}
     assert alone["against_full_s"].lines == 0
-    assert "multiples" not in sentences([right])[2]
+    assert "multiples" not in parts([right])["Time"]
 
 
 def _problems(count: int) -> list[CellCheck]:
@@ -132,14 +132,14 @@ def _problems(count: int) -> list[CellCheck]:
 
 def test_ranks_need_enough_problems() -> None:
     assert rank_agreements(_problems(39)) == []
-    assert "too few to rank" in sentences(_problems(39))[-1]
-    assert "Quality: 1 problem and" in sentences(_problems(1))[-1]
+    assert "too few to rank" in parts(_problems(39))["Quality"]
+    assert parts(_problems(1))["Quality"].startswith("1 problem and")
     kept, error = rank_agreements(_problems(60))
     assert (kept.figure, kept.lines, kept.problems) == ("attention_kept", 6, 60)
     assert 0.7 < kept.rho <= 1.0
     assert kept.low <= kept.rho <= kept.high
     assert error.rho == pytest.approx(-kept.rho)
-    assert "too few" not in " ".join(sentences(_problems(60)))
+    assert "too few" not in parts(_problems(60))["Quality"]
 
 
 def test_ranks_leave_out_whose_figure_is_not_known() -> None:

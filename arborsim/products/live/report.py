@@ -117,37 +117,37 @@ def summarise(rows: Sequence[live.LiveRow]) -> list[str]:
     What full retention solves, which settings answer measurably worse and what so few problems
     cannot show, and what the smallest of the others needs and solves.
     """
-    full = next((row for row in rows if row.is_baseline), None)
-    others = [row for row in rows if not row.is_baseline]
     if not rows:
         return ["Nothing could be run."]
-    if not others:
-        solved = f" solves {_score(rows[0])} and" if rows[0].judged else ""
-        return [f"{_name(rows[0])}{solved} needs {_memory(rows[0])} of KV cache."]
-    if not any(row.judged for row in others):
-        return [_smallest(others, full), *_speeds(others)]
-    if full is None or not full.judged:
-        solved = "; ".join(f"{_name(row)} solves {_score(row)}" for row in others if row.judged)
-        return [f"{solved}.", _smallest(others, None)]
-    worse = [row for row in others if row.p < SIGNIFICANT and row.difference < 0]
-    rest = [row for row in others if row not in worse and row.judged]
-    sentences = [f"Full retention solves {_score(full)}. {_verdict(full, rest, worse)}"]
+    full = next((row for row in rows if row.is_baseline), None)
+    others = [row for row in rows if not row.is_baseline]
+    judged = [row for row in others if row.judged]
+    worse = [row for row in judged if row.p < SIGNIFICANT and row.difference < 0]
+    rest = [row for row in judged if row not in worse]
+    said = []
+    if full is not None and full.judged:
+        verdict = f" {_verdict(full, len(rest), len(worse))}" if judged else ""
+        said.append(f"Full retention solves {_score(full)}.{verdict}")
+    elif judged:
+        solved = "; ".join(f"{_name(row)} solves {_score(row)}" for row in judged)
+        said.append(f"{solved}.")
     if worse:
         names = "; ".join(f"{_name(row)}: {_score(row)}" for row in worse)
-        sentences.append(f"Worse than full retention (Fisher's p below {SIGNIFICANT}): {names}.")
-    if rest:
-        small = min(rest, key=lambda row: row.peak_hbm_kv_bytes)
-        sentences.append(
-            f"Of {'the others' if worse else 'all settings'}, {_name(small)} needs the least HBM: "
-            f"{_memory(small)}; it solves {_score(small)}."
-        )
-    return [*sentences, *_speeds(others)]
+        said.append(f"Worse than full retention (Fisher's p below {SIGNIFICANT}): {names}.")
+    small = min(rest or others or rows, key=lambda row: row.peak_hbm_kv_bytes)
+    of = "Of the others, " if worse and rest else ""
+    solves = f"; it solves {_score(small)}" if small.judged else ""
+    said.append(f"{of}{_name(small)} needs the least HBM: {_memory(small)}{solves}.")
+    speeds = {row.relative.tokens_per_s: _name(row) for row in others}
+    if known := sorted(speed for speed in speeds if not math.isnan(speed)):
+        ends = dict.fromkeys((known[0], known[-1]))
+        named = " to ".join(f"{speed:.2f} ({speeds[speed]})" for speed in ends)
+        said.append(f"Speed relative to full retention: {named}.")
+    return said
 
 
-def _verdict(
-    full: live.LiveRow, rest: Sequence[live.LiveRow], worse: Sequence[live.LiveRow]
-) -> str:
-    """Which settings lose answers, and what this number of problems can show."""
+def _verdict(full: live.LiveRow, rest: int, worse: int) -> str:
+    """How many settings lose answers, and what this number of problems can show."""
     if not rest:
         return "Every setting tried answers measurably worse."
     least = least_visible(full.correct, full.judged)
@@ -155,32 +155,10 @@ def _verdict(
     if least is None:
         are = "is" if full.judged == 1 else "are"
         return f"{problems} {are} too few to tell any setting from it: raise --episodes."
-    shows = f"with {problems}, a loss shows only from {least}/{full.judged} down"
-    count = len(rest) + len(worse)
-    found = f"{len(worse)} of {count} settings are" if worse else "No setting is"
-    return f"{found} measurably worse; {shows} (p < {SIGNIFICANT})."
-
-
-def _smallest(others: Sequence[live.LiveRow], full: live.LiveRow | None) -> str:
-    small = min(others, key=lambda row: row.peak_hbm_kv_bytes)
-    base = "" if full is None else f"; full retention {_memory(full)}"
-    return f"{_name(small)} needs the least HBM: {_memory(small)}{base}."
-
-
-def _speeds(others: Sequence[live.LiveRow]) -> list[str]:
-    def speed(row: live.LiveRow) -> float:
-        return row.relative.tokens_per_s
-
-    known = [row for row in others if not math.isnan(speed(row))]
-    if not known:
-        return []
-    fast, slow = max(known, key=speed), min(known, key=speed)
-    if fast is slow:
-        return [f"{_name(fast)} generates at {speed(fast):.2f} times full's speed."]
-    return [
-        f"Speed relative to full retention: from {speed(slow):.2f} ({_name(slow)}) to "
-        f"{speed(fast):.2f} ({_name(fast)})."
-    ]
+    return (
+        f"{worse} of {rest + worse} settings are measurably worse; with {problems}, a loss shows "
+        f"only from {least}/{full.judged} down (p < {SIGNIFICANT})."
+    )
 
 
 def _name(row: live.LiveRow) -> str:

@@ -131,7 +131,7 @@ def cost_columns(plan: PlanResult) -> Columns:
         point = compared_point(row)
         return None if point is None else paid(row, point, plan.unit, solved)
 
-    ranges = {
+    ranges: dict[str, Callable[[CandidateResult], Range | None]] = {
         "cost_solved": partial(of_searches, solved=True),
         "cost": of_searches,
         "hour": lambda row: (row.fleet or row).price_per_hour,

@@ -268,11 +268,11 @@ class ReplayResults(Results):
         for row in self.raw.rows(self.raw.left_out):
             found = asdict(row)
             time, relative = found.pop("time"), found.pop("relative")
-            del found["stored"]
+            del found["stored"], found["counters"]
             answered = _answer_columns(found.pop("answers"))
             rows.append({
-                **found, **stored_columns(row.stored), **time, **answered, "total_s": row.total_s,
-                "tokens_per_s": row.tokens_per_s,
+                **found, **row.counters, **stored_columns(row.stored), **time, **answered,
+                "total_s": row.total_s, "tokens_per_s": row.tokens_per_s,
                 "hbm_vs_full": relative["peak_hbm"], "time_vs_full": relative["time"],
                 "speed_vs_full": relative["tokens_per_s"],
             })  # fmt: skip

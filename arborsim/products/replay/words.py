@@ -277,7 +277,7 @@ def cautions(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
 
 
 def _ties(rows: Sequence[Row]) -> list[str]:
-    """A note for every trace on which policies lose exactly as much, so that none is better.
+    """Policies that lose exactly as much under a budget, so that none is better.
 
     What is protected can fill a budget alone, and policies that take whole blocks can take the
     same ones; the order of such rows says nothing about their scores.
@@ -287,20 +287,12 @@ def _ties(rows: Sequence[Row]) -> list[str]:
         if row.attention_kept < 1 and row.budget != ANY and not row.is_oracle:
             kept = round(row.attention_kept, 12)
             cells.setdefault((row.trace, row.budget, kept), []).append(row.label)
-    alike: dict[str, dict[tuple[str, ...], list[str]]] = {}  # trace -> policies -> budgets
-    for (trace, budget, _), policies in cells.items():
-        if len(policies) > 1:
-            alike.setdefault(trace, {}).setdefault(tuple(policies), []).append(budget)
-    several = len({row.trace for row in rows}) > 1
-    found = []
-    for trace, groups in alike.items():
-        on = f" on {trace}" if several else ""
-        same = [
-            f"{len(policies)} policies{on} ({', '.join(policies)}; budget {', '.join(budgets)})"
-            for policies, budgets in groups.items()
-        ]
-        found.append(f"Same attention kept, so in no order: {'; '.join(same)}.")
-    return found
+    same = [
+        f"{listed(policies)} at {budget} on {trace}"
+        for (trace, budget, _), policies in cells.items()
+        if len(policies) > 1
+    ]
+    return [f"Same attention kept, so in no order: {_first(same)}."] if same else []
 
 
 def too_small(found: Iterable[LeftOut]) -> list[LeftOut]:
