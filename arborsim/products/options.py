@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as documents
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -201,6 +202,15 @@ class OutputOptions(ReportOptions, panel="Output"):
         if self.out is not None:
             check_format(self.out)
         super().check()
+
+
+@contextmanager
+def interruptible(left: str = "; nothing was written") -> Iterator[None]:
+    """Ctrl-C in this work ends the command with exit code 130, and says what it left."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(left) from None
 
 
 def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:

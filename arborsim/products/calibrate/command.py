@@ -12,8 +12,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.outputs import check_writable
 from arborsim.products.choices import names
 from arborsim.products.declare import Count, Option, Options, Positive, Seed, Written
-from arborsim.products.interrupt import interruptible
-from arborsim.products.options import Expert, TraceFiles, command_line
+from arborsim.products.options import Expert, TraceFiles, command_line, interruptible
 from arborsim.report.progress import Stages
 
 if TYPE_CHECKING:

@@ -113,7 +113,7 @@ def report_of(report: PlanReport) -> Report:
 
 
 def _nowhere(width: int) -> Sequence[Printed]:
-    """What only a page has room for."""
+    """Show nothing: only a page has room for the table."""
     return ()
 
 

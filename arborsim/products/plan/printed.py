@@ -1,4 +1,4 @@
-"""What a plan's tables mean, what did not work, and what right answers make of policies."""
+"""A plan's legend, candidates that did not work, and policies by their right answers."""
 
 from __future__ import annotations
 

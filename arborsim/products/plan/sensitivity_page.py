@@ -187,7 +187,7 @@ def _no_effect(result: PlanResult, own: Sequence[Sensitivity], names: Mapping[in
 
 
 def _shown(row: CandidateResult, result: PlanResult) -> list[str]:
-    """What a candidate carries, what that costs, and what runs out first."""
+    """The load that a candidate carries, its cost, and the resource that runs out first."""
     if row.largest is None:
         return [row.reason or "no load meets the target", "", ""]
     carried = load_of(row.largest, result) + " or more" * row.is_open

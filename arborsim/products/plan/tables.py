@@ -73,7 +73,7 @@ GROUPS = read_columns("arborsim.products.plan", _FUNCTIONS)
 
 
 def file_columns() -> dict[str, str]:
-    """What the columns of CSV files mean."""
+    """Meanings of the columns of CSV files."""
     return tomllib.loads((files("arborsim.products.plan") / "files.toml").read_text("utf-8"))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.products.interrupt import interruptible
-from arborsim.products.options import OutputOptions
+from arborsim.products.options import OutputOptions, interruptible
 from arborsim.products.replay.ask import ReplayOptions
 
 

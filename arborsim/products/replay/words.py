@@ -215,7 +215,7 @@ def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
-    """What a terminal's columns mean; a page says it of each column."""
+    """Meanings of a terminal's columns, which a page says column by column."""
     found = []
     if any(not math.isnan(row.oracle_gap) for row in rows):
         found.append(

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arborsim.core.errors import UsageError
-from arborsim.products.interrupt import interruptible
-from arborsim.products.options import OutputOptions
+from arborsim.products.options import OutputOptions, interruptible
 from arborsim.products.tune.ask import TuneOptions
 
 
