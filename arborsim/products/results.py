@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from arborsim.report.report import Report
-    from arborsim.report.table import Table
 
 #: How tables look in notebooks: colours and fonts are the notebook's own, light or dark.
 _CELL = "padding:0.15em 0.6em;border:0;text-align:{}"
@@ -167,17 +166,19 @@ class Results(ABC):
         return f"<{type(self).__name__} of {self.metadata.get('command', '')!r}>"
 
     def _repr_html_(self) -> str:
-        """The tables of a notebook, without the columns that a page shows on demand."""
+        """The answer and the tables, without the columns that a page shows on demand."""
         said = [
             str(note) for key in ("does_not_fit", "notes") for note in self.metadata.get(key, ())
         ]
-        return html_tables((each.table for each in self.describe().tables()), said)
+        return notebook_html(self.describe(), said)
 
 
-def html_tables(tables: Iterable[Table[Any]], notes: Iterable[str] = ()) -> str:
-    """Tables as HTML that takes its colours from the page it stands in."""
+def notebook_html(report: Report, notes: Iterable[str] = ()) -> str:
+    """A report as HTML that takes its colours from the page it stands in."""
     parts = ['<div style="overflow-x:auto">']
-    for whole in tables:
+    for answer in report.answers():
+        parts.append(f'<p style="margin:0.4em 0">{html.escape(" ".join(answer.sentences))}</p>')
+    for whole in (each.table for each in report.tables()):
         table = whole.under([each for each in whole.columns if not whole.behind(each)])
         parts.append('<table style="border-collapse:collapse"><thead><tr>')
         for column, unit in table.heads():

@@ -168,9 +168,14 @@ class Report:
     nothing: str = ""  #: why there is nothing to report, if that is so
 
     def tables(self) -> Iterator[Shown]:
-        """The tables of all sections."""
+        """The tables of all sections but those of figures."""
         for section in self.sections:
             yield from (each for each in section.blocks if isinstance(each, Shown))
+
+    def answers(self) -> Iterator[Answer]:
+        """The sentences that lead each part of the answer."""
+        for section in self.sections:
+            yield from (each for each in section.blocks if isinstance(each, Answer))
 
 
 def html(report: Report) -> str:
