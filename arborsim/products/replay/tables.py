@@ -96,11 +96,8 @@ def printed(result: ReplayResult, view: str, width: int) -> Iterator[Printed]:
         first = next(row for row in own if not row.left_out)
         tokens = f"{first.prompt_tokens:,} prompt + {first.generated_tokens:,} generated tokens"
         about = f"{counted(first.searches, 'search')}, {tokens}"
-        yield (
-            first.trace,
-            about,
-            list(matrix(own) if view == "matrix" else _groups(own, view, width)),
-        )
+        tables: Iterator[tuple[str, Table[Any]]] = _groups(own, view, width)
+        yield first.trace, about, list(matrix(own) if view == "matrix" else tables)
     if view == "short":
         yield "", "", [_MORE]
 
