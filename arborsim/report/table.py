@@ -278,7 +278,8 @@ def print_heading(console: Console, name: str, about: str) -> None:
     """Print a name in bold, and what follows it on its line."""
     from rich.text import Text
 
-    console.print(Text(plain(name), style="bold").append(plain(f"  {about}"), style="not bold"))
+    after = plain(f"  {about}") if about else ""
+    console.print(Text(plain(name), style="bold").append(after, style="not bold"))
 
 
 def print_list(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
