@@ -31,8 +31,9 @@ from arborsim.play.results import aggregate
 from arborsim.policies.registry import build
 from arborsim.products.replay.report import report_of
 from arborsim.products.replay.run import Replay
-from arborsim.products.replay.tables import print_replay, to_frame, to_json
+from arborsim.products.replay.tables import to_frame, to_json
 from arborsim.report.report import html
+from arborsim.report.text import print_report
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all
@@ -367,7 +368,7 @@ def test_tables_say_what_is_not_known(tmp_path: Path, width: int, view: str) -> 
         [Budget.parse("0.9"), Budget.parse("0.7")], Machine(load_profile("h100")),
     ).run()  # fmt: skip
     text = io.StringIO()
-    print_replay(result, Console(file=text, width=width, highlight=False), view)
+    print_report(report_of(result, view=view), Console(file=text, width=width, highlight=False))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert len(re.findall(r"not known(\s+n/a)?\s+per head", text.getvalue())) >= 2

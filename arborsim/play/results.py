@@ -236,6 +236,7 @@ class Row:
     relative: Relative = Relative()
     answers: Answered | None = None  # counted live; None where that was not done
     stored: dict[str, Stored] = field(default_factory=dict)  # by memory below DDR
+    counters: dict[str, float] = field(default_factory=dict)  # others of `Measurements`
     left_out: str = ""
     equal: EqualBudget | None = None  # in a comparison at equal memory
 
@@ -349,15 +350,20 @@ def related(
     return tuple(map(found, rows))
 
 
+#: Counters of which a row has the largest over its searches; it has the sum of all others.
+_LARGEST = ("peak_", "weight_", "workspace_", "usable_")
+_SUMS: dict[str, Callable[[Iterable[Any]], Any]] = {"int": sum, "float": math.fsum}
+
+
 def _row(results: list[EpisodeResult]) -> Row:
     first, measured = results[0], [result.measured for result in results]
-    known = {each.name for each in fields(Row)} - {"time", "stored"}
-    found: dict[str, Any] = {}
+    known = {each.name for each in fields(Row)}
+    found: dict[str, Any] = {"counters": {}}
     for each in fields(Measurements):
-        if each.name in known:
+        if each.type in ("int", "float"):
             values = (getattr(m, each.name) for m in measured)
-            add = math.fsum if each.type == "float" else sum
-            found[each.name] = max(values) if each.name.startswith("peak_") else add(values)
+            add = max if each.name.startswith(_LARGEST) else _SUMS[each.type]
+            (found if each.name in known else found["counters"])[each.name] = add(values)
     parts = (math.fsum(getattr(m.time, name) for m in measured) for name in TIMES)
     return Row(
         trace=first.trace,

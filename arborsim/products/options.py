@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import check_writable
-from arborsim.products.choices import Budgets, Policies, Settings
-from arborsim.products.declare import AnyPath, Count, InPython, Option, Options, Positive, Written
+from arborsim.products.choices import Budgets, Policies, Settings, check_recall, geometry
+from arborsim.products.declare import (
+    AnyPath,
+    Count,
+    InPython,
+    Option,
+    Options,
+    Positive,
+    Written,
+    at_least,
+)
 
 if TYPE_CHECKING:
     from arborsim.machine.machine import Machine
@@ -90,16 +99,18 @@ class MachineOptions(Options, panel="Machine"):
     page_size: Positive = 1
     tree_attention: bool = True
 
+    def __post_init__(self) -> None:
+        from arborsim.memory.pages import MOST_PAGE_TOKENS
+
+        super().__post_init__()
+        check_recall(self.recall)
+        at_least(1, MOST_PAGE_TOKENS, page_size=self.page_size)
+
     def machine(self, traces: Sequence[Path], **more: bool) -> Machine:
         """The simulated machine. `more` are fields of `Machine` of that name."""
         from arborsim.machine.lookup import load_profile
         from arborsim.machine.machine import Machine
-        from arborsim.memory.pages import MOST_PAGE_TOKENS
-        from arborsim.products.choices import check_recall, geometry
-        from arborsim.products.declare import at_least
 
-        check_recall(self.recall)
-        at_least(1, MOST_PAGE_TOKENS, page_size=self.page_size)
         profile = load_profile(self.gpu, self.host or None, self.engine)
         charged = geometry(traces, str(self.model), str(self.kv_dtype), str(self.weights))
         return Machine(profile, charged, self.recall, self.page_size, self.tree_attention, **more)
@@ -207,6 +218,15 @@ class OutputOptions(ReportOptions, panel="Output"):
         super().write(results)
 
 
+@contextmanager
+def interruptible(left: str = "; nothing was written") -> Iterator[None]:
+    """Ctrl-C in this work ends the command with exit code 130, and says what it left."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(left) from None
+
+
 def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
     """The files that were asked for, by option. Refuses what cannot be written."""
     found = {option: Path(path) for option, path in files.items() if path is not None}
@@ -231,15 +251,6 @@ def check_ending(path: Path, option: str, ending: str) -> None:
     """Refuse a name that says another kind of file than will be written. Devices have no kind."""
     if path.suffix != ending and (path.is_file() or not path.exists()):
         raise UsageError(f"{option} {path}: the name must end in {ending}")
-
-
-@contextmanager
-def interruptible(left: str = "; nothing was written") -> Iterator[None]:
-    """Ctrl-C in this work ends the command with exit code 130, and says what it left."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(left) from None
 
 
 def command_line() -> str:

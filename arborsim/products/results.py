@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from arborsim.report.table import Table
+    from arborsim.report.report import Report
 
 #: How tables look in notebooks: colours and fonts are the notebook's own, light or dark.
 _CELL = "padding:0.15em 0.6em;border:0;text-align:{}"
@@ -67,6 +67,9 @@ class Results(ABC):
         """Everything as strict JSON, as ``--json`` prints it. Unknown numbers are null."""
 
     @abstractmethod
+    def describe(self) -> Report:
+        """The report that pages, terminals and notebooks show."""
+
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained HTML page, and return its path.
 
@@ -75,14 +78,18 @@ class Results(ABC):
         UsageError
             The page cannot be written, or the results do not hold what it shows.
         """
+        from arborsim.core.outputs import output_path
+        from arborsim.report.report import write
 
-    @abstractmethod
+        path = output_path(path)
+        write(self.describe(), path)
+        return path
+
     def print(self, console: Console | None = None) -> None:
-        """Print the tables at the width of the terminal, or of a rich `console`."""
+        """Print the tables and the answer at the width of the terminal, or of a rich `console`."""
+        from arborsim.report.text import print_report
 
-    @abstractmethod
-    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        """Titles and the compact tables that a notebook shows."""
+        print_report(self.describe(), console)
 
     def plot(
         self, kind: str | None = None, *, metric: str | None = None, dark: bool = False
@@ -118,7 +125,7 @@ class Results(ABC):
         from arborsim.products.plot.plots import plots_of
         from arborsim.report.images import stacked, themed
 
-        return Figure(themed(stacked(plots_of(self.kind, self.raw, kind, metric)), dark))
+        return Figure(themed(stacked(plots_of(self.describe(), kind, metric)), dark))
 
     def _frame(self) -> pd.DataFrame:
         """The frame that `save` writes."""
@@ -159,18 +166,20 @@ class Results(ABC):
         return f"<{type(self).__name__} of {self.metadata.get('command', '')!r}>"
 
     def _repr_html_(self) -> str:
-        """The compact table of a notebook."""
+        """The answer and the tables, without the columns that a page shows on demand."""
         said = [
             str(note) for key in ("does_not_fit", "notes") for note in self.metadata.get(key, ())
         ]
-        return html_tables(self._tables(), said)
+        return notebook_html(self.describe(), said)
 
 
-def html_tables(tables: Iterable[tuple[str, Table[Any]]], notes: Iterable[str] = ()) -> str:
-    """Tables as HTML that takes its colours from the page it stands in."""
+def notebook_html(report: Report, notes: Iterable[str] = ()) -> str:
+    """A report as HTML that takes its colours from the page it stands in."""
     parts = ['<div style="overflow-x:auto">']
-    for title, table in tables:
-        parts.append(f'<p style="margin:0.4em 0"><b>{html.escape(title)}</b></p>')
+    for answer in report.answers():
+        parts.append(f'<p style="margin:0.4em 0">{html.escape(" ".join(answer.sentences))}</p>')
+    for whole in (each.table for each in report.tables()):
+        table = whole.under([each for each in whole.columns if not whole.behind(each)])
         parts.append('<table style="border-collapse:collapse"><thead><tr>')
         for column, unit in table.heads():
             side = "left" if column.is_text else "right"
@@ -180,7 +189,10 @@ def html_tables(tables: Iterable[tuple[str, Table[Any]]], notes: Iterable[str] =
             about = html.escape(column.about, quote=True)
             parts.append(f'<th style="{_CELL.format(side)}" title="{about}">{name}</th>')
         parts.append("</tr></thead><tbody>")
-        for _, rows in table.bodies():
+        for title, rows in table.bodies():
+            if title:
+                head = f'<th style="{_CELL.format("left")}" colspan="{len(table.columns)}">'
+                parts.append(f"<tr>{head}{html.escape(title)}</th></tr>")
             for _, cells in rows:
                 parts.append("<tr>")
                 for cell in cells:

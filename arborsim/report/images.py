@@ -100,7 +100,8 @@ def write(
     check_format(path)
     if path.suffix == ".html":
         about = (Facts("Settings", settings),)
-        report.write(Report("plot", _title(plots), command, sections(plots), about), path)
+        made = Report("plot", _title(plots), command, sections(plots), appendix=about)
+        report.write(made, path)
     else:
         write_bytes(path, _image(themed(stacked(plots), dark), path.suffix[1:]))
 

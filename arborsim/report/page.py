@@ -20,13 +20,14 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
 
 from arborsim.core.documents import strict
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 Figure = dict[str, Any]
 
@@ -53,6 +54,8 @@ def render(
     `scripts` are assets that follow ``page.js`` and, if the page `draws`, plotly.js; `data` is JSON
     for them.  `style` follows the style sheet, and `facts` are all else that the template shows.
     """
+    from markupsafe import Markup
+
     return (
         _templates()
         .get_template(f"{template or product}.html")
@@ -89,14 +92,18 @@ def _plotly() -> str:
 
 @cache
 def _templates() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
     rules: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
     made = Environment(loader=FunctionLoader(asset), trim_blocks=True, lstrip_blocks=True, **rules)
     made.filters["headings"] = _headings
     return made
 
 
-def _headings(body: str) -> list[tuple[str, Markup]]:
+def _headings(body: str) -> list[tuple[str, str]]:
     """Name and title of each section (macro `card` of ``parts.html``), for the list of contents."""
+    from markupsafe import Markup
+
     found = re.findall(r'<h2 id="h-([^"]*)">(.*?)</h2>', str(body))
     return [(name, Markup(title)) for name, title in found]
 

@@ -1,20 +1,26 @@
-"""The result of a product as sections of notes, tables and figures; `html` makes a page of them.
+"""The result of a product as sections of notes, tables and figures.
 
-A block that is a string is a note.  The other blocks name the macro of ``parts.html`` that writes
-them in `macro`.
+`html` makes a page of them, and `arborsim.report.text` shows the tables and the answer in a
+terminal.  A block that is a string is a note.  The other blocks name the macro of ``parts.html``
+that writes them in `macro`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from arborsim.core.errors import UsageError
 from arborsim.core.outputs import write_text
+from arborsim.core.tables import csv_text
 from arborsim.report import page
 from arborsim.report.page import Figure
 from arborsim.report.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ class Listed:
 
     texts: Sequence[str]
     title: str = ""
+    printed: bool = False  #: whether terminals show it although it is in the appendix
     macro: ClassVar[str] = "items"
 
 
@@ -60,6 +67,10 @@ class Facts:
     macro: ClassVar[str] = "pairs"
 
 
+#: Heading, what stands next to it, and titled tables or lines.
+Printed = tuple[str, str, Sequence[tuple[str, Table[Any]]] | Sequence[str]]
+
+
 @dataclass(frozen=True)
 class Shown:
     """A table; with `sorts` its heads sort it."""
@@ -68,6 +79,11 @@ class Shown:
     name: str = "comparison"
     label: str = "Comparison table"
     sorts: bool = True
+    #: What takes its place in a terminal of some width; None for the table as it is.
+    printed: Callable[[int], Iterable[Printed]] | None = None
+    implied: Sequence[str] = ()  #: columns that go first where a terminal has no room
+    names: Sequence[str] = ()  #: columns that go from all but the first table of a terminal
+    legend: Sequence[str] = ()  #: follows in a terminal, where columns have no meanings
     macro: ClassVar[str] = "comparison"
 
 
@@ -133,36 +149,50 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a page shows."""
+    """Everything that pages and terminals show."""
 
     product: str  #: for the style sheet
     title: str
     subtitle: str
     sections: Sequence[Section]  #: the first is the answer; those without content are left out
+    #: Sections of figures, which follow, drawn when a page asks for them.
+    pictures: Callable[[], Iterable[Section]] = tuple
     appendix: Sequence[Block] = ()
-    csv: str = ""  #: the data, for download
-    file: str = ""  #: its name
+    #: The data by the name of the CSV file that can be downloaded.
+    files: Mapping[str, Callable[[], pd.DataFrame]] = field(default_factory=dict)
     scripts: Sequence[str | Path] = ()  #: assets or files that fill the page's `Raw` blocks
-    data: Mapping[str, Any] = field(default_factory=dict)  #: what they read
+    data: Callable[[], Mapping[str, Any]] = dict  #: what they read
     start: str = ""  #: the label that pickers begin with
     style: str = ""  #: follows the style sheet
     draws: bool = True  #: whether its scripts draw
+    nothing: str = ""  #: why there is nothing to report, if that is so
 
-    def figures(self) -> Iterator[Figures]:
-        """The figures of all sections."""
+    def tables(self) -> Iterator[Shown]:
+        """The tables of all sections but those of figures."""
         for section in self.sections:
-            yield from (each for each in section.blocks if isinstance(each, Figures))
+            yield from (each for each in section.blocks if isinstance(each, Shown))
+
+    def answers(self) -> Iterator[Answer]:
+        """The sentences that lead each part of the answer."""
+        for section in self.sections:
+            yield from (each for each in section.blocks if isinstance(each, Answer))
 
 
 def html(report: Report) -> str:
     """The whole page as text; the same report gives the same bytes."""
-    figures = {each.name: each.choices for each in report.figures() if each.choices}
-    sections = [section for section in report.sections if section.there]
-    data = {**report.data, "figures": figures, "start": report.start, "csv": report.csv}
+    sections = [each for each in (*report.sections, *report.pictures()) if each.there]
+    figures = {
+        each.name: each.choices
+        for section in sections
+        for each in section.blocks
+        if isinstance(each, Figures) and each.choices
+    }
+    csv = {name: csv_text(frame()) for name, frame in report.files.items()}
+    data = {**report.data(), "figures": figures, "start": report.start, "csv": csv}
     facts: dict[str, Any] = {
         "title": report.title,
         "subtitle": report.subtitle,
-        "file": report.file,
+        "files": list(csv),
     }
     draws = bool(figures) or any(isinstance(b, Raw) for s in sections for b in s.blocks)
     facts |= {"template": "report", "style": report.style, "draws": draws and report.draws}
@@ -171,5 +201,7 @@ def html(report: Report) -> str:
 
 
 def write(report: Report, path: str | Path) -> None:
-    """Write the page; `UsageError` where it cannot be written."""
+    """Write the page; `UsageError` where it cannot be written, or there is nothing to report."""
+    if report.nothing:
+        raise UsageError(f"{report.nothing}: there is nothing to report")
     write_text(path, html(report))

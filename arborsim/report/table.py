@@ -97,14 +97,18 @@ def read_columns(
 ) -> dict[str, tuple[Column[Any], ...]]:
     """The columns that ``columns.toml`` of a package declares, by group.
 
-    `value`, `text` and `words` name one of `functions`, else attributes of a row: a figure is NaN
-    where one on its way is None.  A column without a title is one of that key in `base` or further
-    up, with what is said in place of what is said there.
+    `value`, `text`, `words` and `scale` name one of `functions`, else attributes of a row: a figure
+    is NaN where one on its way is None.  `parts` take the place of the last attribute of `value`.
+    A column without a title is one of that key in `base` or further up, with what is said in place
+    of what is said there.
     """
     known = dict(base)
 
     def made(key: str, said: dict[str, Any]) -> Column[Any]:
-        for part in {"value", "text", "words"} & said.keys():
+        if "parts" in said:
+            whole = said["value"].split(".")[:-1]
+            said["parts"] = tuple(partial(_read, [*whole, name]) for name in said["parts"])
+        for part in {"value", "text", "words", "scale"} & said.keys():
             said[part] = functions.get(said[part]) or partial(_read, said[part].split("."))
         if "decimals" in said:
             fixed = Scale("", 1.0, said.pop("decimals"))
@@ -274,7 +278,8 @@ def print_heading(console: Console, name: str, about: str) -> None:
     """Print a name in bold, and what follows it on its line."""
     from rich.text import Text
 
-    console.print(Text(plain(name), style="bold").append(plain(f"  {about}"), style="not bold"))
+    after = plain(f"  {about}") if about else ""
+    console.print(Text(plain(name), style="bold").append(after, style="not bold"))
 
 
 def print_list(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

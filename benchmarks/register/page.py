@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from arborsim.core.tables import csv_text
 from arborsim.report import report
 from arborsim.report.report import Answer, Facts, Raw, Report, Section, Shown
 from benchmarks.register.claims import Paper, Verdict, to_frame
@@ -59,10 +59,9 @@ def report_of(papers: Sequence[Paper]) -> Report:
         "Claims of papers",
         f"{total:,} claims of {len(papers)} papers: what they say, what we found",
         sections,
-        (_HOW, Facts("Papers", titles)),
-        csv_text(to_frame(papers)),
-        "arborsim-claims.csv",
-        (HERE / "claims.js",),
+        appendix=(_HOW, Facts("Papers", titles)),
+        files={"arborsim-claims.csv": partial(to_frame, papers)},
+        scripts=(HERE / "claims.js",),
         style=(HERE / "claims.css").read_text(encoding="utf-8"),
         draws=False,
     )

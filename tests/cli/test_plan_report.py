@@ -48,23 +48,26 @@ def test_the_page_has_everything(workload: Path, capsys: pytest.CaptureFixture[s
     assert main(["plan", str(workload), "--report", str(page), *LENGTHS]) == 0
     assert f"wrote {page}" in capsys.readouterr().out.replace("\n", "")
     data = data_of(page)
-    lines = [each for each in data["load"][0]["figure"]["data"] if "lines" in each["mode"]]
+    lines = [
+        each for each in data["figures"]["load"][0]["figure"]["data"] if "lines" in each["mode"]
+    ]
     assert len(lines) == 2
-    titles = [each["title"] for each in data["sliders"]]
+    titles = list(dict.fromkeys(each["labels"][0] for each in data["figures"]["moved"]))
     assert titles == ["HBM size", "Price of rtx4090"]
-    assert data["timeline"]["data"]
-    assert data["memory"]["data"]
-    assert set(data["csv"]) == {"candidates", "curves", "sensitivity"}
+    assert {"timeline", "memory"} < set(data["figures"])
+    names = ("candidates", "curves", "sensitivity")
+    assert list(data["csv"]) == [f"arborsim-plan-{name}.csv" for name in names]
     assert "one run of 24 searches with the seed 0" in page.read_text()
 
 
-def test_without_assumptions_the_page_has_loads_but_no_sliders(workload: Path) -> None:
+def test_without_assumptions_the_page_has_loads_but_no_changed_numbers(workload: Path) -> None:
     page = workload.with_name("plan.html")
     assert main(["plan", str(workload), "--report", str(page), "--no-assumptions", *LENGTHS]) == 0
     data = data_of(page)
-    assert (data["sliders"], "sensitivity" in data["csv"]) == ([], False)
-    assert data["timeline"]["data"]
-    assert data["csv"]["curves"]
+    assert "moved" not in data["figures"]
+    assert "arborsim-plan-sensitivity.csv" not in data["csv"]
+    assert "timeline" in data["figures"]
+    assert data["csv"]["arborsim-plan-curves.csv"]
     assert "one run of 24 searches" not in page.read_text()
 
 
@@ -88,8 +91,8 @@ def test_an_interruption_leaves_the_plan(
     assert main(["plan", str(workload), "--report", str(page), *LENGTHS]) == 130
     assert "has the plan, but no loads" in capsys.readouterr().err
     data = data_of(page)
-    assert len(data["csv"]["candidates"].splitlines()) == 3
-    assert not data["sliders"]
+    assert len(data["csv"]["arborsim-plan-candidates.csv"].splitlines()) == 3
+    assert "moved" not in data["figures"]
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_the_work(

@@ -9,10 +9,12 @@ from dataclasses import replace
 from rich.console import Console
 
 from arborsim.machine.report import PrefixTokens
-from arborsim.products.plan.printed import legend, print_plan
+from arborsim.products.plan.page import PlanReport, report_of
+from arborsim.products.plan.printed import legend
 from arborsim.products.plan.recommend import Demanded, recommend
 from arborsim.products.plan.results import PlanResult, middle_solved, ranked
 from arborsim.products.plan.words import shared_prefixes
+from arborsim.report.text import print_report
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan
 
@@ -41,7 +43,7 @@ def found_in(prefixes: PrefixTokens) -> PlanResult:
 
 def printed(result: PlanResult) -> str:
     console = Console(file=io.StringIO(), width=160, highlight=False)
-    print_plan(result, console)
+    print_report(report_of(PlanReport(result)), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

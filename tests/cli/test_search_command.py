@@ -227,8 +227,9 @@ def test_a_bank_without_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["search", str(bare), "--algorithm", "ets", "--set", "lambda_d=0"]) == 0
     assert main(["search", str(bare), "--algorithm", "all", "--width", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "left out: ets clusters thoughts by embeddings" in shown
-    assert "left out: dvts-4: subtrees must be 1 to width (2)" in shown
+    assert "Left out:" in shown
+    assert "  ets clusters thoughts by embeddings" in shown
+    assert "  dvts-4: subtrees must be 1 to width (2)" in shown
 
 
 def test_a_broken_off_run_keeps_what_is_done(

@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 
 from arborsim.core.tables import holds_key
 from arborsim.products.validate.files import read_results
-from arborsim.products.validate.report import write_page
+from arborsim.products.validate.report import report_of
+from arborsim.report.report import write
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
@@ -117,7 +118,7 @@ def _validated(path: Path) -> Any:
     found, _ = read_results(path.with_name("results.parquet"))
     if path.suffix == ".html":
         with tempfile.TemporaryDirectory() as scratch:
-            write_page(found, again := Path(scratch) / "again.html")
+            write(report_of(found), again := Path(scratch) / "again.html")
             return again.read_bytes() == path.read_bytes()
     return [repr(replace(check, live_s=(), thread_s=0.0)) for check in found.checks]
 

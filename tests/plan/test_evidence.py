@@ -21,7 +21,7 @@ from arborsim.machine.fidelity import Evidence, Fidelity, FidelityFile, bases_te
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.products.plan import files
-from arborsim.products.plan.page import PlanReport, render
+from arborsim.products.plan.page import PlanReport, report_of
 from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.recommend import Demanded, recommend
 from arborsim.products.plan.results import (
@@ -36,6 +36,7 @@ from arborsim.products.plan.tables import candidates as candidates_csv
 from arborsim.products.plan.words import key_figures
 from arborsim.products.provenance import machine_settings
 from arborsim.products.validate.published_errors import overall
+from arborsim.report.report import html
 from tests.plan.make import small_plan, small_workload
 
 _FILE = FidelityFile(
@@ -324,7 +325,7 @@ def test_the_page_shows_evidence_and_widened_costs() -> None:
     assert figures["Error of simulated seconds in these costs"] == [
         "25% either way", "not known, not included",
     ]  # fmt: skip
-    shown = render(PlanReport(plan))
+    shown = html(report_of(PlanReport(plan)))
     for row in (plan.candidates[0], plan.candidates[2]):
         assert row.evidence is not None
         assert row.evidence.sentence() in shown

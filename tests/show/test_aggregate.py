@@ -145,3 +145,15 @@ def test_rounding_unknown_figures_and_policies_without_bounds_are_not_refused():
     live = replace(good, measured=peak)  # tokens on their way out count as well
     with pytest.raises(ResultError):
         live.simulated()
+
+
+def test_a_new_counter_is_a_figure_of_rows_without_a_field_of_its_own():
+    """A column reads it by ``counters.NAME``: the largest of peaks, the sum of all others."""
+    first, second, *_ = result(policies=("full",)).episodes
+    pair = [
+        replace(each, measured=replace(each.measured, peak_staging_bytes=bytes_))
+        for each, bytes_ in ((first, 3), (second, 5))
+    ]
+    (row,) = aggregate(pair)
+    assert row.counters["peak_staging_bytes"] == 5
+    assert not set(row.counters) & set(vars(row))

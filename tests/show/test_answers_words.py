@@ -103,7 +103,7 @@ def test_notes_tell_masked_tokens_from_removed_ones():
 
 def test_settings_that_are_not_the_defaults_stand_below_the_table():
     replay, rows = replayed("chain-tree", epikv={"recent": 128}, h2o={"per": "shared", "sinks": 3})
-    said = notes(replay, rows)[0]
+    said = notes(replay, rows)[1]
     assert said == "Settings that are not the defaults: h2o per=shared sinks=3."
     replay, rows = replayed("chain-tree", h2o={"per": "head"})
     assert not notes(replay, rows)[0].startswith("Settings")

@@ -232,5 +232,5 @@ def test_without_scripts_every_claim_is_there(browser: Any, tmp_path: Path) -> N
 def test_the_page_carries_its_table() -> None:
     text = render(papers())
     data = json.loads(re.search(r'id="data">(.*?)</script>', text).group(1))  # type: ignore[union-attr]
-    assert data["csv"].count("\n") == 1 + len(to_frame(papers()))
+    assert data["csv"]["arborsim-claims.csv"].count("\n") == 1 + len(to_frame(papers()))
     assert len(text) < 200_000  # without plotly.js

@@ -25,6 +25,7 @@ from arborsim.products.replay.answers import (
     shipped,
 )
 from arborsim.products.replay.cliff import MOST, MOST_INFEASIBLE, cliffs, of_replay
+from arborsim.products.replay.report import report_of
 from arborsim.trace.reader import TraceReader
 from docs.tools import cliff as drawing
 from tests.show.synthetic import result
@@ -129,11 +130,11 @@ def game(**settings) -> ReplayResult:
 
 
 def test_a_replay_is_plotted_by_what_was_counted_for_its_task():
-    (made,) = plots_of("replay", answered(game()), "cliff")
-    assert made.title == "Answers by budget, game24, tot-bfs"
+    (made,) = plots_of(report_of(answered(game())), "cliff")
+    assert made.title == "Answers by budget: g, game24, tot-bfs"
     assert "h2o" in "".join(made.lines())
-    (by_memory,) = plots_of("replay", answered(game()))
-    assert by_memory.title == "g: right answers against memory"
+    (by_memory,) = plots_of(report_of(answered(game())))
+    assert by_memory.title == "What memory buys: g, Right answers"
 
 
 def test_a_replays_page_shows_its_own_task_and_settings():

@@ -14,9 +14,10 @@ from rich.console import Console
 from arborsim.core.errors import UsageError
 from arborsim.play.backends import LiveResult
 from arborsim.products.compare.match import Pair, change, compare
-from arborsim.products.compare.report import print_comparison, said
+from arborsim.products.compare.report import report_of, said
 from arborsim.products.live.tables import LiveReport
 from arborsim.report.table import Column
+from arborsim.report.text import print_report
 from tests.live.test_live_log import FACTS
 from tests.live.test_live_log import result as live_result
 from tests.show.plan_synthetic import plan
@@ -90,7 +91,7 @@ def test_live_runs_are_matched_by_problem() -> None:
         "version of torch": ("2.13", "2.14"),
     }
     page = io.StringIO()
-    print_comparison(found, ("a", "b"), ("", ""), Console(file=page, width=80))
+    print_report(report_of(found, ("a", "b"), ("", "")), Console(file=page, width=80))
     assert "+1 -2" in page.getvalue()
 
 

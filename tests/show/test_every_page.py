@@ -14,6 +14,7 @@ from arborsim.products.replay import report as replay_page
 from arborsim.products.validate import published_report as published_page
 from arborsim.products.validate import report as validation_page
 from arborsim.products.validate.files import read_results
+from arborsim.report.report import write
 from benchmarks.register import page as claims_page
 from benchmarks.register.claims import read_papers
 from tests.show import plan_synthetic, synthetic, test_published_page
@@ -45,18 +46,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     found = {name: folder / f"{name}.html" for name in PAGES}
     traces = ("tree.parquet", "linear.parquet")
-    replay_page.write_report(synthetic.result(traces=traces), found["replay"])
+    write(replay_page.report_of(synthetic.result(traces=traces)), found["replay"])
     bank = evil_bank(folder / "bank.parquet")
     command = ["search", str(bank), *SEARCHES, *POLICIES, "--report", str(found["search"])]
     assert main(command) == 0
     plan = plan_synthetic.plan()
     report = plan_page.PlanReport(plan, tuple(plan_synthetic.sensitivities(plan)))
-    plan_page.write_plan_page(report, found["plan"])
+    write(plan_page.report_of(report), found["plan"])
     command = ["live", "--task", "game24", "--policy", "h2o,streaming-llm", "--budget", "0.7"]
     assert main([*command, "--episodes", "2", "--report", str(found["live"])]) == 0
     stored, _ = read_results(VALIDATIONS / "game24" / "results.parquet")
-    validation_page.write_page(stored, found["validation"])
-    published_page.write_page(test_published_page.result(), found["published"])
+    write(validation_page.report_of(stored), found["validation"])
+    write(published_page.report_of(test_published_page.result()), found["published"])
     claims_page.write_page(read_papers(REPORTS / "claims", REPORTS.parent), found["claims"])
     return found
 

@@ -20,8 +20,8 @@ from arborsim.play.results import LeftOut, ReplayResult, aggregate
 from arborsim.products.replay import figures as figures
 from arborsim.products.replay import trees as forest
 from arborsim.products.replay.figures import ERROR, KEPT, PEAK, TIMES, efficient, heat, pareto
-from arborsim.products.replay.report import report_of, write_report
-from arborsim.report.report import html
+from arborsim.products.replay.report import report_of
+from arborsim.report.report import html, write
 from tests.show.synthetic import OTHERS, POLICIES, chain, result, tree
 
 VOID = {"meta", "input", "link", "br", "hr", "img"}
@@ -112,7 +112,7 @@ def evil() -> ReplayResult:
         replace(p, frames=tuple(replace(f, label=EVIL + "f") for f in p.frames)) for p in pictures
     ]
     maps = [renamed(m) for m in replay.token_maps if m.policy in keep and m.budget != "0.5"]
-    left_out = (LeftOut(EVIL + "t", EVIL + "q", "", "", "", EVIL + "d"),)
+    left_out = (LeftOut(EVIL + "t", "q", detail=f"{EVIL}q {EVIL}d", unsuited=True),)
     return ReplayResult(
         tuple(episodes), tuple(pictures), {EVIL + "k": EVIL + "v"}, (EVIL + "a",), left_out,
         tuple(maps),
@@ -297,9 +297,9 @@ def test_cells_that_were_left_out_have_no_shade():
 
 def test_errors_are_for_users(tmp_path):
     with pytest.raises(UsageError, match="nothing was replayed"):
-        write_report(ReplayResult((), (), {}, ()), tmp_path / "r.html")
+        write(report_of(ReplayResult((), (), {}, ())), tmp_path / "r.html")
     with pytest.raises(UsageError, match="cannot write"):
-        write_report(result(episodes=1), tmp_path / "missing" / "r.html")
+        write(report_of(result(episodes=1)), tmp_path / "missing" / "r.html")
 
 
 def test_who_holds_more_than_the_budget_is_marked_on_the_page():

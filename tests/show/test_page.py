@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from arborsim.products.replay.report import write_report
+from arborsim.products.replay.report import report_of
+from arborsim.report.report import write
 from tests.show.synthetic import OTHERS, POLICIES, result
 from tests.show.test_html import EVIL, evil
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(result(traces=("tree.parquet", "linear.parquet")), path)
+    write(report_of(result(traces=("tree.parquet", "linear.parquet"))), path)
     return path
 
 
@@ -147,7 +148,7 @@ def test_a_figure_is_chosen_and_a_policy_highlighted(opened, report):
 
 def test_many_policies_are_shown_budget_by_budget(opened, tmp_path):
     replay = result(policies=(*POLICIES, *OTHERS), budgets=("0.1", "0.25", "0.5"), episodes=1)
-    write_report(replay, tmp_path / "many.html")
+    write(report_of(replay), tmp_path / "many.html")
     page = opened(tmp_path / "many.html", 390, 844)
     assert page.locator("#heat .yaxislayer-above text").count() == len(POLICIES) + len(OTHERS) - 1
     page.select_option("#time-budget", "0.5")
@@ -161,7 +162,7 @@ def test_a_figure_without_data_goes_and_comes_back(opened, tmp_path):
         replace(e, attention_kept=math.nan) if e.trace == "b.parquet" else e
         for e in replay.episodes
     )
-    write_report(replace(replay, episodes=episodes), tmp_path / "partly.html")
+    write(report_of(replace(replay, episodes=episodes)), tmp_path / "partly.html")
     page = opened(tmp_path / "partly.html")
     for trace, drawn in (("b.parquet", False), ("a.parquet", True), ("b.parquet", False)):
         page.select_option("#pareto-trace", trace)
@@ -211,7 +212,7 @@ def test_print_is_light_and_fits_the_paper(opened, report):
 
 
 def test_hostile_names_stay_text_everywhere(opened, tmp_path):
-    write_report(evil(), tmp_path / "evil.html")
+    write(report_of(evil()), tmp_path / "evil.html")
     page = opened(tmp_path / "evil.html")
     page.locator("#tree-slider").fill("2")
     page.locator("#tree-box .node").first.hover()

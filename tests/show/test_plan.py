@@ -10,21 +10,24 @@ import pickle
 import re
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from arborsim.core.errors import UsageError
+from arborsim.core.tables import csv_text
 from arborsim.products.plan import figures as plan_figures
 from arborsim.products.plan import pareto as plan_pareto
 from arborsim.products.plan import tables as plan_tables
-from arborsim.products.plan.page import PlanReport, render, write_plan_page
-from arborsim.products.plan.printed import print_plan
+from arborsim.products.plan.page import PlanReport, report_of
 from arborsim.products.plan.recommend import Demanded, recommend
 from arborsim.products.plan.results import CandidateResult, Recommendation, Slice
-from arborsim.products.plan.sensitivity_page import overview, sliders
+from arborsim.products.plan.sensitivity_page import choices, overview
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.tables import tables
 from arborsim.products.plan.words import money, short_names
+from arborsim.report.report import html, write
+from arborsim.report.text import print_report
 from arborsim.report.words import digits
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan, sensitivities
@@ -53,6 +56,10 @@ def everywhere_evil():
     return PlanReport(evil, tuple(found), EVIL)
 
 
+def render(report: PlanReport) -> str:
+    return html(report_of(report))
+
+
 def data_of(page: str) -> dict:
     """The JSON that the page's scripts read."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
@@ -67,8 +74,8 @@ def part(page: str, name: str) -> str:
     return found[0]
 
 
-def rows_of(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(text)))
+def rows_of(frame: pd.DataFrame) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(csv_text(frame))))
 
 
 def test_the_same_plan_gives_the_same_bytes_and_no_address() -> None:
@@ -87,10 +94,9 @@ def test_hostile_texts_stay_text() -> None:
     assert not [a for a in page.attributes if a[0] == "img" or a[1].startswith("on")]
     assert page.text.count(EVIL) > 40
     data = json.loads(page.data)
-    plots = [*data["pareto"]["plots"], *data["load"], *data["saturation"]]
-    stops = [stop for each in data["sliders"] for stop in each["stops"]]
-    drawn = [*(each["figure"] for each in (*plots, *stops)), data["time"], data["overview"],
-             data["memory"], data["timeline"]]  # fmt: skip
+    figures = data["figures"]
+    assert len(figures) == 8
+    drawn = [each["figure"] for choices in figures.values() for each in choices]
     assert "<img" not in json.dumps(drawn)  # Plotly reads markup in labels
 
 
@@ -110,8 +116,8 @@ def test_a_plan_without_prices_or_attention_says_so() -> None:
     page = render(PlanReport(plan(attention=False, prices=False)))
     assert "no price given" in page
     assert "not known: 60 % of the tokens are evicted" in page
-    titles = [each["title"] for each in data_of(page)["pareto"]["plots"]]
-    assert titles[0] == "Tokens never evicted against load"
+    titles = [each["labels"] for each in data_of(page)["figures"]["pareto"]]
+    assert titles[0][0] == "Tokens never evicted against load"
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -126,7 +132,7 @@ def test_a_share_that_is_not_known_per_head_is_no_number(width: int) -> None:
     result = replace(base, candidates=tuple(rows))
     assert "not known per head" in render(PlanReport(result))
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_plan(result, console)
+    print_report(report_of(PlanReport(result)), console)
     assert isinstance(console.file, io.StringIO)
     assert {"not known", "per head"} <= set(re.split(r"\s\s+", console.file.getvalue()))
     assert max(map(len, console.file.getvalue().splitlines())) <= width
@@ -138,7 +144,8 @@ def test_a_share_that_is_not_known_per_head_is_no_number(width: int) -> None:
 def test_texts_of_files_do_not_steer_the_terminal() -> None:
     steering = "US\x1b]0;pwn\x07\x1b[31mD"
     console = Console(file=io.StringIO(), width=200, highlight=False)
-    print_plan(replace(everywhere_evil().result, currency=steering, notes=(steering,)), console)
+    evil = replace(everywhere_evil().result, currency=steering, notes=(steering,))
+    print_report(report_of(PlanReport(evil)), console)
     assert isinstance(console.file, io.StringIO)
     assert "\x1b" not in console.file.getvalue()
     assert "\\x1b" in console.file.getvalue()
@@ -154,10 +161,7 @@ def test_no_candidate_meets_the_target() -> None:
     page = render(PlanReport(none))
     data = data_of(page)
     assert "No candidate meets the target of 60 s." in page
-    assert data["pareto"]["plots"] == []
-    assert not data["load"]
-    assert not data["sliders"]
-    assert data["time"] is None
+    assert data["figures"] == {}
 
 
 def test_an_interrupted_plan_says_so_and_candidates_keep_their_numbers() -> None:
@@ -167,12 +171,12 @@ def test_an_interrupted_plan_says_so_and_candidates_keep_their_numbers() -> None
     assert "The plan was interrupted." in page
     assert base.candidates[9].name in page
     with pytest.raises(UsageError, match="nothing to report"):
-        write_plan_page(PlanReport(replace(base, candidates=())), "unused.html")
+        write(report_of(PlanReport(replace(base, candidates=()))), "unused.html")
 
 
 def test_a_path_that_cannot_be_written(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*plan\.html: No such file"):
-        write_plan_page(PlanReport(plan()), tmp_path / "missing" / "plan.html")
+        write(report_of(PlanReport(plan())), tmp_path / "missing" / "plan.html")
 
 
 def test_efficient_candidates_are_those_that_no_other_dominates() -> None:
@@ -191,9 +195,9 @@ def test_efficient_candidates_are_those_that_no_other_dominates() -> None:
     assert {row.number for row in best} == {
         row.number for row in rows if not any(better(other, row) for other in rows)
     }
-    figure = plan_pareto.figures(result)
-    assert len(figure["efficient"]) == len(best)
-    assert figure["by"] == "cost, attention kept and latency"
+    (first, *_), by, _ = plan_pareto.figures(result)
+    assert len(first.texts) == len(best)
+    assert by == "cost, attention kept and latency"
 
 
 def test_markers_that_would_cover_each_other_are_one_with_all_their_numbers() -> None:
@@ -212,12 +216,12 @@ def test_markers_that_would_cover_each_other_are_one_with_all_their_numbers() ->
     same = replace(twin, number=30, policy="twin")
     hair = replace(twin, number=31, policy="hair", quality=quality, at_stated=slower)
     result = replace(base, candidates=(*base.candidates, same, hair))
-    found = plan_pareto.figures(result)
-    texts = {text.split(": ")[0]: number for number, text in enumerate(found["efficient"], 1)}
+    found, _, _ = plan_pareto.figures(result)
+    texts = {text.split(": ")[0]: number for number, text in enumerate(found[0].texts, 1)}
     both = f"{twin.name}, {same.name}"
     assert both in texts
-    for plot in found["plots"]:
-        points = plot["figure"]["data"][-1]
+    for plot in found:
+        points = plot.figure["data"][-1]
         labels = [label for label in points["text"] if str(texts[both]) in label.split(", ")]
         (label,) = labels
         assert str(texts[hair.name]) in label.split(", ")
@@ -225,13 +229,13 @@ def test_markers_that_would_cover_each_other_are_one_with_all_their_numbers() ->
         assert points["textposition"][place] == "top center"
         assert hair.name in points["customdata"][place].split("<br>")
         numbers = [n for text in points["text"] for n in text.split(", ")]
-        assert sorted(map(int, numbers)) == list(range(1, len(found["efficient"]) + 1))
+        assert sorted(map(int, numbers)) == list(range(1, len(found[0].texts) + 1))
 
 
 def test_colours_are_gpus_and_shapes_are_policies_of_efficient_ones_too() -> None:
     result = plan()
-    for plot in plan_pareto.figures(result)["plots"]:
-        *others, best = plot["figure"]["data"]
+    for plot in plan_pareto.figures(result)[0]:
+        *others, best = plot.figure["data"]
         gpus, policies = others[:3], others[3:]
         assert [each["name"] for each in gpus] == ["rtx4090", "h100", "h200"]
         assert [each["name"] for each in policies] == [
@@ -267,8 +271,12 @@ def test_costs_are_compared_at_the_stated_load() -> None:
         measure = plan_pareto.measures(result)[0]
         assert measure is not None
         assert (measure.value(result.candidates[9]), measure.axis) == (pytest.approx(cost), axis)
-        bars = sliders(result, sensitivities(result))[-1]["stops"][2]
-        assert bars["figure"]["data"][0]["x"][0] == pytest.approx(cost, rel=1e-4)
+        bars = next(
+            each
+            for each in choices(result, sensitivities(result))
+            if each.labels[0].startswith("Price") and each.labels[1].startswith("× 1 (")
+        )
+        assert bars.figure["data"][0]["x"][0] == pytest.approx(cost, rel=1e-4)
         page = render(PlanReport(result))
         assert ("at 5.9 searches/s</th>" in page) == (result is stated)
 
@@ -276,9 +284,9 @@ def test_costs_are_compared_at_the_stated_load() -> None:
 def test_quality_that_all_share_is_not_weighed() -> None:
     base = plan()
     full = replace(base, candidates=tuple(r for r in base.candidates if r.policy == "full"))
-    found = plan_pareto.figures(full)
-    assert [plot["title"] for plot in found["plots"]] == ["Latency against cost"]
-    assert found["by"] == "cost and latency"
+    found, by, _ = plan_pareto.figures(full)
+    assert [plot.labels for plot in found] == [("Latency against cost",)]
+    assert by == "cost and latency"
     unpriced = render(PlanReport(plan(prices=False)))
     assert "ranges of prices" not in unpriced
     assert "ranges of prices" in render(PlanReport(base))
@@ -305,10 +313,10 @@ def test_lines_begin_with_the_recommended_candidate() -> None:
     rows = plan_figures.with_curves(result)
     assert [row.number for row in rows[:2]] == [9, 3]
     (search, *_) = plan_figures.against_load(result)
-    assert search["figure"]["data"][0]["x"] == [
+    assert search.figure["data"][0]["x"] == [
         float(f"{point.load:.6g}") for point in rows[0].curve]  # fmt: skip
-    assert search["figure"]["layout"]["shapes"][0]["y0"] == 60
-    first = plan_figures.saturation(result)[0]["text"]
+    assert search.figure["layout"]["shapes"][0]["y0"] == 60
+    first = plan_figures.saturation(result)[0].note
     assert first.startswith("At small loads the busiest part is HBM bandwidth; from ")
     assert "on, HBM space." in first
 
@@ -360,26 +368,27 @@ def test_of_a_long_timeline_the_middle_is_shown() -> None:
     assert "found no row" in note
 
 
-def test_sliders_stop_at_every_factor_and_the_curves_move() -> None:
+def test_every_factor_is_a_choice_and_the_curves_move() -> None:
     result = plan()
     made_elsewhere = pickle.loads(pickle.dumps(sensitivities(result)))  # as worker processes do
-    found = sliders(result, made_elsewhere)
-    assert [each["title"] for each in found] == [
-        "HBM size", "HBM bandwidth", "Compute", "PCIe bandwidth", "Length of searches",
-        "Price of h100"]  # fmt: skip
-    assert [len(each["stops"][0]["rows"]) for each in found] == [2, 2, 2, 2, 2, 3]
-    memory = found[0]
-    assert [stop["label"].split(" (")[0] for stop in memory["stops"]] == [
-        "× 0.5", "× 0.75", "× 1", "× 1.5", "× 2"]  # fmt: skip
-    solid = [[line for line in stop["figure"]["data"] if line.get("showlegend")]
-             for stop in memory["stops"]]  # fmt: skip
+    found = choices(result, made_elsewhere)
+    titles = list(dict.fromkeys(each.labels[0] for each in found))
+    assert titles == ["HBM size", "HBM bandwidth", "Compute", "PCIe bandwidth",
+                      "Length of searches", "Price of h100"]  # fmt: skip
+    memory = [each for each in found if each.labels[0] == "HBM size"]
+    assert [each.labels[1].split(" (")[0] for each in memory] == [
+        "× 1", "× 0.5", "× 0.75", "× 1.5", "× 2"]  # fmt: skip
+    solid = [[line for line in each.figure["data"] if line.get("showlegend")]
+             for each in memory]  # fmt: skip
     assert len({str(lines[0]["x"]) for lines in solid}) == 5
-    assert memory["stops"][0]["rows"][1] == ["rtx4090", "no room for keys and values", "", ""]
-    assert len({str(stop["figure"]["layout"]["xaxis"]["range"]) for stop in memory["stops"]}) == 1
-    dear, usual = found[-1]["stops"][-1], found[-1]["stops"][found[-1]["start"]]
-    assert dear["verdict"] == "The cheapest of them is rtx4090, which is not what is recommended."
-    assert usual["verdict"] != dear["verdict"]
-    assert sliders(result, []) == []
+    assert memory[1].texts[1] == "rtx4090: no room for keys and values"
+    assert len({str(each.figure["layout"]["xaxis"]["range"]) for each in memory}) == 1
+    price = [each for each in found if each.labels[0] == "Price of h100"]
+    assert [len(each.texts) for each in (*memory, *price)] == [2] * 5 + [3] * 7
+    usual, dear = price[0].note, price[-1].note
+    assert dear == "The cheapest of them is rtx4090, which is not what is recommended."
+    assert usual != dear
+    assert choices(result, []) == []
 
 
 def test_the_overview_shows_what_matters_most_on_top() -> None:
@@ -409,14 +418,15 @@ def test_files_hold_every_candidate_and_load() -> None:
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "@cell", "-2"])
 def test_no_cell_is_a_formula(text: str) -> None:
-    (row,) = rows_of(plan_tables.to_csv([{"policy": text, "budget": "-"}]))
+    (row,) = rows_of(pd.DataFrame([{"policy": text, "budget": "-"}]))
     assert row == {"policy": f"'{text}", "budget": "-"}
 
 
 def test_a_real_plan_has_a_page() -> None:
     page = render(PlanReport(small_plan()))
     assert small_plan().recommendation.text in page.replace("&#39;", "'")
-    assert len(rows_of(data_of(page)["csv"]["candidates"])) == 4
+    text = data_of(page)["csv"]["arborsim-plan-candidates.csv"]
+    assert len(list(csv.DictReader(io.StringIO(text)))) == 4
 
 
 def test_numbers_in_words() -> None:
@@ -497,7 +507,7 @@ def test_loads_are_offered_and_what_was_served_is_next_to_them() -> None:
     assert "Largest load offered to one machine" in page
     assert "1.25 searches/s in runs of 1,000 searches, which begin empty" in page
     assert 'data-value="1.25"' in part(page, "usage")
-    axes = [plot["figure"]["layout"]["xaxis"]["title"]["text"]
+    axes = [plot.figure["layout"]["xaxis"]["title"]["text"]
             for plot in plan_figures.against_load(result)]  # fmt: skip
     assert set(axes) == {"load offered to one machine (searches/s)"}
     assert "Offered to one machine" in page[page.index("Columns of the files") :]
@@ -510,7 +520,7 @@ def test_a_cost_comes_with_its_load() -> None:
     page = render(PlanReport(result))
     there = f"at {digits(chosen.at_largest.load)} searches/s"
     shown = money(chosen.at_largest.cost_per_1000, "USD")
-    assert f"<td>{shown} {there}</td>" in page
+    assert f'data-value="{shown} {there}"' in page
     text = small_plan().recommendation.text
     assert text.count("per 1,000 searches at ") == text.count("per 1,000 searches") == 1
     assert text.count("per 1,000 solved searches at 20 searches/s") == 1
@@ -559,9 +569,9 @@ def test_loads_that_short_runs_bound_from_below_are_called_so() -> None:
         longest = replace(each.variants[-1].result, limited_by="run length")
         last = replace(each.variants[-1], result=longest)
         found.append(replace(each, variants=(*each.variants[:-1], last)))
-    stops = sliders(result, found)[0]["stops"]
-    assert stops[-1]["rows"][0][1].endswith(" searches/s or more")
-    assert stops[-2]["rows"][0][1].endswith(" searches/s")
+    (*_, before, last) = (e for e in choices(result, found) if e.labels[0] == "HBM size")
+    assert " searches/s or more, " in last.texts[0]
+    assert " searches/s, " in before.texts[0]
     figure, _ = overview(result, found)
     assert figure is not None
     halved, doubled = figure["data"]

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from arborsim.products.plan.printed import counted, finding, fitting, print_plan
+from arborsim.products.plan.page import PlanReport, report_of
+from arborsim.products.plan.printed import counted, finding, fitting
 from arborsim.products.plan.recommend import Demanded, recommend
 from arborsim.products.plan.results import Fleet, PlanResult
 from arborsim.products.plan.statistics import Estimate, cost_per_solved
+from arborsim.report.text import print_report
 from tests.plan.make import small_plan
 
 #: Cost of 1,000 searches, and the share of right answers with its interval.
@@ -58,16 +60,16 @@ def test_the_sentence_says_what_is_saved_and_what_is_lost(
     assert said.startswith("At 20 searches/s, ")
 
 
-def test_the_table_ends_what_is_printed() -> None:
+def test_the_table_and_the_sentence_are_printed() -> None:
     plan = plan_of(FULL, CHEAPER)
     console = Console(file=io.StringIO(), width=80, highlight=False)
-    print_plan(plan, console)
+    print_report(report_of(PlanReport(plan)), console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     last = text[text.index("counted live") :]
     assert "97.0% of 200" in last
     assert "96.0% of 200" in last
-    assert " ".join(last.split()).endswith(finding(plan, counted(plan)))
+    assert finding(plan, counted(plan)) in " ".join(last.split())
     assert max(map(len, last.splitlines())) <= 80
 
 

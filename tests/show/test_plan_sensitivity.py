@@ -8,7 +8,7 @@ import pytest
 
 from arborsim.products.plan.results import CandidateResult
 from arborsim.products.plan.sensitivity import ASSUMPTIONS, LENGTH, Assumption, Sensitivity, Variant
-from arborsim.products.plan.sensitivity_page import LoadRatio, ends, overview, sliders
+from arborsim.products.plan.sensitivity_page import LoadRatio, choices, ends, overview
 from arborsim.products.plan.words import short_names
 from tests.show.plan_synthetic import plan, sensitivities
 
@@ -99,15 +99,13 @@ def test_the_chart_ranks_by_what_is_known_and_hatches_bounds() -> None:
 
 def test_what_stands_at_the_unchanged_number_says_that_it_is_one_short_run() -> None:
     result = plan()
-    (*others, price) = sliders(result, sensitivities(result))
-    for each in others:
-        notes = [stop["note"] for stop in each["stops"]]
-        assert "one run of 120 searches" in notes[each["start"]]
-        assert "3 runs of 1,000 and takes the smallest load" in notes[each["start"]]
-        assert not any(notes[: each["start"]] + notes[each["start"] + 1 :])
-    assert not any(stop["note"] for stop in price["stops"])
+    for each in choices(result, sensitivities(result)):
+        unchanged = each.labels[1].startswith("× 1") and not each.labels[1].startswith("× 1.")
+        said = unchanged and not each.labels[0].startswith("Price")
+        assert ("one run of 120 searches" in each.note) == said
+        assert ("3 runs of 1,000 and takes the smallest load" in each.note) == said
     same = replace(result, runs=1, searches=100)
-    assert not any(stop["note"] for stop in sliders(same, sensitivities(same))[0]["stops"])
+    assert not any("one run" in each.note for each in choices(same, sensitivities(same)))
 
 
 @pytest.mark.parametrize(
@@ -118,17 +116,16 @@ def test_what_stands_at_the_unchanged_number_says_that_it_is_one_short_run() -> 
         (SHORT, "runs of so few searches show no limit (busiest: HBM space)"),
     ],
 )
-def test_a_slider_that_changes_nothing_says_why(limit: str, why: str) -> None:
+def test_a_number_that_changes_nothing_says_why(limit: str, why: str) -> None:
     still = changed((1.0, limit), (1.0, limit), (1.0, limit))
-    (slider, *_) = sliders(plan(), [still])
-    for stop in slider["stops"]:
-        assert stop["note"].startswith(f"HBM size changes nothing for full: {why}.".replace(
-            "full", short_names([still.variants[0].result])[9]))  # fmt: skip
-    (slider, *_) = sliders(plan(), [changed((0.5, limit), (1.0, limit), (1.5, limit))])
-    assert not any("changes nothing" in stop["note"] for stop in slider["stops"])
+    name = short_names([still.variants[0].result])[9]
+    for each in choices(plan(), [still])[:3]:
+        assert f"HBM size changes nothing for {name}: {why}." in each.note
+    found = choices(plan(), [changed((0.5, limit), (1.0, limit), (1.5, limit))])
+    assert not any("changes nothing" in each.note for each in found)
 
 
-def test_what_nothing_moves_over_has_a_slider_and_no_bar() -> None:
+def test_what_nothing_moves_over_has_curves_and_no_bar() -> None:
     pcie = ASSUMPTIONS[3]
     still = changed((1.0, TARGET), (1.0, TARGET), (1.0, TARGET), pcie)
     idle = replace(still, idle="nothing moves over PCIe")
@@ -137,6 +134,6 @@ def test_what_nothing_moves_over_has_a_slider_and_no_bar() -> None:
     assert figure is not None
     assert figure["layout"]["yaxis"]["ticktext"] == ["HBM size"]
     assert note == "PCIe bandwidth is left out: nothing moves over PCIe."
-    slider = sliders(plan(), found)[1]
-    assert slider["title"] == "PCIe bandwidth"
-    assert all("nothing moves over PCIe." in stop["note"] for stop in slider["stops"])
+    drawn = [each for each in choices(plan(), found) if each.labels[0] == "PCIe bandwidth"]
+    assert len(drawn) == 3
+    assert all("nothing moves over PCIe." in each.note for each in drawn)

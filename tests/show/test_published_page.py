@@ -10,8 +10,8 @@ import pytest
 
 from arborsim.products.validate.aiconfigurator import Prediction
 from arborsim.products.validate.published import PlayedRun, Simulated, compare
-from arborsim.products.validate.published_report import Published, report_of, write_page
-from arborsim.report.report import html
+from arborsim.products.validate.published_report import Published, report_of
+from arborsim.report.report import html, write
 from tests.show.test_html import EVIL
 from tests.validate.test_published import RUN
 
@@ -60,7 +60,7 @@ def opened(browser: Any, path: Path, width: int, complaints: list[str]) -> Any:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_it_draws_and_sorts(browser: Any, tmp_path: Path, width: int) -> None:
     path, complaints = tmp_path / "page.html", []
-    write_page(result(), path)
+    write(report_of(result()), path)
     page = opened(browser, path, width, complaints)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     names = page.locator("#scatter .legendtext").all_text_contents()
@@ -88,7 +88,7 @@ def test_it_draws_and_sorts(browser: Any, tmp_path: Path, width: int) -> None:
 @pytest.mark.slow
 def test_names_cannot_become_markup(browser: Any, tmp_path: Path) -> None:
     path, complaints = tmp_path / "evil.html", []
-    write_page(result(EVIL), path)
+    write(report_of(result(EVIL)), path)
     page = opened(browser, path, 1280, complaints)
     assert page.locator("main img, main script").count() == 0
     assert complaints == []

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.products.search.report import SearchReport, write_search_page
+from arborsim.products.search.report import SearchReport, report_of
 from arborsim.products.search.trees import MOST_NODES
+from arborsim.report.report import write
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
 from tests.bank.test_results import result
@@ -321,7 +322,7 @@ class TestInBrowser:
     def test_without_verdicts_and_trees(self, opened: Opener, tmp_path: Path) -> None:
         results = tuple(result("ets", i, None) for i in range(3))
         report = SearchReport(f"{EVIL}heading", results, (), {"bank": "x"})
-        write_search_page(report, tmp_path / "bare.html")
+        write(report_of(report), tmp_path / "bare.html")
         page = opened(path=tmp_path / "bare.html")
         for hidden in ("size-section", "width-section", "tree-section"):
             assert page.locator(f"#{hidden}").count() == 0

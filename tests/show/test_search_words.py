@@ -13,10 +13,12 @@ from rich.console import Console
 
 from arborsim.core.measurements import TimeSplit
 from arborsim.products.search.figures import against_size, against_width
+from arborsim.products.search.report import SearchReport, report_of
 from arborsim.products.search.results import SearchResult, rows_of
-from arborsim.products.search.tables import ANSWERS, MEMORY, WORK, cells_of, print_searches
+from arborsim.products.search.tables import ANSWERS, MEMORY, WORK, cells_of
 from arborsim.products.search.words import cautions, missing, summarise
 from arborsim.report.table import scales, shown
+from arborsim.report.text import print_report
 from arborsim.searches import find_search, search_names
 from tests.bank.test_results import PLAIN, result
 
@@ -261,7 +263,7 @@ def test_a_share_that_is_not_known_per_head_is_no_number(width: int) -> None:
     found = [replace(r, simulated=simulated, policy="key-norm") for r in several("ets", 1, 2)]
     assert {r.flat()["attention_kept_note"] for r in found} == {"not known per head"}
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_searches(rows_of(found), "x", console)
+    print_report(report_of(SearchReport("x", tuple(found), (), {})), console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert re.search(r"not known.*\n.*per head", text)

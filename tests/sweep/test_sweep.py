@@ -305,7 +305,7 @@ BAD = {
     ONE.replace("0.5", "1.5"): "budget '1.5' is neither a share up to 1 nor a whole number",
     ONE + 'gpus = ["h1000"]': "unknown GPU 'h1000': did you mean",
     ONE + 'recalls = ["strem"]': "unknown recall mode 'strem': did you mean stream",
-    ONE + "page_sizes = 0": "page_sizes item 1 must be at least 1, not 0",
+    ONE + "page_sizes = 0": "page_size must be a whole number of 1 or more, not 0",
     ONE + "gpus = []": "gpus is empty",
     ONE + "first = 5": "no episode 5; it has 1",
     ONE.replace(H2O, '{ use = "h2o", set = { sink = 4 } }'): "unknown parameter of h2o 'sink'",

@@ -26,8 +26,9 @@ from arborsim.products.validate.aiconfigurator import Prediction, installed
 from arborsim.products.validate.comparison_log import ComparisonLog
 from arborsim.products.validate.published import KeptRun, PlayedRun, compare
 from arborsim.products.validate.published_errors import error_lines
-from arborsim.products.validate.published_report import Published, print_published, to_frame
+from arborsim.products.validate.published_report import Published, report_of, to_frame
 from arborsim.products.validate.serving import ServingRun, read_runs
+from arborsim.report.text import print_report
 from tests.helpers.demands import record_demands
 
 RUN = ServingRun(
@@ -408,7 +409,7 @@ def test_a_bias_of_throughput_has_a_target_of_its_own() -> None:
 def test_without_judged_runs_nothing_is_claimed(capsys: pytest.CaptureFixture[str]) -> None:
     runs = (played(8.4, id="00000002"), compare(replace(RUN, gpu="tpu")))
     assert published_errors.targets(runs) == []
-    print_published(Published(runs, {}))
+    print_report(report_of(Published(runs, {"runs": "mine"})))
     said = capsys.readouterr().out
     assert "No judged run could be played." in said
     assert "1 of 2 runs could not be played." in said

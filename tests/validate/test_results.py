@@ -15,7 +15,7 @@ from rich.console import Console
 from arborsim.core.errors import UsageError
 from arborsim.products.validate.compare import BytesOverTime
 from arborsim.products.validate.files import merged, read_results, write_results
-from arborsim.products.validate.report import print_validation, report_of, sentences
+from arborsim.products.validate.report import parts, report_of
 from arborsim.products.validate.results import (
     CellCheck,
     Validation,
@@ -24,6 +24,7 @@ from arborsim.products.validate.results import (
     term_errors,
 )
 from arborsim.report.report import html
+from arborsim.report.text import print_report
 
 CHECK = CellCheck(
     episode=0, policy="h2o", budget="0.5", budget_tokens=50, full_tokens=100, shadow_moves=10,
@@ -111,10 +112,10 @@ def test_the_pace_of_the_machine_cancels_out_against_full_retention() -> None:
     assert found["against_full_s"].median == pytest.approx(0.1)
     assert found["against_full_s"].worst == pytest.approx(0.2)
     assert found["against_full_s"].worst_name == "dear 0.5"
-    assert "multiples of full retention's in this run, off by 20.0%" in sentences([full, dear])[2]
+    assert "multiples of full retention's in this run, off by 20.0%" in parts([full, dear])["Time"]
     alone = {error.term: error for error in term_errors(lines_of([right]))}
     assert alone["against_full_s"].lines == 0
-    assert "multiples" not in sentences([right])[2]
+    assert "multiples" not in parts([right])["Time"]
 
 
 def _problems(count: int) -> list[CellCheck]:
@@ -129,14 +130,14 @@ def _problems(count: int) -> list[CellCheck]:
 
 def test_ranks_need_enough_problems() -> None:
     assert rank_agreements(_problems(39)) == []
-    assert "too few to rank" in sentences(_problems(39))[-1]
-    assert "Quality: 1 problem and" in sentences(_problems(1))[-1]
+    assert "too few to rank" in parts(_problems(39))["Quality"]
+    assert parts(_problems(1))["Quality"].startswith("1 problem and")
     kept, error = rank_agreements(_problems(60))
     assert (kept.figure, kept.lines, kept.problems) == ("attention_kept", 6, 60)
     assert 0.7 < kept.rho <= 1.0
     assert kept.low <= kept.rho <= kept.high
     assert error.rho == pytest.approx(-kept.rho)
-    assert "too few" not in " ".join(sentences(_problems(60)))
+    assert "too few" not in parts(_problems(60))["Quality"]
 
 
 def test_ranks_leave_out_whose_figure_is_not_known() -> None:
@@ -174,7 +175,7 @@ def test_the_table() -> None:
     small = replace(CHECK, policy="arborkv", infeasible="too small")
     off = replace(CHECK, policy="x", parity=False, equal_moves=9, equal_calls=4, correct=0)
     out = StringIO()
-    print_validation(Validation((CHECK, small, off)), Console(file=out, width=116))
+    print_report(report_of(Validation((CHECK, small, off))), Console(file=out, width=116))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert [re.sub(" +", " ", line) for line in lines[1:7]] == [
         " policy budget n plans bytes peaks time token share same J J after kept right",
@@ -185,13 +186,13 @@ def test_the_table() -> None:
         "",
     ]
     narrow = StringIO()
-    print_validation(Validation((CHECK, small, off)), Console(file=narrow, width=80))
+    print_report(report_of(Validation((CHECK, small, off))), Console(file=narrow, width=80))
     assert "…" not in narrow.getvalue(), "a cell was cut"
     text = " ".join(" ".join(lines).split())
     assert "Plans: 2 of 3 shadow runs" in text
     assert "(29 of 30 moves)" in text
     assert "Policies: 25.0% of the seconds in the median, 11.1% simulated; most under x 0.5" in text
-    assert "equal to the byte after 9 of 10 steps of 2 live searches" in text
+    assert "Equal to the byte after 9 of 10 steps of 2 live searches" in text
 
 
 def test_the_page_escapes_and_needs_no_network() -> None:

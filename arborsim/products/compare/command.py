@@ -35,8 +35,9 @@ def compare(
         Print JSON instead of tables.
     """
     from arborsim.products.compare.match import compare as matched
-    from arborsim.products.compare.report import print_comparison, to_json
+    from arborsim.products.compare.report import report_of, to_json
     from arborsim.products.kinds import load_results
+    from arborsim.report.text import print_report
 
     limit = _limit(fail_over)
     a, b = load_results(first), load_results(second)
@@ -48,7 +49,7 @@ def compare(
     if json:
         print(to_json(found, names, commands))
     else:
-        print_comparison(found, names, commands)
+        print_report(report_of(found, names, commands))
     return int(found.largest() > limit)
 
 

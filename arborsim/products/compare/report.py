@@ -5,57 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from arborsim.core import documents
 from arborsim.products.compare.match import SHARES, Comparison, Pair, change, turns
-from arborsim.report.lines import print_tables
-from arborsim.report.table import (
-    LABEL,
-    Column,
-    Table,
-    grid,
-    name_column,
-    print_heading,
-    terminal,
-)
+from arborsim.report.report import Listed, Printed, Report, Section, Shown
+from arborsim.report.table import LABEL, Column, Table, name_column
 from arborsim.report.words import counted, plain
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _MOST_NAMED = 8
 
 
-def print_comparison(
-    found: Comparison,
-    names: tuple[str, str],
-    commands: tuple[str, str],
-    console: Console | None = None,
-) -> None:
-    """Print what differs, at the width of the terminal: B's figures, and by how much they differ.
+def report_of(found: Comparison, names: tuple[str, str], commands: tuple[str, str]) -> Report:
+    """Make the report of what differs: B's figures, and by how much they differ.
 
     `names` and `commands` are the files of the two runs, A and B, and what made them.
     """
-    console = console or terminal()
-    rows = zip("AB", map(plain, names), map(plain, commands), strict=True)
-    console.print(grid(rows, dim={2}))
-    if found.settings:
-        console.print()
-    for key, (before, after) in found.settings.items():
-        console.print(plain(f"{key}: {before} -> {after}"), markup=False)
     changed = found.changed()
-    for trace in dict.fromkeys(pair.trace for pair in found.pairs):
-        own = [pair for pair in found.pairs if pair.trace == trace]
-        if changed:
-            console.print()
+
+    def printed(width: int) -> Iterator[Printed]:
+        for side, name, command in zip("AB", names, commands, strict=True):
+            yield f"{side} {name}", command, ()
+        yield "", "", [plain(f"{key}: {a} -> {b}") for key, (a, b) in found.settings.items()]
+        for trace in dict.fromkeys(pair.trace for pair in found.pairs if changed):
+            own = [pair for pair in found.pairs if pair.trace == trace]
             about = counted(own[0].searches, "search") + " in both" if own[0].searches else ""
-            if trace or about:
-                print_heading(console, trace or "All", about)
-            print_tables(console, _tables(found, own, changed))
-    console.print()
-    for line in _notes(found, changed):
-        console.print(plain(line), markup=False)
+            yield trace or ("All" if about else ""), about, _tables(found, own, changed)
+
+    whole = Table(found.pairs, ())
+    sections = (
+        Section("answer", "The answer", (Listed([*_notes(found, changed)]),)),
+        Section("table", "Differences", (Shown(whole, printed=printed),)),
+    )
+    return Report("compare", "Two runs compared", "", sections)
 
 
 def _tables(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 from arborsim.core.statistics import SIGNIFICANT, least_visible
-from arborsim.core.tables import csv_text
 from arborsim.core.units import quantity
 from arborsim.play.backends import LiveResult
 from arborsim.play.results import ANY, at_budget
@@ -20,7 +19,6 @@ from arborsim.products.replay.figures import memory, time_splits
 from arborsim.products.replay.report import SORTS
 from arborsim.products.replay.tables import GROUPS, NAMES
 from arborsim.report import page
-from arborsim.report import report as reports
 from arborsim.report.report import Answer, Choice, Facts, Figures, Listed, Report, Section, Shown
 from arborsim.report.table import Table, shown
 from arborsim.report.words import counted, score
@@ -35,40 +33,40 @@ _ACCURACY = (
 _LEADING = ("peak_hbm", "hbm_vs_full", "peak_ddr", "total", "tokens_per_s", "speed_vs_full")
 
 
-def write_live_page(report: live.LiveReport, path: str | Path) -> None:
-    """Write the page; `UsageError` where the file cannot be written."""
-    reports.write(report_of(report), path)
-
-
 def report_of(report: live.LiveReport) -> Report:
-    """Make the report of the page."""
+    """Make the report of a live run."""
     rows, facts = live.live_rows(report), report.facts
-    held = memories(report)
+    columns = (*NAMES, *live.ANSWERS, *live.MEMORY, *GROUPS["page"], *live.TIME)
     table = Table(
         rows,
-        shown((*NAMES, *live.ANSWERS, *live.MEMORY, *GROUPS["page"], *live.TIME), rows)
-        if rows
-        else NAMES,
+        shown(columns, rows) if rows else NAMES,
         look=lambda row: "baseline" if row.is_baseline else "",
         leading={*_LEADING, *(c.key for c in NAMES), *(c.key for c in live.ANSWERS)},
     )
-    times = time_splits(rows, lambda row: row.other_s) if rows else []
+    compared = Shown(
+        table,
+        printed=partial(live.printed, rows),
+        implied=live.IMPLIED,
+        legend=(live.LEGEND,) if rows else (),
+    )
     sections = [
         Section("answer", "The answer", (Answer(summarise(rows)), *live.cautions(report, rows))),
-        Section("table", "All settings", (f"{SORTS} {_SUMS}", Shown(table))),
-        Section("accuracy", "Accuracy", (_ACCURACY, Figures("accuracy", accuracy(rows)))),
-        Section(
-            "memory",
-            "Memory during a search",
-            (Figures("memory", held, ("Search", "Policy")),),
-        ),
-        Section("time", "Where the time goes", (Figures("time", times, ("Budget",)),)),
+        Section("table", "All settings", (f"{SORTS} {_SUMS}", *[compared] * bool(rows))),
     ]
+
+    def pictures() -> Iterator[Section]:
+        yield Section("accuracy", "Accuracy", (_ACCURACY, Figures("accuracy", accuracy(rows))))
+        held = Figures("memory", memories(report), ("Search", "Policy"))
+        yield Section("memory", "Memory during a search", (held,))
+        times = time_splits(rows, lambda row: row.other_s) if rows else []
+        yield Section("time", "Where the time goes", (Figures("time", times, ("Budget",)),))
+
     missing = [
         f"{policy}, budget {budget}: {reason}"
         for (policy, budget), reasons in live.left_out(report).items()
         for reason in dict.fromkeys(reasons)
     ]
+    first = next((row for row in rows if not row.is_baseline), None)
     return Report(
         "live",
         "Policies in a shadow run" if report.shadow else "Policies on a live model",
@@ -76,15 +74,19 @@ def report_of(report: live.LiveReport) -> Report:
         f"{facts.dtype} on {facts.device}. {quantity('bytes', facts.weight_bytes)} of weights, "
         f"{quantity('bytes', facts.kv_bytes_per_token)} of KV per token.",
         sections,
+        pictures,
         (
             Facts("Settings", _settings(report)),
             Listed(missing, "Budgets that could not hold a search"),
             Facts("Columns", table.definitions()),
         ),
-        csv_text(live.live_frame(report)),
-        "arborsim-live.csv",
-        start=held[1].labels[1] if len(held) > 1 else "",
+        {"arborsim-live.csv": partial(live.live_frame, report)},
+        start=_cell(first.policy, first.budget) if first else "",
     )
+
+
+def _cell(policy: str, budget: str) -> str:
+    return at_budget(policy, budget).replace(" at budget", ", budget")
 
 
 def _settings(report: live.LiveReport) -> dict[str, str]:
@@ -115,37 +117,37 @@ def summarise(rows: Sequence[live.LiveRow]) -> list[str]:
     What full retention solves, which settings answer measurably worse and what so few problems
     cannot show, and what the smallest of the others needs and solves.
     """
-    full = next((row for row in rows if row.is_baseline), None)
-    others = [row for row in rows if not row.is_baseline]
     if not rows:
         return ["Nothing could be run."]
-    if not others:
-        solved = f" solves {_score(rows[0])} and" if rows[0].judged else ""
-        return [f"{_name(rows[0])}{solved} needs {_memory(rows[0])} of KV cache."]
-    if not any(row.judged for row in others):
-        return [_smallest(others, full), *_speeds(others)]
-    if full is None or not full.judged:
-        solved = "; ".join(f"{_name(row)} solves {_score(row)}" for row in others if row.judged)
-        return [f"{solved}.", _smallest(others, None)]
-    worse = [row for row in others if row.p < SIGNIFICANT and row.difference < 0]
-    rest = [row for row in others if row not in worse and row.judged]
-    sentences = [f"Full retention solves {_score(full)}. {_verdict(full, rest, worse)}"]
+    full = next((row for row in rows if row.is_baseline), None)
+    others = [row for row in rows if not row.is_baseline]
+    judged = [row for row in others if row.judged]
+    worse = [row for row in judged if row.p < SIGNIFICANT and row.difference < 0]
+    rest = [row for row in judged if row not in worse]
+    said = []
+    if full is not None and full.judged:
+        verdict = f" {_verdict(full, len(rest), len(worse))}" if judged else ""
+        said.append(f"Full retention solves {_score(full)}.{verdict}")
+    elif judged:
+        solved = "; ".join(f"{_name(row)} solves {_score(row)}" for row in judged)
+        said.append(f"{solved}.")
     if worse:
         names = "; ".join(f"{_name(row)}: {_score(row)}" for row in worse)
-        sentences.append(f"Worse than full retention (Fisher's p below {SIGNIFICANT}): {names}.")
-    if rest:
-        small = min(rest, key=lambda row: row.peak_hbm_kv_bytes)
-        sentences.append(
-            f"Of {'the others' if worse else 'all settings'}, {_name(small)} needs the least HBM: "
-            f"{_memory(small)}; it solves {_score(small)}."
-        )
-    return [*sentences, *_speeds(others)]
+        said.append(f"Worse than full retention (Fisher's p below {SIGNIFICANT}): {names}.")
+    small = min(rest or others or rows, key=lambda row: row.peak_hbm_kv_bytes)
+    of = "Of the others, " if worse and rest else ""
+    solves = f"; it solves {_score(small)}" if small.judged else ""
+    said.append(f"{of}{_name(small)} needs the least HBM: {_memory(small)}{solves}.")
+    speeds = {row.relative.tokens_per_s: _name(row) for row in others}
+    if known := sorted(speed for speed in speeds if not math.isnan(speed)):
+        ends = dict.fromkeys((known[0], known[-1]))
+        named = " to ".join(f"{speed:.2f} ({speeds[speed]})" for speed in ends)
+        said.append(f"Speed relative to full retention: {named}.")
+    return said
 
 
-def _verdict(
-    full: live.LiveRow, rest: Sequence[live.LiveRow], worse: Sequence[live.LiveRow]
-) -> str:
-    """Which settings lose answers, and what this number of problems can show."""
+def _verdict(full: live.LiveRow, rest: int, worse: int) -> str:
+    """How many settings lose answers, and what this number of problems can show."""
     if not rest:
         return "Every setting tried answers measurably worse."
     least = least_visible(full.correct, full.judged)
@@ -153,32 +155,10 @@ def _verdict(
     if least is None:
         are = "is" if full.judged == 1 else "are"
         return f"{problems} {are} too few to tell any setting from it: raise --episodes."
-    shows = f"with {problems}, a loss shows only from {least}/{full.judged} down"
-    count = len(rest) + len(worse)
-    found = f"{len(worse)} of {count} settings are" if worse else "No setting is"
-    return f"{found} measurably worse; {shows} (p < {SIGNIFICANT})."
-
-
-def _smallest(others: Sequence[live.LiveRow], full: live.LiveRow | None) -> str:
-    small = min(others, key=lambda row: row.peak_hbm_kv_bytes)
-    base = "" if full is None else f"; full retention {_memory(full)}"
-    return f"{_name(small)} needs the least HBM: {_memory(small)}{base}."
-
-
-def _speeds(others: Sequence[live.LiveRow]) -> list[str]:
-    def speed(row: live.LiveRow) -> float:
-        return row.relative.tokens_per_s
-
-    known = [row for row in others if not math.isnan(speed(row))]
-    if not known:
-        return []
-    fast, slow = max(known, key=speed), min(known, key=speed)
-    if fast is slow:
-        return [f"{_name(fast)} generates at {speed(fast):.2f} times full's speed."]
-    return [
-        f"Speed relative to full retention: from {speed(slow):.2f} ({_name(slow)}) to "
-        f"{speed(fast):.2f} ({_name(fast)})."
-    ]
+    return (
+        f"{worse} of {rest + worse} settings are measurably worse; with {problems}, a loss shows "
+        f"only from {least}/{full.judged} down (p < {SIGNIFICANT})."
+    )
 
 
 def _name(row: live.LiveRow) -> str:
@@ -258,8 +238,7 @@ def memories(report: live.LiveReport) -> list[Choice]:
         if budget == ANY:  # no budget, no line
             drawn = replace(drawn, kv_bytes_per_token=0)
         clock = "simulated time" if report.shadow else "time"
-        cell = at_budget(policy, budget).replace(" at budget", ", budget")
         note = f"Of problem {result.episode}."
-        labels = f"problem {result.episode}", cell
+        labels = f"problem {result.episode}", _cell(policy, budget)
         items.append(Choice(memory(drawn, _POINTS, clock), labels, note))
     return items

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.errors import ArborsimError, UsageError
-from arborsim.core.outputs import output_path
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.policies.base import hints_of
 from arborsim.products import choices
@@ -16,14 +15,11 @@ from arborsim.products.declare import setting_texts
 from arborsim.products.results import Results
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
-    from rich.console import Console
 
     from arborsim.play.backends import LiveResult
     from arborsim.products.live.tables import LiveReport
-    from arborsim.report.table import Table
+    from arborsim.report.report import Report
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow")
 
@@ -65,29 +61,10 @@ class LiveResults(Results):
 
         return live_json(self.raw)
 
-    def report(self, path: str | os.PathLike[str]) -> Path:
-        from arborsim.products.live.report import write_live_page
+    def describe(self) -> Report:
+        from arborsim.products.live.report import report_of
 
-        path = output_path(path)
-        write_live_page(self.raw, path)
-        return path
-
-    def print(self, console: Console | None = None) -> None:
-        from arborsim.products.live.tables import print_live
-
-        print_live(self.raw, console)
-
-    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.products.live.tables import ANSWERS, MEMORY, TIME, live_rows
-        from arborsim.products.replay.tables import NAMES
-        from arborsim.report.table import Table, shown
-
-        keys = ("correct", "accuracy", "interval", "difference", "p", "peak_hbm", "hbm_vs_full",
-                "total")  # fmt: skip
-        columns = [each for each in (*ANSWERS, *MEMORY, *TIME) if each.key in keys]
-        rows, facts = live_rows(self.raw), self.raw.facts
-        title = f"{facts.model}, {self.raw.problems} of {facts.task}"
-        yield title, Table(rows, (*NAMES, *shown(columns, rows)))
+        return report_of(self.raw)
 
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> LiveResults:

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
 from arborsim.core.errors import more_room
 from arborsim.core.statistics import clopper_pearson, fisher_p
-from arborsim.core.units import quantity
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.play.live_log import describe
 from arborsim.play.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
 from arborsim.policies.base import hints_of
 from arborsim.products.replay.tables import COLUMNS, NAMES, flat_measurements
 from arborsim.products.replay.words import budget_of_reading
-from arborsim.report.lines import print_tables
-from arborsim.report.table import (
-    Table,
-    print_heading,
-    read_columns,
-    shown,
-    terminal,
-)
-from arborsim.report.words import counted, hundredths, interval, plain
+from arborsim.report.report import Printed
+from arborsim.report.table import Table, read_columns, shown
+from arborsim.report.words import counted, hundredths, interval
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
 #: Columns that others imply: the first to go where there is no room.
-_IMPLIED = ("speed_vs_full", "rehydrations", "prefill")
-_LEGEND = (
+IMPLIED = ("speed_vs_full", "rehydrations", "prefill")
+LEGEND = (
     "Peaks are the largest of any search, with the prefill: they can exceed the budget; tokens "
     "moved and times are sums over searches."
 )
@@ -215,28 +207,16 @@ ANSWERS, MEMORY, TIME = read_columns("arborsim.products.live", _FUNCTIONS, COLUM
 _GROUPS = (("Answers", ANSWERS), ("Memory and moves", MEMORY), ("Time", TIME))
 
 
-def print_live(report: LiveReport, console: Console | None = None) -> None:
-    """Print the comparison at the width of the terminal.
-
-    Three tables, or fewer where two fit side by side.
-    """
-    console = console or terminal()
-    facts, rows = report.facts, live_rows(report)
-    on = f"{facts.dtype} on {facts.device}, weights {quantity('bytes', facts.weight_bytes)}"
-    about = f"{report.problems} of {facts.task}, {on}"
-    print_heading(console, f"{facts.model}, {report.request['search']}", about)
-    if rows:
-        groups = [
+def printed(rows: Sequence[LiveRow], width: int) -> Iterator[Printed]:
+    """Three tables, or fewer where two fit side by side."""
+    yield (
+        "",
+        "",
+        [
             (title, Table(rows, (*NAMES, *shown(columns, rows)), lambda row: row.budget_label))
             for title, columns in _GROUPS
-        ]
-        print_tables(console, groups, implied=_IMPLIED)
-    else:
-        console.print("Nothing could be run.")
-    for note in cautions(report, rows):
-        console.print(plain(note), markup=False)
-    if rows:
-        console.print(_LEGEND, style="dim", markup=False)
+        ],
+    )
 
 
 def left_out(report: LiveReport) -> dict[tuple[str, str], list[str]]:

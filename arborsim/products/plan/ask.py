@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -33,12 +33,11 @@ from arborsim.products.results import Results
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
     from arborsim.products.plan.plan import Planner
     from arborsim.products.plan.results import CandidateResult, PlanResult
     from arborsim.products.plan.workload import Workload
-    from arborsim.report.table import Table
+    from arborsim.report.report import Report
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "simpy")
 AnyWorkload: TypeAlias = AnyPath | Annotated["Workload", Option()] | None
@@ -336,19 +335,19 @@ class PlanResults(Results):
         UsageError
             The page cannot be written.
         """
-        from arborsim.products.plan.page import PlanReport, write_plan_page
+        from arborsim.products.plan.page import PlanReport, report_of
         from arborsim.products.plan.sensitivity import MOST_SEARCHES, detailed, work
         from arborsim.report.progress import shown
+        from arborsim.report.report import write
 
-        path, planner = output_path(path), self._planner
+        planner = self._planner
         if planner is None:
-            write_plan_page(PlanReport(self.raw), path)
-            return path
+            return super().report(path)
         try:
             with shown(progress, work(self.raw, assumptions)) as advance:
                 drawn, found = detailed(planner, self.raw, planner.jobs, advance, assumptions)
         except KeyboardInterrupt:
-            write_plan_page(PlanReport(self.raw), path)
+            super().report(path)
             raise
         count = min(planner.workload.searches, MOST_SEARCHES)
         how = (
@@ -357,19 +356,14 @@ class PlanResults(Results):
             f"{100 / math.sqrt(count):.0f} %, ratios by less, as all numbers are tried on the same "
             "searches. Longer searches are the same ones, stretched."
         )
-        write_plan_page(PlanReport(drawn, found, how if found else ""), path)
+        path = output_path(path)
+        write(report_of(PlanReport(drawn, found, how if found else "")), path)
         return path
 
-    def print(self, console: Console | None = None) -> None:
-        from arborsim.products.plan.printed import print_plan
+    def describe(self) -> Report:
+        from arborsim.products.plan.page import PlanReport, report_of
 
-        print_plan(self.raw, console)
-
-    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.products.plan.tables import tables
-
-        if self.raw.met():
-            yield self.recommendation, tables(self.raw)[0]
+        return report_of(PlanReport(self.raw))
 
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> PlanResults:

@@ -23,6 +23,7 @@ from arborsim.products.plan.words import (
 )
 from arborsim.report import page
 from arborsim.report.page import Figure
+from arborsim.report.report import Choice
 
 #: Of the limit: times beyond it say only that the machine is overloaded.
 _ABOVE_LIMIT = 2.0
@@ -86,14 +87,14 @@ def time_kinds(result: PlanResult) -> list[TimeKind]:
     ]
 
 
-def against_load(result: PlanResult) -> list[dict[str, Any]]:
+def against_load(result: PlanResult) -> list[Choice]:
     """Times against load, one line per candidate; a plot per kind of time, with its limit."""
     rows = with_curves(result)[:MOST_LINES]
     names = short_names(rows)
     lines = [(names[row.number], row, row) for row in rows]
     points = [point for row in rows for point in row.curve]
     kinds = time_kinds(result) if rows else []
-    return [{"title": k.title, "figure": over_load(result, k, lines, points)} for k in kinds]
+    return [Choice(over_load(result, k, lines, points), (k.title,)) for k in kinds]
 
 
 def _verdict(row: CandidateResult, point: LoadPoint) -> str:
@@ -191,11 +192,10 @@ def over_load(
     return page.figure(data, x, y, 420, **page.limit_line("target", kind.limit_s))
 
 
-def saturation(result: PlanResult) -> list[dict[str, Any]]:
+def saturation(result: PlanResult) -> list[Choice]:
     """A plot per candidate: how much of its machine it uses as the load grows."""
     return [
-        {"cell": row.name, "figure": _used(row, result), "text": _first(row, result)}
-        for row in with_curves(result)
+        Choice(_used(row, result), (row.name,), _first(row, result)) for row in with_curves(result)
     ]
 
 

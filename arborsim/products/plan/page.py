@@ -1,4 +1,4 @@
-"""The page about a plan.
+"""The report of a plan.
 
 The recommendation in words, cost against quality and latency, all candidates, and what the answer
 rests on: what runs out as the load grows, single assumptions changed, one machine over time.
@@ -6,25 +6,62 @@ rests on: what runs out as the load grows, single assumptions changed, one machi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
-from arborsim.core.errors import UsageError
-from arborsim.core.outputs import write_text
 from arborsim.products.plan import figures as plan_figures
 from arborsim.products.plan import pareto as plan_pareto
+from arborsim.products.plan import printed as plan_printed
 from arborsim.products.plan import sensitivity_page as plan_sensitivity
 from arborsim.products.plan import tables as plan_tables
 from arborsim.products.plan import words as plan_words
-from arborsim.products.plan.results import MET, PlanResult
+from arborsim.products.plan.results import PlanResult, ranked
 from arborsim.products.plan.sensitivity import Sensitivity, break_even
 from arborsim.report import page
+from arborsim.report.page import Figure
+from arborsim.report.report import (
+    Answer,
+    Block,
+    Choice,
+    Facts,
+    Figures,
+    Heading,
+    Listed,
+    Printed,
+    Report,
+    Section,
+    Shown,
+    Warned,
+)
+from arborsim.report.table import REMARK, Column, Table, name_column
 from arborsim.report.words import digits
+
+_TABLE = (
+    "At the largest load offered to each: ★ recommended, ☆ nearest alternative. Click a column to "
+    "sort by it; what it means is explained at the end."
+)
+_PARETO = (
+    "One marker per candidate that meets the target: its colour is the GPU, its shape the policy. "
+    "Numbered ones are efficient: no other one is at least as good in {by} and better in one of "
+    "them."
+)
+_LOAD = (
+    "All candidates serve the same searches; more load moves the same arrivals closer together. "
+    "Beyond the largest load the shape of a point says why it is beyond."
+)
+_SATURATION = (
+    "Space (HBM, host memory) limits how many searches have a place; HBM bandwidth, compute and "
+    "PCIe are shares of the time, and limit how fast those that have a place go on. Space counts "
+    "as running out once waiting for it takes 1 % of searches' time, or 1 in 100 loses its place; "
+    "else what is busy for the largest share of the time does."
+)
+_SENSITIVITY = "One number is changed at a time, and the machine serves the same searches again."
 
 
 @dataclass(frozen=True, eq=False)
 class PlanReport:
-    """The contents of the page."""
+    """A plan, and what its page shows beyond it."""
 
     result: PlanResult
     #: Of the recommended candidate, and of others to compare it with; may be empty.
@@ -32,64 +69,132 @@ class PlanReport:
     sensitivity_note: str = ""  #: how they were found
 
 
-def write_plan_page(report: PlanReport, path: str | Path) -> None:
-    """Write the page; `UsageError` where it cannot be written, or there is nothing to report."""
-    if not report.result.candidates:
-        raise UsageError("no candidate was finished: there is nothing to report")
-    write_text(path, render(report))
-
-
-def render(report: PlanReport) -> str:
-    """The whole page as text; the same plan gives the same bytes."""
+def report_of(report: PlanReport) -> Report:
+    """Make the report of a plan."""
     result, found = report.result, report.sensitivities
     main, use = plan_tables.tables(result)
-    line, line_note = plan_figures.timeline(result)
+    candidates = Shown(
+        main,
+        printed=partial(_printed, result),
+        names=[title.lower() for title in plan_tables.NAMES],
+        legend=plan_printed.legend(result) if main.rows else (),
+    )
+    used = Shown(use, "usage", "Use of the machine", printed=_nowhere)
+    table: list[Block] = [_TABLE, candidates, Heading("What each uses of its machine"), used]
+    failed = Listed(plan_printed.failures(result), printed=True)
+    counted = plan_printed.counted(result)
+    solved = [Shown(plan_printed.closing_table(result, counted), "solved")] if counted else []
+    sections = (
+        Section("answer", "The answer", list(_answer(result))),
+        Section("table", "All candidates that meet the target", table if main.rows else []),
+        Section("solved", "Searches solved under each policy", solved),
+        Section("failures", "Candidates that do not meet it", [failed] if failed.texts else []),
+    )
+    files = {"candidates": partial(plan_tables.candidates, result)}
+    if plan_figures.with_curves(result):
+        files["curves"] = partial(plan_tables.curves, result)
+    if found:
+        files["sensitivity"] = partial(plan_tables.sensitivity, found)
+    return Report(
+        "plan",
+        f"Capacity plan: {result.workload}",
+        _subtitle(result),
+        sections,
+        partial(_pictures, report),
+        (
+            Facts("Settings", result.settings),
+            Listed(result.assumed, "Assumed, without a measurement or source"),
+            Facts("Columns", main.definitions() | use.definitions()),
+            Facts("Columns of the files", plan_tables.file_columns()),
+        ),
+        {f"arborsim-plan-{name}.csv": frame for name, frame in files.items()},
+        nothing="" if result.candidates else "no candidate was finished",
+    )
+
+
+def _nowhere(width: int) -> Sequence[Printed]:
+    """Show nothing: only a page has room for the table."""
+    return ()
+
+
+def _printed(result: PlanResult, width: int) -> Iterator[Printed]:
+    if ranked(result):
+        yield result.workload, "candidates by cost", plan_tables.terminal_tables(result)
+
+
+def _answer(result: PlanResult) -> Iterator[Block]:
+    said, missing = result.recommendation, "Candidates that were not finished are missing."
+    if not result.complete:
+        yield Warned("The plan was interrupted.", missing)
+    if sentences := [*said.answer, *filter(None, [said.text])]:
+        yield Answer(sentences)
+    heads, figures = plan_words.key_figures(result)
+    if heads:
+        columns: list[Column[tuple[str, list[str]]]] = [name_column("Figure", lambda row: row[0])]
+        for place, head in enumerate(heads):
+            text = partial(_cell, place)
+            columns.append(Column(str(place), ": ".join(head), REMARK, text=text))
+        label = "Recommended and alternative"
+        yield Shown(Table(list(figures.items()), columns), "facts", label, False, _nowhere)
+    if counted := plan_printed.counted(result):
+        yield plan_printed.finding(result, counted)
+    if said.unknown:
+        yield Listed(said.unknown, "What this plan does not know")
+    yield Listed([text for text in (plan_words.shared_prefixes(result), *result.notes) if text])
+
+
+def _cell(place: int, row: tuple[str, list[str]]) -> str:
+    return row[1][place]
+
+
+def _pictures(report: PlanReport) -> Iterator[Section]:
+    result, found = report.result, report.sensitivities
+    choices, by, priced = plan_pareto.figures(result)
+    note = _PARETO.format(by=by) + " Their bars are ranges of prices." * priced
+    pareto = Figures("pareto", choices, ("Compared",))
+    yield Section("pareto", "Cost, quality and latency", (note, pareto))
+    load = Figures("load", plan_figures.against_load(result), ("Time",))
+    curves = len(plan_figures.with_curves(result)) - plan_figures.MOST_LINES
+    more = f" {curves} more candidates are in the table." if curves > 0 else ""
+    yield Section("load", "Time against load", (_LOAD + more, load))
+    saturation = Figures("saturation", plan_figures.saturation(result), ("Candidate",))
+    yield Section("saturation", "What runs out first", (_SATURATION, saturation))
+    bars, bars_note = plan_sensitivity.overview(result, found)
+    changed = plan_sensitivity.choices(result, found)
+    sensitivity = (
+        f"{_SENSITIVITY} {_sensitivity_note(report)}",
+        Figures("overview", [Choice(bars, note=bars_note)] if bars else []),
+        Figures("moved", changed, ("Assumption", "Number")),
+    )
+    yield Section("sensitivity", "What if an assumption is wrong", sensitivity)
     watched = "No run was watched."
     if run := result.timeline:
         name = plan_words.numbered(result, run.candidate).name
         watched = f"{name}, at {plan_words.load_of(run.load, result)}, seed {run.seed}."
-    bars, bars_note = plan_sensitivity.overview(result, found)
-    heads, figures = plan_words.key_figures(result)
-    pareto = plan_pareto.figures(result)
-    curves = plan_figures.with_curves(result)
-    data = {
-        "pareto": pareto,
-        "load": plan_figures.against_load(result),
-        "saturation": plan_figures.saturation(result),
-        "memory": plan_figures.memory(result),
-        "timeline": line,
-        "time": plan_figures.time_split(result),
-        "overview": bars,
-        "sliders": plan_sensitivity.sliders(result, found),
-        "csv": {
-            "candidates": plan_tables.candidates(result),
-            **({"curves": plan_tables.curves(result)} if curves else {}),
-            **({"sensitivity": plan_tables.sensitivity(found)} if found else {}),
-        },
+    line, line_note = plan_figures.timeline(result)
+    bars_left = len(ranked(result)) - page.MOST_BARS
+    more = f" {bars_left} more candidates are in the table." if bars_left > 0 else ""
+    drawn: dict[str, tuple[str, Figure | None, str]] = {
+        "memory": (
+            "Memory over time",
+            plan_figures.memory(result),
+            f"{watched} The dashed line is the size of the HBM.",
+        ),
+        "timeline": (
+            "One machine at work",
+            line,
+            f"{watched} {line_note} A row is a place that one search after the other takes. Drag "
+            "to zoom.",
+        ),
+        "time": (
+            "Where the time goes",
+            plan_figures.time_split(result),
+            f"At the largest load of each candidate, cheapest first.{more}",
+        ),
     }
-    return page.render(
-        "plan",
-        ("plan.js",),
-        data,
-        title=f"Capacity plan: {result.workload}",
-        subtitle=_subtitle(result),
-        result=result,
-        heads=heads,
-        figures=figures,
-        notes=[text for text in (plan_words.shared_prefixes(result), *result.notes) if text],
-        pareto=pareto,
-        table=main,
-        usage=use,
-        cost_head=f"Cost per 1,000{plan_words.at_load(result)}",
-        failures=[row for row in result.candidates if row.status != MET],
-        more_lines=len(curves) - plan_figures.MOST_LINES,
-        more_bars=len(main.rows) - page.MOST_BARS,
-        watched=watched,
-        timeline_note=line_note,
-        overview_note=bars_note,
-        sensitivity_note=_sensitivity_note(report),
-        file_columns=plan_tables.texts()["files"],
-    )
+    for name, (title, figure, note) in drawn.items():
+        one = Figures(name, [Choice(figure)] if figure else [])
+        yield Section(name, title, (note, one))
 
 
 def _subtitle(result: PlanResult) -> str:

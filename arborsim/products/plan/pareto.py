@@ -14,6 +14,7 @@ from arborsim.products.plan.figures import legend_entry, scatter
 from arborsim.products.plan.results import CandidateResult, PlanResult, compared_cost
 from arborsim.products.plan.words import accuracy, at_load, cost, kept, load_axis, load_of, money
 from arborsim.report.page import Figure, axis, colour, figure, label, rounded, size_axis, symbol
+from arborsim.report.report import Choice
 from arborsim.report.words import listed
 
 #: About half a marker, in shares of the plot.
@@ -112,26 +113,25 @@ def efficient(rows: Sequence[CandidateResult], by: Sequence[Measure]) -> list[Ca
     return [able[at] for at in statistics.efficient([signed[row.number] for row in able])]
 
 
-def figures(result: PlanResult) -> dict[str, Any]:
-    """One plot per pair of measures, and a text per numbered marker: candidates efficient in all.
+def figures(result: PlanResult) -> tuple[list[Choice], str, bool]:
+    """One plot per pair of measures, with a text per numbered marker: candidates efficient in all.
 
-    ``by`` is what efficiency is judged by, ``priced`` whether cost is part of it.
+    Also what efficiency is judged by, and whether cost is part of it.
     """
     known, rows = measures(result), result.met()
     best = efficient(rows, known)
-    plots = [
-        {"title": f"{y.title.capitalize()} against {x.title}", "figure": _plot(rows, best, x, y)}
-        for x, y in combinations(known, 2)
-        if rows
-    ]
     texts = []
     for row in best:
         others = [each for each in rows if each is not row]
         equal = [each for each in others if all(m.value(each) == m.value(row) for m in known)]
         names = ", ".join(each.name for each in (row, *equal))
         texts.append(f"{names}: {', '.join(m.show(row) for m in known)}")
-    by, priced = listed(measure.title for measure in known), known[0].title == "cost"
-    return {"plots": plots, "efficient": texts, "by": by, "priced": priced}
+    plots = [
+        Choice(_plot(rows, best, x, y), (f"{y.title.capitalize()} against {x.title}",), texts=texts)
+        for x, y in combinations(known, 2)
+        if rows
+    ]
+    return plots, listed(measure.title for measure in known), known[0].title == "cost"
 
 
 def _plot(

@@ -1,10 +1,9 @@
-"""A plan in a terminal: what to take, all candidates, what did not work, and a closing sentence."""
+"""A plan's legend, candidates that did not work, and policies by their right answers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from arborsim.products.plan.results import (
     MISSED,
@@ -16,56 +15,13 @@ from arborsim.products.plan.results import (
     ranked,
 )
 from arborsim.products.plan.statistics import Estimate
-from arborsim.products.plan.tables import BEYOND, NAMES, cost_columns, terminal_tables
-from arborsim.products.plan.words import limits_of, load_of, shared_prefixes
-from arborsim.report.lines import print_tables
-from arborsim.report.table import LABEL, NAME, Column, Table, terminal
-from arborsim.report.words import digits, plain
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from arborsim.products.plan.tables import BEYOND, cost_columns
+from arborsim.products.plan.words import load_of
+from arborsim.report.table import LABEL, NAME, Column, Table
+from arborsim.report.words import digits
 
 _MOST_NAMED = 6  # candidates that are named where all are too slow
 _SAME = 0.005  # costs closer than this are the same
-
-
-def print_plan(plan: PlanResult, console: Console | None = None) -> None:
-    """Print the answer in three lines, the candidates as `ranked`, then notes.
-
-    Where right answers were counted live, a small table and one sentence sum up what that makes of
-    policies.
-    """
-    console = console or terminal()
-
-    def say(text: str, style: str = "") -> None:
-        console.print(plain(text), style=style, markup=False)
-
-    chosen = plan.recommendation.candidate
-    for line in plan.recommendation.answer:
-        say(line, "bold")
-    if rows := ranked(plan):
-        if chosen is not None:
-            console.print()
-        say(
-            f"{plan.workload}: {plan.percentile:g}% of searches within {limits_of(plan)}; "
-            f"{'* recommended, others' if chosen is not None else 'candidates'} by cost"
-        )
-        print_tables(console, terminal_tables(plan), names=[title.lower() for title in NAMES])
-    if chosen is not None:
-        say(plan.recommendation.text)
-    if prefixes := shared_prefixes(plan):
-        say(prefixes)
-    for line in legend(plan) if rows else ():
-        say(line, "dim")
-    for line in _failures(plan):
-        say(line)
-    for note in (*plan.notes, *plan.recommendation.unknown):
-        say(note, "dim")
-    if known := counted(plan):
-        console.print()
-        say("In short: searches solved under each policy")
-        print_tables(console, [("", closing_table(plan, known))])
-        say(finding(plan, known), "bold")
 
 
 def legend(plan: PlanResult) -> list[str]:
@@ -104,7 +60,7 @@ def legend(plan: PlanResult) -> list[str]:
     return [*lines, "HBM speed, comp., PCIe: shares of the time; pre-empt.: per 1,000 searches"]
 
 
-def _failures(plan: PlanResult) -> list[str]:
+def failures(plan: PlanResult) -> list[str]:
     """One line per reason, with all that it holds for; those too slow alone, together."""
     lines, reasons = [], dict[tuple[str, str], list[str]]()
     slow = [(row.alone, row.name) for row in plan.candidates if row.status == MISSED if row.alone]

@@ -1,4 +1,4 @@
-"""Figures of changed assumptions: an overview of what matters, and curves for sliders.
+"""Figures of changed assumptions: an overview of what matters, and curves for each.
 
 Runs that are too short to tell give only a lower bound of a load, so a ratio of two loads is
 known, bounded on one side, or not known at all.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from arborsim.core.units import quantity
 from arborsim.products.plan.answer import elsewhere
@@ -26,6 +26,7 @@ from arborsim.products.plan.words import (
     short_names,
 )
 from arborsim.report.page import Figure, axis, colour, figure, named_axis, stacked_bars, upright
+from arborsim.report.report import Choice
 from arborsim.report.words import digits, listed
 
 KNOWN, LEAST, MOST, OPEN = "", "at least", "at most", "open"
@@ -151,14 +152,14 @@ def _bars(named: Sequence[tuple[int, str, LoadRatio]], bound: str, paint: str) -
     }
 
 
-_PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
+_PRICES = (1.0, 0.5, 0.75, 1.25, 1.5, 2.0, 3.0)
 
 
-def sliders(result: PlanResult, found: Sequence[Sensitivity]) -> list[dict[str, Any]]:
-    """One slider per assumption, with everything that it shows at each of its stops.
+def choices(result: PlanResult, found: Sequence[Sensitivity]) -> list[Choice]:
+    """A figure per assumption and number, with what each candidate carries and costs under it.
 
-    At the stop ``start`` nothing is changed; a stop has the ``rows`` of a table (one list of texts
-    per candidate) and a ``note`` on why it is not the plan's answer.
+    Nothing is changed in the first of an assumption.  The note says what is cheapest, and why that
+    is not the plan's answer.
     """
     rows = [numbered(result, number) for number in dict.fromkeys(each.candidate for each in found)]
     names = short_names(rows)
@@ -166,16 +167,14 @@ def sliders(result: PlanResult, found: Sequence[Sensitivity]) -> list[dict[str, 
     for assumption in dict.fromkeys(each.assumption for each in found):
         own = [each for each in found if each.assumption == assumption]
         factors = sorted({variant.factor for each in own for variant in each.variants})
-        stops = [_stop(result, own, names, factor) for factor in factors]
-        if why := _no_effect(result, own, names):
-            for stop in stops:
-                stop["note"] = f"{why} {stop['note']}".rstrip()
-        made.append({"title": assumption.title, "start": factors.index(1.0), "stops": stops})
-    return made + _price_slider(result, rows)
+        why = _no_effect(result, own, names)
+        for factor in sorted(factors, key=lambda factor: factor != 1):
+            made.append(_changed(result, own, names, factor, why))
+    return made + _prices(result, rows)
 
 
 def _no_effect(result: PlanResult, own: Sequence[Sensitivity], names: Mapping[int, str]) -> str:
-    """Why moving the slider changes nothing, for each candidate where it does not; else ""."""
+    """Why the number changes nothing, for each candidate where it does not; else ""."""
     said: dict[str, list[str]] = {}
     for each in own:
         shown = {tuple(_shown(variant.result, result)) for variant in each.variants}
@@ -188,7 +187,7 @@ def _no_effect(result: PlanResult, own: Sequence[Sensitivity], names: Mapping[in
 
 
 def _shown(row: CandidateResult, result: PlanResult) -> list[str]:
-    """The cells of a candidate in the table under a slider."""
+    """The load that a candidate carries, its cost, and the resource that runs out first."""
     if row.largest is None:
         return [row.reason or "no load meets the target", "", ""]
     carried = load_of(row.largest, result) + " or more" * row.is_open
@@ -207,9 +206,9 @@ def _bound_by(each: Sensitivity) -> str:
     return f"{saturates(base.at_largest)} runs out first"
 
 
-def _stop(
-    result: PlanResult, own: Sequence[Sensitivity], names: dict[int, str], factor: float
-) -> dict[str, Any]:
+def _changed(
+    result: PlanResult, own: Sequence[Sensitivity], names: dict[int, str], factor: float, why: str
+) -> Choice:
     served = {each.candidate: at(each, factor) for each in own}
     able = {number: row for number, row in served.items() if row.at_largest is not None}
     costs = {number: cost(row) for number, row in able.items()}
@@ -222,18 +221,19 @@ def _stop(
         verdict = f"The most is served by {names[most]}{_usual(most, result)}."
     else:
         verdict = _cheapest(costs, names, result)
-    rows = [[names[number], *_shown(row, result)] for number, row in served.items()]
     lines = [(names[each.candidate], at(each, factor), at(each, 1.0)) for each in own]
     points = [p for each in own for variant in each.variants for p in variant.result.curve]
     right = max((p.load for p in points), default=1.0)
-    return {
-        "label": _label(own, factor),
-        # Time per search against load; dotted as it was before the number was changed.
-        "figure": over_load(result, time_kinds(result)[0], lines, points, range=[0, 1.03 * right]),
-        "rows": rows,
-        "verdict": verdict,
-        "note": _unchanged(result) if factor == 1 else "",
-    }
+    # Time per search against load; dotted as it was before the number was changed.
+    figure = over_load(result, time_kinds(result)[0], lines, points, range=[0, 1.03 * right])
+    notes = (verdict, why, _unchanged(result) if factor == 1 else "")
+    texts = [_said(names[number], *_shown(row, result)) for number, row in served.items()]
+    labels = own[0].assumption.title, _label(own, factor)
+    return Choice(figure, labels, " ".join(filter(None, notes)), texts)
+
+
+def _said(name: str, *cells: str) -> str:
+    return f"{name}: {', '.join(filter(None, cells))}"
 
 
 def _cheapest(costs: Mapping[int, float], names: Mapping[int, str], result: PlanResult) -> str:
@@ -275,7 +275,7 @@ def _label(own: Sequence[Sensitivity], factor: float) -> str:
     return f"× {factor:g} ({', '.join(dict.fromkeys(texts))})"
 
 
-def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> list[dict[str, Any]]:
+def _prices(result: PlanResult, rows: Sequence[CandidateResult]) -> list[Choice]:
     """The price of the recommended GPU, which needs nothing to be served again; if it has one.
 
     What is recommended on each other GPU is compared with it.
@@ -286,24 +286,28 @@ def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> list[d
     compared = {row.number: row for row in (*rows, *elsewhere(result, first))}
     priced = [row for row in compared.values() if not math.isnan(cost(row))]
     names = short_names(priced)
-    most = max(*map(cost, priced), _PRICES[-1] * cost(first))
+    most = max(*map(cost, priced), max(_PRICES) * cost(first))
     low, high = first.price_per_hour
     title = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
     x = axis(title, range=[0, 1.03 * most])
     paint = [colour(place + 1) for place in range(len(priced))]
-    stops = []
+    made = []
     for factor in _PRICES:
         times = {row.number: factor if row.hardware == first.hardware else 1.0 for row in priced}
         costs = {row.number: times[row.number] * cost(row) for row in priced}
         hourly = money((factor * low, factor * high), result.currency)
         bars = stacked_bars(list(names.values()), [("", list(costs.values()), "c1")], x, "")
         bars["data"][0] |= {"showlegend": False, "marker": {"color": paint}}
-        paid = {number: f"{digits(each)} {result.currency}" for number, each in costs.items()}
-        cells = [
-            [names[row.number], load_of(row.largest, result), paid[row.number], runs_out(row)]
+        texts = [
+            _said(
+                names[row.number],
+                load_of(row.largest, result),
+                f"{digits(costs[row.number])} {result.currency}",
+                runs_out(row),
+            )
             for row in priced
         ]
-        stop = {"label": f"× {factor:g} ({hourly} per hour of {first.hardware})", "figure": bars}
         verdict = _cheapest(costs, names, result) if len(priced) > 1 else ""
-        stops.append(stop | {"rows": cells, "verdict": verdict, "note": ""})
-    return [{"title": f"Price of {first.hardware}", "start": _PRICES.index(1.0), "stops": stops}]
+        label = f"× {factor:g} ({hourly} per hour of {first.hardware})"
+        made.append(Choice(bars, (f"Price of {first.hardware}", label), verdict, texts))
+    return made

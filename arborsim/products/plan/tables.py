@@ -1,19 +1,18 @@
-"""The tables of a plan: columns of pages and of terminals, and CSV in which nothing is rounded.
+"""The tables of a plan: columns of pages and of terminals, and frames in which nothing is rounded.
 
-Their titles and meanings are in ``columns.toml``.
+``columns.toml`` declares what of them no plan decides.
 """
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from importlib import resources
+from functools import partial
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from arborsim.core.tables import csv_text
 from arborsim.core.tiers import BELOW_DDR
 from arborsim.core.units import Scale, scale_for
 from arborsim.products.plan import words
@@ -21,16 +20,17 @@ from arborsim.products.plan.files import candidate_row, point_row
 from arborsim.products.plan.results import (
     RUN_LENGTH,
     CandidateResult,
-    LoadPoint,
     PlanResult,
     compared_point,
     paid,
     ranked,
 )
-from arborsim.report.table import LABEL, NOTHING, REMARK, UNKNOWN, Column, Table, name_column, shown
+from arborsim.report.table import LABEL, Column, Table, name_column, read_columns, shown
 from arborsim.report.words import digits, plain_scale
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from arborsim.products.plan.sensitivity import Sensitivity
 
 Range = tuple[float, float]
@@ -44,11 +44,37 @@ BEYOND = {
 NAMES = {"Policy": "policy", "Budget": "budget", "Recall": "recall", "GPU": "hardware"}
 
 
-@cache
-def texts() -> dict[str, Any]:
-    """Titles, heads and meanings of columns, by their keys; ``files`` are those of CSV files."""
-    file = resources.files("arborsim.products.plan").joinpath("columns.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+def _by_seed(row: CandidateResult) -> float:
+    loads = row.largest_by_seed
+    return max(loads) / min(loads) - 1 if len(loads) > 1 else math.nan
+
+
+def _short(values: Sequence[float]) -> Scale:
+    """The unit of cells that hold several times, with no more digits than they need."""
+    found = scale_for("seconds", values)
+    most = max((value / found.size for value in values if math.isfinite(value)), default=0)
+    return replace(found, decimals=min(found.decimals, 1 if most >= 10 else 2))
+
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "kept": lambda row: 1.0 if row.quality and row.quality.exact else words.kept(row),
+    "kept note": words.kept_note,
+    "accuracy": words.accuracy,
+    "by seed": _by_seed,
+    "saturated": lambda row: words.saturates(row.at_largest),
+    "runs out": words.runs_out,
+    "stopped by": words.stopped_by,
+    "short": _short,
+    "plain": partial(plain_scale, unit=""),
+    "searches/s": partial(plain_scale, unit="searches/s"),
+}
+#: Columns by group: ``columns.toml`` declares them.
+GROUPS = read_columns("arborsim.products.plan", _FUNCTIONS)
+
+
+def file_columns() -> dict[str, str]:
+    """Meanings of the columns of CSV files."""
+    return tomllib.loads((files("arborsim.products.plan") / "files.toml").read_text("utf-8"))
 
 
 def tables(plan: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateResult]]:
@@ -63,7 +89,8 @@ def tables(plan: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateRes
     }
     whole, names = _named(plan)
     whole = replace(whole, badge=lambda row: marks.get(row.number))
-    main, use = (*cost_columns(plan), *_loads(plan), *_reasons()), (*_use(), *_alone())
+    main = (*cost_columns(plan), *_loads(plan), *GROUPS["reasons"])
+    use = (*_USE, *GROUPS["alone"], *_of_memories("stored"))
     first, second = ((*names, *shown(columns, whole.rows)) for columns in (main, use))
     return whole.under(first), whole.under(second)
 
@@ -75,8 +102,7 @@ def terminal_tables(plan: PlanResult) -> list[tuple[str, Table[CandidateResult]]
     number: Column[CandidateResult] = Column(
         "#", "#", LABEL, text=lambda row: f"{'*' * (row.number == chosen)}{row.number}"
     )
-    saturated = _column("saturated", LABEL, text=lambda row: words.saturates(row.at_largest))
-    groups = (cost_columns(plan), (*_loads(plan), saturated), _use())
+    groups = (cost_columns(plan), (*_loads(plan), *GROUPS["busiest"]), _USE)
     return [("", whole.under((number, *names, *shown(some, whole.rows)))) for some in groups]
 
 
@@ -95,185 +121,86 @@ def _named(plan: PlanResult) -> tuple[Table[CandidateResult], Columns]:
     return Table(rows, (), look=lambda row: "chosen" if row.number == chosen else ""), names
 
 
-def _column(
-    key: str,
-    kind: str,
-    value: Callable[[CandidateResult], float] = lambda row: math.nan,
-    place: Sequence[str] = ("", ""),
-    **others: Any,
-) -> Column[CandidateResult]:
-    """A column by its key; `place` are where costs are compared, for a title and in full."""
-    said = texts()[key]
-    title, about = (
-        said.get(text, "").format(where=place[0], place=place[1]) for text in ("title", "about")
-    )
-    hide = "" if kind in (LABEL, REMARK) else UNKNOWN
-    others.setdefault("hide", hide)
-    others.setdefault("bar", kind == "percent")
-    return Column(key, title, kind, value, about, tuple(said.get("head", ())), **others)
-
-
-def _largest(
-    key: str, kind: str, *read: Callable[[LoadPoint], float], **others: Any
-) -> Column[CandidateResult]:
-    """Figures at the largest load: rows are sorted by the first, and more share a cell instead."""
-
-    def there(figure: Callable[[LoadPoint], float]) -> Callable[[CandidateResult], float]:
-        return lambda row: math.nan if row.at_largest is None else figure(row.at_largest)
-
-    value, *parts = map(there, read)
-    return _column(key, kind, value, parts=tuple(parts), **others)
-
-
-def _short(values: Sequence[float]) -> Scale:
-    """The unit of cells that hold several times, with no more digits than they need."""
-    found = scale_for("seconds", values)
-    most = max((value / found.size for value in values if math.isfinite(value)), default=0)
-    return replace(found, decimals=min(found.decimals, 1 if most >= 10 else 2))
-
-
-def _plainly(unit: str) -> Callable[[Sequence[float]], Scale]:
-    return lambda values: plain_scale(values, unit)
-
-
 def cost_columns(plan: PlanResult) -> Columns:
     """Costs of solved searches and of all, of an hour, and how many GPUs: at the stated load."""
     place = ("stated load", "the stated load of all machines, with their idle time")
     if plan.stated_load is None:
         place = ("largest load", "the row's own largest load, as none is stated")
 
-    def costs(
-        key: str, bounds: Callable[[CandidateResult], Range | None]
-    ) -> Column[CandidateResult]:
-        def text(row: CandidateResult) -> str:
-            found = bounds(row)
-            return "-".join(dict.fromkeys(map(digits, found))) if found else "n/a"
-
-        def value(row: CandidateResult) -> float:
-            return words.middle(bounds(row))
-
-        return _column(key, "count", value, place, text=text, scale=_plainly(plan.currency))
-
     def of_searches(row: CandidateResult, solved: bool = False) -> Range | None:
         point = compared_point(row)
         return None if point is None else paid(row, point, plan.unit, solved)
 
-    return (
-        costs("cost_solved", lambda row: of_searches(row, solved=True)),
-        costs("cost", of_searches),
-        costs("hour", lambda row: (row.fleet or row).price_per_hour),
-        _column("gpus", "count", lambda row: row.fleet.gpus if row.fleet else math.nan),
-    )
+    ranges: dict[str, Callable[[CandidateResult], Range | None]] = {
+        "cost_solved": partial(of_searches, solved=True),
+        "cost": of_searches,
+        "hour": lambda row: (row.fleet or row).price_per_hour,
+    }
+
+    def priced(column: Column[CandidateResult]) -> Column[CandidateResult]:
+        bounds = ranges[column.key]
+
+        def text(row: CandidateResult) -> str:
+            found = bounds(row)
+            return "-".join(dict.fromkeys(map(digits, found))) if found else "n/a"
+
+        return replace(
+            column,
+            title=column.title.format(where=place[0]),
+            about=column.about.format(place=place[1]),
+            value=lambda row: words.middle(bounds(row)),
+            text=text,
+            scale=partial(plain_scale, unit=plan.currency),
+        )
+
+    *costs, gpus = GROUPS["costs"]
+    return *map(priced, costs), gpus
 
 
 def _loads(plan: PlanResult) -> Columns:
-    clients = plan.unit == "clients"
-
-    def load(row: CandidateResult) -> float:
-        return row.largest or math.nan
-
     def largest(row: CandidateResult) -> str:
         """Marked where it is not the target that stops a larger one."""
         mark, _ = BEYOND.get(row.limited_by, ("", ""))
-        return (f"{load(row):,.0f}" if clients else digits(load(row))) + mark
+        load = row.largest or math.nan
+        return (f"{load:,.0f}" if plan.unit == "clients" else digits(load)) + mark
 
-    def kept(row: CandidateResult) -> float:
-        return 1.0 if row.quality and row.quality.exact else words.kept(row)
-
-    def quantiles(key: str, name: str, *ranks: str) -> Column[CandidateResult]:
-        def read(rank: str) -> Callable[[LoadPoint], float]:
-            return lambda point: getattr(getattr(point, name), rank)
-
-        return _largest(key, "seconds", read("p95"), *map(read, ranks), scale=_short)
-
-    return (
-        _column("largest", "count", load, text=largest, scale=_plainly(plan.unit)),
-        quantiles("search", "search_s", "p50", "p95", "p99"),
-        quantiles("token", "token_s", "p50", "p95"),
-        _column("kept", "percent", kept, words=words.kept_note),
-        _column("accuracy", "percent", words.accuracy),
-    )
+    first, *others = GROUPS["loads"]
+    return replace(first, text=largest, scale=partial(plain_scale, unit=plan.unit)), *others
 
 
-def _by_seed(row: CandidateResult) -> float:
-    loads = row.largest_by_seed
-    return max(loads) / min(loads) - 1 if len(loads) > 1 else math.nan
+def _of_memories(group: str) -> Iterator[Column[CandidateResult]]:
+    """Columns of a group for each memory below DDR, with its name in place of ``MEMORY``."""
+    for name in BELOW_DDR:
+        for each in GROUPS[group]:
+            title, about, *head = (
+                text.replace("MEMORY", name) for text in (each.title, each.about, *each.head)
+            )
+            key, value = f"{each.key}_{name.lower()}", partial(_stored, each, name)
+            yield replace(each, key=key, title=title, about=about, head=tuple(head), value=value)
 
 
-def _read(shares: str, memory: str) -> Callable[[LoadPoint], float]:
-    """Reads a share of a memory below DDR; 0 on machines without it."""
-    return lambda point: float(getattr(point.used, shares).get(memory, 0.0))
+def _stored(column: Column[CandidateResult], memory: str, row: CandidateResult) -> float:
+    """A figure of one memory; 0 on machines without it."""
+    found: Any = column.value(row)
+    return float(found.get(memory, 0.0)) if isinstance(found, dict) else 0.0
 
 
-def _of_memory(column: Column[CandidateResult], name: str) -> Column[CandidateResult]:
-    """A column with the name of a memory in place of ``MEMORY``."""
-    title, about, *head = (
-        text.replace("MEMORY", name) for text in (column.title, column.about, *column.head)
-    )
-    return replace(
-        column, key=f"{column.key}_{name.lower()}", title=title, about=about, head=tuple(head)
-    )
+_USE = (*GROUPS["use"], *_of_memories("memories"), *GROUPS["preempted"])
 
 
-def _use() -> Columns:
-    def share(key: str, **others: Any) -> Column[CandidateResult]:
-        return _largest(key, "percent", lambda point: getattr(point.used, key), **others)
-
-    def count(key: str, name: str, hide: str = UNKNOWN, unit: str = "") -> Column[CandidateResult]:
-        scale = _plainly(unit)
-        return _largest(key, "count", lambda p: getattr(p, name), hide=hide, scale=scale)
-
-    below = (
-        _of_memory(_largest(key, "percent", read, hide=NOTHING), name)
-        for name in BELOW_DDR
-        for key, read in (("below", _read("below", name)), ("link", _read("links", name)))
-    )
-    return (
-        _largest("served", "count", lambda p: p.served_per_s.value, scale=_plainly("searches/s")),
-        _column("by_seed", "percent", _by_seed, bar=False),
-        count("concurrency", "concurrency"),
-        *map(share, ("hbm", "memory", "compute")),
-        *(share(key, hide=NOTHING) for key in ("pcie_down", "pcie_up", "host")),
-        *below,
-        count("preempted", "preemptions_per_1000", NOTHING),
-        count("refused", "refused_per_1000", NOTHING),
-    )
+def candidates(plan: PlanResult) -> pd.DataFrame:
+    """One row per candidate, at its largest load."""
+    return _frame(candidate_row(row, plan) for row in plan.candidates)
 
 
-def _alone() -> Columns:
-    def peak(memory: str) -> Column[CandidateResult]:
-        def read(row: CandidateResult) -> float:
-            return row.alone.peak_stored_bytes.get(memory, 0.0) if row.alone else 0.0
-
-        return _of_memory(_column("stored", "bytes", read, hide=NOTHING), memory)
-
-    return (
-        _largest("first", "seconds", lambda point: point.first_token_s.p95),
-        _column("alone", "seconds", lambda row: row.alone.seconds if row.alone else math.nan),
-        *map(peak, BELOW_DDR),
-    )
+def curves(plan: PlanResult) -> pd.DataFrame:
+    """One row per candidate and load that was served."""
+    return _frame(_who(row) | point_row(point) for row in plan.candidates for point in row.curve)
 
 
-def _reasons() -> Columns:
-    return (
-        _column("runs_out", REMARK, text=words.runs_out),
-        _column("stopped_by", REMARK, text=words.stopped_by),
-    )
-
-
-def candidates(plan: PlanResult) -> str:
-    """CSV: one row per candidate, at its largest load."""
-    return to_csv(candidate_row(row, plan) for row in plan.candidates)
-
-
-def curves(plan: PlanResult) -> str:
-    """CSV: one row per candidate and load that was served."""
-    return to_csv(_who(row) | point_row(point) for row in plan.candidates for point in row.curve)
-
-
-def sensitivity(found: Sequence[Sensitivity]) -> str:
-    """CSV: one row per candidate, assumption and factor."""
-    return to_csv(
+def sensitivity(found: Sequence[Sensitivity]) -> pd.DataFrame:
+    """One row per candidate, assumption and factor."""
+    return _frame(
         {
             "assumption": each.assumption.title,
             "factor": variant.factor,
@@ -294,8 +221,8 @@ def _who(row: CandidateResult) -> dict[str, Any]:
     return {name: getattr(row, name) for name in parts}
 
 
-def to_csv(records: Iterable[dict[str, Any]]) -> str:
-    """With the columns of all rows; what is not known is empty."""
+def _frame(records: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """The columns of all rows; what is not known is empty."""
     import pandas as pd
 
-    return csv_text(pd.DataFrame(list(records), dtype=object))
+    return pd.DataFrame(list(records), dtype=object)

@@ -46,7 +46,7 @@ def plot(
     if dark and (out is None or out.suffix == ".html"):
         raise UsageError("--dark: only for --out FILE.svg or .png; a page follows its reader")
     found = load_results(results)
-    made = plots_of(found.kind, found.raw, kind, metric)
+    made = plots_of(found.describe(), kind, metric)
     if out is None:
         print_plots(made)
         return

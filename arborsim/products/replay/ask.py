@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import UsageError
-from arborsim.core.outputs import output_path
 from arborsim.core.statistics import Score
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.products import choices
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from arborsim.policies.base import Policy
     from arborsim.products.replay.answers import Answers
     from arborsim.products.replay.run import Replay
-    from arborsim.report.table import Table
+    from arborsim.report.report import Report
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "simpy")
 
@@ -263,11 +262,11 @@ class ReplayResults(Results):
         for row in self.raw.rows(self.raw.left_out):
             found = asdict(row)
             time, relative = found.pop("time"), found.pop("relative")
-            del found["stored"]
+            del found["stored"], found["counters"]
             answered = _answer_columns(found.pop("answers"))
             rows.append({
-                **found, **stored_columns(row.stored), **time, **answered, "total_s": row.total_s,
-                "tokens_per_s": row.tokens_per_s,
+                **found, **row.counters, **stored_columns(row.stored), **time, **answered,
+                "total_s": row.total_s, "tokens_per_s": row.tokens_per_s,
                 "hbm_vs_full": relative["peak_hbm"], "time_vs_full": relative["time"],
                 "speed_vs_full": relative["tokens_per_s"],
             })  # fmt: skip
@@ -286,8 +285,6 @@ class ReplayResults(Results):
         UsageError
             The page cannot be written, nothing was replayed, or the results come from a file.
         """
-        from arborsim.products.replay.report import write_report
-
         if self._job is None:
             raise not_in_file(
                 "the page shows memory over time and pictures of searches",
@@ -296,9 +293,12 @@ class ReplayResults(Results):
         if not self._job.pictures and self.raw.episodes:
             self.raw = _with_pictures(self.raw, self._job)
             self._job = replace(self._job, pictures=True)
-        path = output_path(path)
-        write_report(self.raw, path, self._known)
-        return path
+        return super().report(path)
+
+    def describe(self, view: str = "auto") -> Report:
+        from arborsim.products.replay.report import report_of
+
+        return report_of(self.raw, self._known, view)
 
     def print(self, console: Console | None = None, view: str = "auto") -> None:
         """Print the results as `view` says.
@@ -306,19 +306,14 @@ class ReplayResults(Results):
         ``"table"`` has all figures, ``"matrix"`` a line per policy, ``"pareto"`` is drawn with
         characters, and ``"auto"`` is the table or, with many policies, the matrix.
         """
-        if view != "pareto":
-            from arborsim.products.replay.tables import print_replay
-
-            return print_replay(self.raw, console, view)
         from arborsim.products.plot.plots import plots_of
         from arborsim.report.images import print_plots
+        from arborsim.report.text import print_report
 
-        return print_plots(plots_of(self.kind, self.raw, view), console)
-
-    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.products.replay.tables import short_tables
-
-        return short_tables(self.raw)
+        if view == "pareto":
+            print_plots(plots_of(self.describe(), view), console)
+        else:
+            print_report(self.describe(view), console)
 
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> ReplayResults:

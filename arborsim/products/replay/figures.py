@@ -12,6 +12,7 @@ import numpy as np
 from arborsim.core.measurements import thinned
 from arborsim.core.units import quantity, scale_for
 from arborsim.play.results import BASELINE, EpisodeResult, Row
+from arborsim.products.replay import answers_words
 from arborsim.products.replay.tables import COLUMNS
 from arborsim.report import page
 from arborsim.report.report import Choice
@@ -24,6 +25,7 @@ R = TypeVar("R", bound=Row)
 _SAME_MEMORY = 0.005
 #: Numbers in markers that are as near, across and up, cover each other on a phone.
 _NEAR = (0.04, 0.05)
+_READABLE = "Attention kept: how much of what the recorded model looked at was still readable."
 
 _PARTS = (
     ("Prefill", "prefill_s", "prefill"),
@@ -267,7 +269,11 @@ def pareto(rows: Sequence[Row], metric: Metric, trace: str = "") -> Choice:
         if (own := [row for row in shown if row.policy == policy])
     }
     figure = page.figure([*beaten, *bound, numbered], *plane.axes, 460)
-    return Choice(figure, (trace, metric.title), texts=texts, lines=lines)
+    notes = answers_words.footnotes(rows) if metric is RIGHT else []
+    if metric is KEPT:
+        notes = [_READABLE, answers_words.not_ranking()]
+    note = " ".join(filter(None, notes))
+    return Choice(figure, (trace, metric.title), note, texts, lines)
 
 
 def _numbers(plane: _Plane, best: Sequence[Row], shown: Sequence[Row]) -> list[str]:

@@ -5,20 +5,31 @@ What is drawn is plain data, within limits on its size.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from arborsim.core.errors import UsageError
-from arborsim.core.tables import csv_text
 from arborsim.play.pictures import TokenMap, TreePicture, packed_runs
 from arborsim.play.results import BASELINE, MACHINE, EpisodeResult, ReplayResult, Row
 from arborsim.products.replay import answers_words, cliff, figures, trees
 from arborsim.products.replay.answers import Answers
-from arborsim.products.replay.tables import GROUPS, TIME, leading, memory, to_frame
-from arborsim.products.replay.words import cautions, headline, summarise, too_small
-from arborsim.report import report
+from arborsim.products.replay.tables import (
+    GROUPS,
+    IMPLIED,
+    TIME,
+    leading,
+    memory,
+    printed,
+    to_frame,
+)
+from arborsim.products.replay.words import (
+    headline,
+    left_out,
+    legend,
+    notes,
+    summarise,
+    too_small,
+)
 from arborsim.report.page import packed
 from arborsim.report.report import (
     Answer,
@@ -61,40 +72,43 @@ _TREE = (
 )
 
 
-def write_report(result: ReplayResult, path: str | Path, known: Answers | None = None) -> None:
-    """Write the page; `UsageError` where it cannot be written, or nothing was replayed.
+def report_of(result: ReplayResult, known: Answers | None = None, view: str = "auto") -> Report:
+    """Make the report of a replay.
 
-    `known` are answers counted live, by default those that come with the package.
+    `known` are answers counted live, by default those that come with the package.  `view` says what
+    a terminal shows (`arborsim.products.replay.tables.printed`).
     """
-    if not result.episodes:
-        raise UsageError("nothing was replayed: there is nothing to report")
-    report.write(report_of(result, known), path)
-
-
-def report_of(result: ReplayResult, known: Answers | None = None) -> Report:
-    """Make the report of the page."""
     rows = result.rows()
     by_trace: dict[str, list[Row]] = {}
     for row in rows:
         by_trace.setdefault(row.trace, []).append(row)
-    sections = [
-        Section("answer", "The answer", _answer(result, rows, by_trace)),
-        Section("table", "All settings", (SORTS, Shown(_table(result, rows)))),
-        *_compared(result, by_trace, known),
-        *_pictures(result),
-    ]
-    best = headline(next(iter(by_trace.values())))
+
+    def pictures() -> Iterator[Section]:
+        yield from _compared(result, by_trace, known)
+        yield from _pictures(result)
+
+    compared = Shown(
+        _table(result, rows),
+        printed=partial(printed, result, view),
+        implied=IMPLIED,
+        legend=legend(rows),
+    )
+    best = headline(next(iter(by_trace.values()), ()))
     return Report(
         "replay",
         "KV-cache policies compared",
         _subtitle(result, by_trace),
-        sections,
+        (
+            Section("answer", "The answer", _answer(result, rows, by_trace)),
+            Section("table", "All settings", (SORTS, compared)),
+        ),
+        pictures,
         _appendix(result, rows),
-        csv_text(to_frame(result)),
-        "arborsim-searches.csv",
+        {"arborsim-searches.csv": partial(to_frame, result)},
         ("tree.js", "replay.js"),
-        {"trees": _trees(result.pictures), "maps": _maps(result.token_maps)},
+        lambda: {"trees": _trees(result.pictures), "maps": _maps(result.token_maps)},
         _cell(best.policy, best.budget) if best else "",
+        nothing="" if rows else "nothing was replayed",
     )
 
 
@@ -104,6 +118,8 @@ def _subtitle(result: ReplayResult, by_trace: dict[str, list[Row]]) -> str:
         "tokens)"
         for row in (own[-1] for own in by_trace.values())
     )
+    if not searches:
+        return ""
     on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
     return f"Recorded searches: {searches}.{on}"
 
@@ -116,12 +132,7 @@ def _answer(
         if sentences := summarise(own, answers_words.would_decide(own, result)):
             found += [Heading(trace)] if len(by_trace) > 1 else []
             found.append(Answer(sentences))
-    notes = ["Bytes and seconds are simulated.", *result.does_not_fit]
-    notes += answers_words.footnotes(rows)
-    if any(not math.isnan(row.attention_kept) for row in rows):
-        kept = "Attention kept says how much of what the recorded model looked at was still"
-        notes.append(f"{kept} readable.")
-    return [*found, " ".join([*notes, *cautions(result, rows, "see below")])]
+    return [*found, Listed(notes(result, rows))]
 
 
 def _table(result: ReplayResult, rows: Sequence[Row]) -> Table[Row]:
@@ -184,14 +195,9 @@ def _pictures(result: ReplayResult) -> list[Section]:
 
 
 def _appendix(result: ReplayResult, rows: Sequence[Row]) -> list[Block]:
-    missing = [
-        f"{each.policy}{f' at budget {each.budget}' if each.budget else ''} on {each.trace}: "
-        f"{each.detail}"
-        for each in result.left_out
-    ]
     return [
         Facts("Settings", result.settings),
-        Listed(missing, "Left out"),
+        Listed(left_out(result.left_out), "Left out", printed=True),
         Listed(result.assumed, ASSUMED),
         Facts("Columns", _table(result, rows).definitions()),
     ]

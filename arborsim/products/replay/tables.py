@@ -1,42 +1,32 @@
 """`arborsim replay`: its columns, its tables in a terminal, and its results as JSON and data frame.
 
 Few settings are shown in a table per trace, many in a matrix: a line per policy.  Both have the
-figures that decide; wide terminals, and ``--view table``, have all.  The budgets of a matrix stand
-side by side where the terminal is wide enough for all of them; otherwise each has a block.
+figures that decide; wide terminals, and ``--view table``, have all.  Budgets of a matrix
+stand side by side where the terminal is wide enough.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
 from arborsim.core.measurements import Measurements, Stored, stored_columns
 from arborsim.core.tables import with_left_out
 from arborsim.core.tiers import BELOW_DDR
-from arborsim.core.units import Scale
-from arborsim.play.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, oracles
+from arborsim.core.units import Scale, scale_for
+from arborsim.play.results import ANY, EpisodeResult, ReplayResult, Row, oracles
 from arborsim.products.replay import answers_words
-from arborsim.products.replay.words import left_out, notes, too_small
-from arborsim.report.lines import print_tables
-from arborsim.report.table import (
-    NOTHING,
-    Column,
-    Table,
-    print_heading,
-    read_columns,
-    scales,
-    shown,
-    terminal,
-)
-from arborsim.report.words import counted, interval, plain
+from arborsim.products.replay.words import too_small
+from arborsim.report.report import Printed
+from arborsim.report.table import NOTHING, Column, Table, name_column, read_columns, shown
+from arborsim.report.words import counted, interval
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "right": answers_words.short,
@@ -84,62 +74,37 @@ WIDE = 140
 #: With more rows per trace than this, `auto` shows the matrix.
 _MOST_ROWS = 16
 #: Columns that others imply: the first to go where there is no room.
-_IMPLIED = ("speed_vs_full", "tokens_per_s", "model", "hbm_vs_full", "quantised")
-#: What follows from its neighbours and full retention: the first to go.
-_RELATIVE = ("time_vs_full", "hbm_vs_full")
-_LONGEST_NAME = 20
-_BETWEEN_BUDGETS = " │ "
+IMPLIED = (
+    *("right_interval", "off", "speed_vs_full", "tokens_per_s", "model", "hbm_vs_full"),
+    *("time_vs_full", "quantised", "moved", "total"),
+)
 
 
-def print_replay(result: ReplayResult, console: Console | None = None, view: str = "auto") -> None:
-    """Print the comparison, one block per trace, at the width of the terminal.
+def printed(result: ReplayResult, view: str, width: int) -> Iterator[Printed]:
+    """A block per trace for a terminal.
 
     `view` ``"table"`` has all figures: below `WIDE` columns two tables per trace (memory and moves;
     time and quality), which fit 80 columns, above it one.  ``"matrix"`` has a line per policy and
     the figures that decide.  ``"auto"`` takes the matrix where there is much to compare, all
     figures from `WIDE` columns on, and otherwise a table of those that decide.
     """
-    console = console or terminal()
-    rows = result.rows()
     traces = _by_trace(result)
     if view == "auto":
         many = max(map(len, traces.values()), default=0) > _MOST_ROWS
-        view = "matrix" if many else "table" if console.width >= WIDE else "short"
-    if MACHINE in result.settings:
-        console.print(plain(result.settings[MACHINE]), markup=False)
+        view = "matrix" if many else "table" if width >= WIDE else "short"
     for own in traces.values():
         first = next(row for row in own if not row.left_out)
         tokens = f"{first.prompt_tokens:,} prompt + {first.generated_tokens:,} generated tokens"
-        print_heading(console, first.trace, f"{counted(first.searches, 'search')}, {tokens}")
-        if view == "matrix":
-            for line in matrix(own, console.width):
-                console.print(line, markup=False, no_wrap=True, crop=False)
-        else:
-            first_to_go = ("right_interval", "off", "moved", "total") if view == "short" else ()
-            groups = _groups(own, view, console.width)
-            print_tables(console, groups, implied=(*first_to_go, *_IMPLIED))
-    if rows:
-        found = notes(result, rows)
-        for note in [*found, _MORE] if view == "short" else found:
-            console.print(plain(note), style="dim", markup=False)
-    else:
-        console.print("Nothing was replayed.")
-    ran = ([row for row in own if not row.left_out] for own in traces.values())
-    wanted = [answers_words.would_decide(own, result) for own in ran]
-    for line in (*result.does_not_fit, *left_out(result.left_out), *filter(None, wanted)):
-        console.print(plain(line), markup=False)
+        about = f"{counted(first.searches, 'search')}, {tokens}"
+        tables: Iterator[tuple[str, Table[Any]]] = _groups(own, view, width)
+        yield first.trace, about, list(matrix(own) if view == "matrix" else tables)
+    if view == "short":
+        yield "", "", [_MORE]
 
 
 def leading(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """The columns that say what a row is."""
     return (*NAMES, *GROUPS["equal"]) if any(row.equal for row in rows) else NAMES
-
-
-def short_tables(result: ReplayResult) -> Iterator[tuple[str, Table[Row]]]:
-    """Yield the name of each trace and its table of the figures that decide."""
-    for trace, rows in _by_trace(result).items():
-        for _, table in _groups(rows, "short", WIDE):
-            yield trace, table
 
 
 def _by_trace(result: ReplayResult) -> dict[str, list[Row]]:
@@ -172,72 +137,66 @@ def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, T
         yield title, whole.under((*leading(rows), *shown(columns, ran))).without(said)
 
 
-def matrix(rows: Sequence[Row], width: int) -> list[str]:
-    """Lines for a terminal of `width` columns, from the rows of one trace.
+def matrix(rows: Sequence[Row]) -> Iterator[tuple[str, Table[str]]]:
+    """The figures that decide, a table per budget with a line per policy.
 
     The oracle comes first, then policies whose answers were counted live, then those of which none
-    were; those that do not keep to the budget come last.  A row that was left out has its reason in
-    place of figures.
+    were; those that do not keep to the budget come last.  A row that was left out says what a
+    budget would have to be.
     """
-    ran = [row for row in rows if not row.left_out]
-    columns = shown(GROUPS["matrix"], ran)
-    # Three digits are enough to compare.
-    units = {
-        key: scale
-        if scale.unit in ("%", "pp", "x")
-        else replace(scale, decimals=max(0, scale.decimals - 1))
-        for key, scale in scales(columns, ran).items()
-    }
-    lines = [_always(row, columns, units) for row in rows if row.budget == ANY]
-    lines += [""] if lines else []
-    others = [row for row in rows if row.budget != ANY]
-    if not others:
-        return lines
-    names = {row.policy: _fitted(row.label) for row in others}
-    longest = max(len("policy"), *map(len, names.values()))
-    choices = [columns]
-    for key in _RELATIVE:
-        choices.append(tuple(column for column in choices[-1] if column.key != key))
-
-    def fitted(
-        budgets: Sequence[str], choices: Sequence[Sequence[Column[Row]]], between: str
-    ) -> list[str]:
-        """Names and a block per budget with the most columns and air that fit, or the least."""
-        own = [row for row in others if row.budget in budgets]
-        ranked = _ranked(own, budgets)
-        lines: list[str] = []
-        for some, air in itertools.product(choices, (2, 1)):
-            blocks = [_block(own, ranked, budget, some, units, air) for budget in budgets]
-            above = len(blocks[0]) - len(ranked)
-            first = [*[""] * (above - 1), "policy", *(names[policy] for policy in ranked)]
-            texts = zip([name.ljust(longest) for name in first], *blocks, strict=True)
-            lines = [(between or " " * air).join(text) for text in texts]
-            rule = "".join("┼" if c == "│" else "─" for c in lines[above - 1])
-            lines = [*(line.rstrip() for line in lines[:above]), rule, *lines[above:], ""]
-            if max(map(len, lines)) <= width:
-                break
-        return lines
-
-    budgets = list(dict.fromkeys(row.budget for row in others))
-    together = fitted(budgets, choices[1:], _BETWEEN_BUDGETS)
-    if max(map(len, together)) <= width:
-        return lines + together
-    return [*lines, *(line for budget in budgets for line in fitted([budget], choices, ""))]
+    columns = shown(GROUPS["matrix"], [row for row in rows if not row.left_out])
+    cells = {(row.policy, row.budget): row for row in rows}
+    budgets = list(dict.fromkeys(row.budget for row in rows if row.budget != ANY)) or [ANY]
+    policies = _ranked(rows, budgets)
+    names = {row.policy: row.label for row in rows}
+    name: Column[str] = name_column("Policy", names.__getitem__)
+    for budget in budgets:
+        own = {each: cells.get((each, budget)) or cells.get((each, ANY)) for each in policies}
+        parts = [_of_policy(column, budget, own, not place) for place, column in enumerate(columns)]
+        yield f"budget {budget}", Table(policies, (name, *parts))
 
 
-def _always(row: Row, columns: Sequence[Column[Row]], units: dict[str, Scale]) -> str:
-    """A policy that does not know budgets, full retention above all: said once."""
-    words = {column.key: column.head[0] for column in GROUPS["always"]}
-    parts = [
-        f"{c.show(row, units[c.key])} {units[c.key].unit} {words[c.key]}".strip()
-        for c in columns
-        if c.key in words and c.value(row)
-    ]
-    return f"{_fitted(row.label)}, whatever the budget: {', '.join(parts)}"
+def _of_policy(
+    column: Column[Row], budget: str, rows: Mapping[str, Row | None], leads: bool
+) -> Column[str]:
+    """A column under one budget; blank where nothing ran, and the first says why."""
+
+    def read(policy: str) -> float:
+        row = rows[policy]
+        return math.nan if row is None or row.left_out else column.value(row)
+
+    def words(policy: str) -> str:
+        row = rows[policy]
+        if row is None or row.left_out:
+            return (row.left_out.partition(":")[0] if row and leads else "") or " "
+        return column.words(row)
+
+    def text(policy: str) -> str:
+        row = rows[policy]
+        return words(policy) if row is None or row.left_out else column.show(row)
+
+    return Column(
+        column.key,
+        column.title,
+        column.kind,
+        read,
+        head=(*[f"at {budget}"] * leads, *filter(None, column.head)),
+        family=column.family or column.key,
+        text=text if column.text else None,
+        words=words,
+        scale=partial(_coarse, column),
+    )
+
+
+def _coarse(column: Column[Row], values: Sequence[float]) -> Scale:
+    """The unit of a column with three digits, which are enough to compare."""
+    found = column.scale(values) if column.scale else scale_for(column.kind, values)
+    compared = found.unit in ("%", "pp", "x")
+    return found if compared else replace(found, decimals=max(0, found.decimals - 1))
 
 
 def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
-    """The oracle, then policies by right answers under the first budget, then the next.
+    """Those that know no budget, the oracle, then policies by right answers, budget by budget.
 
     Those of which none were counted follow, by their HBM peak; policies that hold more than the
     budget compare with each other only, and come last; what was left out under a budget follows
@@ -254,47 +213,9 @@ def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
 
     def place(row: Row) -> tuple[Any, ...]:
         ranks = [rank(row.policy, budget) for budget in budgets]
-        return not row.is_oracle, not row.bounded, ranks, row.policy
+        return row.budget != ANY, not row.is_oracle, not row.bounded, ranks, row.policy
 
     return list(dict.fromkeys(row.policy for row in sorted(rows, key=place)))
-
-
-def _block(
-    rows: Sequence[Row],
-    policies: Sequence[str],
-    budget: str,
-    columns: Sequence[Column[Row]],
-    units: dict[str, Scale],
-    air: int,
-) -> list[str]:
-    """Title, heads and a line per policy, all of the same width; blank where there is no row.
-
-    Of the reason of what was left out, it has what a budget would have to be.
-    """
-    own = {row.policy: row for row in rows if row.budget == budget}
-    above = any(column.head[0] for column in columns)
-    parts = []
-    for column in columns:
-        scale = units[column.key]
-        cells = [*column.head[not above :], scale.unit]
-        for p in policies:
-            cells.append(column.show(own[p], scale) if p in own and not own[p].left_out else "")
-        width = max(map(len, cells))
-        parts.append([cell.rjust(width) for cell in cells])
-    lines = [(" " * air).join(cells) for cells in zip(*parts, strict=True)]
-    title = f"budget {budget}"
-    reasons = [own[p].left_out.partition(":")[0] if p in own else "" for p in policies]
-    width = max(len(lines[0]), len(title), *map(len, reasons))
-    heads = [line.rjust(width) for line in lines[: -len(policies)]]
-    figures = zip(reasons, lines[-len(policies) :], strict=True)
-    cells = [(reason or line).rjust(width) for reason, line in figures]
-    return [f" {title} ".center(width, "─")[:width], *heads, *cells]
-
-
-def _fitted(name: str) -> str:
-    """A name that is too long loses its front: `package.module:` matters least."""
-    name = plain(name)
-    return name if len(name) <= _LONGEST_NAME else "…" + name[1 - _LONGEST_NAME :]
 
 
 def to_frame(result: ReplayResult) -> pd.DataFrame:

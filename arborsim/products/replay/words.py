@@ -105,8 +105,6 @@ def _trade_off(able: Sequence[Row]) -> list[str]:
     if near is not small:
         share = "All attention is" if most >= 1 else f"The most attention, {_kept(near)}, is"
         sentences.append(f"{share} kept by {_name(near)}{_alike(near, keeping)}: {_costs(near)}.")
-    if said := answers_words.not_ranking():
-        sentences.append(f"Attention kept is not accuracy. {said}")
     return [*sentences, *_near(able)]
 
 
@@ -205,25 +203,31 @@ def _parts(row: Row) -> dict[str, float]:
 
 
 def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
-    """The notes below the tables of a terminal."""
-    found = [*_settings(result, rows), *answers_words.footnotes(rows)]
+    """Notes without which the figures can be misread."""
+    found = ["Bytes and seconds are simulated.", *result.does_not_fit]
+    found += [*_settings(result, rows), *answers_words.footnotes(rows)]
     if all(math.isnan(row.attention_kept) for row in rows):
         found.append("attn. kept is n/a: not measured, or the trace holds no attention.")
     else:
         kept = "attn. kept: recorded attention that fell on readable tokens; not accuracy."
         found.append(f"{kept} {answers_words.not_ranking()}".rstrip())
+    return [*found, *_by_group(rows), *cautions(result, rows)]
+
+
+def legend(rows: Sequence[Row]) -> list[str]:
+    """Meanings of a terminal's columns, which a page says column by column."""
+    found = []
     if any(not math.isnan(row.oracle_gap) for row in rows):
         found.append(
             "gap: what the oracle keeps at the same budget, less the policy's. It knows the future "
             "and only evicts, the same tokens in all heads; DDR, fewer bits, recomputing, a choice "
             "per head, or holding more than the budget can beat it (below zero)."
         )
-    found += _by_group(rows)
-    found.append(
+    return [
+        *found,
         "Peaks are the largest of any search, before decisions and with the prefill: they can "
-        "exceed the budget. Times and moves are sums."
-    )
-    return [*found, *cautions(result, rows, "see --report")]
+        "exceed the budget. Times and moves are sums.",
+    ]
 
 
 def _settings(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
@@ -257,11 +261,8 @@ def budget_of_reading(policies: Iterable[str]) -> list[str]:
     return [said] if whose else []
 
 
-def cautions(result: ReplayResult, rows: Sequence[Row], where: str) -> list[str]:
-    """Notes on what does not hold for every row, and on numbers that are not measured.
-
-    Broken budgets, ties, and notes on single policies; `where` tells where the numbers are listed.
-    """
+def cautions(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
+    """Notes on broken budgets, ties, single policies, and numbers that are not measured."""
     found = []
     if any(row.label != row.policy for row in rows):
         found.append(f"{MARK} does not keep to the budget: see HBM peak.")
@@ -270,12 +271,13 @@ def cautions(result: ReplayResult, rows: Sequence[Row], where: str) -> list[str]
     found += [*_ties(rows), *result.notes]
     if count := len(result.assumed):
         numbers = f"{counted(count, 'number')} of the hardware profile"
-        found.append(f"{numbers} {'are' if count > 1 else 'is'} assumed, not measured ({where}).")
+        are = "are" if count > 1 else "is"
+        found.append(f"{numbers} {are} assumed, not measured (see --report).")
     return found
 
 
 def _ties(rows: Sequence[Row]) -> list[str]:
-    """A note for every trace on which policies lose exactly as much, so that none is better.
+    """Policies that lose exactly as much under a budget, so that none is better.
 
     What is protected can fill a budget alone, and policies that take whole blocks can take the
     same ones; the order of such rows says nothing about their scores.
@@ -285,20 +287,12 @@ def _ties(rows: Sequence[Row]) -> list[str]:
         if row.attention_kept < 1 and row.budget != ANY and not row.is_oracle:
             kept = round(row.attention_kept, 12)
             cells.setdefault((row.trace, row.budget, kept), []).append(row.label)
-    alike: dict[str, dict[tuple[str, ...], list[str]]] = {}  # trace -> policies -> budgets
-    for (trace, budget, _), policies in cells.items():
-        if len(policies) > 1:
-            alike.setdefault(trace, {}).setdefault(tuple(policies), []).append(budget)
-    several = len({row.trace for row in rows}) > 1
-    found = []
-    for trace, groups in alike.items():
-        on = f" on {trace}" if several else ""
-        same = [
-            f"{len(policies)} policies{on} ({', '.join(policies)}; budget {', '.join(budgets)})"
-            for policies, budgets in groups.items()
-        ]
-        found.append(f"Same attention kept, so in no order: {'; '.join(same)}.")
-    return found
+    same = [
+        f"{listed(policies)} at {budget} on {trace}"
+        for (trace, budget, _), policies in cells.items()
+        if len(policies) > 1
+    ]
+    return [f"Same attention kept, so in no order: {_first(same)}."] if same else []
 
 
 def too_small(found: Iterable[LeftOut]) -> list[LeftOut]:

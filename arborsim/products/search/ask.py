@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     import os
 
     import pandas as pd
-    from rich.console import Console
 
     from arborsim.products.search.results import SearchResult, SkippedSearch
     from arborsim.products.search.run import SearchJob
     from arborsim.products.search.trees import ProblemTrees
-    from arborsim.report.table import Table
+    from arborsim.report.report import Report
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy")
 _INTERRUPTED = "The run was interrupted: some problems are missing, and no trees are shown."
@@ -261,26 +260,32 @@ class SearchResults(Results):
         UsageError
             The page cannot be written, or a problem was not searched.
         """
-        from arborsim.products.search.report import SearchReport, write_search_page
+        from arborsim.report.report import write
 
         trees, missing, stopped = self._trees(problems or [], progress)
-        said = self.metadata
-        report = SearchReport(
-            f"{said['heading']}.",
-            self.raw,
-            tuple(trees),
-            said["settings"],
-            tuple(said["assumed"]),
-            tuple(line.removeprefix("left out: ") for line in said["left_out"]),
-            tuple(said["verdicts"]),
-            (*said["notes"], *missing),
-            self._skipped,
-        )
         path = output_path(path)
-        write_search_page(report, path)
+        write(self.describe(trees, missing), path)
         if stopped:
             raise KeyboardInterrupt
         return path
+
+    def describe(self, trees: Sequence[ProblemTrees] = (), missing: Sequence[str] = ()) -> Report:
+        from arborsim.products.search.report import SearchReport, report_of
+
+        said = self.metadata
+        return report_of(
+            SearchReport(
+                f"{said['heading']}.",
+                self.raw,
+                tuple(trees),
+                said["settings"],
+                tuple(said["assumed"]),
+                tuple(line.removeprefix("left out: ") for line in said["left_out"]),
+                tuple(said["verdicts"]),
+                (*said["notes"], *missing),
+                self._skipped,
+            )
+        )
 
     def _trees(
         self, problems: Sequence[int], progress: bool
@@ -300,31 +305,6 @@ class SearchResults(Results):
                 return take_trees(job, titled, advance), [], False
         except KeyboardInterrupt:  # the results are there, and worth a page
             return (), [_NO_TREES], True
-
-    def print(self, console: Console | None = None) -> None:
-        from arborsim.products.search.results import rows_of
-        from arborsim.products.search.tables import print_searches
-        from arborsim.report.table import terminal
-        from arborsim.report.words import plain
-
-        console = console or terminal()
-        said = self.metadata
-        print_searches(rows_of(self.raw, self._skipped), said["heading"], console)
-        for line in (*said["verdicts"], *said["notes"], *said["left_out"]):
-            console.print(plain(line), markup=False)
-
-    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.play.results import at_budget
-        from arborsim.products.search.results import rows_of
-        from arborsim.products.search.tables import ANSWERS, MEMORY, NAMES, WORK, cells_of
-        from arborsim.report.table import Table, shown
-
-        keys = ("accuracy", "interval", "right", "kv", "kv_vs", "hbm", "time", "time_vs")
-        columns = [each for each in (*ANSWERS, *MEMORY, *WORK) if each.key in keys]
-        for (policy, budget), rows in cells_of(rows_of(self.raw, self._skipped)).items():
-            ran = [row for row in rows if not row.left_out]
-            table = Table(rows, (*NAMES, *shown(columns, ran)), reason=lambda row: row.left_out)
-            yield at_budget(policy, budget), table
 
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> SearchResults:

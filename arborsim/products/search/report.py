@@ -6,21 +6,29 @@ step by step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import TYPE_CHECKING
 
-from arborsim.core.errors import UsageError
-from arborsim.core.tables import csv_text
 from arborsim.play.results import at_budget
 from arborsim.products.replay.report import ASSUMED, SORTS
 from arborsim.products.search.figures import against_size, against_width
 from arborsim.products.search.results import SearchResult, SkippedSearch, rows_of
 from arborsim.products.search.results import SearchRow as Row
-from arborsim.products.search.tables import ANSWERS, MEMORY, NAMES, WORK, cells_of, reference
+from arborsim.products.search.tables import (
+    ANSWERS,
+    LEGEND,
+    MEMORY,
+    NAMES,
+    VERSUS,
+    WORK,
+    cells_of,
+    printed,
+    reference,
+)
 from arborsim.products.search.trees import MOST_TEXT, ProblemTrees, cell_name
 from arborsim.products.search.words import cautions, missing, summarise
-from arborsim.report import report as reports
 from arborsim.report.report import (
     Answer,
     Block,
@@ -35,6 +43,9 @@ from arborsim.report.report import (
 )
 from arborsim.report.table import Table, shown
 from arborsim.searches.arms import REFERENCE
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Columns of the terminal that the page can do without.
 _LEFT_OUT = {
@@ -66,22 +77,23 @@ class SearchReport:
     notes: tuple[str, ...] = ()
     skipped: tuple[SkippedSearch, ...] = ()  #: what budgets were too small for
 
+    def frame(self) -> pd.DataFrame:
+        """One row per search."""
+        import pandas as pd
 
-def write_search_page(report: SearchReport, path: str | Path) -> None:
-    """Write the page; `UsageError` where it cannot be written, or there is nothing to report."""
-    if not report.results:
-        raise UsageError("no search was completed: there is nothing to report")
-    reports.write(report_of(report), path)
+        return pd.DataFrame([result.flat() for result in self.results])
 
 
 def report_of(report: SearchReport) -> Report:
-    """Make the report of the page."""
-    rows = rows_of(report.results)
+    """Make the report of the searches."""
+    rows, every = rows_of(report.results), rows_of(report.results, report.skipped)
     cells = cells_of(rows)
     named = {at_budget(*cell).replace(" budget", ""): own for cell, own in cells.items()}
-    sizes = [made for cell, own in named.items() for made in against_size(own, cell)]
-    widths = against_width(next(iter(cells.values())))
+
     table = _table(report, rows, len(cells) > 1)
+    legend = (LEGEND, *[VERSUS] * any(row.reference for row in rows))
+    compared = Shown(table, printed=partial(printed, every), legend=legend if rows else ())
+    all_searches = Section("table", "All searches", (SORTS, *[compared] * bool(rows)))
     trees = [note for each in report.trees for note in each.notes()]
     trees.append(f"Of a thought's text the first {MOST_TEXT} characters are on this page.")
     film = Raw("film", ("Problem", "Search", "Step of the search", _SWITCHES))
@@ -90,35 +102,33 @@ def report_of(report: SearchReport) -> Report:
         for number, each in enumerate(report.trees)
         for film in each.films
     ]
-    sections = [
-        Section("answer", "The answer", _answer(report, rows)),
-        Section(
-            "size",
-            "Accuracy against KV size",
-            (_SIZE, Figures("size", sizes, ("Against", "Policy"))),
-        ),
-        Section("table", "All searches", (SORTS, Shown(table))),
-        Section("width", "Accuracy against width", (_WIDTH, Figures("width", widths))),
-        Section("tree", "What a search does", (_TREE, *[film] * bool(films), *trees)),
-    ]
-    import pandas as pd
+    layouts = [each.layout for each in report.trees]
+
+    def pictures() -> Iterator[Section]:
+        found = [made for cell, own in named.items() for made in against_size(own, cell)]
+        sizes = Figures("size", found, ("Against", "Policy"))
+        widths = Figures("width", against_width(next(iter(cells.values()))))
+        yield Section("size", "Accuracy against KV size", (_SIZE, sizes))
+        yield Section("width", "Accuracy against width", (_WIDTH, widths))
+        yield Section("tree", "What a search does", (_TREE, *[film] * bool(films), *trees))
 
     return Report(
         "search",
         "Search algorithms compared",
         report.heading,
-        sections,
+        (Section("answer", "The answer", _answer(report, rows)), all_searches),
+        pictures,
         (
             Facts("Settings", report.settings),
-            Listed(report.left_out, "Left out"),
+            Listed(report.left_out, "Left out", printed=True),
             Listed(report.assumed, ASSUMED),
             Facts("Columns", table.definitions()),
         ),
-        csv_text(pd.DataFrame([result.flat() for result in report.results])),
-        "arborsim-searches.csv",
+        {"arborsim-searches.csv": report.frame},
         ("tree.js", "search.js"),
-        {"trees": {"layouts": [each.layout for each in report.trees], "films": films}},
-        _start(rows),
+        lambda: {"trees": {"layouts": layouts, "films": films}},
+        _start(rows) if rows else "",
+        nothing="" if rows else "no search was completed",
     )
 
 

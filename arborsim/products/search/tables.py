@@ -1,19 +1,15 @@
-"""`arborsim search` in a terminal: ETS's tables 1 and 2, for any searches, and their columns."""
+"""The columns of searches: ETS's tables 1 and 2, for any searches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from arborsim.play.results import BASELINE, at_budget
 from arborsim.products.search.results import SearchRow as Row
-from arborsim.report.lines import print_tables
-from arborsim.report.table import Table, read_columns, shown, terminal
-from arborsim.report.words import hundredths, interval, plain
+from arborsim.report.report import Printed
+from arborsim.report.table import Table, read_columns, shown
+from arborsim.report.words import hundredths, interval
 from arborsim.searches.arms import REFERENCE
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _FUNCTIONS: dict[str, Callable[[Row], str]] = {
     "width_text": lambda row: str(row.width),
@@ -31,11 +27,6 @@ LEGEND = (
     "the policy keeps; held: what the search has not given up. Bank misses: the share of the "
     "thoughts asked for that were not recorded."
 )
-ANSWERED = (
-    "Right answers are those recorded, under full retention: what a policy's evictions do to them "
-    "is not in here (arborsim live)."
-)
-_UNJUDGED = "Answers that the bank does not judge count neither way;"
 VERSUS = (
     "vs REBASE: a multiple of REBASE's figure at the same width, policy and budget; below 1 is "
     "less KV, memory, work or time."
@@ -56,32 +47,14 @@ def reference(rows: Sequence[Row]) -> Row | None:
     return max(own, key=lambda row: row.width, default=None)
 
 
-def print_searches(rows: Sequence[Row], heading: str, console: Console | None = None) -> None:
-    """Print a block per policy and budget, at the width of the terminal.
-
-    Groups of columns share a table where they fit side by side.
-    """
-    console = console or terminal()
-    console.print(plain(heading), style="bold", markup=False)
-    if not rows:
-        console.print("No search was completed.")
-        return
+def printed(rows: Sequence[Row], width: int) -> Iterator[Printed]:
+    """A block per policy and budget; groups of columns share a table where they fit."""
     cells = cells_of(rows)
     for (policy, budget), own in cells.items():
         ran = [row for row in own if not row.left_out]
-        if len(cells) > 1 or policy != BASELINE:
-            console.print(plain(f"policy {at_budget(policy, budget)}"), markup=False)
         whole = Table(own, (), lambda row: str(row.width), reason=lambda row: row.left_out)
         parts = {title: (*NAMES, *shown(columns, ran)) for title, columns in _GROUPS.items()}
         groups = [(title, whole.under(columns)) for title, columns in parts.items()]
-        print_tables(console, groups if ran else groups[:1])
-    if any(row.policy != BASELINE for row in rows):
-        console.print(ANSWERED, markup=False)
-    if unjudged := [row for row in rows if row.judged < row.searches]:
-        counts = (f"{row.label} {row.width} ({row.searches - row.judged})" for row in unjudged)
-        most, each = max(row.searches for row in rows), ", ".join(dict.fromkeys(counts))
-        said = f"{_UNJUDGED} of {most} problems: {each}."
-        console.print(plain(said), markup=False)
-    console.print(LEGEND, style="dim", markup=False)
-    if any(row.reference for row in rows):
-        console.print(VERSUS, style="dim", markup=False)
+        named = len(cells) > 1 or policy != BASELINE
+        heading = f"policy {at_budget(policy, budget)}" if named else ""
+        yield heading, "", groups if ran else groups[:1]

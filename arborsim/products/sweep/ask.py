@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
-from arborsim.core.outputs import output_path
 from arborsim.core.tables import made_by
 from arborsim.products import choices
 from arborsim.products.declare import (
@@ -24,10 +23,7 @@ from arborsim.products.declare import (
 from arborsim.products.results import Results
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
-    from rich.console import Console
 
     from arborsim.play.results import Row
     from arborsim.products.live.ask import LiveRun
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
     from arborsim.products.sweep.compare import SweepReport
     from arborsim.products.sweep.jobs import Job
     from arborsim.products.sweep.run import Pool, Tally
-    from arborsim.report.table import Table
+    from arborsim.report.report import Report
 
 #: Where cells are computed.
 PLACES = ("local", "ray")
@@ -381,20 +377,7 @@ class SweepResults(Results):
 
         return to_json(self.raw)
 
-    def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write one self-contained HTML page: cells, or groups of `by`, and their Pareto plots."""
-        from arborsim.products.sweep.report import write_page
+    def describe(self) -> Report:
+        from arborsim.products.sweep.report import report_of
 
-        path = output_path(path)
-        write_page(self.raw, path, self.metadata["command"])
-        return path
-
-    def print(self, console: Console | None = None) -> None:
-        from arborsim.products.sweep.report import print_sweep
-
-        print_sweep(self.raw, console)
-
-    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.products.sweep.report import tables
-
-        return tables(self.raw)
+        return report_of(self.raw, self.metadata["command"])

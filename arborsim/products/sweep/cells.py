@@ -35,6 +35,8 @@ from arborsim.core.parquet import ParquetTables
 from arborsim.core.records import located
 from arborsim.core.tables import KEY, check_columns, check_parquet
 from arborsim.play.results import Answered, Relative, Row
+from arborsim.products.declare import declared
+from arborsim.products.options import MachineOptions
 from arborsim.products.sweep.jobs import PARAMETERS, Job, setting_of
 
 PARTS = CELLS, EARLIER, FAILED = "cells", "earlier", "failed"
@@ -43,7 +45,8 @@ FILE_BYTES = 3 * 4096
 #: What became of a cell: it has figures; it cannot run, by its parameters; something went wrong.
 DONE, LEFT_OUT, WENT_WRONG = "done", "left out", "failed"
 #: Fields of a `Row` that are parameters, records, or relative to other cells.
-_APART = {*PARAMETERS, "left_out", "time", "relative", "oracle_gap", "answers", "equal", "stored"}
+_APART = {*PARAMETERS, "left_out", "time", "relative", "oracle_gap", "answers", "equal"}
+_APART |= {"stored", "counters"}
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 #: Of a file's metadata: the digest of the file, itself as zeros.  Parquet's footers have no other.
 _DIGEST, _BLANK = b"arborsim.digest", b"0" * 64
@@ -53,21 +56,12 @@ _REMEDY = "delete it, and sweep again"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellRow(Row):
+class CellRow(Row, MachineOptions):
     """The row of a cell: figures as those of a replay, and the parameters as in the file."""
 
     address: str
     kind: str
     settings: str
-    gpu: str
-    host: str
-    engine: str
-    model: str
-    kv_dtype: str
-    weights: str
-    recall: str
-    page_size: int
-    tree_attention: bool
     first: int
     episodes: int
     quality: bool
@@ -76,6 +70,9 @@ class CellRow(Row):
     wall_s: float  #: of a live run; 0 of a replay, whose seconds are simulated
     code: str
     inputs: str
+
+    def __post_init__(self) -> None:
+        """Accept whatever ran: live runs have no pages."""
 
     @property
     def total_s(self) -> float:
@@ -99,6 +96,7 @@ class CellRow(Row):
 
 
 _KINDS = {each.name: str(each.type) for kind in (TimeSplit, CellRow) for each in fields(kind)}
+_KINDS |= {each.name: each.kind.__name__ for each in declared(MachineOptions)}
 #: Columns with their types: of the parameters, then of figures, of which a score has all or none,
 #: then of what tells cells apart that have the same parameters.
 HEAD = {name: _KINDS[name] for name in ("address", *PARAMETERS, "status", "left_out")}

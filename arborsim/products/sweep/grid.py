@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,24 +15,28 @@ from msgspec import Meta
 
 from arborsim.core.errors import UsageError
 from arborsim.core.plugins import check_no_code
-from arborsim.core.records import Text, convert, one_of, parse_toml, parsed, read_text
-from arborsim.core.tiers import RECALLS, Budget
-from arborsim.machine.config import KV_DTYPES
-from arborsim.machine.names import a_type
-from arborsim.machine.weights import WEIGHTS
-from arborsim.memory.pages import MOST_PAGE_TOKENS
+from arborsim.core.records import Text, convert, parse_toml, parsed, read_text
+from arborsim.core.tiers import Budget
+from arborsim.products.declare import declared
+from arborsim.products.options import MachineOptions
+from arborsim.products.replay.ask import ReplayOptions
 
 
 def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-#: Keys of a cell's machine and of its layout, in the order of `Group.machines` and `.layouts`.
-MACHINE = ("gpu", "host", "engine", "model", "kv_dtype", "weights")
-LAYOUT = ("recall", "page_size", "tree_attention")
+#: The options of a cell's machine, with their defaults: each is a key of a grid that takes a list.
+MACHINE = {each.name: each.default for each in declared(MachineOptions)}
+#: The options that say which searches of a trace a cell replays: keys that take one value.
+PART = ("first", "episodes", "quality")
 _Any = parsed(_listed)  # one value stands for a list of one
-Names = Annotated[tuple[str, ...], _Any]
-Count = Annotated[int, Meta(ge=0)]
+
+
+def key_of(option: str) -> str:
+    """The key that lists values of an option: ``"gpus"`` of ``"gpu"``; flags keep their name."""
+    single = option.endswith("s") or isinstance(MACHINE[option], bool)
+    return option if single else f"{option}s"
 
 
 @dataclass(frozen=True)
@@ -57,22 +61,8 @@ class Budgets:
 class Group(Budgets):
     """Cells that are replayed: all combinations of the lists."""
 
-    traces: Names = ()
-    gpus: Names = ("h100",)
-    hosts: Names = ("",)
-    engines: Names = ("vllm",)
-    models: Names = ("",)
-    kv_dtypes: Annotated[tuple[Annotated[str, a_type("a KV cache", KV_DTYPES)], ...], _Any] = ("",)
-    weights: Annotated[tuple[Annotated[str, a_type("weights", WEIGHTS)], ...], _Any] = ("",)
-    recalls: Annotated[tuple[Annotated[str, one_of("recall mode", RECALLS)], ...], _Any] = (
-        "stage",
-    )
-    page_sizes: Annotated[tuple[Annotated[int, Meta(ge=1, le=MOST_PAGE_TOKENS)], ...], _Any] = (1,)
-    tree_attention: Annotated[tuple[bool, ...], _Any] = (True,)
-    calibrations: Names = ()
-    first: Count = 0
-    episodes: Count = 0  # 0: all that follow
-    quality: bool = True
+    traces: Annotated[tuple[str, ...], _Any] = ()
+    calibrations: Annotated[tuple[str, ...], _Any] = ()
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -80,15 +70,29 @@ class Group(Budgets):
                 raise UsageError(f"{name} is empty: name at least one, or leave it out")
 
     @property
-    def machines(self) -> tuple[tuple[str, ...], ...]:
-        """The values of each key of `MACHINE`."""
-        gpus = self.gpus, self.hosts, self.engines
-        return *gpus, self.models, self.kv_dtypes, self.weights
+    def machines(self) -> list[tuple[Any, ...]]:
+        """The values of each option of `MACHINE`."""
+        return [getattr(self, key_of(name)) for name in MACHINE]
 
     @property
-    def layouts(self) -> tuple[tuple[Any, ...], ...]:
-        """The values of each key of `LAYOUT`."""
-        return self.recalls, self.page_sizes, self.tree_attention
+    def part(self) -> dict[str, Any]:
+        """The options of `PART`."""
+        return {name: getattr(self, name) for name in PART}
+
+
+def _fields() -> Iterator[tuple[str, Any, Any]]:
+    """The keys of a group that are options of a replay."""
+    for each in declared(ReplayOptions):
+        if each.name in MACHINE:
+            values: Any = Annotated[tuple[each.kind, ...], _Any]  # type: ignore[name-defined]
+            yield key_of(each.name), values, field(default=(each.default,))
+        elif each.name in PART:
+            least = Meta(ge=each.option.least)
+            value: Any = each.kind if each.option.least is None else Annotated[each.kind, least]
+            yield each.name, value, field(default=each.default or each.kind())
+
+
+_GROUP: type[Group] = make_dataclass("Group", _fields(), bases=(Group,), frozen=True)
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,8 @@ def grid_of(raw: Mapping[str, Any]) -> Grid:
     if alone or not (groups or blocks["live"]):
         groups.insert(0, ("", own))
     else:
-        convert(Group, own)
-    found = [(place, convert(Group, table, place)) for place, table in groups]
+        convert(_GROUP, own)
+    found = [(place, convert(_GROUP, table, place)) for place, table in groups]
     for place, group in found:
         for key in ("traces", "policies"):
             if not getattr(group, key):

@@ -29,9 +29,10 @@ from arborsim.play import served
 from arborsim.play.results import ANY
 from arborsim.policies.registry import build, values_of
 from arborsim.products.calibrate.documents import apply, read_calibration
+from arborsim.products.options import MachineOptions
 from arborsim.products.replay.run import SOURCES
 from arborsim.products.sweep.arms import Arm, arms_of, code_of, shown
-from arborsim.products.sweep.grid import LAYOUT, MACHINE, Budgets, Group, grid_of, read_toml
+from arborsim.products.sweep.grid import MACHINE, PART, Budgets, Group, grid_of, read_toml
 from arborsim.searches import find_search
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Geometry
@@ -40,8 +41,8 @@ from arborsim.trace.schema import Geometry
 VERSION = 2
 #: Parameters that tell a cell from all others of its folder: the first columns of its file.
 PARAMETERS = (
-    *("kind", "trace", "policy", "settings", "budget", *MACHINE, *LAYOUT),
-    *("first", "episodes", "quality", "more"),
+    *("kind", "trace", "policy", "settings", "budget"),
+    *(*MACHINE, *PART, "more"),
 )
 #: The sources that a cell's figures depend on.
 CODE = {
@@ -175,38 +176,38 @@ class _Replays:
                 number * (len(group.budgets) if build(use).uses_budget else 1)
                 for use, number in uses.items()
             )
-        lists = (*group.machines, *group.layouts)
-        return arms * len(self._traces(group)) * math.prod(map(len, lists))
+        return arms * len(self._traces(group)) * math.prod(map(len, group.machines))
 
     def jobs(self, group: Group) -> Iterator[Job]:
         """All combinations, those of a trace together."""
-        machines, layouts = list(product(*group.machines)), list(product(*group.layouts))
+        machines = [
+            MachineOptions(**dict(zip(MACHINE, values, strict=True)))
+            for values in product(*group.machines)
+        ]
         for path in self._traces(group):
             reader = self._readers[path]
-            if not range(reader.num_episodes)[group.first :]:
-                raise UsageError(f"{path}: no episode {group.first}; it has {reader.num_episodes}")
+            if not range(reader.num_episodes)[group.part["first"] :]:
+                first = group.part["first"]
+                raise UsageError(f"{path}: no episode {first}; it has {reader.num_episodes}")
             arms = self._arms(group, reader)
-            part = {"first": group.first, "episodes": group.episodes, "quality": group.quality}
-            for values in machines:
-                told = dict(zip(MACHINE, values, strict=True))
-                named = {key: told[key] for key in ("gpu", "host", "engine")}
-                types = told["weights"], told["kv_dtype"]
-                model, geometry = self._model(told["model"], *types, reader.info.geometry)
-                inputs = {"trace": self._digests[path], "machine": self._profile(*named.values())}
+            for on in machines:
+                types = on.model, on.weights, on.kv_dtype
+                model, geometry = self._model(*types, reader.info.geometry)
+                files = {key: self._file(getattr(on, key)) for key in ("gpu", "host", "engine")}
+                inputs = {"trace": self._digests[path], "machine": self._profile(*files.values())}
                 inputs["model"] = digest(geometry)
-                head = {"kind": "replay", "trace": self._names[path], "more": ""} | told | part
-                given: dict[str, Any] = {"traces": str(path)} | told | part
-                given |= {key: self._file(name) for key, name in named.items()}
-                given |= {"model": self._file(told["model"], ".json")}
-                given |= {"episodes": group.episodes or None}
+                told = vars(on) | group.part
+                head = {"kind": "replay", "trace": self._names[path], "more": ""} | told
+                given = {"traces": str(path)} | told | files
+                given |= {"model": self._file(on.model, ".json")}
+                given |= {"episodes": told["episodes"] or None}
                 for arm in arms:
                     why = self._cannot(arm, reader, geometry)
                     cells = [b.text for b in group.budgets] if arm.policy.uses_budget else [ANY]
-                    for budget, values in product(cells, layouts):
-                        layout = dict(zip(LAYOUT, values, strict=True))
+                    for budget in cells:
                         yield Job(
-                            head | layout | {"model": model} | arm.head(budget),
-                            given | layout | arm.given(budget),
+                            head | {"model": model} | arm.head(budget),
+                            given | arm.given(budget),
                             inputs | arm.inputs,
                             why,
                         )
@@ -250,8 +251,7 @@ class _Replays:
 
     def _load_profile(self, gpu: str, host: str, engine: str) -> str:
         """A digest of all that is known of a machine."""
-        gpu_file, host_file, engine_file = map(self._file, (gpu, host, engine))
-        return load_profile(gpu_file, host_file or None, engine_file).digest
+        return load_profile(gpu, host or None, engine).digest
 
     def _load_model(
         self, model: str, weights: str, kv_dtype: str, recorded: Geometry
@@ -290,16 +290,15 @@ def _live_jobs(
         apart = ("task", "model", "recall", "first", "episodes", "settings")
         more = {key: setting_text(value) for key, value in told.items() if key not in apart}
         more |= dict(each.split("=", 1) for each in _settings(told))
-        head = {
-            **dict.fromkeys(("host", "engine", "kv_dtype"), ""),
+        head = MACHINE | {
             "kind": "live",
             "trace": told.get("task") or told.get("model") or "chain",
             "gpu": told.get("gpu", told.get("device", "cpu")),
+            "engine": "",
             "model": told.get("model", ""),
             "weights": told.get("dtype", ""),
-            "recall": told.get("recall", "stage"),
+            "recall": told.get("recall", MACHINE["recall"]),
             "page_size": told.get("page_tokens", 0),
-            "tree_attention": True,
             **{key: told.get(key, 0) for key in ("first", "episodes")},
             "quality": False,
             "more": shown(more),

@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from arborsim.core.tables import csv_text
 from arborsim.play.results import ANY
 from arborsim.products.replay import figures as replay_figures
 from arborsim.products.replay.tables import COLUMNS, GROUPS, NAMES
@@ -26,32 +25,20 @@ from arborsim.products.sweep.compare import (
     text_of,
     to_frame,
 )
+from arborsim.products.sweep.grid import MACHINE
 from arborsim.report import images
 from arborsim.report.images import Plot
-from arborsim.report.lines import print_tables
-from arborsim.report.report import Facts, Report, Section, Shown, write
-from arborsim.report.table import (
-    LABEL,
-    NAME,
-    Column,
-    Table,
-    print_heading,
-    read_columns,
-    shown,
-    terminal,
-)
-from arborsim.report.words import counted, listed, plain
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from arborsim.report.report import Facts, Listed, Printed, Report, Section, Shown
+from arborsim.report.table import LABEL, NAME, Column, Table, read_columns, shown
+from arborsim.report.words import counted, listed
 
 #: Parameters that a place is named by, and what those that say nothing have.
 _PLACE = {
     "kind": "replay",
-    **dict.fromkeys(("trace", "gpu", "host", "engine", "model", "kv_dtype", "weights"), ""),
-    "recall": "stage",
-    "page_size": 1,
-    "tree_attention": True,
+    "trace": "",
+    **MACHINE,
+    "gpu": "",
+    "engine": "",
     "first": 0,
     "episodes": 0,
     "quality": True,
@@ -136,27 +123,17 @@ def shown_by(report: SweepReport) -> tuple[str, ...]:
     return grouping(report) if report.by or len(report.rows) > MOST_CELLS else ()
 
 
-def tables(report: SweepReport) -> Iterator[tuple[str, Table[Any]]]:
-    """Yield groups if they were asked for or there are many cells, else the cells."""
+def _printed(report: SweepReport, width: int) -> Iterator[Printed]:
+    """Groups if they were asked for or there are many cells, else the cells."""
     if by := shown_by(report):
-        yield _title(report, by), group_table(report, by)
+        yield _title(report, by), "", [("", group_table(report, by))]
         return
     for place, rows in places(report.rows).items():
-        yield place, table(rows)
+        yield place, "", [("", table(rows))]
 
 
 def _title(report: SweepReport, by: Sequence[str]) -> str:
     return f"Means of {counted(len(report.rows), 'cell')} by {', '.join(by)}"
-
-
-def print_sweep(report: SweepReport, console: Console | None = None) -> None:
-    """Print the tables at the width of the terminal, and what could not run."""
-    console = console or terminal()
-    for place, each in tables(report):
-        print_heading(console, place, "")
-        print_tables(console, [("", each)], implied=("right_interval", "total"))
-    for line in notes(report, shown_by(report)):
-        console.print(plain(line), style="dim", markup=False)
 
 
 def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
@@ -250,24 +227,30 @@ def _about_means(rows: Sequence[Grouped], report: SweepReport, by: Sequence[str]
             yield f"{COLUMNS[key].title} is known of {known} of {len(report.done)} cells."
 
 
-def write_page(report: SweepReport, path: Path, command: str) -> None:
-    """Write one page: a table of groups or cells that sorts, and memory against what each knows."""
+def report_of(report: SweepReport, command: str) -> Report:
+    """The answer, groups or cells, and memory against what each knows."""
     rows = report.rows
     by = grouping(report) if report.by else ()
     sections = {id(row): place for place, own in places(rows).items() for row in own}
     cells = replace(table(rows), section=lambda row: sections[id(row)], titled=True)
-    shown = Shown(group_table(report, by) if by else cells)
-    first = Section("cells", "Groups" if by else "Cells", (shown, *notes(report, by)))
-    made = Report(
+    compared = Shown(
+        group_table(report, by) if by else cells,
+        printed=partial(_printed, report),
+        implied=("right_interval", "total"),
+    )
+    found = notes(report, shown_by(report))
+    return Report(
         "sweep",
         _title(report, by) if by else "A sweep compared",
         command,
-        (first, *images.sections(list(_plots(rows)))),
+        (
+            Section("answer", "The answer", [Listed(found)] if found else []),
+            Section("cells", "Groups" if by else "Cells", (compared,)),
+        ),
+        lambda: images.sections(list(_plots(rows))),
         (Facts("Settings", {"folder": report.folder, "cells": str(len(rows))}),),
-        csv_text(group_frame(report, by) if by else to_frame(report)),
-        "cells.csv",
+        {"cells.csv": partial(group_frame, report, by) if by else partial(to_frame, report)},
     )
-    write(made, path)
 
 
 def _plots(rows: Iterable[CellRow]) -> Iterator[Plot]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     import os
 
     import pandas as pd
-    from rich.console import Console
 
     from arborsim.products.tune.run import Tuned
-    from arborsim.report.table import Table
+    from arborsim.report.report import Report
 
 _STUDY = "sqlite:///tune.sqlite"  # where the command keeps the study
 
@@ -203,25 +202,21 @@ class TuneResults(Results):
         UsageError
             The page cannot be written, nothing was held out, or the results come from a file.
         """
-        from arborsim.products.replay.report import write_report
+        from arborsim.products.replay.report import report_of
+        from arborsim.report.report import write
 
         if self.raw.question is None:
             raise not_in_file("the page shows memory over time", self._again)
         if self.raw.held_out is None:
             raise UsageError("no trace has a second episode, so nothing was held out to report on")
         path = output_path(path)
-        write_report(self.raw.held_out, path)
+        write(report_of(self.raw.held_out), path)
         return path
 
-    def print(self, console: Console | None = None) -> None:
-        from arborsim.products.tune.tables import print_front
+    def describe(self) -> Report:
+        from arborsim.products.tune.tables import report_of
 
-        print_front(self.raw, console)
-
-    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        from arborsim.products.tune.tables import front_table
-
-        return [("", front_table(self.raw))]
+        return report_of(self.raw)
 
     @property
     def _again(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.tables import check_columns, columns_of
 from arborsim.products.tune.run import Figures, Trial, Tuned
-from arborsim.report.lines import print_tables
+from arborsim.report.report import Answer, Facts, Report, Section, Shown
 from arborsim.report.table import (
     LABEL,
     UNKNOWN,
@@ -17,13 +17,11 @@ from arborsim.report.table import (
     Table,
     name_column,
     shown,
-    terminal,
 )
 from arborsim.report.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
 _QUALITY = {"kept": ("Attention kept", ("attn.", "kept")), "error": ("Output error", ("error",))}
 _MEMORY = {"peak": "HBM peak", "byte-seconds": "HBM byte-seconds"}
@@ -98,12 +96,15 @@ def notes(tuned: Tuned) -> list[str]:
     return found
 
 
-def print_front(tuned: Tuned, console: Console | None = None) -> None:
-    """Print the front, at the width of the terminal, and what to know about it."""
-    console = console or terminal()
-    print_tables(console, [(f"{tuned.policy}: the front", front_table(tuned))])
-    for line in notes(tuned):
-        console.print(line, markup=False)
+def report_of(tuned: Tuned) -> Report:
+    """Make the report of the front."""
+    table, (found, *others) = front_table(tuned), notes(tuned)
+    sections = (
+        Section("answer", "The answer", (Answer([found]), *others)),
+        Section("table", "The front", (Shown(table),)),
+    )
+    columns = Facts("Columns", table.definitions())
+    return Report("tune", f"{tuned.policy}: the front", "", sections, appendix=(columns,))
 
 
 def to_frame(tuned: Tuned) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,9 @@ from arborsim.products.results import Results
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
     from arborsim.products.validate.results import Validation
-    from arborsim.report.table import Table
+    from arborsim.report.report import Report
 
 
 class ValidationResults(Results):
@@ -59,12 +58,10 @@ class ValidationResults(Results):
             }
         )
 
-    def report(self, path: str | os.PathLike[str]) -> Path:
-        from arborsim.products.validate.report import write_page
+    def describe(self) -> Report:
+        from arborsim.products.validate.report import report_of
 
-        path = output_path(path)
-        write_page(self.raw, path)
-        return path
+        return report_of(self.raw)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         from arborsim.products.validate.files import write_results
@@ -74,20 +71,6 @@ class ValidationResults(Results):
             return super().save(path)
         write_results(self.raw, self._request, path)
         return path
-
-    def print(self, console: Console | None = None) -> None:
-        from arborsim.products.validate.report import print_validation
-
-        print_validation(self.raw, console)
-
-    def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
-        return ()
-
-    def _repr_html_(self) -> str:
-        frame = self.summary()
-        keys = ["policy", "budget", "searches", "parity", "calls", "equal_calls", "peaks_equal",
-                "correct", "judged"]  # fmt: skip
-        return str(frame[keys].to_html(index=False, border=0))
 
     @classmethod
     def read_file(cls, path: Path) -> ValidationResults:

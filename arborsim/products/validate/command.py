@@ -188,11 +188,13 @@ def _run(request: LiveRequest, keeper: Keeper) -> None:
     except KeyboardInterrupt:
         stopped = True
     if keeper.result.checks:
-        from arborsim.products.validate.report import print_validation, write_page
+        from arborsim.products.validate.report import report_of
+        from arborsim.report.report import write
+        from arborsim.report.text import print_report
 
-        page = keeper.path.with_name(PAGE)
-        print_validation(keeper.result)
-        write_page(keeper.result, page)
+        page, report = keeper.path.with_name(PAGE), report_of(keeper.result)
+        print_report(report)
+        write(report, page)
         print(f"wrote {keeper.path} and {page}")
     if not stopped:
         return

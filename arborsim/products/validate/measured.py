@@ -16,6 +16,7 @@ from arborsim.report.progress import PatientProgress
 if TYPE_CHECKING:
     from arborsim.products.validate.comparison_log import ComparisonLog
     from arborsim.products.validate.published_report import Published
+    from arborsim.report.report import Report
 
 Run = TypeVar("Run")
 Played = TypeVar("Played")
@@ -80,12 +81,7 @@ def published(
     from arborsim.products.validate import serving
     from arborsim.products.validate.aiconfigurator import installed
     from arborsim.products.validate.published import KeptRun, compare, compare_asking
-    from arborsim.products.validate.published_report import (
-        Published,
-        print_published,
-        write_frame,
-        write_page,
-    )
+    from arborsim.products.validate.published_report import Published, report_of, write_frame
 
     output.check(fidelity=fidelity)
     runs, other = serving.read_runs(file), installed() if aiconfigurator else ""
@@ -95,13 +91,9 @@ def published(
     result = Published(played, about)
     if output.out is not None:
         write_frame(result, output.out)
-    if output.report is not None:
-        write_page(result, output.report)
     if fidelity is not None:
         _write_fidelity(result, fidelity)
-    if log is not None:
-        log.path.unlink()
-    print_published(result)
+    _shown(report_of(result), output, log)
 
 
 def policies(
@@ -128,9 +120,8 @@ def policies(
     from arborsim.products.validate.policies import KeptPolicy, compare
     from arborsim.products.validate.policies_report import (
         MeasuredPolicies,
-        print_policies,
+        report_of,
         write_frame,
-        write_page,
     )
     from arborsim.products.validate.policy_runs import SOURCE, read_policy_runs
 
@@ -141,11 +132,7 @@ def policies(
     result = MeasuredPolicies(played, _sources(file, SOURCE))
     if output.out is not None:
         write_frame(result, output.out)
-    if output.report is not None:
-        write_page(result, output.report)
-    if log is not None:
-        log.path.unlink()
-    print_policies(result)
+    _shown(report_of(result), output, log)
 
 
 def _log(
@@ -187,6 +174,18 @@ def _compared(
         if log is not None:
             log.close()
     return tuple(found)
+
+
+def _shown(report: Report, output: ComparisonOutput, log: ComparisonLog[Any] | None) -> None:
+    """Write the page, drop the log that is needed no more, and print."""
+    from arborsim.report.report import write
+    from arborsim.report.text import print_report
+
+    if output.report is not None:
+        write(report, output.report)
+    if log is not None:
+        log.path.unlink()
+    print_report(report)
 
 
 def _sources(file: Path | None, shipped: str, **others: str) -> dict[str, str]:

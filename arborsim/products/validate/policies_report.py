@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborsim.core.tables import csv_text, made_by, write_table
+from arborsim.core.tables import made_by, write_table
 from arborsim.products.validate.policies import SMALLEST_EFFECT, PlayedPolicy, SimulatedArm
 from arborsim.products.validate.published_errors import Errors
 from arborsim.products.validate.published_report import not_played
 from arborsim.report import page
-from arborsim.report.lines import print_tables
 from arborsim.report.report import (
     Answer,
     Choice,
@@ -23,14 +23,12 @@ from arborsim.report.report import (
     Report,
     Section,
     Shown,
-    write,
 )
-from arborsim.report.table import LABEL, REMARK, Column, Table, name_column, terminal
-from arborsim.report.words import counted, percent, plain
+from arborsim.report.table import LABEL, REMARK, Column, Table, name_column
+from arborsim.report.words import counted, percent
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
 _GROUPS = (
     "Rows in one setting that no constant was fitted on. A sign is judged where the policy is more "
@@ -206,27 +204,6 @@ def wrong_signs(rows: Sequence[PlayedPolicy]) -> list[str]:
     ]
 
 
-def print_policies(result: MeasuredPolicies, console: Console | None = None) -> None:
-    """Print the answer, errors by group, wrong signs, and what was not played."""
-    console = console or terminal()
-
-    def say(text: str) -> None:
-        console.print(plain(text), markup=False)
-
-    for sentence in sentences(result.rows):
-        say(sentence)
-    if any(each.policy for each in result.rows):
-        print_tables(console, [("Policy over full retention", _table(result.rows))])
-    for title, items in (
-        ("Wrong signs:", wrong_signs(result.rows)),
-        ("Not played:", not_played(result.rows)),
-    ):
-        if items:
-            say(title)
-        for item in items:
-            say(f"  {item}")
-
-
 def _table(rows: Sequence[PlayedPolicy]) -> Table[Line]:
     found = lines(rows)
     kept = [column for column in LINES[1:] if not column.empty(found)]
@@ -256,41 +233,37 @@ def write_frame(result: MeasuredPolicies, path: Path) -> None:
     write_table(to_frame(result), path, made_by("policies", "arborsim validate policies"))
 
 
-def write_page(result: MeasuredPolicies, path: str | Path) -> None:
-    """Write the page; `UsageError` where the file cannot be written."""
-    write(report_of(result), path)
-
-
 def report_of(result: MeasuredPolicies) -> Report:
-    """Make the report of the page."""
+    """Make the report of the rows."""
     rows = result.rows
     played = [each for each in rows if each.policy]
-    sections = [Section("answer", "The answer", (Answer(sentences(rows)),))]
     shown = _table(rows)
+    sections = [Section("answer", "The answer", (Answer(sentences(rows)),))]
     if played:
-        known = [each for each in played if not math.isnan(each.error)]
-        every = Shown(Table(played, ROWS), "rows-table", "Every row")
+        every = Shown(Table(played, ROWS), "rows-table", "Every row", printed=lambda width: ())
         sections += [
             Section("groups", "By group", (_GROUPS, Shown(shown, "groups-table", "By group"))),
-            Section(
-                "scatter", "Ratio, row by row",
-                (_SCATTER, Figures("scatter", [Choice(scatter(known))])),
-            ),
             Section("rows", "Every row", (every,)),
-        ]  # fmt: skip
+        ]
+
+    def pictures() -> Iterator[Section]:
+        if known := [each for each in played if not math.isnan(each.error)]:
+            points = Figures("scatter", [Choice(scatter(known))])
+            yield Section("scatter", "Ratio, row by row", (_SCATTER, points))
+
     return Report(
         "policies",
         "Policies on engines",
         f"{counted(len(played), 'row')} of {len(rows):,} played: {result.about['runs']}",
         sections,
+        pictures,
         (
-            Listed(wrong_signs(rows), "Wrong signs"),
-            Listed(not_played(rows), "Not played"),
+            Listed(wrong_signs(rows), "Wrong signs", printed=True),
+            Listed(not_played(rows), "Not played", printed=True),
             Facts("Settings", dict(result.about)),
             Facts("Columns", shown.definitions()),
         ),
-        csv_text(to_frame(result)),
-        "arborsim-policies.csv",
+        {"arborsim-policies.csv": partial(to_frame, result)},
     )
 
 

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from arborsim.core.errors import UnknownName
-from arborsim.core.tables import csv_text, made_by, write_table
+from arborsim.core.tables import made_by, write_table
 from arborsim.products.validate import published, published_errors
 from arborsim.products.validate.aiconfigurator import NotPredicted, Prediction
 from arborsim.products.validate.published import PlayedRun
 from arborsim.products.validate.published_errors import ErrorLine
 from arborsim.report import page
-from arborsim.report.lines import print_tables
 from arborsim.report.report import (
     Answer,
     Choice,
     Facts,
     Figures,
     Listed,
+    Printed,
     Report,
     Section,
     Shown,
-    write,
 )
-from arborsim.report.table import LABEL, REMARK, Column, Table, name_column, terminal
-from arborsim.report.words import counted, percent, plain
+from arborsim.report.table import LABEL, REMARK, Column, Table, name_column
+from arborsim.report.words import counted, percent
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
 FORMATS = (".csv", ".parquet")
 _ERRORS = (
@@ -186,36 +185,17 @@ def odd_runs(runs: Sequence[PlayedRun]) -> list[str]:
     return [f"{each.run.name}: {each.odd}" for each in runs if each.odd]
 
 
-def print_published(result: Published, console: Console | None = None) -> None:
-    """Print the answer, errors by group, the worst runs, and what is odd or was not played."""
-    console = console or terminal()
-
-    def say(text: str, **style: Any) -> None:
-        console.print(plain(text), markup=False, **style)
-
-    runs = result.runs
-    for sentence in sentences(runs):
-        say(sentence)
-    if any(each.simulated for each in runs):
-        groups = [
+def _printed(runs: Sequence[PlayedRun], width: int) -> Iterator[Printed]:
+    yield (
+        "",
+        "",
+        [
             ("Time per output token (TPOT)", error_table(runs, TPOT)),
             ("Time to first token (TTFT) where little queues", error_table(runs, TTFT)),
             ("Output tokens per second", error_table(runs, RATE)),
             ("AIConfigurator's TPOT (AIC), and ours on the same runs", error_table(runs, OTHERS)),
-        ]
-        print_tables(console, groups)
-        say("Worst judged runs, TPOT simulated / measured:")
-        for number, each in enumerate(published_errors.worst(runs), 1):
-            odd = f" ({each.odd})" if each.odd else ""
-            say(f"{number:4}. {_factor(each):.2f}  {each.run.name}{odd}")
-    for title, items in (
-        ("Odd runs (counted all the same):", odd_runs(runs)),
-        ("Not played:", not_played(runs)),
-    ):
-        if items:
-            say(title)
-        for item in items:
-            say(f"  {item}")
+        ],
+    )
 
 
 def to_frame(result: Published) -> pd.DataFrame:
@@ -263,55 +243,55 @@ def write_frame(result: Published, path: Path) -> None:
     write_table(to_frame(result), path, made_by("published", "arborsim validate published"))
 
 
-# --- the page ---
-
-
-def write_page(result: Published, path: str | Path) -> None:
-    """Write the page; `UsageError` where the file cannot be written."""
-    write(report_of(result), path)
-
-
 def report_of(result: Published) -> Report:
-    """Make the report of the page."""
+    """Make the report of the runs."""
     runs = result.runs
     played = [each for each in runs if each.simulated]
     errors, others = error_table(runs, ERRORS), error_table(runs, OTHERS)
     asked = len(others.columns) > 1
     sections = [Section("answer", "The answer", (Answer(sentences(runs)),))]
     if played:
-        worst = Shown(Table(published_errors.worst(runs), WORST), "worst-table", "Worst runs")
-        shown = Shown(errors, "errors-table", "Errors by group")
-        theirs = Shown(others, "others-table", "AIConfigurator's errors by group")
+        worst = Shown(
+            Table(published_errors.worst(runs), WORST),
+            "worst-table",
+            "Worst runs",
+            printed=lambda width: [("Worst judged runs", "", [("", worst.table)])],
+        )
+        shown = Shown(errors, "errors-table", "Errors by group", printed=partial(_printed, runs))
+        theirs = Shown(
+            others,
+            "others-table",
+            "AIConfigurator's errors by group",
+            printed=lambda width: (),  # errors by group have them in a terminal
+        )
         sections += [
             Section("errors", "Errors by group", (_ERRORS, shown)),
             Section("others", "Next to AIConfigurator", (_OTHERS, *[theirs] * asked)),
-            Section(
-                "scatter",
-                "Time per output token, run by run",
-                (_SCATTER, Figures("scatter", [Choice(scatter(played))])),
-            ),
-            Section(
-                "shares",
-                "How many runs are off by how much",
-                (_SHARES, Figures("shares", [Choice(shares(played))])),
-            ),
             Section("worst", "The worst runs", (_WORST, worst)),
         ]
+
+    def pictures() -> Iterator[Section]:
+        if played:
+            points = Figures("scatter", [Choice(scatter(played))])
+            yield Section("scatter", "Time per output token, run by run", (_SCATTER, points))
+            steps = Figures("shares", [Choice(shares(played))])
+            yield Section("shares", "How many runs are off by how much", (_SHARES, steps))
+
     definitions = errors.definitions() | (others.definitions() if asked else {})
     return Report(
         "published",
         "Published serving runs",
         f"{counted(len(played), 'run')} of {len(runs):,} played: {result.about['runs']}",
         sections,
+        pictures,
         (
-            Listed(odd_runs(runs), "Odd runs, counted all the same"),
-            Listed(not_played(runs), "Not played"),
+            Listed(odd_runs(runs), "Odd runs, counted all the same", printed=True),
+            Listed(not_played(runs), "Not played", printed=True),
             Facts("What was assumed", assumptions()),
             Facts("Settings", dict(result.about)),
             Facts("Columns", definitions),
         ),
-        csv_text(to_frame(result)),
-        "arborsim-published.csv",
+        {"arborsim-published.csv": partial(to_frame, result)},
     )
 
 

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from arborsim.products.validate import figures, results
-from arborsim.report.lines import print_tables
 from arborsim.report.report import (
     Answer,
     Facts,
     Figures,
     Listed,
+    Printed,
     Report,
     Section,
     Shown,
-    write,
 )
-from arborsim.report.table import Table, read_columns, terminal
+from arborsim.report.table import Table, read_columns
 from arborsim.report.words import counted, percent, plain
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: Below this width some columns are left out.
 _WIDE = 116
@@ -41,22 +38,6 @@ _JACCARD = (
 )
 _QUALITY = "One dot per policy and budget; those with infeasible problems rest on fewer searches."
 
-#: What each part of the verdict is about, and what would be a fault.
-MEANINGS = {
-    "Plans": "A shadow run lets the policy decide next to the live model, removing nothing; the "
-    "same search is then replayed from its recording. All must decide alike: a difference is a "
-    "fault of the simulator.",
-    "Bytes": "The live cache and the simulated ledger count the same tokens at the same moments. "
-    "All must be equal to the byte: a difference is a fault of one of the two.",
-    "Time": "Simulated seconds are as good as the profile of the machine, and noisy where other "
-    "work runs at the same time. The aim is 15% per generated token in the median.",
-    "Policies": "Signals, scores, decisions and moves, as a share of all seconds. On small models "
-    "the forward pass is short, and the share large.",
-    "Decisions under real eviction": "Removing tokens changes what the model computes later, and "
-    "so what the policy sees. A replay cannot know that: 1 means that it changed nothing.",
-    "Quality": "Whether figures of a replay rank policies as right answers do. It is a result, "
-    "not a test: answers are only known from live runs.",
-}
 #: Relative error of the seconds per token that is aimed at, in the median.
 _AIM = 0.15
 
@@ -84,8 +65,8 @@ def verdict(checks: Sequence[results.CellCheck]) -> str:
     )
 
 
-def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
-    """The verdict, part by part; each begins with a key of `MEANINGS`."""
+def parts(checks: Sequence[results.CellCheck]) -> dict[str, str]:
+    """The verdict, part by part: what was found, and what that means."""
     lines = results.lines_of(checks)
     ran = [line for line in lines if line.searches]
 
@@ -94,57 +75,58 @@ def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
 
     errors = {error.term: error for error in results.term_errors(ran)}
     token, thread, against = (errors[n] for n in ("per_token_s", "thread_s", "against_full_s"))
-    time = f"Time: seconds per token {off(token)}."
+    time = f"Seconds per token {off(token)}."
     if against.lines:  # the machine's pace of the moment cancels out
         time += f" As multiples of full retention's in this run, {off(against)}."
     if thread.lines:
         terms_s = sum(line.live_s[results.TERMS.index("total_s")] for line in ran)
-        time += (
-            " Seconds are CPU time of the searching thread here, of which the terms are "
-            f"{percent(terms_s / sum(line.thread_s for line in ran))}; against all of it the sum "
-            f"is {off(thread)}."
-        )
-    said = [
-        f"Plans: {total('parity', lines):,} of {len(checks):,} shadow runs decide exactly as the "
-        f"replay of their own recording ({total('equal_moves', lines):,} of "
-        f"{total('shadow_moves', lines):,} moves).",
-        f"Bytes: equal to the byte after {total('equal_calls'):,} of {total('calls'):,} steps of "
-        f"{total('searches'):,} live searches; all {len(results.PEAKS)} peaks equal in "
-        f"{total('peaks_equal'):,}.",
-        time,
-        _policies(ran),
-        "Decisions under real eviction: Jaccard index of the tokens in HBM "
-        f"{_median([line.jaccard_before for line in ran])} while the tokens are the same, "
-        f"{_median([line.jaccard_after for line in ran])} after that (medians over policies and "
-        "budgets).",
-    ]
+        share = percent(terms_s / sum(line.thread_s for line in ran))
+        time += f" Of the searching thread's CPU time the terms are {share}; the sum is"
+        time += f" {off(thread)}."
     ranks = results.rank_agreements(checks)
-    said += [
-        f"Quality: {rank.figure.replace('_', ' ')} against live accuracy, Spearman "
+    quality = " ".join(
+        f"{rank.figure.replace('_', ' ').capitalize()} against live accuracy, Spearman "
         f"{rank.rho:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}] over {rank.lines} policies and "
         f"budgets, {rank.problems} problems each."
         for rank in ranks
-    ]
+    )
     if not ranks:
-        problems = len({check.episode for check in checks})
-        said.append(
-            f"Quality: {counted(problems, 'problem')} and {len(ran)} policies and budgets are too "
-            f"few to rank accuracies; at least {results.LEAST_PROBLEMS} problems are needed."
+        problems = counted(len({check.episode for check in checks}), "problem")
+        quality = (
+            f"{problems} and {len(ran)} policies and budgets are too few to rank accuracies; at "
+            f"least {results.LEAST_PROBLEMS} problems are needed."
         )
-    return said
+    before, after = ([getattr(line, f"jaccard_{n}") for line in ran] for n in ("before", "after"))
+    return {
+        "Plans": f"{total('parity', lines):,} of {len(checks):,} shadow runs decide exactly as the "
+        f"replay of their own recording ({total('equal_moves', lines):,} of "
+        f"{total('shadow_moves', lines):,} moves): a difference is a fault of the simulator.",
+        "Bytes": f"Equal to the byte after {total('equal_calls'):,} of {total('calls'):,} steps of "
+        f"{total('searches'):,} live searches; all {len(results.PEAKS)} peaks equal in "
+        f"{total('peaks_equal'):,}: a difference is a fault of the cache or of the ledger.",
+        "Time": f"{time} Simulated seconds are as good as the profile of the machine, and noisy "
+        f"where other work runs. The aim is {_AIM:.0%} per generated token in the median.",
+        "Policies": f"{_policies(ran)} On small models the forward pass is short, and the share "
+        "large.",
+        "Decisions under real eviction": f"Jaccard index of the tokens in HBM {_median(before)} "
+        f"while the tokens are the same, {_median(after)} after that (medians): removing tokens "
+        "changes what the model computes later, which a replay cannot know.",
+        "Quality": f"{quality} Whether figures of a replay rank policies as right answers do is a "
+        "result, not a test.",
+    }
 
 
 def _policies(lines: Sequence[results.Line]) -> str:
     """The share of the seconds that deciding takes, measured and simulated."""
     shares = [(*line.policy_share(), line.name) for line in lines if line.live_s[-1] > 0]
     if not shares:
-        return "Policies: no time was measured."
+        return "No time was measured."
     live, simulated = (
         percent(float(np.median(side))) for side in list(zip(*shares, strict=True))[:2]
     )
     most, as_simulated, name = max(shares)
     return (
-        f"Policies: {live} of the seconds in the median, {simulated} simulated; most under {name} "
+        f"{live} of the seconds in the median, {simulated} simulated; most under {name} "
         f"({percent(most)}, {percent(as_simulated)} simulated)."
     )
 
@@ -234,80 +216,58 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 COLUMNS, _ERRORS = read_columns("arborsim.products.validate", _FUNCTIONS).values()
 
 
-def print_validation(result: results.Validation, console: Console | None = None) -> None:
-    """Print the verdict, the lines and the terms of the time; fits 80 columns."""
-    console = console or terminal()
-    if not result.checks:
-        console.print("Nothing was compared.")
-        return
-    lines = results.lines_of(result.checks)
+def _printed(lines: Sequence[results.Line], width: int) -> Iterator[Printed]:
+    """The lines, with the columns that fit, and what these mean."""
     table = Table(lines, COLUMNS)
-    if console.width < _WIDE:
+    if width < _WIDE:
         table = table.without(_NARROW)
-    print_tables(console, [("", table)])
+    yield "", "", [("", table)]
+    hidden = [column.title for column in COLUMNS if column not in table.columns]
+    missing = f" From {_WIDE} columns on also {', '.join(hidden)}." if hidden else ""
     legend = "; ".join(
         f"{c.title}: {c.about.replace('; ', ', ')}" for c in table.columns if c.about
     )
-    hidden = [column.title for column in COLUMNS if column not in table.columns]
-    missing = f" From {_WIDE} columns on also {', '.join(hidden)}." if hidden else ""
-    console.print(plain(f"{legend}.{missing}"), style="dim", markup=False)
-    for error in results.term_errors(lines):
-        if error.lines:
-            text = f"  {term_name(error)}: {off(error)}, n {error.lines}"
-            console.print(plain(text), markup=False)
-    for sentence in (verdict(result.checks), *sentences(result.checks), *result.left_out):
-        console.print(plain(sentence), markup=False)
-
-
-# --- the page ---
-
-
-def write_page(result: results.Validation, path: Path) -> None:
-    """Write the page; `UsageError` where the file cannot be written."""
-    write(report_of(result), path)
+    yield "", "", textwrap.wrap(plain(f"{legend}.{missing}"), width)
 
 
 def report_of(result: results.Validation) -> Report:
-    """Make the report of the page."""
+    """Make the report of a validation."""
     checks, about = result.checks, result.about
     lines = results.lines_of(checks)
     where = [about[key] for key in ("task", "search", "device", "GPU profile") if key in about]
-    parts: dict[str, str] = {}
-    for name, _, said in (sentence.partition(": ") for sentence in sentences(checks)):
-        parts[name] = f"{parts.get(name, '')} {said[0].upper()}{said[1:]}".lstrip()
-    parts = {name: f"{said} {MEANINGS[name]}" for name, said in parts.items()}
     table = Table(lines, COLUMNS)
     terms = Table(results.term_errors(lines), _ERRORS)
-    first = (Answer([verdict(checks)]), Facts("", parts))
-    held, pace = (
-        Figures("bytes", figures.held(checks), ("Policy",)),
-        Figures("time", figures.per_token(lines)),
-    )
-    ranks = Figures("quality", figures.quality(checks, lines), ("Figure",))
+    first = (Answer([verdict(checks)]), Facts("", parts(checks)))
     infeasible = [
         f"{c.policy} at {c.budget}, problem {c.episode}: {c.infeasible}"
         for c in checks
         if c.infeasible
     ]
+    compared = Shown(table, sorts=False, printed=partial(_printed, lines))
     sections = (
         Section("answer", "The verdict", first),
-        Section("table", "Policies and budgets", (Shown(table, sorts=False),)),
-        Section("bytes", "Bytes over time", (_BYTES, held, Listed(_peak_notes(result)))),
-        Section("time", "Time", (_TIME, pace, Shown(terms, "terms", "Errors by term", False))),
-        Section(
-            "decisions",
-            "Decisions when eviction is real",
-            (_JACCARD, Figures("jaccard", figures.drift(checks), ("Budget",))),
-        ),
-        Section("quality", "Quality", (_QUALITY, ranks)),
+        Section("table", "Policies and budgets", (compared,)),
+        Section("terms", "Errors of the time by term", (Shown(terms, "terms", sorts=False),)),
     )
+
+    def pictures() -> Iterator[Section]:
+        held = Figures("bytes", figures.held(checks), ("Policy",))
+        yield Section("bytes", "Bytes over time", (_BYTES, held, Listed(_peak_notes(result))))
+        yield Section("time", "Time", (_TIME, Figures("time", figures.per_token(lines))))
+        drift = Figures("jaccard", figures.drift(checks), ("Budget",))
+        yield Section("decisions", "Decisions when eviction is real", (_JACCARD, drift))
+        ranks = Figures("quality", figures.quality(checks, lines), ("Figure",))
+        yield Section("quality", "Quality", (_QUALITY, ranks))
+
     appendix = (
         Facts("Settings", dict(about)),
-        Listed([*result.left_out, *infeasible], "Left out"),
+        Listed([*result.left_out, *infeasible], "Left out", printed=True),
         Facts("Columns", table.definitions()),
     )
     title = "Simulated against measured"
-    return Report("validation", title, ", ".join(where), sections, appendix)
+    nothing = "" if checks else "nothing was compared"
+    said = ", ".join(where)
+    return Report("validation", title, said, sections, pictures, appendix, nothing=nothing)
 
 
 def _peak_notes(result: results.Validation) -> list[str]:

@@ -259,7 +259,9 @@ function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-byId("download")?.addEventListener("click", ({ target }) => download(target.dataset.file, DATA.csv));
+for (const button of document.querySelectorAll(".downloads button")) {
+  button.addEventListener("click", () => download(button.dataset.file, DATA.csv[button.dataset.file]));
+}
 
 // --- redrawing: in another width, another theme, and on paper ---
 

@@ -1,0 +1,68 @@
+"""A report in a terminal: its tables, then the answer in words and the notes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from arborsim.report.lines import print_tables
+from arborsim.report.report import Answer, Block, Facts, Heading, Listed, Report, Shown, Warned
+from arborsim.report.table import print_heading, terminal
+from arborsim.report.words import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Print a report at the width of the terminal; figures and other notes are on its page."""
+    console = console or terminal()
+    if report.subtitle:
+        console.print(plain(report.subtitle), style="bold", markup=False)
+    if report.nothing:
+        console.print(f"{report.nothing[0].upper()}{report.nothing[1:]}.")
+    sections = () if report.nothing else report.sections
+    blocks = [(each.name, block) for each in sections for block in each.blocks]
+    for _, block in blocks:
+        if isinstance(block, Shown):
+            _print_table(block, console)
+    answer = [block for name, block in blocks if name == "answer"]
+    others = (*(block for _, block in blocks), *report.appendix)
+    listed = [each for each in others if isinstance(each, Listed) and each.printed]
+    for block in (*answer, *listed):
+        for text, style in _lines(block):
+            console.print(plain(text), style=style, markup=False)
+
+
+def _print_table(shown: Shown, console: Console) -> None:
+    if shown.printed is None:
+        print_tables(console, [("", shown.table)], implied=shown.implied)
+    else:
+        for heading, about, content in shown.printed(console.width):
+            if heading or about:
+                print_heading(console, heading, about)
+            tables = [each for each in content if not isinstance(each, str)]
+            print_tables(console, tables, implied=shown.implied, names=shown.names)
+            for line in (each for each in content if isinstance(each, str)):
+                console.print(line, markup=False, no_wrap=True, crop=False)
+    for line in shown.legend:
+        console.print(plain(line), style="dim", markup=False)
+
+
+def _lines(block: Block) -> Iterator[tuple[str, str]]:
+    """The lines of a block, with their style."""
+    match block:
+        case str():
+            yield block, "dim"
+        case Heading(text):
+            yield text, "bold"
+        case Answer(sentences):
+            yield from ((each, "" if place else "bold") for place, each in enumerate(sentences))
+        case Warned(title, text):
+            yield f"{title} {text}", ""
+        case Facts(_, texts):
+            yield from ((f"{name}: {text}", "") for name, text in texts.items())
+        case Listed(texts, title):
+            if texts and title:
+                yield f"{title}:", ""
+            yield from ((f"  {each}" if title else each, "") for each in texts)
