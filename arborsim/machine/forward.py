@@ -321,7 +321,10 @@ class Forward:
                 _attention_bound(self.peak, table, self._kv, least) for least in (False, True)
             )
             model = window, self.geometry.head_dim, self._kv_heads, self._heads
-            found = self.tables.grid(table, self._kv, bound, *model, roofline=roofline)
+            # A GPU without products in 8 bits widens such a cache, and computes prompts in 16.
+            known = self.tables.types(table)
+            kind = self._kv if self._kv in known or self._kv != "fp8" else "bf16"
+            found = self.tables.grid(table, kind, bound, *model, roofline=roofline)
             if self.geometry.kv_bytes_per_element == _FP32:
                 found = found.scaled(_twice)
             self._attention[table, window] = found

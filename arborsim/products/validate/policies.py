@@ -155,7 +155,7 @@ class Setting:
         requests, concurrency = self._load(baseline)
         engine = ServingEngine(
             demands,
-            self._profile(baseline),
+            self._profile(baseline, kept[0].policy),
             geometry,
             ServingOptions(preemption="recompute", tensor_parallel=self.gpus),
             kv_bytes=self._kv_bytes(geometry, kept[-1], baseline),
@@ -231,26 +231,23 @@ class Setting:
         if what not in self.open:
             self.open.append(what)
 
-    def _profile(self, baseline: bool) -> HardwareProfile:
-        """The GPU under the engine as this arm ran it."""
+    def _profile(self, baseline: bool, built: str) -> HardwareProfile:
+        """The GPU under the engine as this arm ran it, with a policy that is `built` into it."""
         run, profile = self.run, self.profile
         engine = profile.engine
         assert engine is not None
-        policy = run.policy
-        own = engine.integrations.get(policy, engine.integrations.get(OTHER, Integration()))
-        if not baseline and policy not in engine.integrations:
-            self._left_open(f"no build of {policy} was measured: its seconds are assumed")
         changes: dict[str, Any] = {"asynchronous": not run.synchronous(baseline)}
         if graphs := run.graphs(baseline):
             changes["graphs"] = graphs
-        arm = replace(Integration() if baseline else own, **changes)
-        if baseline:
-            layers = self.geometry.layers
+        if built == "full":  # full retention, also in a cache of another type
+            arm, layers = replace(Integration(), **changes), self.geometry.layers
             longer_s = engine.layer_s + engine.lost_s(arm, layers)
             return replace(profile, engine=replace(engine, layer_s=longer_s))
-        return replace(
-            profile, engine=replace(engine, integrations={**engine.integrations, policy: arm})
-        )
+        known = engine.integrations
+        if built not in known:
+            self._left_open(f"no build of {built} was measured: its seconds are assumed")
+        arm = replace(known.get(built, known.get(OTHER, Integration())), **changes)
+        return replace(profile, engine=replace(engine, integrations={**known, built: arm}))
 
     def _kv_bytes(self, geometry: Geometry, kept: Kept, baseline: bool) -> int | None:
         """The arm's pool of keys and values; None where the machine's own is taken."""
