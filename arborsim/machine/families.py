@@ -47,7 +47,7 @@ def family_names() -> list[str]:
 
 @cache
 def _chain(family: str) -> tuple[dict[str, Any], ...]:
-    """What a family declares, before what those declare that it is like."""
+    """Declarations of a family, before what those declare that it is like."""
     table = _table("families.toml")
     found = [table[table["same"].get(family, family)]]
     while found[-1] is not table[_ROOT]:
@@ -77,7 +77,7 @@ def nested(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 class Numbers:
-    """What the formulas of a family say of one configuration.
+    """Numbers that the formulas of a family give for one configuration.
 
     ``numbers["head_dim"]`` is the value of that name, ``numbers.count("layers")`` a number that
     must be whole and not negative.  Both raise `UsageError` if a key is missing or senseless.
@@ -97,7 +97,7 @@ class Numbers:
         self._refuse_other_forms()
 
     def _refuse_other_forms(self) -> None:
-        """What the configuration says and the family does not declare."""
+        """A key of the configuration that the family does not declare."""
         declared = " ".join(str(value) for each in self._chain for value in each.values())
         kinds = self.config.get("layer_types")
         if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
@@ -185,7 +185,7 @@ class Numbers:
         return name
 
     def _key(self, key: str) -> Any:
-        """What the configuration says, or the family's default, or None."""
+        """The value in the configuration, or the family's default, or None."""
         default = self._defaults.get(key)
         value = self.config.get(key, default)
         if value is None or default is None:

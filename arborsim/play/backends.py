@@ -66,7 +66,7 @@ class ModelUsage:
 
     @property
     def sentence(self) -> str:
-        """What the model took, in a line."""
+        """Texts, seconds and memory of the model, in a line."""
         kind = {"reward": "reward model", "embed": "embedding model"}[self.role]
         kv = f", KV up to {self.peak_kv_bytes / 1e6:.3g} MB" if self.peak_kv_bytes else ""
         return (

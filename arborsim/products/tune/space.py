@@ -1,4 +1,4 @@
-"""What a study varies: settings and budgets, as ranges of numbers or choices of values."""
+"""The space of a study: settings and budgets, as ranges of numbers or choices of values."""
 
 from __future__ import annotations
 

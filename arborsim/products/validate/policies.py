@@ -80,7 +80,7 @@ class PlayedPolicy:
 
     @property
     def error(self) -> float:
-        """Of the ratio, simulated over measured less 1."""
+        """Error of the ratio: simulated over measured, less 1."""
         return self.ratio / self.run.ratio - 1
 
     @property
