@@ -24,11 +24,21 @@ _ROOT = "decoder"
 #: Keys under which a model of several parts holds the configuration of its language model.
 _NESTED = ("text_config", "thinker_config", "llm_config", "language_config", "llm", "decoder")
 _OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-    ast.USub: operator.neg, ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 _LARGEST = 1 << 62
 #: Keys of a mixture of experts, for families that have none.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -172,7 +182,8 @@ class Numbers:
         """The key of the configuration that a name stands for."""
         while isinstance(formula := next((d[name] for d in self._chain if name in d), None), str):
             nodes = list(ast.walk(_parsed(formula)))
-            called = {node.func.id for node in nodes if isinstance(node, ast.Call)}
+            functions = [node.func for node in nodes if isinstance(node, ast.Call)]
+            called = {each.id for each in functions if isinstance(each, ast.Name)}
             named = (
                 node.id if isinstance(node, ast.Name) else node.value
                 for node in nodes
