@@ -99,7 +99,7 @@ def _shape(n: Numbers) -> dict[str, int]:
 
 
 def _cache(n: Numbers, width: int) -> dict[str, int]:
-    """What the layers keep of a sequence."""
+    """The fields that say what layers keep of a sequence."""
     window_layers = n.count("window_layers")
     layers = max(n.count("layers", 1), kept := n.count("full_layers") + window_layers)
     found = {"cacheless_layers": layers - kept}

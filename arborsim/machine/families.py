@@ -57,7 +57,7 @@ def family_names() -> list[str]:
 
 @cache
 def _chain(family: str) -> tuple[dict[str, Any], ...]:
-    """What a family declares, before what those declare that it is like."""
+    """A family and those that it is like, the root last."""
     table = _table("families.toml")
     found = [table[table["same"].get(family, family)]]
     while found[-1] is not table[_ROOT]:
@@ -87,7 +87,7 @@ def nested(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 class Numbers:
-    """What the formulas of a family say of one configuration.
+    """The formulas of a family, evaluated on one configuration.
 
     ``numbers["head_dim"]`` is the value of that name, ``numbers.count("layers")`` a number that
     must be whole and not negative.  Both raise `UsageError` if a key is missing or senseless.
@@ -107,7 +107,7 @@ class Numbers:
         self._refuse_other_forms()
 
     def _refuse_other_forms(self) -> None:
-        """What the configuration says and the family does not declare."""
+        """Refuse what the configuration says and the family does not declare."""
         declared = " ".join(str(value) for each in self._chain for value in each.values())
         kinds = self.config.get("layer_types")
         if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
@@ -196,7 +196,7 @@ class Numbers:
         return name
 
     def _key(self, key: str) -> Any:
-        """What the configuration says, or the family's default, or None."""
+        """The value in the configuration, or the default of the family, or None."""
         default = self._defaults.get(key)
         value = self.config.get(key, default)
         if value is None or default is None:
