@@ -38,7 +38,7 @@ def geometry_from_config(text: str, name: str, origin: str, family: str = "") ->
     n = Numbers(config, kind, origin)
     width = _dtype(whole, config, origin)
     experts = _experts(n)
-    found = _shape(n) | _cache(n, width) | experts
+    found: dict[str, Any] = _shape(n) | _cache(n, width) | experts
     matrices, others = _matrices(n, found)
     parameters = sum(each.out_features * each.in_features * each.layers for each in matrices)
     parameters += others + experts.get("expert_parameters", 0)
@@ -99,7 +99,7 @@ def _shape(n: Numbers) -> dict[str, int]:
 
 
 def _cache(n: Numbers, width: int) -> dict[str, int]:
-    """The cache that layers keep of a sequence."""
+    """The fields that say what layers keep of a sequence."""
     window_layers = n.count("window_layers")
     layers = max(n.count("layers", 1), kept := n.count("full_layers") + window_layers)
     found = {"cacheless_layers": layers - kept}

@@ -237,9 +237,12 @@ class CostModel:
         return new_tokens * widths * g.weight_bytes_per_element + sequences * g.vocab * 4
 
     def mean_over_layers(self, everywhere: Array, windowed: Array) -> Array:
-        """The mean of a count that is `everywhere`, but `windowed` in layers with a window."""
+        """The mean of a count that is `everywhere`, but `windowed` in layers with a window.
+
+        It is 0 in layers that keep no tokens.
+        """
         g = self.geometry
-        if not g.window_layers:
+        if not g.window_layers and not g.cacheless_layers:
             return everywhere
         return (g.full_layers * everywhere + g.window_layers * windowed) / g.layers
 

@@ -24,11 +24,21 @@ _ROOT = "decoder"
 #: Keys under which a model of several parts holds the configuration of its language model.
 _NESTED = ("text_config", "thinker_config", "llm_config", "language_config", "llm", "decoder")
 _OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-    ast.USub: operator.neg, ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 _LARGEST = 1 << 62
 #: Keys of a mixture of experts, for families that have none.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -47,7 +57,7 @@ def family_names() -> list[str]:
 
 @cache
 def _chain(family: str) -> tuple[dict[str, Any], ...]:
-    """Declarations of a family, before what those declare that it is like."""
+    """A family and those that it is like, the root last."""
     table = _table("families.toml")
     found = [table[table["same"].get(family, family)]]
     while found[-1] is not table[_ROOT]:
@@ -77,7 +87,7 @@ def nested(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 class Numbers:
-    """Numbers that the formulas of a family give for one configuration.
+    """The formulas of a family, evaluated on one configuration.
 
     ``numbers["head_dim"]`` is the value of that name, ``numbers.count("layers")`` a number that
     must be whole and not negative.  Both raise `UsageError` if a key is missing or senseless.
@@ -97,7 +107,7 @@ class Numbers:
         self._refuse_other_forms()
 
     def _refuse_other_forms(self) -> None:
-        """A key of the configuration that the family does not declare."""
+        """Refuse what the configuration says and the family does not declare."""
         declared = " ".join(str(value) for each in self._chain for value in each.values())
         kinds = self.config.get("layer_types")
         if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
@@ -172,7 +182,8 @@ class Numbers:
         """The key of the configuration that a name stands for."""
         while isinstance(formula := next((d[name] for d in self._chain if name in d), None), str):
             nodes = list(ast.walk(_parsed(formula)))
-            called = {node.func.id for node in nodes if isinstance(node, ast.Call)}
+            functions = [node.func for node in nodes if isinstance(node, ast.Call)]
+            called = {each.id for each in functions if isinstance(each, ast.Name)}
             named = (
                 node.id if isinstance(node, ast.Name) else node.value
                 for node in nodes
@@ -185,7 +196,7 @@ class Numbers:
         return name
 
     def _key(self, key: str) -> Any:
-        """The value in the configuration, or the family's default, or None."""
+        """The value in the configuration, or the default of the family, or None."""
         default = self._defaults.get(key)
         value = self.config.get(key, default)
         if value is None or default is None:

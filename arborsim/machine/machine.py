@@ -53,6 +53,11 @@ class Machine:
 def unsuited(policy: Policy, geometry: Geometry, machine: Machine | None = None) -> str:
     """Why `policy` has no meaning on a model, or cannot run on a machine; empty if it can."""
     tiers = policy.tiers
+    if not geometry.kv_bytes_per_token:
+        return (
+            f"{geometry.name} keeps no token, only a state of {geometry.state_bytes:,} bytes per "
+            "sequence: there is no cache to run; arborsim models has its bytes"
+        )
     if not geometry.full_layers and any(tier != Tier.HBM for tier in tiers):
         return (
             f"every layer of {geometry.name} forgets what its window of {geometry.window} tokens "
