@@ -230,7 +230,7 @@ def _write(result: Published, output: PublishedOutput) -> None:
     """The files that were asked for."""
     from arborsim.core.outputs import write_text
     from arborsim.machine.fidelity import FidelityFile
-    from arborsim.products.validate.published_errors import by_kind, overall
+    from arborsim.products.validate.published_errors import by_kind, near, overall
     from arborsim.products.validate.published_report import write_frame
 
     if output.out is not None:
@@ -242,8 +242,8 @@ def _write(result: Published, output: PublishedOutput) -> None:
     if output.fidelity is not None:
         about = result.about
         summary = FidelityFile(
-            about["date"], about["arborsim"], about["runs"], *overall(result.runs),
-            by_kind(result.runs),
+            about["date"], about["arborsim"], about["runs"], *overall(near(result.runs)),
+            by_kind(near(result.runs)),
         )  # fmt: skip
         write_text(output.fidelity, summary.to_text())
 
