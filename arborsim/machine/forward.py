@@ -59,6 +59,7 @@ class Forward:
         self.tables = load_tables(profile.tables(engine.kernels))
         self.peak = Peak(profile.flops_per_s, profile.hbm_bytes_per_s)
         self._products_s: dict[tuple[int, int], float] = {}
+        self._experts_s: dict[int, float] = {}
         self._attention: dict[tuple[str, int], Grid] = {}
         self._decodes: dict[int, Grid] = {}  # by window
         self._reduces: dict[bool, Grid] = {}
@@ -154,8 +155,12 @@ class Forward:
         """The routed experts of all layers."""
         if self._experts is None:
             return 0.0
-        layers, found = self._experts
-        return layers * min(share * float(grid.seconds(tokens)) for grid, share in found)
+        seconds = self._experts_s.get(tokens)
+        if seconds is None:
+            layers, found = self._experts
+            seconds = layers * min(share * float(grid.seconds(tokens)) for grid, share in found)
+            self._experts_s[tokens] = seconds
+        return seconds
 
     @cached_property
     def _experts(self) -> tuple[int, list[tuple[Grid, float]]] | None:

@@ -85,7 +85,7 @@ class Peak:
         return np.maximum(arithmetic_s, moved_bytes / self.bytes_per_s) + LAUNCH_S
 
     def roofline_s(self, flops: Any, read_bytes: Any, width: float = 2.0) -> Any:
-        """The roofline, which no kernel can beat: arithmetic in numbers of `width` bytes, and reading from HBM.
+        """The least that a kernel takes: arithmetic in numbers of `width` bytes, and HBM.
 
         Bytes that other kernels have just written do not count: they may be in the L2 cache.
         """
@@ -141,7 +141,7 @@ class Grid:
         if self._roofline is None:
             return log
         least = self._roofline(*np.meshgrid(*self.axes, indexing="ij", sparse=True))
-        return np.maximum(log, np.log(np.maximum(least, 1e-12)))
+        return np.asarray(np.maximum(log, np.log(np.maximum(least, 1e-12))))
 
     def _like(
         self,
@@ -173,7 +173,7 @@ class Grid:
             others = np.meshgrid(*rest, indexing="ij", sparse=True)
             log = log + np.log(bound(*fixed, *others)) - np.log(bound(*inside, *others))
             basis = np.full(basis.shape, Basis.EXTRAPOLATED, dtype=np.int8)
-            log = _largest(log, range(max(0, len(rest) - self._rising), len(rest)))
+            log = _largest(log, tuple(range(max(0, len(rest) - self._rising), len(rest))))
         roofline = self._roofline
         least = None if roofline is None else (lambda *others: roofline(*fixed, *others))
         found = self._like(rest, log, basis, lambda *others: bound(*fixed, *others), least)
@@ -213,7 +213,7 @@ class Grid:
         if any((x != y).any() for x, y in zip(points, inside, strict=True)):
             found = found + np.log(self.bound(*points)) - np.log(self.bound(*inside))
             if self._roofline is not None:
-                return np.maximum(np.exp(found), self._roofline(*points))
+                return np.asarray(np.maximum(np.exp(found), self._roofline(*points)))
         return np.asarray(np.exp(found))
 
     def basis(self, *at: float) -> Basis:
@@ -244,7 +244,7 @@ def _places(axis: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return low, np.where(width > 0, way / np.where(width > 0, width, 1.0), 0.0)
 
 
-def _largest(log: np.ndarray, along: Sequence[int]) -> np.ndarray:
+def _largest(log: np.ndarray, along: tuple[int, ...]) -> np.ndarray:
     """The largest value at a point and before it."""
     for axis in along:
         log = np.maximum.accumulate(log, axis=axis)
@@ -252,7 +252,7 @@ def _largest(log: np.ndarray, along: Sequence[int]) -> np.ndarray:
 
 
 def _envelopes(
-    log: np.ndarray, known: np.ndarray, along: Sequence[int]
+    log: np.ndarray, known: np.ndarray, along: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The largest known value up to each point, and the smallest from it on."""
     before = _largest(np.where(known, log, -np.inf), along)
@@ -260,7 +260,7 @@ def _envelopes(
     return before, -np.flip(after, along)
 
 
-def _risen(log: np.ndarray, known: np.ndarray, along: Sequence[int]) -> np.ndarray:
+def _risen(log: np.ndarray, known: np.ndarray, along: tuple[int, ...]) -> np.ndarray:
     """Known values so that they never fall: the mean of both envelopes, which agree elsewhere."""
     falls = any((np.diff(log, axis=axis) < 0).any() for axis in along)
     if not falls and known.all():

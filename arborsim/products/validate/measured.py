@@ -205,9 +205,9 @@ def _write_fidelity(result: Published, path: Path) -> None:
     from arborsim.core.documents import to_toml
     from arborsim.core.outputs import write_text
     from arborsim.machine.fidelity import FidelityFile
-    from arborsim.products.validate.published_errors import by_kind, overall
+    from arborsim.products.validate.published_errors import by_kind, near, overall
 
-    about, runs = result.about, result.runs
+    about, runs = result.about, near(result.runs)
     summary = FidelityFile(
         about["date"], about["arborsim"], about["runs"], *overall(runs), by_kind(runs)
     )

@@ -74,8 +74,8 @@ def error_lines(runs: Sequence[PlayedRun]) -> list[ErrorLine]:
     found = [ErrorLine.of("", "all judged", judged)]
     if len(sane) < len(judged):
         found.append(ErrorLine.of("", "without odd runs", sane))
-    if 0 < len(near := [each for each in judged if not far(each.run)]) < len(judged):
-        found.append(ErrorLine.of("", NEAR, near))
+    if 0 < len(known := near(judged)) < len(judged):
+        found.append(ErrorLine.of("", NEAR, known))
     if fitted:
         found.append(ErrorLine.of("", "fitted, for comparison", fitted))
     for group, key in _GROUPS.items():
@@ -149,7 +149,7 @@ def worst(runs: Sequence[PlayedRun], most: int = 10) -> list[PlayedRun]:
 
 def by_kind(runs: Sequence[PlayedRun]) -> tuple[Fidelity, ...]:
     """Errors of judged runs by GPU, engine, type of weights, and one GPU or several."""
-    judged = [each for each in runs if _counts(each)]
+    judged = [each for each in runs if each.simulated and not each.run.fitted]
     kinds = {each: _kind(each.run) for each in judged}
     found = []
     for kind in sorted(set(kinds.values())):
@@ -161,13 +161,13 @@ def by_kind(runs: Sequence[PlayedRun]) -> tuple[Fidelity, ...]:
 
 def overall(runs: Sequence[PlayedRun]) -> tuple[int, float, float]:
     """How many runs judge, the median of the sizes of their errors and the 90th percentile."""
-    errors = Errors.of(each.tpot_error for each in runs if _counts(each))
+    errors = Errors.of(each.tpot_error for each in runs if each.simulated and not each.run.fitted)
     return (errors.n, round(errors.median, 4), round(errors.high, 4)) if errors.n else (0, 0.0, 0.0)
 
 
-def _counts(played: PlayedRun) -> bool:
-    """Whether a run says how far off the versions are that constants were fitted to."""
-    return bool(played.simulated) and not played.run.fitted and not far(played.run)
+def near(runs: Sequence[PlayedRun]) -> list[PlayedRun]:
+    """Those of versions that constants were fitted to, or of which it is not said."""
+    return [each for each in runs if not far(each.run)]
 
 
 def _kind(run: ServingRun) -> tuple[str, str, str, bool]:
