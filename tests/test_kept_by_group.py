@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -371,7 +370,8 @@ def test_tables_say_what_is_not_known(tmp_path: Path, width: int, view: str) -> 
     print_report(report_of(result, view=view), Console(file=text, width=width, highlight=False))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
-    assert len(re.findall(r"not known(\s+n/a)?\s+per head", text.getvalue())) >= 2
+    for words in ("not known", "per head"):
+        assert text.getvalue().count(words) >= 2
     assert "Attention kept of key-norm is not known per head: record" in " ".join(lines)
     (row, *_) = (r for r in json.loads(to_json(result))["rows"] if r["policy"] == "key-norm")
     assert (row["attention_kept"], row["kept_note"]) == (None, "not known per head")

@@ -189,7 +189,7 @@ def test_a_plan_with_little_to_show_has_no_empty_plots(opened, tmp_path):
         "table",
     ):
         assert page.locator(f"#{name}-section").count() == 0
-    assert page.locator("#failures-section li").count() == 2
+    assert page.locator("#failures-section li").count() == 3
     assert page.locator(".downloads button").count() == 1
 
 
