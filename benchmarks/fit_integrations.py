@@ -77,9 +77,7 @@ def fit(engine: str) -> None:
 
     first = np.ones(len(start))  # one more than the logarithm of a factor: steps are relative
     before = errors(first)
-    found = least_squares(
-        errors, first, diff_step=0.2, loss="soft_l1", f_scale=_SOFT, max_nfev=8
-    )
+    found = least_squares(errors, first, diff_step=0.2, loss="soft_l1", f_scale=_SOFT, max_nfev=8)
     sizes = [float(np.median(np.abs(each / weights))) for each in (before, found.fun)]
     print(f"{engine}: {len(runs)} rows, median error {sizes[0]:.1%} -> {sizes[1]:.1%}")
     for name, value in zip(names, (start * np.exp(found.x - 1)).tolist(), strict=True):
