@@ -85,7 +85,7 @@ class Peak:
         return np.maximum(arithmetic_s, moved_bytes / self.bytes_per_s) + LAUNCH_S
 
     def roofline_s(self, flops: Any, read_bytes: Any, width: float = 2.0) -> Any:
-        """The least that a kernel takes: arithmetic in numbers of `width` bytes, and reading from HBM.
+        """The least that a kernel takes: arithmetic in numbers of `width` bytes, and reading HBM.
 
         Bytes that other kernels have just written do not count: they may be in the L2 cache.
         """
