@@ -88,7 +88,7 @@ FAULTS = [
     Fault("arborsim/policies/methods/rkv.py", "cosine[inside, seeking[inside] - first] = 0.0",
           "cosine[inside, seeking[inside] - first] = -1.0", f"{ORACLES} 'rkv-flat or rkv-as'"),
     Fault("arborsim/policies/methods/thinkv_paper.py", "heads < np.float32(part) * largest",
-          "heads <= np.float32(part) * largest.max()", f"{ORACLES} thinkv"),
+          "heads <= np.float32(part) * largest.max()", "tests/policies/test_head_blocks.py"),
     Fault("arborsim/policies/methods/kivi.py", "whole = old[: len(old) - len(old) % self.group]",
           "whole = old[len(old) % self.group :]", f"{ORACLES} kivi"),
     # Searches.

@@ -118,3 +118,8 @@ def test_sparsity_counts_entries_under_a_hundredth_of_the_maximum() -> None:
 def test_settings_that_contradict_are_refused(name: str, values: dict[str, str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         build(name, values)
+
+
+def test_sparsity_is_judged_head_by_head() -> None:
+    row = np.array([[[0.9, 0.005, 0.1], [0.05, 0.0004, 0.0006]]], dtype=np.float32)
+    assert row_sparsity(row, 0.01) == 2 / 6
