@@ -135,7 +135,9 @@ class Numbers:
             raise self._lacks(name)
         if isinstance(value, bool) and not least:
             value = int(value)
-        if type(value) is not int or not least <= value < _LARGEST:
+        if type(value) is int and value >= _LARGEST:
+            raise self.error(f"{self._key_of(name)} is {value!r:.40}: no model is so large")
+        if type(value) is not int or value < least:
             rule = "a positive whole number" if least else "a whole number"
             raise self.error(f"{self._key_of(name)} must be {rule}, not {value!r:.40}")
         return value

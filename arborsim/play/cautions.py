@@ -20,10 +20,20 @@ def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> li
 
     A slow decision can make a policy look slower than full retention, and is then no finding.
     """
-    named = [name for name in dict.fromkeys(policies) if name not in profile.policies]
-    if not named or not profile.is_assumed("decision_base_s"):
+    engine, known = profile.engine, set(profile.policies)
+    built = engine is not None and bool(engine.integrations)
+    if engine is not None and built:
+        known = {name for name, each in engine.integrations.items() if not each.assumed}
+    named = [name for name in dict.fromkeys(policies) if name not in known]
+    if not named or not (built or profile.is_assumed("decision_base_s")):
         return []
     whose = ", ".join(named) if len(named) <= _MOST_NAMED else f"{len(named)} policies"
+    if engine is not None and built and (usual := engine.integration(named[0])) is not None:
+        each = quantity("seconds", usual.layer_s)
+        return [
+            f"Policy time of {whose} in {engine.name} is assumed ({each} a layer of a step in which "
+            "one decides), not measured: `arborsim validate policies` has what was."
+        ]
     return [
         f"Policy time of {whose} is assumed ({quantity('seconds', profile.decision_base_s)} a "
         "decision), not measured: `arborsim calibrate hardware` measures it on your machine."

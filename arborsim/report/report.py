@@ -166,6 +166,7 @@ class Report:
     style: str = ""  #: follows the style sheet
     draws: bool = True  #: whether its scripts draw
     nothing: str = ""  #: why there is nothing to report, if that is so
+    leading: Sequence[str] = ()  #: sentences of the answer that come first in a terminal
 
     def tables(self) -> Iterator[Shown]:
         """The tables of all sections but those of figures."""

@@ -1,4 +1,4 @@
-"""A report in a terminal: its tables, then the answer in words and the notes on it."""
+"""A report in a terminal: sentences that lead, its tables, then the answer and notes on it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print a report at the width of the terminal; figures and other notes are on its page."""
     console = console or terminal()
+    for line in report.leading:
+        console.print(plain(line), style="bold", markup=False)
+    if report.leading:
+        console.print()
     if report.subtitle:
         console.print(plain(report.subtitle), style="bold", markup=False)
     if report.nothing:
@@ -31,7 +35,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
     listed = [each for each in others if isinstance(each, Listed) and each.printed]
     for block in (*answer, *listed):
         for text, style in _lines(block):
-            console.print(plain(text), style=style, markup=False)
+            if text not in report.leading:
+                console.print(plain(text), style=style, markup=False)
 
 
 def _print_table(shown: Shown, console: Console) -> None:

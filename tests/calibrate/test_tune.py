@@ -105,10 +105,10 @@ def test_results_are_read_again_from_their_file(trace: Path, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="goes on from its study"):
         read.report(tmp_path / "page.html")
     page = found.report(tmp_path / "page.html").read_text()
-    first = found.to_pandas().iloc[0]
-    settings = (f"{name}={first[f'{part}.{name}']:g}" for part, name in
+    first = found.to_pandas().query("front").iloc[0]
+    settings = (f"{name}={first[f'{part}.{name}']}" for part, name in
                 (("place", "hbm_quantised"), ("protect", "recent"), ("place", "ddr")))  # fmt: skip
-    assert f"(trial 0: {', '.join(settings)})" in page
+    assert f"(trial {first['trial']}: {', '.join(settings)})" in page
 
 
 # --- the study ---

@@ -412,8 +412,8 @@ LLAMA = {
         ({"hidden_size": 10**30}, "no model is so large"),
         ({"num_hidden_layers": 10**30}, "no model is so large"),
         ({"vocab_size": 10**30}, "no model is so large"),
-        ({"model_type": "deepseek_v2"}, "kv_lora_rank is missing"),
-        ({"model_type": "deepseek_v3", "kv_lora_rank": None}, "kv_lora_rank is missing"),
+        ({"model_type": "deepseek_v2"}, "it lacks num_experts_per_tok"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": None}, "it lacks kv_lora_rank"),
     ],
 )
 def test_configurations_that_no_model_has(

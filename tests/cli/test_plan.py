@@ -84,8 +84,8 @@ def test_the_answer_comes_first_and_the_legend_is_short_lines(
         re.escape(first),
         " an hour for ",
         r"\*0 +full",
-        "full on rtx4090 is the ",
         r"\*  recommended",
+        "full on rtx4090 is the ",
     )
     order = [found.start() for mark in marks if (found := re.search(mark, text))]
     assert len(order) == len(marks)

@@ -31,7 +31,7 @@ def test_a_plot_fits_the_terminal(stored, columns, monkeypatch, capsys) -> None:
     for kind in ("pareto", "heat"):
         assert main(["plot", str(stored), "--kind", kind]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith("trace.parquet: ")
+        assert ": trace.parquet" in lines[0]
         assert max(map(len, lines)) <= columns
         text = "\n".join(lines)
         assert "h2o" in text

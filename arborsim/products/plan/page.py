@@ -109,6 +109,7 @@ def report_of(report: PlanReport) -> Report:
         ),
         {f"arborsim-plan-{name}.csv": frame for name, frame in files.items()},
         nothing="" if result.candidates else "no candidate was finished",
+        leading=result.recommendation.answer,
     )
 
 

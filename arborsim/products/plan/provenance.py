@@ -119,7 +119,7 @@ def assumed_numbers(workload: Workload) -> tuple[str, ...]:
 #: Beyond this share of a search's seconds an assumed number is named.
 _NOTED = 0.01
 #: Assumed numbers that are no rates, shares or seconds.
-_SIZES = ("ddr_bytes", "reserve_share", "all_reduce_gpus", "block_bytes")
+_SIZES = ("reserve_share", "all_reduce_gpus")
 
 
 def rests_on_assumed(workload: Workload, candidate: Candidate, found: MixDemands) -> str:
@@ -143,7 +143,8 @@ def rests_on_assumed(workload: Workload, candidate: Candidate, found: MixDemands
     moves = {
         name: seconds((name,), 2.0) / base_s - 1
         for name in hardware.profile.numbers()
-        if hardware.profile.is_assumed(name) and name not in _SIZES
+        if hardware.profile.is_assumed(name)
+        if name not in _SIZES and not name.endswith("_bytes")
     }
     named = [name for name in sorted(moves, key=lambda name: -moves[name]) if moves[name] > _NOTED]
     if not named:

@@ -264,6 +264,7 @@ def report_of(result: MeasuredPolicies) -> Report:
             Facts("Columns", shown.definitions()),
         ),
         {"arborsim-policies.csv": partial(to_frame, result)},
+        leading=sentences(rows),
     )
 
 

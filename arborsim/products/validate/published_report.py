@@ -292,6 +292,7 @@ def report_of(result: Published) -> Report:
             Facts("Columns", definitions),
         ),
         {"arborsim-published.csv": partial(to_frame, result)},
+        leading=sentences(runs),
     )
 
 
