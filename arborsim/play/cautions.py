@@ -15,6 +15,12 @@ _MOST_NAMED = 6
 _AS_IF = "The figures are those of a machine with enough memory."
 
 
+def acts(measured: Measurements) -> bool:
+    """Whether a policy took time, or changed what the cache holds."""
+    changed = measured.evicted_tokens, measured.quantised_tokens, measured.offloaded_tokens
+    return bool(measured.time.policy_s or any(changed))
+
+
 def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> list[str]:
     """A note on policies that take time on a machine on which theirs was not measured.
 

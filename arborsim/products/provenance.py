@@ -16,7 +16,7 @@ from arborsim.machine.cost import CostModel
 from arborsim.machine.fidelity import bases_text, evidence
 from arborsim.machine.price import Price
 from arborsim.machine.weights import weights_type
-from arborsim.play.cautions import assumed_policy_time, does_not_fit
+from arborsim.play.cautions import acts, assumed_policy_time, does_not_fit
 from arborsim.play.results import BASELINE, MACHINE, at_budget
 from arborsim.policies.registry import values_of
 from arborsim.report.words import counted
@@ -148,7 +148,7 @@ def search_heading(job: SearchJob, reader: TraceReader, results: Sequence[Search
 
 def search_notes(machine: Machine, results: Sequence[SearchResult]) -> list[str]:
     """Notes on figures of searches on a bank: assumed times, and what does not fit."""
-    timed = (r.policy for r in results if r.simulated.measured.time.policy_s)
+    timed = (r.policy for r in results if acts(r.simulated.measured))
     runs = (
         (
             r.trace,

@@ -139,7 +139,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
         )
     shown = [best] if alternative is None else [best, alternative]
     rests_on = [] if best.evidence is None else [best.evidence.sentence()]
-    sentences += [*_filled(best, plan), *rests_on, *_included(shown), *_assumed(met, plan)]
+    sentences += [*_filled(best, plan), *rests_on, *_assumed(met), *_included(shown)]
     return Recommendation(
         best.number,
         " ".join(sentences),
@@ -267,7 +267,7 @@ def _included(shown: Sequence[CandidateResult]) -> list[str]:
     return [f"Costs include, for the error of simulated seconds, {each}{whole}."]
 
 
-def _assumed(met: Sequence[CandidateResult], plan: PlanResult) -> list[str]:
+def _assumed(met: Sequence[CandidateResult]) -> list[str]:
     """A sentence on policies whose seconds in the engine are assumed, with the range of costs."""
     found = [(each, *assumed_factors(each)) for each in met]
     ranges = {

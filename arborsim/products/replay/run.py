@@ -21,7 +21,7 @@ from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.numbers import assumed_numbers
 from arborsim.play import served
-from arborsim.play.cautions import assumed_policy_time, does_not_fit
+from arborsim.play.cautions import acts, assumed_policy_time, does_not_fit
 from arborsim.play.episode import Cell, cells_of, play_episode
 from arborsim.play.meters import UNMEASURED, Quality
 from arborsim.play.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture
@@ -152,7 +152,7 @@ class Replay:
         if self.fixed is not None:
             yield self.fixed.note
         yield from assumed_policy_time(
-            (r.policy for r in results if r.measured.time.policy_s and r.policy not in ORACLES),
+            (r.policy for r in results if acts(r.measured) and r.policy not in ORACLES),
             self.machine.profile,
         )
         yield from _unknown_attention(results, readers)
