@@ -130,7 +130,10 @@ class LiteralTime(IterationTime):
         model_s += compute_s + memory_s - hidden_s + s.dequantise
         choosing_s = s.serial - p.sequence_s * s.sequences  # pages of DDR
         model_s += choosing_s + p.step_s + p.sequence_s * sequences
-        model_s = max(model_s, p.launch_s + s.launch)
+        least_s = p.launch_s + s.launch
+        if p.launch_s and p.engine is not None and not p.engine.graphs and p.engine.integrations:
+            least_s += p.cost.geometry.layers * s.longest().one_s
+        model_s = max(model_s, least_s)
         stream_s = max(s.stream, self.stream_floor_s) if s.streamed_bytes else 0.0
         exposed_s = max(0.0, stream_s - model_s)
         attention_s = memory_s if p.measured else s.kv
@@ -144,11 +147,13 @@ class LiteralTime(IterationTime):
         tokens, g = s.sequences + extra.tokens, f.geometry
         attention_s = f.attention_s(s.sequences, s.kv_tokens)
         rest_s = f.products_s(tokens, s.sequences + extra.prompts) + f.experts_s(tokens)
+        if tokens:  # kernels take longer in passes over prompts, by their share of the tokens
+            of_prompts = (tokens - s.sequences) / tokens
+            rest_s += rest_s * of_prompts * (f.engine.prefill_share - 1.0)
         rest_s += f.elementwise_s(tokens) + f.all_reduce_s(tokens, prefill=extra.tokens > 0)
         rest_s += f.windows_s(s.sequences)
         layer_s = f.engine.prefill_layer_s if extra.tokens else f.engine.layer_s
-        products_s = f.products_s(tokens, s.sequences + extra.prompts)
-        rest_s += max(g.layers * layer_s, min(0.0, f.least_s - products_s))
+        rest_s += g.layers * layer_s
         rest_s += g.layers * p.cost.longer_layer_s(tokens, s.longest())
         # What parts of prompts take by themselves: attention.
         return attention_s, rest_s + extra.serial_s - p.sequence_s * extra.sequences

@@ -53,7 +53,7 @@ def random_inference_engine(rng: np.random.Generator) -> EngineProfile:
         rows_launches=0.7,
         mixes_prefill=bool(rng.random() < 0.6),
         chunk_tokens=int(rng.choice([0, 5, 8192])),
-        layer_s=float(rng.choice([-1e-3, 1.3e-6])),
+        layer_s=float(rng.choice([0.0, 1.3e-6])),
         request_s=float(rng.choice([0.0, 1.7e-3])),
     )
 

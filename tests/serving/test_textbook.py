@@ -300,8 +300,9 @@ def test_clients_wait_think_and_come_back() -> None:
 def test_the_kv_pool_is_what_the_others_leave() -> None:
     engine = ServingEngine([chain(5, 8)], PROFILE, GEOMETRY, ServingOptions(tensor_parallel=2))
     workspace = 5 * (2 * 8 + 2 * 3 * 16 + 3 * 16) * 2 + 10 * 4
-    assert engine.pool == KvPool(2_000_000, 200_000, 2000, 2 * (workspace // 2))
-    assert engine.pool.kv_bytes == 2_000_000 - 200_000 - 2000 - workspace
+    # Both GPUs keep the one KV head.
+    assert engine.pool == KvPool(2_000_000, 200_000, 2000, 2 * (workspace // 2), copies=2.0)
+    assert engine.pool.kv_bytes == (2_000_000 - 200_000 - 2000 - workspace) // 2
     with pytest.raises(UsageError, match="leave nothing for keys and values on 1 x toy, and "):
         ServingEngine([chain(5, 8)], profile(hbm_bytes=2000), GEOMETRY)
 
