@@ -236,7 +236,7 @@ class Ledger:
         if len(moves) and moves.target.max() >= self.tiers:
             raise PlanError(
                 f"a plan moves tokens to {Tier(moves.target.max()).name}: name that among the "
-                "tiers of the policy's method"
+                "policy's tiers"
             )
         return resolve(moves, self.tier, arriving)
 

@@ -23,7 +23,11 @@ class ColdOnNvme(Policy):
 
     @property
     def method(self) -> Method:
-        return Method("age", place="NVMe", recover="fetch (stage)", tiers=(Tier.HBM, Tier.NVME))
+        return Method("age", place="NVMe", recover="fetch (stage)")
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        return Tier.HBM, Tier.NVME
 
     def next_decision(self, view: CacheView) -> int:
         return max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
