@@ -168,7 +168,7 @@ def test_a_plan_into_a_tier_that_no_method_names(gpu: Path, tmp_path: Path) -> N
     from arborsim.memory.ledger import Ledger
     from tests.simulator.bench import moves
 
-    with pytest.raises(PlanError, match="NVME: name that among the tiers"):
+    with pytest.raises(PlanError, match="NVME: name that among the policy's tiers"):
         Ledger(1, 64, (40,)).resolve(moves([0], Tier.NVME), arriving=1)
 
 

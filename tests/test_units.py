@@ -14,7 +14,7 @@ from arborsim.core.units import measured, read
 from arborsim.machine.lookup import load_profile
 from arborsim.products.choices import whole_numbers
 from arborsim.products.declare import written
-from arborsim.products.plan.quick import quick_tables
+from arborsim.products.plan.quick import QuickOptions
 from arborsim.products.replay.ask import ReplayOptions
 
 
@@ -91,10 +91,9 @@ def test_files_read_them(tmp_path: Path) -> None:
 
 
 def test_quick_questions_read_them() -> None:
-    asked = quick_tables(
-        model="llama-3.1-8b", gpus="h100", rate="20rps", p95="1m30s", prompt="2k",
-        chain="tokens=4k..8k",
-    )  # fmt: skip
+    asked = QuickOptions(
+        model="llama-3.1-8b", rate="20rps", p95="1m30s", prompt="2k", chain="tokens=4k..8k",
+    ).tables("h100")  # fmt: skip
     assert asked["arrivals"]["rate_per_s"] == 20
     assert asked["target"] == {"percentile": 95, "search": "1m30s"}
     made = asked["mix"][0]["generated"]

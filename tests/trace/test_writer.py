@@ -306,7 +306,7 @@ def test_columns_may_come_per_row_per_token_as_labels_or_as_arrow(tmp_path):
 
 def test_time_is_not_spent_per_row(tmp_path):
     """A long bare chain is written with far fewer calls than rows."""
-    n = 200_000
+    n = 400_000
     info = make_info(capture="tree", vocab=10)
     given = {
         "kind": np.zeros(n, np.int8), "iteration": np.zeros(n, np.int32),
