@@ -37,8 +37,8 @@ def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> li
     if engine is not None and built and (usual := engine.integration(named[0])) is not None:
         each = quantity("seconds", usual.layer_s)
         return [
-            f"Policy time of {whose} in {engine.name} is assumed ({each} a layer of a step in which "
-            "one decides), not measured: `arborsim validate policies` has what was."
+            f"Policy time of {whose} in {engine.name} is assumed ({each} a layer of a step in "
+            "which one decides), not measured: `arborsim validate policies` has what was."
         ]
     return [
         f"Policy time of {whose} is assumed ({quantity('seconds', profile.decision_base_s)} a "
