@@ -31,7 +31,8 @@ def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> li
     if engine is not None and built:
         known = {name for name, each in engine.integrations.items() if not each.assumed}
     named = [name for name in dict.fromkeys(policies) if name not in known]
-    if not named or not (built or profile.is_assumed("decision_base_s")):
+    usual_s = profile.decision_base_s if profile.is_assumed("decision_base_s") else 0.0
+    if not named or not (built or usual_s):
         return []
     whose = ", ".join(named) if len(named) <= _MOST_NAMED else f"{len(named)} policies"
     if engine is not None and built and (usual := engine.integration(named[0])) is not None:
@@ -41,7 +42,7 @@ def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> li
             "which one decides), not measured: `arborsim validate policies` has what was."
         ]
     return [
-        f"Policy time of {whose} is assumed ({quantity('seconds', profile.decision_base_s)} a "
+        f"Policy time of {whose} is assumed ({quantity('seconds', usual_s)} a "
         "decision), not measured: `arborsim calibrate hardware` measures it on your machine."
     ]
 

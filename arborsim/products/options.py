@@ -239,6 +239,7 @@ def check_files(files: Mapping[str, AnyPath | None]) -> dict[str, Path]:
 
 def check_profile(out: Path, overwrite: bool, also: str = "") -> None:
     """Refuse a profile, and the file of tables that it may have, that cannot be written."""
+    check_writable(out, "--out")
     if out.suffix != ".toml":
         raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
     for path in (out, *([out.with_suffix(also)] if also else [])):

@@ -126,7 +126,7 @@ def test_what_the_example_comments_out_is_its_default_or_works() -> None:
             continue  # other ways to say what stands above, or files of the user's
         parse_workload("\n".join([*lines[:number], line[2:], *lines[number + 1 :]]), Path())
         tried += 1
-    assert tried == 22
+    assert tried == 23
 
 
 def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
