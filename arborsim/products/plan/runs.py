@@ -321,7 +321,8 @@ def used_shares(report: ServingReport) -> Utilisation:
     if not report.total_s:
         return report.used
     passes = (report.busy.prefill_s + report.busy.recompute_s) / report.total_s
-    return replace(report.used, compute=report.used.compute + passes)
+    # Parts of prompts that join iterations are counted there, too.
+    return replace(report.used, compute=min(1.0, report.used.compute + passes))
 
 
 def summed_up(
