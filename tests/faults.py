@@ -137,7 +137,7 @@ FAULTS = [
 
 
 def plant(fault: Fault, copy: Path) -> str:
-    """What the fault's tests say in a copy of the repository: found, not found, or an error."""
+    """Run the fault's tests in a copy of the repository: found, not found, or an error."""
     path = copy / fault.file
     whole = path.read_text()
     if whole.count(fault.old) != 1:

@@ -87,17 +87,13 @@ class Integration(Sourced):
     #: By how much each layer of a decode step is longer for the method's own kernels, once for the
     #: batch; where it is assumed, of steps in which a sequence decides
     layer_s: Seconds = 0.0
-    #: A decision for one sequence, in each layer: once, and per token it looks at
-    decision_layer_s: Seconds = 0.0
-    decision_token_layer_s: Seconds = 0.0
+    decision_layer_s: Seconds = 0.0  # a decision for one sequence, in each layer
     #: Newest queries that are kept for each sequence that may run (R-KV's window)
     query_tokens: Annotated[int, Meta(ge=0)] = 0
     #: Sequences that these are kept for; 0: as many as the pool holds under the budget
     query_slots: Annotated[int, Meta(ge=0)] = 0
     #: Other memory that it takes from the pool
     workspace_bytes: Annotated[int, Meta(ge=0)] = 0
-    #: How many times as long attention takes that reads its formats: kernels that dequantise
-    format_share: Annotated[float, Meta(gt=0)] = 1.0
     #: The least and the most that is plausible for `layer_s`, as multiples of it, if it is assumed
     plausible: tuple[float, float] = (1.0, 1.0)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -109,13 +105,8 @@ class Integration(Sourced):
             raise UnknownName("graphs", self.graphs, GRAPHS)
 
     @property
-    def assumed(self) -> bool:
-        """Whether its seconds are assumed."""
-        return self.assumed_layer_s > 0
-
-    @property
     def assumed_layer_s(self) -> float:
-        """`layer_s`, if it is assumed."""
+        """`layer_s`, if it is assumed; else 0."""
         return self.layer_s if self.is_assumed("layer_s") else 0.0
 
     def seconds(self, layers: int, lost_s: float = 0.0) -> PolicySeconds:
@@ -123,10 +114,9 @@ class Integration(Sourced):
         longer_s = self.layer_s + lost_s
         return PolicySeconds(
             decision_base_s=layers * self.decision_layer_s,
-            decision_per_token_s=layers * self.decision_token_layer_s,
             layer_s=longer_s,
             wide_layer_s=longer_s,
-            only_deciding=self.assumed,
+            only_deciding=self.assumed_layer_s > 0,
         )
 
     def pool_bytes(self, geometry: Geometry, held_tokens: float, pool_bytes: int) -> int:

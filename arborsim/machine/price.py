@@ -375,9 +375,7 @@ class Price(Passes):
         token_bytes = self.cost.geometry.full_bytes_per_token
         kv_tokens = (read - window) / token_bytes if token_bytes else 0.0 * read
         bytes_ = streamed, remote, window, read, quantised
-        built = self.integration(info.policy)
-        if built is not None:  # kernels of engines read formats as they are
-            kv_tokens = kv_tokens * np.where(quantised > 0, built.format_share, 1.0)
+        if self.integration(info.policy) is not None:  # kernels of engines read formats as such
             bytes_ = streamed, remote, window, read, 0 * quantised
         tokens = attended / scale, rows * info.eager / scale, examined, kv_tokens, sequences
         fused = not info.eager

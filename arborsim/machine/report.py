@@ -57,6 +57,7 @@ class Tally:
         self.prefixes = PrefixTokens()
         #: What computing and reading memory would take by themselves, in decode iterations.
         self.flops_s, self.memory_s = 0.0, 0.0
+        self.joined_s = 0.0  # of the seconds of prompts, those in decode iterations
         self.decoding_byte_s = 0.0  # bytes held by the pages of searches that decode, x seconds
         self.idle_s = 0.0  # without anything to do
         self.moving_s = 0.0  # the host's work on moves, part of what is exposed
@@ -77,6 +78,7 @@ class Tally:
         self.busy.policy_s += span.policy_s
         self.busy.exposed_s += span.exposed_s
         self.busy.prefill_s += span.prefill_s
+        self.joined_s += span.prefill_s
         self.busy.decode_s += span.seconds - span.policy_s - span.exposed_s - span.prefill_s
         self.flops_s += span.flops_s
         self.memory_s += span.memory_s
@@ -196,6 +198,7 @@ class ServingReport:
     first_s: dict[str, float]
     prefixes: PrefixTokens
     series: ServingSeries
+    joined_s: float = 0.0  # of the seconds of prompts, those in decode iterations
 
     @property
     def saturated(self) -> str:

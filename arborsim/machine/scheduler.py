@@ -199,9 +199,12 @@ class Scheduler:
 
     def _first_need(self, search: ServedSearch) -> int:
         if search.admitted_s >= 0:
-            again = search.restore.tokens if search.restore else 0
-            again_bytes = again * search.priced.info.kv_bytes_per_token
-            return max(again_bytes, search.hbm_bytes + search.wanted_bytes)
+            held = search.hbm_bytes + search.wanted_bytes
+            if search.restore is None or not search.restore.tokens:
+                return held
+            # What is computed again is cut to what is held as it goes, where all does not fit.
+            whole = self._state.price.cost.geometry.path_bytes(search.restore.tokens)
+            return max(held, min(whole, self._state.kv_bytes))
         return next((op[1] for op in search.priced.ops if op[0] == Op.LEVEL), 0)
 
     def _first_growth(self, search: ServedSearch) -> int:

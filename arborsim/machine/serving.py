@@ -221,6 +221,7 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         tally.first_s,
         tally.prefixes,
         tally.series(),
+        tally.joined_s,
     )
 
 

@@ -29,7 +29,7 @@ def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> li
     engine, known = profile.engine, set(profile.policies)
     built = engine is not None and bool(engine.integrations)
     if engine is not None and built:
-        known = {name for name, each in engine.integrations.items() if not each.assumed}
+        known = {name for name, each in engine.integrations.items() if not each.assumed_layer_s}
     named = [name for name in dict.fromkeys(policies) if name not in known]
     usual_s = profile.decision_base_s if profile.is_assumed("decision_base_s") else 0.0
     if not named or not (built or usual_s):

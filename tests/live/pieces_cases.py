@@ -206,7 +206,7 @@ CASES = (*BY_FORMAT, *BY_TYPE, *OTHERS)
 
 
 def _each_once(cases: list[Case]) -> list[Case]:
-    """Of threes, the first of one, the second of the next, and so on."""
+    """Members of several parts in turn: the first of one, the second of the next, and so on."""
     return [case for i, case in enumerate(cases) if i % 3 == i // 3 % 3]
 
 

@@ -31,7 +31,8 @@ def run(
     base = real_run()
     none = Utilisation(*(0.0 for _ in fields(Utilisation)))
     busy = replace(base.report.busy, prefill_s=0.0, recompute_s=0.0)
-    report = replace(base.report, first_s=first_s or {}, used=replace(none, **used), busy=busy)
+    used_ = replace(none, **used)
+    report = replace(base.report, first_s=first_s or {}, used=used_, busy=busy, joined_s=0.0)
     return replace(base, report=report, queue=queue, concurrency=10.0, preemptions=preemptions)
 
 
@@ -76,6 +77,8 @@ def test_prompts_count_as_computing() -> None:
     assert used_shares(found.report).compute == pytest.approx(0.6)
     assert used_shares(found.report).memory == 0.5
     assert runs_out([found]) == "compute"
+    joined = replace(found.report, joined_s=0.3 * report.total_s)
+    assert used_shares(joined).compute == pytest.approx(0.3), "parts in iterations count once"
 
 
 def test_runs_that_disagree_are_decided_together() -> None:

@@ -302,7 +302,7 @@ def test_prices_follow_a_demand_onto_other_machines() -> None:
 
 
 def test_a_piece_that_is_split_keeps_what_its_layers_take_longer() -> None:
-    """What grows begins where it has grown to; what a policy adds to a layer stays."""
+    """Growing quantities begin where they have grown to. What a policy adds to a layer stays."""
     pair, whole = (1.0, 0.5), (8, 2)
     piece = Piece(4, 1, *[pair] * 6, whole, whole, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, Longer(3.0, 2.0))
     one, rest = piece.split(1)

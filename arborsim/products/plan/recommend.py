@@ -29,6 +29,7 @@ from arborsim.products.plan.results import (
     middle_cost,
     middle_solved,
     order_cost,
+    order_solved,
 )
 from arborsim.products.plan.statistics import mean_interval
 from arborsim.products.plan.words import limits_of, load_of, named
@@ -125,7 +126,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     good = [each for each in met if demanded.allows(each)]
     wanted = good or met
     if solved_known(wanted):  # answers that are wrong are paid for as well
-        wanted = sorted(wanted, key=lambda each: (middle_solved(each), *_rank(each)))
+        wanted = sorted(wanted, key=lambda each: (order_solved(each), *_rank(each)))
     best, *others = wanted
     cheaper = next((each for each in met if each not in good), None) if good else None
     alternative = others[0] if others else cheaper

@@ -145,7 +145,7 @@ class LoadPoint:
     #: as of a policy that drops tokens and whose answers no live run counted.
     cost_per_solved: tuple[Estimate, Estimate] | None
     #: Factors of its seconds at the least and the most that is plausible for seconds of the policy
-    #: in the engine, where these are assumed and more than `LARGEST_ASSUMED` of all
+    #: in the engine, where these are assumed and may be more than `LARGEST_ASSUMED` of all
     assumed: tuple[float, float] = (1.0, 1.0)
 
 
@@ -393,6 +393,11 @@ def order_cost(result: CandidateResult) -> float:
     return 1000 * machines * (price[0] + price[1]) / 2 / 3600 / served_per_s
 
 
+def order_solved(result: CandidateResult) -> float:
+    """Order of candidates where solved searches count: `middle_solved`, as `order_cost`."""
+    return middle_solved(result) * assumed_factors(result)[1]
+
+
 def middle_solved(result: CandidateResult) -> float:
     """The middle of the costs of 1,000 solved searches there; infinite where it is not known."""
     point = compared_point(result)
@@ -409,6 +414,7 @@ def ranked(plan: PlanResult) -> list[CandidateResult]:
 
     def rank(row: CandidateResult) -> tuple[float, ...]:
         other = row.number != plan.recommendation.candidate
-        return other, middle_solved(row), middle_cost(row), -(row.largest or 0.0), row.number
+        cost = middle_cost(row) * assumed_factors(row)[1]
+        return other, order_solved(row), cost, -(row.largest or 0.0), row.number
 
     return sorted(plan.met(), key=rank)

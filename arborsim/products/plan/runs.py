@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from arborsim.machine.clock import Command
+from arborsim.machine.program import PIECE_COLUMNS
 from arborsim.machine.report import SearchOutcome, ServingReport, Utilisation
 from arborsim.machine.scheduler import Arrivals, ClosedLoop, Timed
 from arborsim.machine.server import Server
@@ -316,12 +317,14 @@ def mean_shares(runs: Sequence[Run]) -> Utilisation:
 def used_shares(report: ServingReport) -> Utilisation:
     """The report's shares, with prompts and recomputed tokens as time of computing.
 
-    They are passes of their own between decode iterations, and computing bounds them.
+    Passes of their own between decode iterations are bound by computing; parts of prompts that join
+    iterations are in the shares already.
     """
     if not report.total_s:
         return report.used
-    passes = (report.busy.prefill_s + report.busy.recompute_s) / report.total_s
-    # Parts of prompts that join iterations are counted there, too.
+    busy = report.busy
+    passes = (busy.prefill_s - report.joined_s + busy.recompute_s) / report.total_s
+    # Measured kernels may compute faster than the share of the peak that a profile states.
     return replace(report.used, compute=min(1.0, report.used.compute + passes))
 
 
@@ -380,14 +383,20 @@ def _assumed(bench: Bench, runs: Sequence[Run]) -> tuple[float, float]:
     """Factors of the runs' seconds for what is assumed of the policy in the engine."""
     price = bench.engine.price
     built = price.integration(bench.engine.demands[0].info.policy)
-    if built is None or not built.assumed:
+    if built is None or not built.assumed_layer_s:
         return 1.0, 1.0
-    layers = price.cost.geometry.layers
-    assumed_s = layers * built.assumed_layer_s * sum(run.report.iterations for run in runs)
+    # Iterations in which a sequence decides: at most as many as single ones do.
+    pieces = np.concatenate([each.demand.pieces for each in bench.engine.demands])
+    counts, decided = (pieces[:, PIECE_COLUMNS.index(n)] for n in ("iterations", "decided"))
+    decides = float(counts @ (decided > 0)) / max(1, int(counts.sum()))
+    each_s = price.cost.geometry.layers * built.assumed_layer_s
+    assumed_s = each_s * sum(
+        min(run.report.iterations, decides * run.report.tokens) for run in runs
+    )
     share = assumed_s / sum(run.report.busy.total_s for run in runs)
-    if share <= LARGEST_ASSUMED:
-        return 1.0, 1.0
     low, high = built.plausible
+    if share * max(1.0, high) <= LARGEST_ASSUMED:
+        return 1.0, 1.0
     return 1 + share * (low - 1), 1 + share * (high - 1)
 
 

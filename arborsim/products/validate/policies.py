@@ -167,6 +167,7 @@ class Setting:
         )
         if refused := next((each.refused for each in report.searches if each.refused), ""):
             raise UsageError(f"a request does not fit: {refused}")
+        cuts = [0 if each.decided is None else int(each.decided.sum()) for each in kept]
         pool = report.pool
         used = pool.weight_bytes + pool.workspace_bytes + report.peak_hbm_bytes
         return SimulatedArm(
@@ -174,7 +175,7 @@ class Setting:
             seen.peak(report.total_s),
             report.preemptions,
             used / _GIB,
-            sum(_decisions(kept[each % len(kept)]) for each in drawn),
+            sum(cuts[each % len(cuts)] for each in drawn),
         )
 
     def _outputs(self, baseline: bool) -> list[int]:
@@ -285,10 +286,6 @@ def sawtooth(prompt: int, output: int, budget: int, buffer: int) -> tuple[np.nda
         tokens[i] = held
         held, since = held + 1, since + 1
     return tokens, decided
-
-
-def _decisions(kept: Kept) -> int:
-    return 0 if kept.decided is None else int(kept.decided.sum())
 
 
 class _Running:
