@@ -99,12 +99,9 @@ def rules() -> Iterator[tuple[Rule, int]]:
     yield replace(base, ratio=0.0), EPISODES
     for score in ("value", "attention - redundancy", "value - redundancy"):
         yield replace(base, score=score), EPISODES
-    for each in WINDOWS:
-        yield replace(base, window=each), EPISODES
-    for each in INTERVALS:
-        yield replace(base, interval=each), EPISODES
-    for ends in ((WINDOWS[0], INTERVAL), (WINDOWS[-1], INTERVAL), (WINDOW, INTERVALS[0])):
-        yield replace(base, total=True, window=ends[0], interval=ends[1]), EPISODES
+    for total in (False, True):
+        yield from ((replace(base, total=total, window=each), EPISODES) for each in WINDOWS)
+        yield from ((replace(base, total=total, interval=each), EPISODES) for each in INTERVALS)
 
 
 def answers(store: Store) -> None:

@@ -9,59 +9,21 @@ table that ships, a row per claim and number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.records import Text, convert, given_values, located, parse_toml, read_text
 from benchmarks.register.numbers import Measured, Number, Sources, evaluate
+from benchmarks.register.verdicts import Ground, Lowered, Need, Verdict, judge, kindest, lower
+from benchmarks.register.verdicts import Judged as Bounded
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: A number closer than this share to the paper's reproduces it, whatever its interval.
-NEAR = 0.05
-
-
-class Verdict(StrEnum):
-    """What we found, from agreement to what cannot be said here."""
-
-    REPRODUCED = "reproduced"
-    IN_FORM = "in-form"
-    CONTRADICTED = "contradicted"
-    NOT_TESTABLE = "not-testable"
-
-    @property
-    def words(self) -> str:
-        return _WORDS[self]
-
-    @property
-    def meaning(self) -> str:
-        return _MEANINGS[self]
-
-
-_WORDS = {
-    Verdict.REPRODUCED: "reproduced",
-    Verdict.IN_FORM: "in form",
-    Verdict.CONTRADICTED: "contradicted",
-    Verdict.NOT_TESTABLE: "not testable here",
-}
-_MEANINGS = {
-    Verdict.REPRODUCED: (
-        "in a setting of the same class, our interval contains the paper's number, or ours is "
-        "within 5% of it"
-    ),
-    Verdict.IN_FORM: "the same direction, order or shape, at another magnitude",
-    Verdict.CONTRADICTED: (
-        "our interval excludes the claimed direction, on ground that we think is fair to the claim"
-    ),
-    Verdict.NOT_TESTABLE: (
-        "it needs a model, a GPU or data that this project does not have; the row says which"
-    ),
-}
+_NO_VALUE = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -73,11 +35,14 @@ class Claim:
     claim: Text  #: in one sentence
     theirs: Text  #: the paper's numbers as printed
     setting: Text  #: the paper's model, device, data and settings
-    verdict: Verdict
+    needs: Need  #: what can test it
     why: Text  #: what we found, or why it cannot be tested here
     objection: Text  #: what an author could say against our experiment
     #: The paper's number, or its least and largest, as our first number is meant.
     value: float | tuple[float, float] | None = None
+    ground: Ground | None = None  #: where our numbers come from
+    differs: str = ""  #: what in our settings is not as the authors run it, if it may matter
+    lowered: Lowered | None = None
     command: str = ""  #: makes the raw rows anew
     measured: tuple[Measured, ...] = ()
 
@@ -88,25 +53,43 @@ class Claim:
             return math.nan, math.nan
         return self.value if isinstance(self.value, tuple) else (self.value, self.value)
 
-    def check(self, numbers: Sequence[Number]) -> None:
-        """Refuse a verdict that does not fit the rest of the row, or our numbers."""
-        tested = self.verdict is not Verdict.NOT_TESTABLE
-        for key in ("command", "measured"):
+    def check(self) -> None:
+        """Refuse a row that says what it was measured on without numbers, or the reverse."""
+        tested = bool(self.measured)
+        for key in ("ground", "command"):
             given = bool(getattr(self, key))
             if given and not tested:
-                raise UsageError(f"{key} says what we measured, but the verdict is not-testable")
+                raise UsageError(f"{key} says what we measured, but measured is missing")
             if tested and not given:
-                raise UsageError(f"{key} is missing: the verdict is {self.verdict}")
-        if self.verdict is Verdict.REPRODUCED and self.value is not None:
-            ours, (low, high) = numbers[0], self.range
-            ends = (ours.ours, ours.ours) if math.isnan(ours.low) else (ours.low, ours.high)
-            near = low - NEAR * abs(low) <= ours.ours <= high + NEAR * abs(high)
-            if not near and (ends[1] < low or ends[0] > high):
-                raise UsageError(
-                    f"verdict is reproduced, but our first number ({ours.ours:.4g}, interval "
-                    f"{ends[0]:.4g} to {ends[1]:.4g}) neither contains value nor is within "
-                    f"{NEAR:.0%} of it"
+                raise UsageError(f"{key} is missing: there are numbers")
+        if tested and not any(each.judged for each in self.measured):
+            raise UsageError(
+                "above or below is missing: one number at least says where the claim holds"
+            )
+
+    def readings(self, numbers: tuple[Number, ...]) -> dict[str, Verdict]:
+        """The verdict of each way to read the claim, by its name; `numbers` are of `measured`."""
+        if not self.ground:
+            return {"": Verdict.NOT_TESTABLE}
+        judged: dict[str, list[Bounded]] = {}
+        for k, (asked, number) in enumerate(zip(self.measured, numbers, strict=True)):
+            if asked.judged:
+                # The paper's number is meant as the first of ours that is judged, in each reading.
+                value = self.range if asked.reading not in judged and self._like(k) else _NO_VALUE
+                exact = math.isnan(number.low)
+                ends = (number.ours, number.ours) if exact else (number.low, number.high)
+                judged.setdefault(asked.reading, []).append(
+                    Bounded(number.ours, *ends, asked.above, asked.below, value)
                 )
+        return {
+            reading: judge(found, self.needs, self.ground, self.differs)
+            for reading, found in judged.items()
+        }
+
+    def _like(self, k: int) -> bool:
+        """Whether number `k` is of the kind of the first, so that the paper's number is, too."""
+        first, own = self.measured[0], self.measured[k]
+        return (first.statistic, first.unit) == (own.statistic, own.unit)
 
 
 @dataclass(frozen=True)
@@ -119,10 +102,12 @@ class PaperHead:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with our numbers."""
+    """A claim with our numbers, and the verdict that follows."""
 
     claim: Claim
     numbers: tuple[Number, ...]
+    readings: dict[str, Verdict]  #: of each way to read the claim; "" where there is but one
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -134,7 +119,7 @@ class Paper:
     rows: tuple[Judged, ...]
 
     def count(self, verdict: Verdict) -> int:
-        return sum(row.claim.verdict is verdict for row in self.rows)
+        return sum(row.verdict is verdict for row in self.rows)
 
 
 def read_papers(folder: Path, root: Path) -> tuple[Paper, ...]:
@@ -181,15 +166,17 @@ def _judged(table: dict[str, Any], number: int, sources: Sources) -> Judged:
         with located(f"{place} measured {k} ('{each.label}')"):
             numbers.append(evaluate(each, sources))
     with located(place):
-        claim.check(numbers)
-    return Judged(claim, tuple(numbers))
+        claim.check()
+        readings = claim.readings(tuple(numbers))
+        verdict = lower(kindest(readings.values()), claim.lowered)
+    return Judged(claim, tuple(numbers), readings, verdict)
 
 
 #: Columns of the table, in order.
 COLUMNS = (
     "paper", "id", "where", "claim", "theirs", "theirs_low", "theirs_high", "setting", "verdict",
-    "why", "objection", "command", "label", "ours", "low", "high", "n", "statistic", "interval",
-    "unit", "source",
+    "needs", "ground", "differs", "lowered", "why", "objection", "command", "label", "reading",
+    "ours", "low", "high", "above", "below", "n", "statistic", "interval", "unit", "source",
 )  # fmt: skip
 
 
@@ -198,25 +185,29 @@ def to_frame(papers: Iterable[Paper]) -> pd.DataFrame:
     import pandas as pd
 
     rows = [
-        {**_of_claim(paper, row.claim), **number}
+        {**_of_claim(paper, row), **number}
         for paper in papers
         for row in paper.rows
-        for number in ([_of_number(each) for each in row.numbers] or [{}])
+        for number in (list(map(_of_number, row.claim.measured, row.numbers)) or [{}])
     ]
     frame = pd.DataFrame(rows, columns=COLUMNS)
-    texts = ("label", "statistic", "interval", "unit", "source")
+    texts = ("label", "reading", "statistic", "interval", "unit", "source")
     frame = frame.fillna(dict.fromkeys(texts, ""))
-    return frame.astype({"n": "Int64", "ours": float, "low": float, "high": float})
+    numbers = dict.fromkeys(("ours", "low", "high", "above", "below"), float)
+    return frame.astype({"n": "Int64", **numbers})
 
 
-def _of_claim(paper: Paper, claim: Claim) -> dict[str, Any]:
-    low, high = claim.range
-    said = {key: getattr(claim, key) for key in COLUMNS if hasattr(claim, key)}
+def _of_claim(paper: Paper, row: Judged) -> dict[str, Any]:
+    low, high = row.claim.range
+    said = {key: getattr(row.claim, key) for key in COLUMNS if hasattr(row.claim, key)}
+    lowered = row.claim.lowered
     return {
-        **said, "paper": paper.key, "verdict": claim.verdict.value, "theirs_low": low,
-        "theirs_high": high,
+        **said, "paper": paper.key, "verdict": row.verdict.value, "theirs_low": low,
+        "theirs_high": high, "ground": row.claim.ground or "",
+        "lowered": lowered.because if lowered else "",
     }  # fmt: skip
 
 
-def _of_number(number: Number) -> dict[str, Any]:
-    return {key: getattr(number, key) for key in COLUMNS if hasattr(number, key)}
+def _of_number(asked: Measured, number: Number) -> dict[str, Any]:
+    bounds = {"above": asked.above, "below": asked.below, "reading": asked.reading}
+    return bounds | {key: getattr(number, key) for key in COLUMNS if hasattr(number, key)}

@@ -49,7 +49,8 @@ class Measured:
     mean in the rows of `where` with `against` put over it, or against `over`, another column.
     ``spearman``: rank correlation of `column` with `over`.  ``value``: of the one row that there
     is.  ``sum``, ``min``, ``max``: of `column`; ``count``: rows, or those whose `column` is true.
-    Rows in which a column is empty do not count.
+    Rows in which a column is empty do not count.  A verdict rests on the numbers with bounds: the
+    claim holds where they are at least `above` and at most `below`, in the units of the results.
     """
 
     label: Text
@@ -64,8 +65,18 @@ class Measured:
     #: ``%``, ``points``, ``x``, ``GB``, ``ms`` and the like (`UNITS`) scale shares, bytes and
     #: seconds; any other is printed as it is.
     unit: str = ""
+    above: float | None = None
+    below: float | None = None
+    reading: str = ""  #: the way to read the claim that this number is of, if there are several
+
+    @property
+    def judged(self) -> bool:
+        """Whether the verdict rests on it."""
+        return self.above is not None or self.below is not None
 
     def __post_init__(self) -> None:
+        if self.above is not None and self.below is not None and self.above > self.below:
+            raise UsageError(f"above {self.above} and below {self.below} leave nothing")
         two = self.statistic in ("ratio", "difference")
         if two and not (self.against or self.over):
             raise UsageError(f"a {self.statistic} needs against or over")

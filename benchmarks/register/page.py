@@ -12,14 +12,17 @@ from markupsafe import Markup, escape
 
 from arborsim.report import report
 from arborsim.report.report import Answer, Facts, Raw, Report, Section, Shown
-from benchmarks.register.claims import Paper, Verdict, to_frame
+from benchmarks.register.claims import Paper, to_frame
 from benchmarks.register.tables import (
+    bounds_text,
     contradicted,
     headline,
     interval_text,
     number_text,
     summary_table,
+    verdict_text,
 )
+from benchmarks.register.verdicts import Verdict
 
 HERE = Path(__file__).parent
 _HOW = (
@@ -76,7 +79,10 @@ def _markup(name: str, **facts: object) -> Markup:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts = {"code": code, "number_text": number_text, "interval_text": interval_text}
+    texts = {
+        each.__name__: each
+        for each in (code, zip, bounds_text, number_text, interval_text, verdict_text)
+    }
     return Markup(made.get_template(name).render(verdicts=list(Verdict), **texts, **facts))
 
 

@@ -12,8 +12,9 @@ from arborsim.core.errors import UsageError
 from arborsim.report.lines import print_tables
 from arborsim.report.table import Column, Table, name_column, terminal
 from arborsim.report.words import counted, plain
-from benchmarks.register.claims import Claim, Judged, Paper, Verdict, to_frame
-from benchmarks.register.numbers import EXACT, UNITS, Number
+from benchmarks.register.claims import Claim, Judged, Paper, to_frame
+from benchmarks.register.numbers import EXACT, UNITS, Measured, Number
+from benchmarks.register.verdicts import FAIR, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +59,21 @@ def interval_text(number: Number) -> str:
     return f"{number.statistic} of {counted(number.n, what)}, 95% interval: {number.interval}"
 
 
+def bounds_text(asked: Measured) -> str:
+    """``"; the claim holds from 80% to 120%"``; empty for a number that is not judged."""
+
+    def end(value: float) -> str:
+        glued = asked.unit in ("%", "x", "")
+        return f"{figure(value, asked.unit)}{asked.unit if glued else f' {asked.unit}'}"
+
+    ends = [
+        f"{word} {end(value)}"
+        for word, value in (("from", asked.above), ("up to", asked.below))
+        if value is not None
+    ]
+    return f"; the claim holds {' '.join(ends)}" if ends else ""
+
+
 def ours_text(row: Judged) -> str:
     """All of our numbers for a claim, with their labels."""
     return "; ".join(f"{each.label}: {number_text(each)}" for each in row.numbers)
@@ -67,12 +83,45 @@ def headline(papers: Sequence[Paper]) -> str:
     """How many claims there are and what came out."""
     total = sum(len(paper.rows) for paper in papers)
     counts = {each: sum(paper.count(each) for paper in papers) for each in Verdict}
-    tested = total - counts[Verdict.NOT_TESTABLE]
-    return (
-        f"{tested:,} of {counted(total, 'claim')} of {counted(len(papers), 'paper')} can be tested "
-        f"here: reproduced {counts[Verdict.REPRODUCED]:,}, in form {counts[Verdict.IN_FORM]:,}, "
-        f"contradicted {counts[Verdict.CONTRADICTED]:,}."
-    )
+    found = ", ".join(f"{each.words} {counts[each]:,}" for each in Verdict)
+    return f"{counted(total, 'claim')} of {counted(len(papers), 'paper')}: {found}."
+
+
+def verdict_text(row: Judged) -> str:
+    """How the verdict follows: readings, ground, settings that differ, and why it was lowered."""
+    claim, said = row.claim, list[str]()
+    if len(row.readings) > 1:
+        each = (f"{name}: {verdict.words}" for name, verdict in row.readings.items())
+        said.append(f"read as {'; as '.join(each)}.")
+    if claim.ground and claim.ground not in FAIR[claim.needs]:
+        said.append(
+            f"{_ground(claim.ground)} can neither reproduce nor contradict {_NEED[claim.needs]}."
+        )
+    if claim.differs:
+        said.append(f"Not as the authors run it: {claim.differs}.")
+    if claim.lowered:
+        said.append(f"Lowered by hand: {claim.lowered.because}.")
+    text = " ".join(each[0].upper() + each[1:] for each in said)
+    return f"{text} {claim.why}" if text else claim.why
+
+
+_NEED = {
+    "definition": "a claim of definitions",
+    "search": "a claim about search trees",
+    "model": "a claim about any model",
+    "language": "a claim about natural language",
+    "large-model": "a claim about large models and their tasks",
+    "machine": "a claim about a machine",
+}
+
+
+def _ground(ground: str) -> str:
+    names = {
+        "toy-model": "a small model trained here", "drawn-trees": "trees drawn at random",
+        "recorded-trees": "recorded trees without a model", "priced": "a simulation",
+        "authors-rule": "the authors' rule on a small model", "arithmetic": "arithmetic",
+    }  # fmt: skip
+    return names.get(ground, ground)
 
 
 def contradicted(papers: Sequence[Paper]) -> list[tuple[Paper, Claim]]:
@@ -81,7 +130,7 @@ def contradicted(papers: Sequence[Paper]) -> list[tuple[Paper, Claim]]:
         (paper, row.claim)
         for paper in papers
         for row in paper.rows
-        if row.claim.verdict is Verdict.CONTRADICTED
+        if row.verdict is Verdict.CONTRADICTED
     ]
 
 
@@ -145,7 +194,7 @@ def readme(papers: Sequence[Paper]) -> str:
     for paper in papers:
         rows = [
             [claim.where, claim.claim, claim.theirs, ours_text(row) or "-",
-             f"**{claim.verdict.words}**: {claim.why}"]
+             f"**{row.verdict.words}**: {verdict_text(row)}"]
             for row in paper.rows
             for claim in [row.claim]
         ]  # fmt: skip

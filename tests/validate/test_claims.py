@@ -16,8 +16,9 @@ from arborsim.core.documents import to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import clopper_pearson
 from benchmarks.register.__main__ import main
-from benchmarks.register.claims import COLUMNS, Verdict, read_papers, to_frame
+from benchmarks.register.claims import COLUMNS, read_papers, to_frame
 from benchmarks.register.numbers import Measured, Number, Sources, evaluate
+from benchmarks.register.verdicts import FAIR, Judged, Lowered, Verdict, judge, kindest, lower
 
 N = 40
 
@@ -157,13 +158,14 @@ CLAIM = {
     "claim": "Half of the tokens are enough.",
     "theirs": "90% against 91%",
     "setting": "a large model",
-    "verdict": "in-form",
+    "needs": "large-model",
+    "ground": "toy-model",
     "why": "Half are nearly enough.",
     "objection": "The model is small.",
     "command": "python make.py",
     "measured": [
         {"label": "H2O", "source": "raw.parquet", "where": {"arm": "h2o"}, "statistic": "share",
-         "column": "correct", "unit": "%"},
+         "column": "correct", "unit": "%", "above": 0.1},
     ],
 }  # fmt: skip
 
@@ -188,7 +190,7 @@ def write(root: Path, *claims: dict[str, Any], name: str = "paper", head: str = 
     text = head or f'name = "{name}"\ntitle = "A paper"\n'
     for each in claims:
         numbers = each.get("measured", [])
-        text += "\n[[claim]]\n" + to_toml({k: v for k, v in each.items() if k != "measured"})
+        text += "\n[[claim]]\n" + _inline({k: v for k, v in each.items() if k != "measured"})
         text += "".join("\n[[claim.measured]]\n" + _inline(number) for number in numbers)
     (folder / f"{name}.toml").write_text(text)
     return folder
@@ -207,11 +209,11 @@ def _inline(table: dict[str, Any]) -> str:
 
 
 def test_a_file_becomes_a_table(root: Path) -> None:
-    silent = changed(CLAIM, id="b", verdict="not-testable", command=None, measured=None)
+    silent = changed(CLAIM, id="b", ground=None, command=None, measured=None)
     twice = changed(CLAIM, id="c", value=[0.4, 0.6])
     twice["measured"].append({**twice["measured"][0], "label": "full", "where": {"arm": "full"}})
     papers = read_papers(write(root, CLAIM, silent, twice), root)
-    assert [row.claim.verdict for row in papers[0].rows] == [
+    assert [row.verdict for row in papers[0].rows] == [
         Verdict.IN_FORM, Verdict.NOT_TESTABLE, Verdict.IN_FORM]  # fmt: skip
     frame = to_frame(papers)
     assert tuple(frame.columns) == COLUMNS
@@ -222,12 +224,14 @@ def test_a_file_becomes_a_table(root: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "verdict": ({"verdict": "reproducd"}, "verdict: unknown verdict 'reproducd': did you mean rep"),
-    "key": ({"vedict": "in-form"}, "unknown key of claim 'paper-table-1' 'vedict'"),
+    "a verdict of one's own": ({"verdict": "reproduced"}, "key of claim 'paper-table-1' 'verd"),
+    "need": ({"needs": "large-modl"}, "needs: unknown needs 'large-modl': did you mean large-mod"),
     "why": ({"why": None}, "claim 'paper-table-1' why is missing"),
-    "no measured": ({"measured": []}, "claim 'paper-table-1': measured is missing"),
+    "no measured": ({"measured": []}, "but measured is missing"),
     "no command": ({"command": None}, "claim 'paper-table-1': command is missing"),
-    "measured and not testable": ({"verdict": "not-testable"}, "the verdict is not-testable"),
+    "no ground": ({"ground": None}, "claim 'paper-table-1': ground is missing"),
+    "no bounds": ({"measured__above": None}, "above or below is missing: one number at least"),
+    "bounds that leave nothing": ({"measured__below": 0.05}, "above 0.1 and below 0.05 leave noth"),
     "source": ({"measured__source": "no.parquet"}, "no.parquet: there is no such file"),
     "ending": ({"measured__source": "raw.json"}, "expected a .parquet or .csv file"),
     "filter": (
@@ -245,9 +249,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"measured__statistic": "ratio", "measured__where": {"arm": "full", "episode": 1},
          "measured__against": {"arm": "h2o", "episode": 9}},
         "pair episode: the rows of where and against have none in common"),
-    "reproduced": (
-        {"verdict": "reproduced", "value": 0.99},
-        "neither contains value nor is within 5% of it"),
+    "raised": (
+        {"lowered": {"to": "reproduced", "because": "we like it"}},
+        "lowered to reproduced, but the numbers say in-form, which can be lowered to: undecided"),
 }  # fmt: skip
 
 
@@ -282,16 +286,95 @@ def test_a_file_without_a_head_or_claims(root: Path) -> None:
         read_papers(root, root)
 
 
+# --- verdicts ---
+
+
 def test_a_number_that_is_near_is_reproduced(root: Path) -> None:
-    measured = {"measured__statistic": "value", "measured__column": "tokens", "measured__unit": "",
-                "measured__where": {"arm": "full", "episode": 0}}  # fmt: skip
+    measured = {
+        "needs": "definition",
+        "measured__statistic": "value",
+        "measured__column": "tokens",
+        "measured__unit": "",
+        "measured__where": {"arm": "full", "episode": 0},
+    }
     ours = float(rows_of(root, "full")["tokens"][0])
     fitting = (ours, 0.96 * ours, [0.5 * ours, 0.96 * ours])
     for value in (*fitting, 0.9 * ours, [1.1 * ours, 2 * ours]):
-        claim = changed(CLAIM, verdict="reproduced", value=value, **measured)
-        folder = write(root, claim)
-        if value in fitting:
-            assert read_papers(folder, root)
+        (paper,) = read_papers(write(root, changed(CLAIM, value=value, **measured)), root)
+        expected = Verdict.REPRODUCED if value in fitting else Verdict.IN_FORM
+        assert paper.rows[0].verdict is expected
+
+
+#: Ends of our interval, where the claim holds, the paper's number, need, ground, what differs; and
+#: what follows.  Each was, in some form, a verdict that authors could not have accepted.
+PLANTED: dict[str, tuple[tuple[Any, ...], Verdict]] = {
+    "an interval of -4 to 12 points reproduces 1 to 3": (
+        (-0.043, 0.117, 0.0, None, (0.009, 0.028), "language", "real-model", ""),
+        Verdict.UNDECIDED),
+    "a toy contradicts a claim about large models": (
+        (-0.3, -0.1, 0.0, None, None, "large-model", "toy-model", ""), Verdict.NOT_TESTABLE),
+    "a toy reproduces a claim about large models": (
+        (0.96, 0.99, 0.9, None, (0.97, 0.97), "large-model", "toy-model", ""), Verdict.IN_FORM),
+    "a contradiction with settings of our own": (
+        (-0.3, -0.1, 0.0, None, None, "model", "toy-model", "the prompt is kept"),
+        Verdict.NOT_TESTABLE),
+    "a fair contradiction": (
+        (1.0, 1.0, 2.0, None, (4.0, 4.0), "machine", "priced", ""), Verdict.CONTRADICTED),
+    "the right direction at another size": (
+        (1.28, 1.30, 1.0, None, (1.4, 1.4), "machine", "priced", ""), Verdict.IN_FORM),
+    "the paper's number": (
+        (1.35, 1.45, 1.0, None, (1.4, 1.4), "machine", "priced", ""), Verdict.REPRODUCED),
+    "trees that were drawn say nothing of answers": (
+        (-0.29, -0.08, 0.0, None, None, "large-model", "drawn-trees", ""), Verdict.NOT_TESTABLE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_verdicts(name: str) -> None:
+    (low, high, above, below, value, need, ground, differs), expected = PLANTED[name]
+    number = Judged((low + high) / 2, low, high, above, below, value or (math.nan, math.nan))
+    assert judge([number], need, ground, differs) is expected
+
+
+ends = st.floats(-2, 2, allow_nan=False)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ends, ends, ends, st.sampled_from(sorted(FAIR)), st.sampled_from(sorted(FAIR["definition"])))
+def test_verdicts_follow_the_interval(
+    a: float, b: float, above: float, need: Any, ground: Any
+) -> None:
+    low, high = sorted((a, b))
+    number = Judged((low + high) / 2, low, high, above, None)
+    found, fair = judge([number], need, ground, ""), ground in FAIR[need]
+    assert (found is Verdict.CONTRADICTED) == (fair and high < above)
+    assert (found is Verdict.REPRODUCED) == (fair and low >= above)
+    assert (found is Verdict.UNDECIDED) == (low < above <= high)
+    wider = Judged(number.ours, low - 1, high + 1, above, None)
+    if found is Verdict.UNDECIDED:
+        assert judge([wider], need, ground, "") is Verdict.UNDECIDED
+    own = judge([number], need, ground, "a setting of ours")
+    assert own is not Verdict.CONTRADICTED
+
+
+def test_the_kindest_reading_counts() -> None:
+    assert kindest([Verdict.CONTRADICTED, Verdict.REPRODUCED]) is Verdict.REPRODUCED
+    assert kindest([Verdict.CONTRADICTED, Verdict.NOT_TESTABLE]) is Verdict.NOT_TESTABLE
+    assert kindest([Verdict.CONTRADICTED, Verdict.CONTRADICTED]) is Verdict.CONTRADICTED
+
+
+@pytest.mark.parametrize("found", Verdict)
+def test_a_person_may_only_lower(found: Verdict) -> None:
+    """Neither to more agreement nor to more disagreement."""
+    assert lower(found, None) is found
+    for to in Verdict:
+        if found is Verdict.CONTRADICTED:
+            allowed = to in (Verdict.UNDECIDED, Verdict.NOT_TESTABLE)
         else:
-            with pytest.raises(UsageError, match="within 5%"):
-                read_papers(folder, root)
+            order = [each for each in Verdict if each is not Verdict.CONTRADICTED]
+            allowed = to in order[order.index(found) + 1 :]
+        if allowed:
+            assert lower(found, Lowered(to, "a reason")) is to
+        else:
+            with pytest.raises(UsageError, match="but the numbers say"):
+                lower(found, Lowered(to, "a reason"))
