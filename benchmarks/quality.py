@@ -4,7 +4,7 @@
 
 Tokens really are removed; every cell is a policy with settings and a budget, and all cells of an
 experiment search the same held-out problems.  With ``--masked`` they are masked instead, which
-answers the same and takes a part of the time (`benchmarks/quality_masked.py`).  Finished searches
+answers the same and takes a part of the time (`arborsim_torch.masked`).  Finished searches
 are kept (in JSON lines, or in the ``results.parquet`` that the page is made with), so a run goes on
 where the last one stopped.  `benchmarks/quality_page.py` makes the tables.
 """
@@ -26,12 +26,12 @@ from pathlib import Path
 from arborsim.core.errors import UsageError
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.play.episode import Cell
+from arborsim_torch.masked.search import search as search_masked
 from arborsim_torch.reference import MODELS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.quality_arms import EXPERIMENTS, Arm
-from benchmarks.quality_masked import search as search_masked
 
 
 class Collector:

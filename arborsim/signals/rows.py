@@ -153,6 +153,7 @@ class RowState(ScoreState):
     _paths: LeafPaths
     _now: list[np.ndarray]  # the values of each group
     _single: bool  # whether each iteration has one row, of all tokens
+    of_run = ("_rows", "_next", "_paths", "_now", "_single")
 
     def __init__(self, use: RowUse, sparse: SparseUpdater | None = None) -> None:
         super().__init__()

@@ -12,8 +12,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -111,8 +111,14 @@ class FixedScore(Score):
 class ScoreState(ABC):
     """The score of every token of one search, in a table that is kept up to date in place."""
 
+    #: Attributes that `begin` makes anew: a copy of a state between two runs goes without
+    of_run: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self) -> None:
         self._table: GrowingTable | None = None  # made with the first observation
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: each for name, each in vars(self).items() if name not in self.of_run}
 
     @property
     def values(self) -> np.ndarray:
@@ -281,8 +287,11 @@ class SeededUniform(Score):
     about = "seeded uniform"
 
     def start(self, layers: int) -> ScoreState:
-        rng = np.random.default_rng(self.seed)
-        return AtBirth(lambda run: rng.random((1, run.num_tokens)))
+        return AtBirth(partial(_drawn, np.random.default_rng(self.seed)))
+
+
+def _drawn(rng: np.random.Generator, run: TokenRun) -> np.ndarray:
+    return rng.random((1, run.num_tokens))
 
 
 @dataclass(frozen=True)
@@ -293,8 +302,13 @@ class Position(Score):
     about = "position"
 
     def start(self, layers: int) -> ScoreState:
-        arrivals = count()
-        return AtBirth(lambda run: np.fromiter(arrivals, np.float64, run.num_tokens)[None])
+        return _Arrivals()
+
+
+class _Arrivals(AtBegin):
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        first = self.values.shape[1]
+        self._grow(1, run.num_tokens)[0, first:] = np.arange(first, first + run.num_tokens)
 
 
 @dataclass(frozen=True)

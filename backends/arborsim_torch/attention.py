@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +34,15 @@ from arborsim_torch.kernels.rows import adds_rows, attend_rows, count_paid
 NAME = "arborsim_tree"
 
 
+class Attending(Protocol):
+    """What attends in place of this module, as `arborsim_torch.masked.table.Table` does."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float,
+        window: int | None,
+    ) -> Tensor: ...  # fmt: skip
+
+
 def tree_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -44,16 +53,20 @@ def tree_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     context: ForwardContext | None = None,
+    table: Attending | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention over what the caches hold; the signature is that of transformers' interface.
 
-    `key` and `value` are the new tokens' alone, which the caches have stored already.
+    `key` and `value` are the new tokens' alone, which the caches have stored already, and a `table`
+    stores here.
     """
-    if context is None:
-        raise ValueError(f"{NAME} attention runs only through arborsim's decoder")
     # To type checkers, what a module holds is a tensor or a module.
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if table is not None:
+        return table.attend(layer, query, key, value, scaling, sliding_window), None
+    if context is None:
+        raise ValueError(f"{NAME} attention runs only through arborsim's decoder")
     if len(context.passes) == 1:
         return _attend(context.passes[0], layer, query, scaling, sliding_window), None
     outs, first = [], 0

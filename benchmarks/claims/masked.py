@@ -8,20 +8,20 @@ and values (appendix C) are a score here that no live run under inference mode c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from arborsim_torch.masked.search import greedy
+from arborsim_torch.masked.table import Table
 from arborsim_torch.reference import Problem, Task
 
 SINKS = 4
 REACH = 8  #: neighbours on either side that redundancy looks at
 LOOKS = 4  #: decisions from one look at errors to the next
-LOOK = 16  #: steps between two looks for searches that can no longer succeed
 
 
 @dataclass(frozen=True)
@@ -61,106 +61,64 @@ class Found:
     destroyed: int
 
 
-class Batch:
+class Batch(Table):
     """Searches side by side: their caches, scores and what is destroyed of each."""
 
     def __init__(self, model: Any, prompts: torch.Tensor, capacity: int, gradient: bool) -> None:
-        config = model.config
         rows, self.prompt = prompts.shape
-        self.model, self.gradient = model, gradient
-        self.length = self.held = (
-            0  # tokens, and slots in use: as many, unless a subclass frees some
-        )
+        super().__init__(model, rows, capacity)
+        self.gradient = gradient
         self.weights: list[torch.Tensor] = []  #: of the last token, per layer [rows, heads, tokens]
-        shape = (rows, config.num_key_value_heads, capacity, config.head_dim)
-        layers = range(config.num_hidden_layers)
-        self.keys = [torch.empty(shape) for _ in layers]
-        self.values = [torch.empty(shape) for _ in layers]
         self.attended = torch.zeros(rows, capacity, dtype=torch.float64)
         self.moved = torch.zeros(rows, capacity, dtype=torch.float64)
         self.dead = torch.zeros(rows, capacity, dtype=torch.bool)
+        self._cached: list[torch.Tensor] = []  # keys and values that became leaves
         with torch.no_grad():
-            self.logits = self._forward(prompts, [])
+            self._append(prompts)
         self.attended.zero_()  # s = 0 after the prompt (Algorithm 1, line 1)
 
     def step(self, tokens: torch.Tensor) -> None:
         """Append a token to each search, ``[rows]``, and add up its attention and gradients."""
-        cached: list[torch.Tensor] = []
         with torch.set_grad_enabled(self.gradient):
-            self.logits = self._forward(tokens[:, None], cached)
+            self._append(tokens[:, None])
             if self.gradient:
                 loss = -torch.log_softmax(self.logits, -1).max(-1).values.sum()
-                norms = [each.norm(dim=-1).mean(1) for each in torch.autograd.grad(loss, cached)]
+                gradients = torch.autograd.grad(loss, self._cached)
+                norms = [each.norm(dim=-1).mean(1) for each in gradients]
                 total = torch.stack(norms).sum(0) / len(self.keys)
                 self.moved[:, : self.length] += total.double()
                 self.logits = self.logits.detach()
 
-    def _forward(self, ids: torch.Tensor, cached: list[torch.Tensor]) -> torch.Tensor:
-        """Logits after the last token; cached keys and values become leaves in `cached`."""
-        config, inner = self.model.config, self.model.model
-        rows, count = ids.shape
-        start, end = self.held, self.held + count
-        x = inner.embed_tokens(ids)
-        rotary = inner.rotary_emb(x, torch.arange(self.length, self.length + count)[None])
-        later = torch.ones(count, end, dtype=torch.bool).triu(start + 1)
-        received = torch.zeros(rows, end)
-        self.weights = []
-        for i, layer in enumerate(inner.layers):
-            keys, values, part = self.keys[i], self.values[i], layer.self_attn
-            h = layer.input_layernorm(x)
-            q, k, v = (
-                projection(h).view(rows, count, -1, config.head_dim).transpose(1, 2)
-                for projection in (part.q_proj, part.k_proj, part.v_proj)
-            )
-            q, k = apply_rotary_pos_emb(q, k, *rotary)
-            keys[:, :, start:end] = k.detach()
-            values[:, :, start:end] = v.detach()
-            if torch.is_grad_enabled():
-                # What is cached is a leaf; the new token's own part keeps its way to lower layers.
-                leaves = [torch.zeros(*k.shape[:2], end, k.shape[3]) for _ in range(2)]
-                for leaf, old in zip(leaves, (keys, values), strict=True):
-                    leaf[:, :, :start] = old[:, :, :start]
-                    leaf.requires_grad_()
-                    cached.append(leaf)
-                now = [torch.nn.functional.pad(each, (0, 0, start, 0)) for each in (k, v)]
-                all_keys, all_values = (a + b for a, b in zip(leaves, now, strict=True))
-            else:
-                all_keys, all_values = keys[:, :, :end], values[:, :, :end]
-            groups = k.shape[1]
-            q = q.reshape(rows, groups, -1, config.head_dim)  # heads of a group, then queries
-            logits = (q * config.head_dim**-0.5) @ all_keys.transpose(2, 3)
-            gone = self.gone(i, end)
-            spread = logits.view(rows, groups, -1, count, end)
-            spread.masked_fill_(gone | later if count > 1 else gone, float("-inf"))
-            weights = spread.view(rows, -1, count, end).softmax(-1)
-            self.weights.append(weights.detach()[:, :, -1])
-            received += self.weights[-1].mean(1)
-            out = weights.view(rows, groups, -1, end) @ all_values
-            out = out.view(rows, -1, count, config.head_dim).transpose(1, 2)
-            x = x + part.o_proj(out.reshape(rows, count, -1))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-            self.seen(q, weights, x)
-        self.attended[:, :end] += received.double() / len(self.keys)
-        self.length, self.held = self.length + count, end
-        logits_: torch.Tensor = self.model.lm_head(inner.norm(x[:, -1]))
-        return logits_
+    def _append(self, ids: torch.Tensor) -> None:
+        self.weights, self._cached = [], []
+        self.logits = self.model.lm_head(self.forward(ids)[:, -1])
+        received = torch.stack([each.mean(1) for each in self.weights]).sum(0)
+        self.attended[:, : self.length] += received.double() / len(self.keys)
+
+    def store(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        old = self.length
+        cached = super().store(layer, key.detach(), value.detach())
+        if not torch.is_grad_enabled():
+            return cached
+        # What is cached is a leaf; the new token's own part keeps its way to lower layers.
+        leaves = [torch.zeros_like(each) for each in cached]
+        for leaf, each in zip(leaves, cached, strict=True):
+            leaf[:, :, :old] = each[:, :, :old]
+            self._cached.append(leaf.requires_grad_())
+        now = [torch.nn.functional.pad(each, (0, 0, old, 0)) for each in (key, value)]
+        return leaves[0] + now[0], leaves[1] + now[1]
 
     def gone(self, layer: int, end: int) -> torch.Tensor:
-        """What a layer cannot read of `end` slots, bool ``[rows, KV heads or 1, 1, 1, end]``."""
         return self.dead[:, None, None, None, :end]
 
-    def seen(self, queries: torch.Tensor, weights: torch.Tensor, hidden: torch.Tensor) -> None:
-        """A layer was run: its rotated queries ``[rows, KV heads, queries of a group,
-        head_dim]``, weights ``[rows, heads, queries, slots]`` and output."""
+    def seen(self, layer: int, queries: torch.Tensor, weights: torch.Tensor | None) -> None:
+        assert weights is not None
+        self.weights.append(weights.detach()[:, :, -1])
 
-    def keep(self, rows: list[int]) -> None:
-        """Go on with these searches only."""
-        for cache in (*self.keys, *self.values):  # in place: copies of all would take seconds
-            for new, old in enumerate(rows):
-                if new != old:
-                    cache[new, :, : self.held] = cache[old, :, : self.held]
-        self.keys = [each[: len(rows)] for each in self.keys]
-        self.values = [each[: len(rows)] for each in self.values]
+    def keep(self, rows: Sequence[int]) -> None:
+        super().keep(rows)
         self.attended, self.moved = self.attended[rows], self.moved[rows]
         self.dead, self.logits = self.dead[rows], self.logits[rows]
         self.weights = [each[rows] for each in self.weights]
@@ -233,36 +191,6 @@ class Batch:
             count[lag:] += 1
             count[:-lag] += 1
         return torch.zeros(dead.shape, dtype=torch.float64).scatter_(1, at, total / count)
-
-
-def greedy(
-    batch: Batch, task: Task, problems: Sequence[Problem], tokens: list[list[int]],
-    give_up: bool = False,
-) -> Iterator[tuple[int, list[int], list[int]]]:  # fmt: skip
-    """Search greedily, and write each problem's tokens down.
-
-    After every step of the batch its number, which rows of the last step go on, and the problem of
-    each row now.  With `give_up` searches end that can no longer succeed, too.
-    """
-    rows = list(range(len(problems)))
-    for step in range(1, task.max_tokens + 1):
-        picked = batch.logits.argmax(-1)
-        for i, token in zip(rows, picked.tolist(), strict=True):
-            tokens[i].append(token)
-        over = [task.is_finished(problems[i], tokens[i]) for i in rows]
-        if give_up and step % LOOK == 0:
-            over = [
-                over[row] or task.judge(problems[i], tokens[i]).dead for row, i in enumerate(rows)
-            ]
-        still = [row for row in range(len(rows)) if not over[row]]
-        if not still:
-            return
-        if len(still) < len(rows):
-            rows = [rows[row] for row in still]
-            batch.keep(still)
-            picked = picked[still]
-        batch.step(picked)
-        yield step, still, rows
 
 
 def search(model: Any, task: Task, problems: Sequence[Problem], rule: Rule) -> list[Found]:

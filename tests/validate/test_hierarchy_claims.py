@@ -90,6 +90,7 @@ def test_gradients_are_those_of_the_loss(chain: tuple[Any, Any]) -> None:
     batch = Batch(model, prompts, prompts.shape[1] + 4, gradient=True)
     token = batch.logits.argmax(-1)
     batch.step(token)
+    model.set_attn_implementation("sdpa")
     past = model(prompts, use_cache=True).past_key_values
     leaves = [
         (layer.keys.detach().requires_grad_(), layer.values.detach().requires_grad_())

@@ -1,4 +1,4 @@
-"""Masked searches (`benchmarks/quality_masked.py`) end as the live ones that are stored."""
+"""Masked searches (`arborsim_torch.masked`) end as the live ones that are stored."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ sys.path.insert(0, str(ROOT))
 from arborsim.core.errors import UsageError  # noqa: E402
 from arborsim.policies.registry import build  # noqa: E402
 from arborsim_torch import reference  # noqa: E402
+from arborsim_torch.masked.follower import check  # noqa: E402
+from arborsim_torch.masked.search import search  # noqa: E402
 from benchmarks.quality import run  # noqa: E402
 from benchmarks.quality_arms import EXPERIMENTS  # noqa: E402
-from benchmarks.quality_masked import check, search  # noqa: E402
 from benchmarks.quality_page import read  # noqa: E402
 
 REPORT = ROOT / "reports" / "quality"
-PROBLEMS = 4
+PROBLEMS = 2
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +86,8 @@ def test_masked_searches_end_as_live_ones(
 
 def test_what_masks_cannot_stand_in_for_is_refused() -> None:
     for policy, said in {
-        "quest": "needs steps that read some pages alone, which masked searches lack",
-        "kivi": "needs keys quantised in groups of tokens",
-        "lag-kv": "needs lag_key",
+        "arborkv": "needs lost tokens recomputed, which masked runs lack: run it live",
+        "oracle": "needs eviction_time",
     }.items():
         with pytest.raises(UsageError, match=said):
             check(build(policy, {}))
