@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
+from arborsim.play.given import PROMPT, TreeBuilder
 from arborsim.searches import make_search
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import Capture, middle_layers
 from arborsim_torch.episodes import capture_at_level
-from arborsim_torch.forced import Chain, ForcedRecorder, ForcedSource
+from arborsim_torch.given import record_tree
 from arborsim_torch.models import LoadedModel, load_model
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
@@ -87,11 +88,13 @@ def chains(loaded: LoadedModel, source: Any, lengths: list[int]) -> None:
             source=source, capture=Capture(top=256), sampler=Sampler(1.0, (0,)), **options
         ).run(problem)
         tokens = decoded.columns["token"][decoded.columns["token"] >= 0][len(problem.prompt) :]
-        given = ForcedSource(source, [Chain(problem.prompt, tuple(tokens.tolist()))])
-        forced = ForcedRecorder(
-            source=given, capture=Capture(top=256), sampler=Sampler(0.0, (0,)), **options
-        ).run(given.problem(0))
-        seconds = decoded.prefill_s + decoded.decode_s, forced.prefill_s
+        builder = TreeBuilder(loaded.model.config.vocab_size, loaded.max_positions)
+        builder.prompt(problem.prompt)
+        builder.add(PROMPT, tokens)
+        began = time.process_time()
+        record_tree(loaded.model, builder.tree(), Capture(top=256), source)
+        given_s = time.process_time() - began
+        seconds = decoded.prefill_s + decoded.decode_s, given_s
         speeds = [f"{each:6.1f} s, {length / each:5.0f}/s" for each in seconds]
         ratio = seconds[0] / seconds[1]
         print(f"{length:7d} {speeds[0]:>16s} {speeds[1]:>16s}  {ratio:.1f}x", flush=True)

@@ -23,7 +23,8 @@ from arborsim.play.backends import (
 )
 from arborsim.searches import make_search
 from arborsim_torch.checkpoint import check_checkpoint, is_plain
-from arborsim_torch.prompts import CHAIN, read_lines, read_prompts
+from arborsim_torch.given_file import read_searches
+from arborsim_torch.prompts import read_prompts
 
 if TYPE_CHECKING:
     from arborsim.products.calibrate.backend import (
@@ -140,7 +141,7 @@ def _check(request: SearchRequest) -> None:
     _ = make_search(request.search, **request.search_options) if recipe is None else recipe.make()
     forced = request.teacher_forced if isinstance(request, RecordRequest) else None
     if forced is not None:
-        read_lines(forced, CHAIN)
+        read_searches(forced)
     if request.prompts is not None:
         read_prompts(request.prompts)
     if is_plain(request.model, request.task):

@@ -26,10 +26,10 @@ from torch import Tensor
 from arborsim.core.observations import Signal
 from arborsim.core.row_uses import ALL_QUERIES, RowUse
 from arborsim.trace.schema import VECTORS
-from arborsim_torch.cache.forward import AttentionMetadata
+from arborsim_torch.cache.forward import AttentionMetadata, Span
 from arborsim_torch.captured import Captured
 from arborsim_torch.context import PassContext
-from arborsim_torch.decoder import Observed
+from arborsim_torch.decoder import Observed, ObservedCache
 from arborsim_torch.hidden_states import HiddenStates
 from arborsim_torch.row_reducer import RowReducer, RowSpan
 from arborsim_torch.token_signals import (
@@ -118,11 +118,12 @@ class Capture:
         self._sketch: Tensor | None = None
         # What waits for `take`: columns of the trace, rows and rows of layers by pass.
         self._columns: dict[str, TokenBuffer] = {}
-        self._rows: list[tuple[list[int], Tensor]] = []
-        self._rows_apart: list[tuple[list[int], Tensor]] = []
+        self._rows: list[tuple[list[Sequence[int]], Tensor]] = []
+        self._rows_apart: list[tuple[list[Sequence[int]], Tensor]] = []
         # What waits for `drain`:
         self._last: list[Tensor] = []
         self._tokens = 0
+        self._spans: Sequence[Span] = ()  # of a block
 
     def expect(self, prompt_tokens: int) -> None:
         """The prompt that comes next has `prompt_tokens` tokens."""
@@ -138,6 +139,8 @@ class Capture:
         first_counted = self._reducer.first("counts", metadata, prompt)
         takers = (self._queries_of, self._window)
         vectors = any(taker.first(metadata, prompt) < queries for taker in takers)
+        if self.wants_hidden and queries > 1:
+            self._hidden.begin_block(metadata)
         return PassContext(
             metadata,
             first_row if first_row < queries else None,
@@ -169,20 +172,21 @@ class Capture:
     ) -> None:
         """Take one forward pass (`arborsim_torch.decoder.Observer`)."""
         self._tokens += state.queries
-        first = state.metadata.first
+        self._spans = state.metadata.spans
+        lengths = state.metadata.lengths
         rows = None
         if state.first_row is not None:
             whole = state.attention()
             rows = whole.half()
             if self._rows_of.first(state.metadata, self._prompt) < state.queries:
-                self._rows.append((first, whole if self._top else rows))
+                self._rows.append((lengths, whole if self._top else rows))
         cache, readable = decoder.cache, list[np.ndarray | None]()
         if state.queries == 1 and self._reducer.wants_readable:
             readable = [cache.readable(seq) for seq in range(len(cache.leaves))]
         self._reducer.take(state, rows, self._prompt, readable)
         if self._row_layers:
             apart = torch.stack([state.layer_rows[layer] for layer in self._row_layers])
-            self._rows_apart.append((first, float16(apart)))
+            self._rows_apart.append((lengths, float16(apart)))
         if state.take_output is not None:
             self._hidden.end_block(cache)
         elif self.wants_hidden:
@@ -215,19 +219,26 @@ class Capture:
         if not tokens:
             return
         cache, leaves = decoder.cache, decoder.cache.leaves
-        starts = [cache.length(i) - tokens for i in range(len(leaves))]
+        spans = (
+            [self._spans]
+            if self._spans
+            else [
+                [Span(leaf, 0, tokens, cache.length(seq) - tokens)]
+                for seq, leaf in enumerate(leaves)
+            ]
+        )
         self._hidden.settle(leaves)
         if self.embeddings:
             last = torch.cat(self._last, dim=1).float()
             self._last.clear()
-            for own, leaf, start in zip(last, leaves, starts, strict=True):
-                for node, first, stop in decoder.thoughts(leaf, start, start + tokens):
-                    before, count = self._sums.get(node, (0.0, 0))
-                    total = own[first - start : stop - start].sum(0)
-                    self._sums[node] = (total + before, count + stop - first)
+            for own, parts in zip(last, spans, strict=True):
+                for span in parts:
+                    before, count = self._sums.get(span.node, (0.0, 0))
+                    total = own[span.first : span.stop].sum(0)
+                    self._sums[span.node] = (total + before, count + span.stop - span.first)
         kept = (self._vectors | self._sizes) & {Signal.KEYS, Signal.VALUES}
         if self._signals & _OF_KEYS or (self._vector_layers and kept):
-            self._take_vectors(decoder, starts, tokens)
+            self._take_vectors(decoder, spans, tokens)
         if self._window.waits and cache.length(0) == self._prompt:
             self._of_window = self._window.finish(cache.kv_heads, cache.keys)
         if self.keeps or self._pending_bytes > MAX_PENDING_BYTES:
@@ -248,10 +259,10 @@ class Capture:
         arrived = iter(to_host([*waiting, *reduced.values()]))
         for name, _ in columns:
             self._fresh.add(name, next(arrived))
-        for first, _ in rows:
-            self._add_rows(first, next(arrived))
-        for first, _ in apart:
-            self._add_rows_apart(first, next(arrived))
+        for lengths, _ in rows:
+            self._add_rows(lengths, next(arrived))
+        for lengths, _ in apart:
+            self._add_rows_apart(lengths, next(arrived))
         for use in reduced:
             self._fresh.reduced[use] = next(arrived)
 
@@ -260,10 +271,10 @@ class Capture:
         own = self._columns.setdefault(column, TokenBuffer())
         own.append(float16(values.reshape(-1, values.shape[-1])))
 
-    def _add_rows(self, first: list[int], rows: np.ndarray) -> None:
+    def _add_rows(self, lengths: list[Sequence[int]], rows: np.ndarray) -> None:
         for q in range(rows.shape[1]):
-            for seq, start in enumerate(first):
-                row = rows[seq, q, : start + q + 1]
+            for seq, own in enumerate(lengths):
+                row = rows[seq, q, : own[q]]
                 if not self._top:
                     self._fresh.rows.append(row)
                     continue
@@ -272,13 +283,15 @@ class Capture:
                 self._fresh.rows.append(value)
                 self._fresh.rest.append(rest)
 
-    def _add_rows_apart(self, first: list[int], rows: np.ndarray) -> None:
+    def _add_rows_apart(self, lengths: list[Sequence[int]], rows: np.ndarray) -> None:
         for q in range(rows.shape[3]):
-            for seq, start in enumerate(first):
-                own = rows[:, :, seq, q, : start + q + 1]
-                self._fresh.layer_rows.append(own.reshape(-1))  # layer by layer: mean, variance
+            for seq, own in enumerate(lengths):
+                of_token = rows[:, :, seq, q, : own[q]]
+                self._fresh.layer_rows.append(of_token.reshape(-1))  # by layer: mean, variance
 
-    def _take_vectors(self, decoder: Observed, starts: list[int], tokens: int) -> None:
+    def _take_vectors(
+        self, decoder: Observed, spans: Sequence[Sequence[Span]], tokens: int
+    ) -> None:
         cache = decoder.cache
         kv = cache.newest(tokens)  # [layers, 2, seqs, kv_heads, tokens, head_dim]
         wanted = self._signals
@@ -291,7 +304,7 @@ class Capture:
         if Signal.VALUE_NORM in wanted:
             self._add("value_norm", value_norm(kv).permute(2, 1, 0))
         if wanted & _LAGS:
-            self._take_lag(decoder, kv, starts)
+            self._take_lag(decoder.cache, kv, spans)
         if Signal.KEY_SKETCH in wanted:
             keys = kv[:, 0].float().permute(3, 1, 0, 2, 4).flatten(2)  # [tokens, seqs, features]
             if self._sketch is None:
@@ -309,14 +322,18 @@ class Capture:
                     found = head_sizes(by_token).flatten(0, 1).flatten(1)
                     self._columns.setdefault(f"{signal.value} sizes", TokenBuffer()).append(found)
 
-    def _take_lag(self, decoder: Observed, kv: Tensor, starts: list[int]) -> None:
-        cache, lag = decoder.cache, []
-        for seq, (leaf, start) in enumerate(zip(cache.leaves, starts, strict=True)):
-            extremes = self._extremes.get(leaf)
-            if extremes is None:
-                extremes = self._extremes.get(cache.parent(leaf), ChunkExtremes()).copy()
-                self._extremes[leaf] = extremes
-            lag.append(extremes.deviations(kv[:, :, seq], start))
+    def _take_lag(self, cache: ObservedCache, kv: Tensor, spans: Sequence[Sequence[Span]]) -> None:
+        lag = []
+        for seq, parts in enumerate(spans):
+            found = []
+            for span in parts:
+                extremes = self._extremes.get(span.node)
+                if extremes is None:
+                    above = self._extremes.get(cache.parent(span.node), ChunkExtremes())
+                    extremes = self._extremes[span.node] = above.copy()
+                own = kv[:, :, seq, :, span.first : span.stop]
+                found.append(extremes.deviations(own, span.position))
+            lag.append(found[0] if len(found) == 1 else torch.cat(found, dim=-1))
         by_token = torch.stack(lag, dim=2).permute(1, 3, 2, 0)  # [2, tokens, seqs, layers]
         self._add("lag_key", by_token[0])
         self._add("lag_value", by_token[1])
@@ -331,8 +348,10 @@ class Capture:
         self._hidden.forget(node)
         self._extremes.pop(node, None)
 
-    def columns(self) -> dict[str, Any]:
-        """The signal columns, one entry per token in the order of entry."""
+    def columns(self, order: np.ndarray | None = None) -> dict[str, Any]:
+        """The signal columns, one entry per token in the order of entry, or in another `order`."""
         assert self.keeps, "a capture that keeps nothing has no columns"
         self.take()
+        if order is not None:
+            self._kept = self._kept.in_order(order)
         return self._kept.trace_columns(len(self._row_layers))

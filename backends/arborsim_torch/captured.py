@@ -52,6 +52,15 @@ class Captured:
         self.rest += later.rest
         self.layer_rows += later.layer_rows
 
+    def in_order(self, order: np.ndarray) -> Captured:
+        """The same tokens in another order, which lists their numbers."""
+        columns = {name: [self.values(name)[order]] for name in self.columns}
+        found = Captured(columns)
+        for name in ("rows", "index", "rest", "layer_rows"):
+            own = getattr(self, name)
+            setattr(found, name, [own[i] for i in order] if own else [])
+        return found
+
     def values(self, column: str) -> np.ndarray:
         """A column, ``[tokens, n]``."""
         return np.concatenate(self.columns[column])

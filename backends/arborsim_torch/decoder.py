@@ -11,7 +11,7 @@ The logits equal those of a plain forward pass over the path's tokens, to roundi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,10 +63,6 @@ class Observed(Protocol):
 
     @property
     def cache(self) -> ObservedCache: ...
-
-    def thoughts(self, leaf: int, start: int, stop: int) -> Iterable[tuple[int, int, int]]:
-        """Which node each of these positions of a leaf belongs to: (node, first, last + 1)."""
-        ...
 
 
 class Observer(Protocol):
@@ -157,10 +153,6 @@ class TreeDecoder:
     def activate(self, leaves: Sequence[int]) -> None:
         """Turn to these leaves, in this batch order."""
         self.cache.activate(leaves)
-
-    def thoughts(self, leaf: int, start: int, stop: int) -> Iterable[tuple[int, int, int]]:
-        """See `Observed`: new tokens are the leaf's own."""
-        return [(leaf, start, stop)]
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from arborsim.play.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
+from arborsim.play.given import GivenTree
 from arborsim.searches import Search, make_search, search_options
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
@@ -18,7 +19,7 @@ from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import Pass
-from arborsim_torch.forced import ForcedRecorder
+from arborsim_torch.given import record_tree
 from arborsim_torch.hardware.facts import all_facts
 from arborsim_torch.models import LoadedModel, device_name, geometry, rope_of
 from arborsim_torch.prefixes import MOST_LOGITS
@@ -104,19 +105,11 @@ def record_all(
             on_progress(tally.progress())
 
     def recording(number: int) -> _Recording:
-        kind = EpisodeRecorder if request.teacher_forced is None else ForcedRecorder
-        recorder = kind(
+        recorder = EpisodeRecorder(
             model=loaded.model,
             source=plan.source,
             search=new_search(request),
-            capture=capture_at_level(
-                request.capture,
-                info.attention_top,
-                plan.vector_layers,
-                plan.row_layers,
-                plan.hidden_layers,
-                embeddings=info.embeddings,
-            ),
+            capture=capture_of(info),
             sampler=Sampler(request.temperature, (request.seed, number), request.top_p),
             seed=request.seed,
             max_tokens=plan.max_tokens,
@@ -133,8 +126,13 @@ def record_all(
     on_progress(tally.progress())
     wanted = range(request.first + writer.num_episodes, request.first + plan.episodes)
     for first in range(wanted.start, wanted.stop, request.batch):
-        together = [recording(number) for number in wanted[first - wanted.start :][: request.batch]]
-        for result in _results(together):
+        numbers = wanted[first - wanted.start :][: request.batch]
+        if plan.trees is None:
+            results = _results([recording(number) for number in numbers])
+        else:
+            results = [_given(loaded, plan, info, number) for number in numbers]
+            tally.tokens += sum(result.tokens for result in results)
+        for result in results:
             writer.write_episode(result.columns)
             tally.add(result)
             tally.model_usage = plan.model_usage()
@@ -171,6 +169,17 @@ def _results(together: list[_Recording]) -> list[EpisodeResult]:
     return [found[search.problem.index] for search in together]
 
 
+def _given(loaded: LoadedModel, plan: RecordingPlan, info: TraceInfo, number: int) -> EpisodeResult:
+    assert plan.trees is not None
+    return record_tree(loaded.model, plan.trees[number], capture_of(info), plan.source)
+
+
+def capture_of(info: TraceInfo) -> Capture | None:
+    """The capture of one episode of a trace with this metadata."""
+    layers = (info.qkv_layers, info.attention_layer_ids, info.hidden_layers)
+    return capture_at_level(info.capture, info.attention_top, *layers, info.embeddings)
+
+
 def capture_at_level(
     level: Level,
     top: int,
@@ -191,7 +200,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         geometry=geometry(loaded),
         model=loaded.name,
         task=plan.source.name,
-        search=new_search(request).name,
+        search=new_search(request).name if plan.trees is None else _named(plan.trees),
         tokenizer=getattr(loaded.tokenizer, "name_or_path", "") or f"{plan.source.name} words",
         search_parameters=(
             {"tokens": "given", "first": request.first, **_chosen(request)}
@@ -210,8 +219,15 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         device=device_name(loaded.model.device),
         software={**all_facts(loaded.model), "pyarrow": pa.__version__},
         command=request.command,
-        extra=_once(request, loaded) | ({"batch": str(request.batch)} if request.batch > 1 else {}),
+        extra=_once(request, loaded)
+        | ({"batch": str(request.batch)} if request.batch > 1 else {})
+        | ({} if plan.trees is None else {"times": "unknown"}),
     )
+
+
+def _named(trees: Sequence[GivenTree]) -> str:
+    """What the searches are called: linear if none of them branches."""
+    return "linear" if all(tree.straight for tree in trees) else "given"
 
 
 def _once(request: RecordRequest, loaded: LoadedModel) -> dict[str, str]:

@@ -80,10 +80,6 @@ class PrefixDecoder:
     def readable(self, seq: int) -> None:
         """Nothing is evicted here."""
 
-    def thoughts(self, leaf: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """See `Observed`: new tokens are the leaf's own."""
-        return [(leaf, start, stop)]
-
     def parent(self, node: int) -> int:
         """Refused, like `newest`: nodes share prefixes, so what a token follows is not a node's."""
         raise ValueError(_PLAIN_ONLY)

@@ -9,9 +9,8 @@ from typing import Any
 
 from arborsim.core.errors import UsageError
 
-#: What a line holds.
+#: A line holds this.
 PROMPT = '{"prompt": "..."}'
-CHAIN = '{"prompt": "...", "tokens": [...]}'
 
 
 def read_lines(path: Path, expected: str) -> list[tuple[int, Mapping[str, Any]]]:

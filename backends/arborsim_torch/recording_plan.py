@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arborsim.core.errors import UsageError
 from arborsim.play.backends import LayerChoice, ModelUsage, RecordRequest
+from arborsim.play.given import PROMPT, GivenTree
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import middle_layers
-from arborsim_torch.forced import ForcedSource, read_chains
+from arborsim_torch.given_file import Words, read_searches
 from arborsim_torch.models import LoadedModel, eos_ids
+from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.rewards.embed import load_embedder
 from arborsim_torch.rewards.exact import OwnValue
@@ -45,6 +48,7 @@ class RecordingPlan:
     hidden_layers: tuple[int, ...] = ()
     reward: Reward | None = None
     embedder: Embedder | None = None
+    trees: Sequence[GivenTree] | None = None  #: searches whose tokens are given
 
     def model_usage(self) -> tuple[ModelUsage, ...]:
         """The usage of the reward and embedding models so far."""
@@ -60,7 +64,10 @@ def make_plan(
     Raises `UsageError`: there are fewer problems, layers or positions than asked for.
     """
     source = _source(request, loaded, prompts)
+    trees = None if request.teacher_forced is None else given_trees(request, loaded, source)
     available = source.count(request.first)
+    if trees is not None:
+        available = max(0, len(trees) - request.first)
     if available == 0:
         raise UsageError(f"--first {request.first}: there are no problems from that number on")
     episodes = request.episodes or available or _DEFAULT_EPISODES
@@ -71,7 +78,7 @@ def make_plan(
             f"--episodes {episodes}: only {available} problems from number {request.first} on"
         )
     numbers = range(request.first, request.first + episodes)
-    max_tokens, path_tokens = _lengths(request, loaded, source, numbers)
+    max_tokens, path_tokens = _lengths(request, loaded, source, numbers, trees)
     sparse = request.attention == "sparse" or (
         request.attention == "auto" and path_tokens > DENSE_UP_TO
     )
@@ -84,19 +91,20 @@ def make_plan(
     hidden = _captured_layers("--hidden-layers", request.hidden_layers, request, loaded)
     of_layers = (layers, row_layers, hidden)
     reward = _reward(request, loaded, source)
-    return RecordingPlan(source, episodes, max_tokens, sparse, *of_layers, reward, embedder)
+    return RecordingPlan(source, episodes, max_tokens, sparse, *of_layers, reward, embedder, trees)
 
 
 def _lengths(
-    request: RecordRequest, loaded: LoadedModel, source: Source, numbers: range
+    request: RecordRequest,
+    loaded: LoadedModel,
+    source: Source,
+    numbers: range,
+    trees: Sequence[GivenTree] | None,
 ) -> tuple[int, int]:
     """Tokens that a path may generate, and the longest path with its prompt."""
-    if isinstance(source, ForcedSource):  # given, and checked chain by chain to fit the model
-        chains = [source.chains[number] for number in numbers]
-        return (
-            max(len(chain.tokens) for chain in chains),
-            max(len(chain.prompt) + len(chain.tokens) for chain in chains),
-        )
+    if trees is not None:  # given, and checked path by path to fit the model
+        ends = [(len(t.nodes[PROMPT].tokens), max(t.lengths)) for t in (trees[n] for n in numbers)]
+        return max(end - prompt for prompt, end in ends), max(end for _, end in ends)
     longest = max(len(source.problem(i).prompt) for i in numbers)
     max_tokens = min(request.max_tokens or source.max_tokens, loaded.max_positions - longest)
     if max_tokens < 1:
@@ -167,7 +175,7 @@ def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | No
             f"--chat and --stop are for a model with a tokeniser: {loaded.name} has none"
         )
     if request.teacher_forced is not None:
-        return _forced(request, loaded)
+        return _of_given(request, loaded)
     if loaded.task is not None:
         if prompts is not None:
             raise UsageError(f"--prompts is for plain models: {loaded.name} has its own problems")
@@ -197,30 +205,41 @@ def _of_prompts(
     return PromptSource(prompts, loaded.tokenizer, eos_ids(loaded), *lengths, *ends)
 
 
-def _forced(request: RecordRequest, loaded: LoadedModel) -> ForcedSource:
-    """The chains of a file; text is tokenised here, ids are taken as they are."""
-    path, tokenizer = request.teacher_forced, loaded.tokenizer
-    assert path is not None
+def _of_given(request: RecordRequest, loaded: LoadedModel) -> Source:
+    """What reads given tokens."""
+    longest = loaded.max_positions
+    if loaded.task is not None:
+        return _of_task(request, loaded)
+    if loaded.tokenizer is not None:
+        return _of_prompts(request, loaded, [], longest)
+    return RandomSource(loaded.model.config.vocab_size, 1, longest, request.thought_tokens)
+
+
+def given_trees(request: RecordRequest, loaded: LoadedModel, source: Source) -> list[GivenTree]:
+    """The searches of a file; text is tokenised here, ids are taken as they are."""
+    assert request.teacher_forced is not None
+    words = words_of(loaded, request.chat, source)
+    return [search.tree(words) for search in read_searches(request.teacher_forced)]
+
+
+def words_of(loaded: LoadedModel, chat: bool, source: Source | None = None) -> Words:
+    """What the model makes of text; `source` says where the thoughts of a chain end."""
+    tokenizer = loaded.tokenizer
 
     def encode(text: str, is_prompt: bool) -> list[int]:
         if tokenizer is None:
-            raise UsageError(f"{path}: {loaded.name} has no tokeniser of text: give token ids")
+            raise UsageError(f"{loaded.name} has no tokeniser of text: give token ids")
         if is_prompt:
-            return prompt_ids(tokenizer, text, request.chat)
+            return prompt_ids(tokenizer, text, chat)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    chains = read_chains(path, encode, loaded.model.config.vocab_size)
-    longest = max(len(chain.prompt) + len(chain.tokens) for chain in chains)
-    if longest > loaded.max_positions:
-        raise UsageError(
-            f"{path}: prompt and tokens take {longest} positions, but {loaded.name} has "
-            f"{loaded.max_positions}"
-        )
-    base: Source
-    if loaded.task is not None:
-        base = _of_task(request, loaded)
-    elif tokenizer is not None:
-        base = _of_prompts(request, loaded, [], longest)
-    else:
-        base = RandomSource(loaded.model.config.vocab_size, 1, longest, request.thought_tokens)
-    return ForcedSource(base, chains)
+    def cut(prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        assert source is not None
+        problem = Problem(source.name, "given", 0, tuple(prompt), None)
+        ends = [0]
+        for count in range(1, len(tokens) + 1):
+            if source.is_thought_end(problem, tokens[:count], count - ends[-1]):
+                ends.append(count)
+        return [*ends[1:], *([len(tokens)] if ends[-1] < len(tokens) else [])]
+
+    return Words(encode, cut, loaded.model.config.vocab_size, loaded.max_positions)

@@ -12,6 +12,7 @@ from torch import Tensor
 from arborsim_torch.recording import LiveNode
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sources import Source
+from arborsim_torch.tiers.copies import to_device
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,14 @@ def entropies(logits: Tensor) -> Tensor:
 _TOGETHER = 1 << 24  # numbers
 
 
-def scored(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of each row's token, and entropy of its distribution, nats; float32."""
+def scored(logits: Tensor, rows: np.ndarray, token: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of tokens after rows, both int ``[n]``, and each row's entropy, in nats.
+
+    Float32 ``[n]`` and ``[rows of logits]``.
+    """
     scores = torch.log_softmax(logits.float(), -1)
     entropy = torch.special.entr(scores.exp()).sum(-1).clamp_(min=0.0)
-    return scores.gather(1, token[:, None])[:, 0], entropy
+    return scores[to_device(rows, logits.device), to_device(token, logits.device)], entropy
 
 
 def nucleus(mass: Tensor, top_p: float) -> Tensor:

@@ -17,15 +17,17 @@ import torch
 
 from arborsim.cli.app import main
 from arborsim.core.observations import Signal
+from arborsim.play.given import GivenTree, TreeBuilder
 from arborsim.searches import make_search
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import PER_LAYER, Kind
+from arborsim.trace.schema import PER_LAYER, End, Kind
 from arborsim_torch.capture import Capture
 from arborsim_torch.context import PassContext
-from arborsim_torch.forced import Chain, ForcedDecoder, ForcedRecorder, ForcedSource
+from arborsim_torch.given import record_tree
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler
-from tests.live.tiny import FakeSource, save_tiny, tiny_model
+from arborsim_torch.tree_blocks import block_tokens
+from tests.live.tiny import FAMILIES, HEADS, VOCAB, FakeSource, save_tiny, tiny_model
 
 CLOSE = {"rtol": 2e-3, "atol": 2e-3}
 #: What a capture is asked for: each level, dense and sparse rows, and all that may be added
@@ -47,30 +49,45 @@ def ragged(generated: Any) -> int:
     return (3, 60, 17, 9)[generated[0] % 4]
 
 
-def decoded(model: Any, taken: Capture | None, temperature: float) -> dict[str, Any]:
-    source = FakeSource(block=ragged, thoughts=30, prompt=134)
-    recorder = EpisodeRecorder(
-        model, source, make_search("linear"), taken, Sampler(temperature, (3,)), 3, 1000
-    )
+def decoded(
+    model: Any,
+    taken: Capture | None,
+    temperature: float,
+    search: str = "linear",
+    thoughts: int = 30,
+) -> dict[str, Any]:
+    """A live search; with "tot-bfs" thoughts of different lengths run side by side."""
+    source = FakeSource(block=ragged, thoughts=thoughts, prompt=134)
+    options = {"children": 3, "keep": 2} if search == "tot-bfs" else {}
+    how = (make_search(search, **options), taken, Sampler(temperature, (3,)), 3, 1000)
+    recorder = EpisodeRecorder(model, source, *how, dedupe=False)
     return recorder.run(source.problem(0)).columns
 
 
-def chain_of(columns: dict[str, Any]) -> Chain:
-    """What an engine would hand over of that run."""
-    kind, token, node = np.asarray(columns["kind"]), columns["token"], columns["node"]
-    own = token[kind == Kind.TOKEN]
-    lengths = np.bincount(node[kind == Kind.TOKEN])[1:]
-    prompt = token[kind == Kind.PREFILL]
-    ends = tuple(np.cumsum(lengths).tolist())
-    return Chain(tuple(prompt.tolist()), tuple(own.tolist()), ends, correct=True)
+def tree_of(columns: dict[str, Any]) -> GivenTree:
+    """What another engine would hand over of that search, thoughts in the order of opening."""
+    kind, node, token = (np.asarray(columns[name]) for name in ("kind", "node", "token"))
+    builder = TreeBuilder(VOCAB, 2048)
+    builder.prompt(token[kind == Kind.PREFILL])
+    step, said = 0, {n: token[(node == n) & (kind == Kind.TOKEN)] for n in set(node.tolist())}
+    for row, what in enumerate(kind):
+        n, known = int(node[row]), {name: columns[name][row] for name in ("reward", "answer")}
+        if what == Kind.TRANSITION and n == len(builder.nodes):
+            step += kind[row - 1] != Kind.TRANSITION
+            builder.add(int(columns["parent"][row]), said[n], step=step)
+        if what == Kind.BOUNDARY:
+            builder.nodes[n].reward, builder.nodes[n].answer = known["reward"], known["answer"]
+            builder.nodes[n].finished = columns["end"][row] == End.FINISHED
+            verdict = columns["correct"][row]
+            builder.nodes[n].correct = None if verdict < 0 else bool(verdict)
+        if what == Kind.PRUNE:
+            builder.prune(n, after=step)
+    builder.answer(n, bool(columns["correct"][-1]))
+    return builder.tree()
 
 
-def forced(model: Any, chain: Chain, taken: Capture | None) -> dict[str, Any]:
-    source = ForcedSource(FakeSource(), [chain])
-    recorder = ForcedRecorder(
-        model, source, make_search("linear"), taken, Sampler(0.0, (0,)), 0, len(chain.tokens)
-    )
-    return recorder.run(source.problem(0)).columns
+def forced(model: Any, tree: GivenTree, taken: Capture | None) -> dict[str, Any]:
+    return record_tree(model, tree, taken, FakeSource()).columns
 
 
 def flat(column: Any) -> np.ndarray:
@@ -83,29 +100,38 @@ def flat(column: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "temperature"),
+    ("family", "name", "temperature", "search"),
     [
-        *itertools.product(["llama", "qwen2-window"], CAPTURES, [0.0, 1.0]),
-        *itertools.product(["gemma3", "phi3", "mixtral"], ["all"], [1.0]),
+        *itertools.product(["llama", "qwen2-window"], CAPTURES, [0.0], ["linear"]),
+        *itertools.product(["llama"], CAPTURES, [1.0], ["tot-bfs"]),
+        *itertools.product([f for f in FAMILIES if f != "llama"], ["all"], [1.0], ["tot-bfs"]),
     ],
 )
 def test_signals_equal_those_of_decoding(
-    family: str, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    family: str, name: str, temperature: float, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The last block of the prompt has one token, and so has that of the chain.
-    monkeypatch.setattr("arborsim_torch.forced.PREFILL_BLOCK", 19)
+    # Blocks of the tree begin and end within thoughts, and some hold several; the last one of the
+    # prompt and of the chain has one token.
+    monkeypatch.setattr("arborsim_torch.tree_blocks.PREFILL_BLOCK", 19)
     model = tiny_model(family)
-    expected = decoded(model, capture(name), temperature)
-    chain = chain_of(expected)
-    assert len(chain.prompt) % 19 == len(chain.tokens) % 19 == 1
-    found = forced(model, chain, capture(name))
+    thoughts = 30 if search == "linear" else 6
+    expected = decoded(model, capture(name), temperature, search, thoughts)
+    tree = tree_of(expected)
+    assert len(tree.nodes) > 8
+    assert (max(map(len, tree.steps)) > 1) == any(tree.given_up) == (search == "tot-bfs")
+    found = forced(model, tree, capture(name))
     assert found.keys() == expected.keys()
-    same = ("kind", "iteration", "node", "parent", "depth", "position", "token", "end", "text")
+    same = ("kind", "iteration", "node", "parent", "depth", "position", "token", "end", "text",
+            "correct", "answer")  # fmt: skip
     for column in same:
         assert list(found[column]) == list(expected[column]), column
-    for column in ("logprob", "entropy"):
-        np.testing.assert_allclose(found[column], expected[column], **CLOSE, err_msg=column)
-    others = found.keys() - {*same, "logprob", "entropy", "time_s", "reward", "correct", "answer"}
+    for column in ("logprob", "entropy"):  # without signals, a live search has none of its prompt
+        known = ~np.isnan(expected[column])
+        np.testing.assert_allclose(
+            found[column][known], expected[column][known], **CLOSE, err_msg=column
+        )
+    np.testing.assert_array_equal(found["reward"], expected["reward"])
+    others = found.keys() - {*same, "logprob", "entropy", "time_s", "reward"}
     if name != "tree":
         assert {"hidden_change", "key_variance", "lag_value", "embedding"} <= others
     for column in others - {"embedding", "attention_index", "attention_value"}:
@@ -135,8 +161,15 @@ def _same_sparse_rows(found: dict[str, Any], expected: dict[str, Any]) -> None:
             assert near[0] == pytest.approx(near[1], rel=2e-3, abs=1e-3)
 
 
+def chain(prompt: Any, tokens: Any) -> GivenTree:
+    builder = TreeBuilder(VOCAB, 1 << 31)
+    builder.prompt(prompt)
+    builder.add(0, tokens)
+    return builder.tree()
+
+
 def test_no_tensor_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arborsim_torch.forced.PREFILL_BLOCK", 32)
+    monkeypatch.setattr("arborsim_torch.tree_blocks.PREFILL_BLOCK", 32)
     model, seen = tiny_model("qwen2-window"), []
     add, block_rows = PassContext.add, PassContext.block_rows
 
@@ -150,18 +183,16 @@ def test_no_tensor_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(PassContext, "add", watched)
     monkeypatch.setattr(PassContext, "block_rows", watched_block)
-    columns = forced(model, Chain((1, 2), tuple([3, 4] * 200), (400,)), Capture(top=8))
+    columns = forced(model, chain((1, 2), [3, 4] * 200), Capture(top=8))
     assert len(columns["attention_rest"]) == 402
-    assert {shape[3] for shape in seen} == {2, 32, 400 % 32}  # queries
+    assert {shape[3] for shape in seen} == {32, 402 % 32}  # queries
     assert max(shape[4] for shape in seen) == 402
 
 
 def test_blocks_are_bounded() -> None:
     """A block's attention has at most 2^28 probabilities per layer, whatever the chain's length."""
-    model = tiny_model()
     for length, block in ((1000, 256), (1 << 20, 64), (1 << 30, 16)):
-        chain = Chain((1,), range(length - 1), (length - 1,))  # type: ignore[arg-type]
-        assert ForcedDecoder(model, None, chain).prefill_block == block
+        assert block_tokens(HEADS, length) == block
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -205,6 +236,42 @@ def test_a_file_of_tokens_becomes_a_trace(folder: Path, tmp_path: Path) -> None:
     assert main(["replay", str(out), "--policy", "thinkv", "--budget", "0.5"]) == 0
 
 
+def test_a_tree_by_nodes_or_by_children(folder: Path, tmp_path: Path) -> None:
+    """Every form of one tree makes one episode; text becomes ids, ids need no tokeniser."""
+    nodes = [
+        {"id": "a", "tokens": [6, 7], "reward": 0.5, "text": "first"},
+        {"id": "b", "text": "w8 w9 w6", "pruned": True},
+        {"id": "c", "parent": "a", "tokens": [6], "answer": "6", "correct": True},
+        {"id": "d", "parent": "a", "tokens": [5, 5], "answer": "10", "correct": False},
+    ]
+    prompt = {"id": 0, "tokens": [3, 4, 5]}
+    tokens = write(
+        tmp_path / "trees.jsonl",
+        {"prompt": "w3 w4 w5", "nodes": nodes, "chosen": "c"},
+        {"tokens": [3, 4, 5], "children": [nodes[0] | {"children": nodes[2:]}, nodes[1]],
+         "chosen": "c"},
+        {"nodes": [prompt, *({"parent": 0} | node for node in nodes)], "chosen": "c"},
+    )  # fmt: skip
+    out = tmp_path / "t.parquet"
+    assert record(folder, tokens, out) == 0
+    reader = TraceReader(out)
+    assert (reader.info.search, reader.info.knows_times) == ("given", False)
+    first, *others = reader.episodes({*PER_LAYER, Signal.ATTENTION}, text=True)
+    assert first.node[first.kind == Kind.TOKEN].tolist() == [1, 2, 1, 2, 2, 3, 4, 4]
+    assert first.token.tolist() == [3, 4, 5, 6, 8, 7, 9, 6, 6, 5, 5]
+    assert first.node[first.kind == Kind.PRUNE].tolist() == [2]
+    boundary = first.kind == Kind.BOUNDARY
+    assert first.text is not None
+    assert first.answer is not None
+    assert [first.text[row] for row in np.flatnonzero(boundary)][:2] == ["first", "w8 w9 w6"]
+    assert [first.answer[row] for row in np.flatnonzero(boundary)] == [None, None, "6", "10"]
+    assert first.correct[boundary].tolist() == [-1, -1, 1, 0]
+    assert (first.node[-1], first.correct[-1]) == (3, 1)
+    for other in others:
+        assert other.kind.tolist() == first.kind.tolist()
+        np.testing.assert_array_equal(other.attention.values, first.attention.values)
+
+
 def test_a_short_prompt_may_have_more_tokens_than_a_long_one_leaves_room_for(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -244,6 +311,11 @@ def test_reference_models_take_ids(tmp_path: Path) -> None:
         np.testing.assert_allclose(found.per_layer[signal], expected.per_layer[signal], **CLOSE)
 
 
+TWO = [{"id": "a", "tokens": [4]}] * 2
+LOOP = [{"id": "a", "tokens": [4]}, {"id": "b", "parent": "c", "tokens": [4]},
+        {"id": "c", "parent": "b", "tokens": [4]}]  # fmt: skip
+EARLY = {"id": "a", "tokens": [4], "order": 0}
+LATE = {"id": "b", "parent": "a", "tokens": [5], "order": 0}
 BAD = [
     ({"prompt": [3]}, 'expected "tokens"'),
     ({"prompt": [3], "tokens": []}, 'expected "tokens"'),
@@ -253,9 +325,29 @@ BAD = [
     ({"prompt": [3], "tokens": [4, 5], "thoughts": [2, 2]}, "in order"),
     ({"prompt": [3], "tokens": "w3", "thoughts": [1]}, 'give "tokens" as ids'),
     ({"prompt": [3], "tokens": [4], "correct": 1}, "true, false or left out"),
-    ({"prompt": [3], "tokens": [4] * 2048}, "take 2049 positions"),
+    ({"prompt": [3], "tokens": [4] * 2048}, "takes 2049 positions"),
     ([3], "expected {"),
-]
+    ({"prompt": [3], "nodes": []}, "the search has no nodes"),
+    ({"prompt": [3], "nodes": [{"tokens": [4]}]}, "nodes[0] is no object with an id"),
+    ({"prompt": [3], "nodes": [{"id": "a"}]}, 'node a: expected "tokens"'),
+    ({"prompt": [3], "nodes": [{"id": "a", "tokens": []}]}, 'node a: expected "tokens"'),
+    ({"prompt": [3], "nodes": [{"id": "a", "tokens": [61]}]}, "node a has id 61, but the model"),
+    ({"prompt": [3], "nodes": [{"id": "a", "tokens": [4], "reward": 7}]}, "node a: reward 7 is"),
+    ({"prompt": [3], "nodes": [{"id": "a", "tokens": [4], "order": 1.5}]}, "node a: order is no"),
+    ({"prompt": [3], "nodes": TWO}, "two nodes have the id a"),
+    ({"nodes": [*TWO[:1], {"id": "b", "tokens": [5]}]}, "node a and node b without a parent"),
+    ({"prompt": [3], "nodes": [{"id": "a", "parent": "z", "tokens": [4]}]}, "parent z, which does"),
+    ({"prompt": [3], "nodes": LOOP}, "node b follows c follows b: this is no tree"),
+    ({"prompt": [3], "nodes": [LATE, EARLY]}, "node b has order 0, not above the 0 of node a"),
+    ({"prompt": [3], "nodes": [LATE | {"order": 2}, EARLY | {"pruned": 1}]},
+     "node a is given up after order 1, but runs on until 2"),
+    ({"prompt": [3], "nodes": [LATE | {"order": 2}, EARLY | {"answer": "6"}]},
+     "node b follows node a, which answers"),
+    ({"prompt": [3], "nodes": [LATE, EARLY | {"order": None}]}, "node a has no order, although"),
+    ({"prompt": [3], "nodes": TWO[:1], "chosen": "z"}, "\"chosen\" is 'z', which is no node"),
+    ({"prompt": [3], "children": [{"text": "w4", "children": [{}]}]}, "node 0.0: expected"),
+    ({"prompt": [3], "children": [4]}, "node 0 is no object"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("entry", "message"), BAD)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -91,11 +91,23 @@ class LayerView:
     positions: int  #: length of the longest path
 
 
+class Span(NamedTuple):
+    """Tokens of one node in a block, one after the other."""
+
+    node: int
+    first: int  #: of the block's tokens
+    stop: int
+    position: int  #: of the first of them on its path
+    #: which of the block's tokens that one follows; -1 if it is not among them
+    follows: int = -1
+
+
 @dataclass(frozen=True)
 class Entries:
     """The entries of the layers of one kind: same mask, same positions."""
 
-    #: bool ``[groups, seqs, n]``: which entries lie on a sequence's path; None if all do
+    #: bool ``[groups, seqs, n]``: which entries lie on a sequence's path; None if all do.  Of a
+    #: block of a tree, whose queries have paths of their own, ``[groups, 1, queries, n]``
     on_path: Tensor | None
     position: Tensor | None  #: int64 ``[groups, n]``
     n: int
@@ -120,6 +132,7 @@ class AttentionMetadata:
     pieces: Callable[[int], list[PlacedPiece]] | None = None
     #: ``[1, kv_heads, n, head_dim]``, keys, then values of a layer, if one query reads them all
     plain: Sequence[Tensor] | None = None
+    spans: Sequence[Span] = ()  #: of a block: the nodes that its tokens belong to
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
     _placed: dict[Hashable, Tensor] = field(default_factory=dict)
 
@@ -130,6 +143,14 @@ class AttentionMetadata:
     @property
     def queries(self) -> int:
         return self.at.shape[1]
+
+    @property
+    def lengths(self) -> list[Sequence[int]]:
+        """How long the path up to each query is, by sequence."""
+        if not self.spans:
+            return [range(at + 1, at + 1 + self.queries) for at in self.first]
+        own = (range(s.position + 1, s.position + 1 + s.stop - s.first) for s in self.spans)
+        return [[length for span in own for length in span]]
 
     def block(self, layer: int, window: int | None) -> tuple[Tensor, Tensor] | None:
         """Keys and values if the queries are the last entries and read what is before them.
@@ -184,7 +205,9 @@ class AttentionMetadata:
     def _mask(self, entries: Entries, window: int | None) -> Tensor | None:
         if entries.on_path is None and self.queries == 1 and window is None:
             return None
-        mask = None if entries.on_path is None else entries.on_path.transpose(0, 1)[:, :, None]
+        mask = None if entries.on_path is None else entries.on_path.transpose(0, 1)
+        if mask is not None and mask.dim() == 3:
+            mask = mask[:, :, None]
         if self.queries == 1 and window is None:
             return mask
         position = entries.position

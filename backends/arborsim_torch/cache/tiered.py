@@ -19,7 +19,7 @@ from torch import Tensor
 
 from arborsim.core.errors import UnknownName
 from arborsim.core.tiers import RECALLS
-from arborsim_torch.cache.forward import AttentionMetadata, SlotWriter, SpanWriter
+from arborsim_torch.cache.forward import AttentionMetadata, SlotWriter, Span, SpanWriter
 from arborsim_torch.cache.gather import GatherPlan, GatherReader
 from arborsim_torch.cache.hf import hf_cache
 from arborsim_torch.cache.host import HostAttention
@@ -264,6 +264,8 @@ class TieredCache(CacheState):
         given = (at, first, longest, plan.entries, plan.content, writing.store, host_attention)
         metadata = AttentionMetadata(*given)
         metadata.causal = plan.contiguous and len(fresh) == position.shape[1] and len(first) == 1
+        if not one:
+            metadata.spans = (Span(self.leaves[0], 0, position.shape[1], first[0]),)
         if isinstance(plan, PiecePlan):
             metadata.pieces = plan.pieces if one else None
             metadata.plain = plan.plain() if position.size == 1 else None
