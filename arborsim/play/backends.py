@@ -79,8 +79,8 @@ class ModelUsage:
 class SearchRequest:
     """Which problems to search, on which model, and how."""
 
-    #: A reference model's name, a folder, a model id, or ``config:NAME`` for random weights at a
-    #: known geometry
+    #: A reference model's name, ``smollm2``, a folder, a GGUF file, a model id, or ``config:NAME``
+    #: for random weights at a known geometry
     model: str
     task: str = ""  #: a reference task; "" for that of the model, or for plain prompts
     prompts: Path | None = None  #: JSON lines with a "prompt" each

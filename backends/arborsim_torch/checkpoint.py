@@ -17,6 +17,8 @@ from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.machine.lookup import config_of, geometries_like
+from arborsim_torch.gguf_header import check_gguf, is_gguf
+from arborsim_torch.gguf_models import NAMED, check_named
 from arborsim_torch.reference import MODELS
 
 #: ``config.model_type`` of the models whose attention the decoder computes as they do.
@@ -44,16 +46,25 @@ def is_plain(model: str, task: str = "") -> bool:
 
 
 def check_checkpoint(model: str) -> None:
-    """Refuse a folder or id from which no supported model can be loaded.
+    """Refuse a name, folder, file or id from which no supported model can be loaded.
 
     Raises `UsageError` in one line: what is missing, where, and what to do.
     """
     option, path = f"--model {model}", Path(model)
+    if model in NAMED:
+        if cached_named(model) is None:
+            check_named(NAMED[model])
+        return
+    if is_gguf(model) and not path.is_dir():
+        check_gguf(option, path)
+        return
     if path.exists():
         _check_folder(option, path)
         return
     if "/" not in model and os.sep not in model:
-        raise UnknownName("model", model, [*MODELS, "a folder with safetensors", "owner/model"])
+        raise UnknownName(
+            "model", model, [*MODELS, *NAMED, "a folder with safetensors", "owner/model"]
+        )
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UsageError(f"{option}: no such folder")
     cached = _cached(model)
@@ -69,6 +80,17 @@ def check_checkpoint(model: str) -> None:
             f"cannot be reached: where there is a network, hf download {model} --local-dir FOLDER, "
             f"then --model FOLDER{instead(model)}"
         )
+
+
+def cached_named(model: str) -> Path | None:
+    """Where transformers' cache has the model of that name whole, else None."""
+    path = _cached(NAMED[model].hub)
+    try:
+        if path is not None:
+            _check_folder(f"--model {model}", path)
+    except UsageError:
+        return None
+    return path
 
 
 def check_family(option: str, config: dict[str, Any]) -> None:
@@ -159,7 +181,7 @@ def _what_else(path: Path) -> str:
         what = "merge it first, with peft's merge_and_unload, and save_pretrained"
         return f", but an adapter's (LoRA): {what}"
     if any(path.glob("*.gguf")):
-        return ", but GGUF: give the safetensors that it was made from"
+        return f", but GGUF: --model {min(path.glob('*.gguf'))}"
     below = sorted(folder.parent for folder in path.glob("*/config.json"))
     below += sorted(folder.parent for folder in path.glob("snapshots/*/config.json"))
     if below:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,15 @@ from arborsim.core.shape import CacheShape, Rope
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
 from arborsim_torch.cache.layout import Layout
-from arborsim_torch.checkpoint import CONFIG, check_checkpoint, check_family, instead
+from arborsim_torch.checkpoint import (
+    CONFIG,
+    cached_named,
+    check_checkpoint,
+    check_family,
+    instead,
+)
+from arborsim_torch.gguf_header import check_gguf, is_gguf
+from arborsim_torch.gguf_models import NAMED, load_gguf, made_folder
 from arborsim_torch.hardware.memory import free_bytes
 from arborsim_torch.reference import MODELS
 from arborsim_torch.reference.tasks import Task
@@ -73,11 +82,12 @@ def load_model(
     task_options: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a model by name, folder or id.
+    """Load a model by name, folder, file or id.
 
-    Its name may be that of a reference model, of a folder with safetensors (of a `task`'s own, if
-    one is named), an id, or "config:" and the name of a known geometry or a config.json: random
-    weights.  `dtype` "auto" is as stored.  Raises `UsageError`.
+    Its name may be that of a reference model or "smollm2", of a folder with safetensors (of a
+    `task`'s own, if one is named), of a GGUF file, which is dequantised, an id, or "config:" and
+    the name of a known geometry or a config.json: random weights.  `dtype` "auto" is as stored,
+    and float32 for what was dequantised.  Raises `UsageError`.
     """
     check_device(device)
     # transformers' own bars and warnings would run into ours.
@@ -127,6 +137,14 @@ def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedM
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     check_checkpoint(name)
+    title = Path(name).name
+    if name in NAMED:
+        dtype = "float32" if dtype == "auto" else dtype
+        where = cached_named(name)
+        title = NAMED[name].title + ("" if where else " (Q4_1, dequantised)")
+        name = str(where or made_folder(NAMED[name]))
+    elif is_gguf(name) and not Path(name).is_dir():
+        return _load_gguf(name, device, "float32" if dtype == "auto" else dtype)
     options = {"trust_remote_code": trust}
     try:
         check_family(f"--model {name}", AutoConfig.from_pretrained(name, **options).to_dict())
@@ -138,8 +156,29 @@ def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedM
         what = " ".join(str(error).split())[:300]
         raise UsageError(f"--model {name}: cannot be loaded: {what}{instead(name)}") from error
     model = _language_model(model)
+    _check_vocabulary(f"--model {name}", tokenizer, model)
     model = model.to(device).eval()
-    return LoadedModel(Path(name).name, model, None, tokenizer)
+    return LoadedModel(title, model, None, tokenizer)
+
+
+def _load_gguf(name: str, device: str, dtype: str) -> LoadedModel:
+    option, path = f"--model {name}", Path(name)
+    header = check_gguf(option, path)
+    width = torch.empty(0, dtype=_DTYPES[dtype]).element_size()
+    needed = sum(math.prod(shape) for shape in header.tensors.values()) * width
+    check_room(option, needed, device, "--dtype bfloat16 takes half of float32")
+    model, tokenizer = load_gguf(option, path, header, dtype)
+    return LoadedModel(f"{path.stem} (dequantised)", model.to(device).eval(), None, tokenizer)
+
+
+def _check_vocabulary(option: str, tokenizer: Any, model: Any) -> None:
+    """Refuse a tokeniser that makes ids which the model does not know."""
+    known, made = model.config.vocab_size, getattr(tokenizer, "vocab_size", 0)
+    if made > known:
+        raise UsageError(
+            f"{option}: its tokenizer has {made} tokens, the model {known}: they do not fit; copy "
+            "the tokenizer of the model that it was made from"
+        )
 
 
 def _language_model(model: Any) -> Any:

@@ -85,7 +85,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "pickled": (pickled, r"pickled weights can run code"),
     "no config": (without("config.json"), r"no config\.json: give the folder"),
     "adapter": (adapter, r"LoRA.*merge_and_unload"),
-    "gguf": (gguf, r"GGUF: give the safetensors"),
+    "gguf": (gguf, r"GGUF: --model \S+/model-q4\.gguf"),
     "below": (one_below, r"checkpoint-5 has: --model .*checkpoint-5"),
     "torn": (torn, r"config\.json cannot be read as JSON"),
     "gpt2": (of_family("gpt2"), r"the gpt2 family is not supported; supported: .*llama.*qwen3"),

