@@ -130,9 +130,10 @@ class EngineProfile(Sourced):
     def tiled_rows(self) -> bool:
         """Whether attention rows of a prompt are made again a tile at a time and added up.
 
-        Others write all of them out.  Ours does so in blocks of `chunk_tokens` of the prompt.
+        So they are next to fused attention, in blocks of `chunk_tokens` of the prompt.  An engine
+        without it writes all of them out.
         """
-        return self.as_measured
+        return self.as_measured or self.graphs
 
     def pass_launches(self, layers: int, graphs: bool) -> float:
         """Launches of a pass that all its searches share."""

@@ -94,6 +94,21 @@ class Forward:
         return found
 
     @cached_property
+    def kernel_s(self) -> float:
+        """The shortest measured product: launching it, and little more."""
+        return float(self.tables.columns("product", "bf16")[-1].min())
+
+    @cached_property
+    def product_flops_per_s(self) -> float:
+        """The rate of a measured product as those of queries and keys are: the head is the inner
+        width.
+        """
+        rows = 2048
+        each = Product("scores", rows, self.geometry.head_dim, 1)
+        seconds = float(self._products_of("bf16", each).seconds(rows))
+        return 2.0 * rows * rows * self.geometry.head_dim / seconds
+
+    @cached_property
     def least_s(self) -> float:
         """Reading the weights of these products once, at the peak."""
         plain = self.geometry.weight_bytes_per_element

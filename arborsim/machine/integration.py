@@ -3,8 +3,9 @@
 The same algorithm costs what its build makes of it.  A build may leave the engine's CUDA graphs or
 its asynchronous scheduling, keep queries for every sequence that may run, and decide for one
 sequence after the other.  These facts stand in the engine's file, under
-``[integrations.NAME]``, *fitted* to published runs (`arborsim validate policies`), or assumed for
-methods that no one has measured on it (``[integrations.other]``).
+``[integrations.NAME]``, *fitted* to published runs (`arborsim validate policies`).  Methods that no
+one has measured in it are priced from their operations (``[integrations.other]``,
+`arborsim.machine.operations`).
 """
 
 from __future__ import annotations
@@ -56,22 +57,26 @@ class PolicySeconds:
     #: The same where several sequences decode together, beyond what full retention takes then
     wide_layer_s: Seconds = field(default=0.0, repr=False)
 
-    #: Whether layers take longer only in iterations after which a search decides
-    only_deciding: bool = field(default=False, repr=False)
+    #: By how much each layer takes longer in an iteration after which any search decides
+    deciding_layer_s: Seconds = field(default=0.0, repr=False)
+    #: A decision, per pair of tokens that it looks at, and an iteration, per token that it attends
+    #: to
+    decision_per_pair_s: Seconds = field(default=0.0, repr=False)
+    held_token_s: Seconds = field(default=0.0, repr=False)
 
     def longer(self, decides: bool = True) -> Longer:
         """By how much layers take longer in an iteration after which it decides, or does not."""
-        if self.only_deciding and not decides:
-            return NO_LONGER
-        return Longer(self.layer_s, self.wide_layer_s)
+        deciding_s = self.deciding_layer_s if decides else 0.0
+        return Longer(self.layer_s + deciding_s, self.wide_layer_s + deciding_s)
 
     def decision_s(self, examined_tokens: Any) -> Any:
         """One decision over `examined_tokens`; a number or an array."""
-        return self.decision_base_s + self.decision_per_token_s * examined_tokens
+        each_s = self.decision_per_token_s + self.decision_per_pair_s * examined_tokens
+        return self.decision_base_s + each_s * examined_tokens
 
-    def observing_s(self, sequences: Any) -> Any:
+    def observing_s(self, sequences: Any, held_tokens: Any = 0.0) -> Any:
         """One iteration of n sequences (a number or an array), without a decision."""
-        return self.iteration_s + self.lane_s * sequences
+        return self.iteration_s + self.lane_s * sequences + self.held_token_s * held_tokens
 
     def turning_s(self, sequences: float) -> float:
         """One turn to n sequences."""
@@ -85,7 +90,7 @@ class Integration(Sourced):
     graphs: str = "full"  # what is left of the engine's CUDA graphs, see `GRAPHS`
     asynchronous: bool = True  # whether the engine still schedules a step during the one before
     #: By how much each layer of a decode step is longer for the method's own kernels, once for the
-    #: batch; where it is assumed, of steps in which a sequence decides
+    #: batch
     layer_s: Seconds = 0.0
     decision_layer_s: Seconds = 0.0  # a decision for one sequence, in each layer
     #: Newest queries that are kept for each sequence that may run (R-KV's window)
@@ -94,8 +99,8 @@ class Integration(Sourced):
     query_slots: Annotated[int, Meta(ge=0)] = 0
     #: Other memory that it takes from the pool
     workspace_bytes: Annotated[int, Meta(ge=0)] = 0
-    #: The least and the most that is plausible for `layer_s`, as multiples of it, if it is assumed
-    plausible: tuple[float, float] = (1.0, 1.0)
+    #: Whether seconds are those of the method's operations, in the place of measured ones
+    from_operations: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,19 +109,12 @@ class Integration(Sourced):
         if self.graphs not in GRAPHS:
             raise UnknownName("graphs", self.graphs, GRAPHS)
 
-    @property
-    def assumed_layer_s(self) -> float:
-        """`layer_s`, if it is assumed; else 0."""
-        return self.layer_s if self.is_assumed("layer_s") else 0.0
-
-    def seconds(self, layers: int, lost_s: float = 0.0) -> PolicySeconds:
-        """Seconds of a policy in a model of `layers`, each of which is `lost_s` longer, too."""
-        longer_s = self.layer_s + lost_s
+    def seconds(self, layers: int) -> PolicySeconds:
+        """Measured seconds of a policy in a model of `layers`."""
         return PolicySeconds(
             decision_base_s=layers * self.decision_layer_s,
-            layer_s=longer_s,
-            wide_layer_s=longer_s,
-            only_deciding=self.assumed_layer_s > 0,
+            layer_s=self.layer_s,
+            wide_layer_s=self.layer_s,
         )
 
     def pool_bytes(self, geometry: Geometry, held_tokens: float, pool_bytes: int) -> int:

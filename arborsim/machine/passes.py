@@ -6,13 +6,15 @@ constants of an engine (`arborsim.machine.forward`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from arborsim.machine.cost import CostModel
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.forward import REDUCES, Forward, forward_of
 from arborsim.machine.integration import NO_LONGER, Longer
+from arborsim.machine.kernels import LAUNCH_S
 from arborsim.machine.machine import ServingOptions
+from arborsim.machine.operations import Built, build
 from arborsim.machine.program import DemandInfo
 
 
@@ -120,6 +122,16 @@ class Passes:
         """How much longer kernels take than alone, by the share of prompts' tokens in a pass."""
         share = self.forward.engine.prefill_share
         return 1.0 + (share - 1.0) * (tokens - decoding) / tokens if tokens else 1.0
+
+    def operations(self, named: Mapping[str, Sequence[str]]) -> Built:
+        """The seconds of a policy's operations: kernels are as short as any measured one."""
+        profile, engine, kernel_s = self.cost.profile, self.engine, LAUNCH_S
+        flops_per_s = profile.flops_per_s * profile.mfu
+        if self._forward is not None:
+            kernel_s, flops_per_s = self._forward.kernel_s, self._forward.product_flops_per_s
+        if engine is not None and not engine.graphs:
+            kernel_s = max(kernel_s, engine.launch_s)
+        return build(named, profile, self.cost.geometry, self.gpus, kernel_s, flops_per_s)
 
     def policy_launch_s(self, longer: Longer) -> float:
         """Launching the kernels that policies add to each layer, by engines that launch each."""

@@ -14,6 +14,7 @@ from arborsim.machine.cost import Array, CostModel
 from arborsim.machine.integration import NO_LONGER, Integration, Longer, PolicySeconds
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.memories import Direction
+from arborsim.machine.operations import Built, operations_of
 from arborsim.machine.passes import Passes
 from arborsim.machine.program import (
     ATTENDED_UNITS,
@@ -57,6 +58,7 @@ class Price(Passes):
         self._pass_s: dict[tuple[Any, ...], float] = {}
         self._transfers_s: dict[tuple[int, bool, int], float] = {}
         self._policies: dict[tuple[str, bool, bool], PolicySeconds] = {}
+        self._built: dict[str, Built | None] = {}
         self._terms = [term for term in ITERATION_TERMS if term.measured in (None, self.measured)]
         self._terms_by_part: dict[tuple[str, bool], list[IterationTerm]] = {}
         for term in self._terms:
@@ -157,7 +159,8 @@ class Price(Passes):
             policy = self.policy(info)
             if kind == Op.TURN:
                 return [Term("policy: turns", float(policy.turning_s(one)))]
-            return [Term("policy: decisions", float(policy.decision_s(one)))]
+            launches_s = self.cost.geometry.layers * policy.deciding_layer_s
+            return [Term("policy: decisions", float(policy.decision_s(one)) + launches_s)]
         if kind == Op.MOVE:
             return [Term(MOVES, self.cost.move_s(one, two, op[3]))]
         if kind == Op.COPY:
@@ -175,8 +178,19 @@ class Price(Passes):
         built = self.integration(name)
         if self.engine is None or built is None:
             return self.cost.profile.policy_seconds(name, fused, eager)
-        layers = self.cost.geometry.layers
-        return built.seconds(layers, self.engine.lost_s(built, layers))
+        layers, found = self.cost.geometry.layers, self.from_operations(name)
+        seconds = built.seconds(layers) if found is None else found.seconds
+        lost_s = self.engine.lost_s(built, layers)
+        layer_s, wide_s = seconds.layer_s + lost_s, seconds.wide_layer_s + lost_s
+        return replace(seconds, layer_s=layer_s, wide_layer_s=wide_s)
+
+    def from_operations(self, policy: str) -> Built | None:
+        """Seconds from a policy's operations; None where they were measured, or there are none."""
+        if policy not in self._built:
+            built = self.integration(policy)
+            priced = built is not None and built.from_operations
+            self._built[policy] = self.operations(operations_of(policy)) if priced else None
+        return self._built[policy]
 
     def integration(self, policy: str) -> Integration | None:
         """How a policy is built into the engine; None of full retention, or if it is not known."""
@@ -185,9 +199,16 @@ class Price(Passes):
         return self.engine.integration(policy)
 
     def _as_built(self, info: DemandInfo) -> DemandInfo:
-        """A method that was measured in the engine reads no attention rows apart from that."""
-        own = self.engine is not None and info.policy in self.engine.integrations
-        return replace(info, fused=True) if own and not info.fused else info
+        """A method that is built into the engine reads no attention rows apart from that.
+
+        What was measured of it includes those of prompts, and its operations do not.
+        """
+        built = self.integration(info.policy)
+        if built is None or info.fused:
+            return info
+        if built.from_operations:
+            return replace(info, decode_rows=False)
+        return replace(info, fused=True)
 
     def prefill_s(self, tokens: int, present: int, info: DemandInfo | None = None) -> float:
         """A pass over `tokens` with `present` ones before them; `info` if they end a prompt."""

@@ -185,7 +185,7 @@ ITERATION_TERMS: list[IterationTerm] = [
     ),
     IterationTerm(
         "policy: decisions", "policy", "policy",
-        lambda price, q: q.policy.observing_s(q.sequences)
+        lambda price, q: q.policy.observing_s(q.sequences, q.attended)
         + np.where(q.decided > 0, q.policy.decision_s(q.examined), 0.0),
         ("decision_base_s", "decision_per_token_s"),
     ),

@@ -29,17 +29,17 @@ def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> li
     engine, known = profile.engine, set(profile.policies)
     built = engine is not None and bool(engine.integrations)
     if engine is not None and built:
-        known = {name for name, each in engine.integrations.items() if not each.assumed_layer_s}
+        known = {name for name, each in engine.integrations.items() if not each.from_operations}
     named = [name for name in dict.fromkeys(policies) if name not in known]
     usual_s = profile.decision_base_s if profile.is_assumed("decision_base_s") else 0.0
     if not named or not (built or usual_s):
         return []
     whose = ", ".join(named) if len(named) <= _MOST_NAMED else f"{len(named)} policies"
-    if engine is not None and built and (usual := engine.integration(named[0])) is not None:
-        each = quantity("seconds", usual.layer_s)
+    if engine is not None and built:
         return [
-            f"Policy time of {whose} in {engine.name} is assumed ({each} a layer of a step in "
-            "which one decides), not measured: `arborsim validate policies` has what was."
+            f"Policy time of {whose} in {engine.name} is worked out from the operations of a "
+            "decision (`arborsim policies NAME`), not measured: `arborsim validate policies` has "
+            "what was."
         ]
     return [
         f"Policy time of {whose} is assumed ({quantity('seconds', usual_s)} a "

@@ -8,7 +8,7 @@ function of view and event.  A policy knows no clock, no device, no bytes and no
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
@@ -215,6 +215,9 @@ class Policy:
     """The score or rule, with the symbols of the paper and its equation numbers."""
     deviations: ClassVar[tuple[str, ...]] = _described(())
     """Where this differs from the paper or its public code, and why."""
+    operations: ClassVar[Mapping[str, Sequence[str]]] = _described({})
+    """What an engine runs for it, by when: in every ``step``, for the ``decision`` of a step, and
+    for each ``sequence`` that decides, where its build takes one after the other."""
     words: ClassVar[Mapping[str, str]] = _described({})
     """Attributes of `method` in words of its own."""
 

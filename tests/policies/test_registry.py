@@ -15,6 +15,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
+from arborsim.machine.operations import TIMES, parsed
 from arborsim.policies import methods, registry
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.methods.attention import H2O
@@ -24,6 +25,8 @@ from arborsim.signals.scores import Score
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.traces import make_info, make_trace
+
+_TEXTS = {"summary", "paper", "official", "formula", "operations", "words", "deviations"}
 
 
 def test_texts_of_methods_are_those_of_classes_that_exist() -> None:
@@ -35,13 +38,22 @@ def test_texts_of_methods_are_those_of_classes_that_exist() -> None:
     assert texts.keys() <= kinds.keys()
     for name, section in texts.items():
         assert kinds[name].__module__.startswith(methods.__name__)
-        assert section.keys() <= {"summary", "paper", "official", "formula", "words", "deviations"}
+        assert section.keys() <= _TEXTS
         assert section.get("words", {}).keys() <= {each.name for each in fields(Method)}
         assert kinds[name].formula != "-" or kinds[name].name in ("", "full")
     said = [section.get("official", "") for section in texts.values()]
     said += [each for section in texts.values() for each in section.get("deviations", [])]
     used = {each[1:].partition(" ")[0] for each in said if each.startswith("@")}
     assert used == phrases.keys()
+
+
+def test_every_published_method_declares_operations_that_are_known() -> None:
+    """Bounds and full retention aside, which no engine runs anything for."""
+    for name in registry.MODULES.keys() - {"full", "needed", "oracle"}:
+        kind = registry.find(name)
+        assert kind.operations, name
+        assert kind.operations.keys() <= set(TIMES)
+        assert all(map(parsed, kind.operations.values()))
 
 
 def test_a_text_of_ones_own_wins_and_others_are_inherited() -> None:

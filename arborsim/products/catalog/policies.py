@@ -29,6 +29,12 @@ BASELINES, COMPOSITIONS, INSTALLED = "Baselines", "Compositions", "Of your own"
 #: From this width on, the list also tells the paper and what a decision is about.
 _WIDE = 140
 _BLOCKS = ("score", "allocate", "place", "schedule", "recover")
+#: Words for when an engine runs operations
+_WHEN = {
+    "step": "in every step",
+    "decision": "for the decisions of a step, together",
+    "sequence": "for each sequence that decides, one after the other",
+}
 _PER = {"shared": "shared by all layers", "layer": "per layer", "head": "per layer and KV head"}
 #: Short words for signals, where those of their names will not do.
 _SIGNALS = {
@@ -91,6 +97,7 @@ def facts_of(name: str) -> dict[str, Any]:
         "description": cleandoc(kind.__doc__ or ""),
         "formula": method.formula,
         **{block: getattr(method, block) for block in _BLOCKS},
+        "operations": {when: list(names) for when, names in policy.operations.items()},
         "granularity": method.granularity,
         "per": policy.grouping,
         "reads": sorted(str(signal) for signal in policy.reads()),
@@ -322,6 +329,9 @@ def _explain(console: Console, facts: Mapping[str, Any], name: str) -> None:
             "budget": budget if facts["knows_budget"] else "ignored",
         }
     )
+    if facts["operations"]:
+        section("What an engine runs for it")
+        pairs({_WHEN[when]: ", ".join(names) for when, names in facts["operations"].items()})
     if facts["parameters"]:
         section("Parameters")
         _show_parameters(console, facts["parameters"])

@@ -30,6 +30,7 @@ from arborsim.products.plan.results import (
     middle_solved,
     order_cost,
     order_solved,
+    told_apart,
 )
 from arborsim.products.plan.statistics import mean_interval
 from arborsim.products.plan.words import limits_of, load_of, named
@@ -88,6 +89,7 @@ def _up(value: float) -> str:
 
 
 _SAME = 0.005  # costs closer than this are about the same
+_MOST_ALIKE = 4  # that are named
 _FEWEST_RUNS = 3  # that tell something about their spread
 _MANY_PREEMPTIONS = 100  # per 1,000 searches
 
@@ -140,7 +142,9 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
         )
     shown = [best] if alternative is None else [best, alternative]
     rests_on = [] if best.evidence is None else [best.evidence.sentence()]
-    sentences += [*_filled(best, plan), *rests_on, *_assumed(met), *_included(shown)]
+    alike = [each for each in met if each is not best and not told_apart(best, each)]
+    doubts = [*_assumed(met), *_not_distinguished(alike)]
+    sentences += [*_filled(best, plan), *rests_on, *doubts, *_included(shown)]
     return Recommendation(
         best.number,
         " ".join(sentences),
@@ -280,9 +284,19 @@ def _assumed(met: Sequence[CandidateResult]) -> list[str]:
         return []
     said = "; ".join(f"{name} {text}" for name, text in ranges.items())
     return [
-        "No one has measured these policies in the engine, so what they add to a step is assumed, "
-        f"and seconds may differ by {said}. Costs include that, and the order takes the most."
+        "No one has measured these policies in the engine, so what they add to a step is worked "
+        f"out from their operations, and seconds may differ by {said}. Costs include that, and the "
+        "order takes the most."
     ]
+
+
+def _not_distinguished(alike: Sequence[CandidateResult]) -> list[str]:
+    """A sentence on candidates whose costs overlap with those of the recommended one."""
+    if not alike:
+        return []
+    named_ = ", ".join(map(named, alike[:_MOST_ALIKE]))
+    more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
+    return [f"Not distinguished from it, as these ranges overlap: {named_}{more}."]
 
 
 def _left_open(a: CandidateResult, b: CandidateResult) -> str:

@@ -393,6 +393,18 @@ def order_cost(result: CandidateResult) -> float:
     return 1000 * machines * (price[0] + price[1]) / 2 / 3600 / served_per_s
 
 
+def told_apart(a: CandidateResult, b: CandidateResult) -> bool:
+    """Whether one costs less than the other whatever is true of the seconds of their policies.
+
+    Only ranges of seconds that no one measured count: errors of others are common to both.
+    """
+    if assumed_factors(a) == assumed_factors(b) == (1.0, 1.0):
+        return True
+    cheaper, dearer = sorted((a, b), key=middle_cost)
+    most = middle_cost(cheaper) * assumed_factors(cheaper)[1]
+    return most < middle_cost(dearer) * assumed_factors(dearer)[0]
+
+
 def order_solved(result: CandidateResult) -> float:
     """Order of candidates where solved searches count: `middle_solved`, as `order_cost`."""
     return middle_solved(result) * assumed_factors(result)[1]

@@ -381,23 +381,25 @@ def summed_up(
 
 def _assumed(bench: Bench, runs: Sequence[Run]) -> tuple[float, float]:
     """Factors of the runs' seconds for what is assumed of the policy in the engine."""
-    price = bench.engine.price
-    built = price.integration(bench.engine.demands[0].info.policy)
-    if built is None or not built.assumed_layer_s:
+    built = bench.engine.price.from_operations(bench.engine.demands[0].info.policy)
+    if built is None:
         return 1.0, 1.0
     # Iterations in which a sequence decides: at most as many as single ones do.
     pieces = np.concatenate([each.demand.pieces for each in bench.engine.demands])
     counts, decided = (pieces[:, PIECE_COLUMNS.index(n)] for n in ("iterations", "decided"))
     decides = float(counts @ (decided > 0)) / max(1, int(counts.sum()))
-    each_s = price.cost.geometry.layers * built.assumed_layer_s
-    assumed_s = each_s * sum(
-        min(run.report.iterations, decides * run.report.tokens) for run in runs
-    )
-    share = assumed_s / sum(run.report.busy.total_s for run in runs)
-    low, high = built.plausible
-    if share * max(1.0, high) <= LARGEST_ASSUMED:
+    least_s = simulated_s = most_s = 0.0
+    for report in (run.report for run in runs):
+        decisions = decides * report.tokens
+        deciding = min(report.iterations, decisions)
+        found = built.range_s(report.iterations, deciding, decisions, report.busy.policy_s)
+        least_s, simulated_s, most_s = (
+            a + b for a, b in zip((least_s, simulated_s, most_s), found, strict=True)
+        )
+    total_s = sum(run.report.busy.total_s for run in runs)
+    if not total_s or most_s <= LARGEST_ASSUMED * total_s:
         return 1.0, 1.0
-    return 1 + share * (low - 1), 1 + share * (high - 1)
+    return 1 + (least_s - simulated_s) / total_s, 1 + (most_s - simulated_s) / total_s
 
 
 _IN_TAIL = 5  # distinct searches beyond the percentile, below which a verdict is luck of the draw

@@ -246,7 +246,7 @@ class Setting:
             return replace(profile, engine=replace(engine, layer_s=longer_s))
         known = engine.integrations
         if built not in known:
-            self._left_open(f"no build of {built} was measured: its seconds are assumed")
+            self._left_open(f"no build of {built} was measured: priced from its operations")
         arm = replace(known.get(built, known.get(OTHER, Integration())), **changes)
         return replace(profile, engine=replace(engine, integrations={**known, built: arm}))
 
