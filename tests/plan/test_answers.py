@@ -11,10 +11,12 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import clopper_pearson
+from arborsim.products.plan import words
 from arborsim.products.plan.answers import counted, read_answers
 from arborsim.products.plan.evaluate import evaluate
 from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.statistics import Estimate
+from arborsim.products.plan.tables import tables
 from arborsim.products.plan.workload_file import read_workload
 from arborsim.products.replay.answers import shipped
 from tests.plan.make import small_workload
@@ -124,6 +126,31 @@ def test_a_table_of_answers_tells_right_ones_and_lengths(tmp_path: Path) -> None
     assert found["rkv", "512"].right == Estimate.share(2, 30)
     assert found["rkv", "512"].growth == pytest.approx(20418.1 / 13872.7)
     assert found["full", "-"].growth == 1
+
+
+def test_answers_that_were_cut_off_are_columns_of_their_own(tmp_path: Path) -> None:
+    """Where they were counted; with them stands how much longer answers are."""
+    path = tmp_path / "answers.csv"
+    head, full, _, other = TABLE.splitlines()
+    rows = [f"{head},unfinished_percent", f"{full},", f"{other},30.0"]
+    path.write_text("\n".join(rows) + "\n")
+    found = read_answers([path])
+    key = "streaming-llm", "0.5"
+    assert found["full", "-"].unfinished is None
+    assert found[key].unfinished == Estimate.share(9, 30)
+    workload = small_workload().with_run_length(12, 2, 1)
+    plan = Planner(
+        workload, accuracies={each: found[each].right for each in found},
+        growth={key: found[key].growth}, unfinished={key: found[key].unfinished},
+    ).run()  # fmt: skip
+    row = next(each for each in plan.candidates if (each.policy, each.budget) == key)
+    assert words.unfinished(row) == pytest.approx(0.3)
+    assert words.growth(row) == pytest.approx(17280.8 / 13872.7 - 1)
+    shown = {column.key for column in tables(plan)[0].columns}
+    assert shown >= {"accuracy", "unfinished", "growth"}
+    path.write_text("\n".join([*rows[:2], f"{other},70.0"]) + "\n")
+    with pytest.raises(UsageError, match="what is unfinished is not right"):
+        read_answers([path])
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,6 +59,9 @@ class Answered(NamedTuple):
 
     right: Estimate  #: share of right answers
     growth: float = 1.0  #: tokens that it generates over those of full retention
+    #: Share of answers that were cut off, or never begun as the budget could not hold the search;
+    #: none of them is right.  None where they were not counted.
+    unfinished: Estimate | None = None
 
 
 Key = tuple[str, str]  # policy, and budget as a candidate has it: "-" for none
@@ -68,6 +72,7 @@ def read_answers(paths: Iterable[Path]) -> dict[Key, Answered]:
 
     A log is what ``arborsim live --out`` wrote.  A table is a CSV file of answers that someone else
     counted, with the columns of `_TABLE`: one row per policy and budget, one of them for ``full``.
+    A column ``unfinished_percent`` says how many were cut off, if they were counted.
     Shares have Clopper and Pearson's 95% interval.  Searches that a budget could not hold count as
     wrong.
     """
@@ -88,7 +93,8 @@ def read_answers(paths: Iterable[Path]) -> dict[Key, Answered]:
     for key, rows in counts.items():
         right, tokens, full = map(sum, zip(*rows, strict=True))
         growth = tokens / full if tokens and full else 1.0
-        found[key] = Answered(Estimate.share(right, len(rows)), growth)
+        unfinished = Estimate.share(sum(not each[1] for each in rows), len(rows))
+        found[key] = Answered(Estimate.share(right, len(rows)), growth, unfinished)
     return found
 
 
@@ -107,25 +113,33 @@ def _read_table(path: Path) -> dict[Key, Answered]:
             f"--answers {path}: holds answers of {len(tasks)} models and data sets ({named}, ...): "
             "keep the rows of one"
         )
-    found: dict[Key, tuple[Estimate, float]] = {}
+    found: dict[Key, tuple[Estimate, float, Estimate | None]] = {}
     for number, row in enumerate(rows, 1):
         try:
             n, percent, tokens = (float(row[name]) for name in _TABLE[2:])
-            if not (n >= 1 and 0 <= percent <= 100 and tokens > 0):
+            cut_off = float(row.get("unfinished_percent") or "nan")
+            if not (n >= 1 and 0 <= percent <= 100 - max(0.0, cut_off) and tokens > 0):
                 raise ValueError
             budget = f"{float(row['budget_tokens']):g}" if row["budget_tokens"] else "-"
         except (TypeError, ValueError):
             raise UsageError(
                 f"--answers {path}, row {number}: expected a count of answers, the percentage that "
-                "is right, and their mean length in tokens"
+                "is right, and their mean length in tokens; what is unfinished is not right"
             ) from None
         key = row["policy"], budget
         if key in found:
             raise UsageError(f"--answers {path}, row {number}: {' at '.join(key)} is there twice")
-        found[key] = Estimate.share(round(n * percent / 100), round(n)), tokens
+        right = Estimate.share(round(n * percent / 100), round(n))
+        unfinished = None
+        if not math.isnan(cut_off):
+            unfinished = Estimate.share(round(n * cut_off / 100), round(n))
+        found[key] = right, tokens, unfinished
     if ("full", "-") not in found:
         raise UsageError(
             f"--answers {path}: no row of policy full, which lengths are compared with"
         )
     full = found["full", "-"][1]
-    return {key: Answered(share, tokens / full) for key, (share, tokens) in found.items()}
+    return {
+        key: Answered(right, tokens / full, unfinished)
+        for key, (right, tokens, unfinished) in found.items()
+    }

@@ -213,6 +213,7 @@ class Planning:
             {key: each.right for key, each in judged.items()},
             {key: each.growth for key, each in judged.items() if each.growth != 1},
             problems_of(logs), options.workers or 1,
+            unfinished={key: each.unfinished for key, each in judged.items() if each.unfinished},
         )  # fmt: skip
 
     def run(self, done: Callable[[CandidateResult], None] = lambda candidate: None) -> None:

@@ -83,8 +83,9 @@ class Planner:
 
     workload: Workload
     demanded: Demanded = field(default_factory=Demanded)  #: quality that a recommendation needs
-    #: Share of correct answers by policy and budget, from live runs.
+    #: Share of correct answers by policy and budget, from live runs, and of unfinished ones.
     accuracies: dict[tuple[str, str], Estimate] = field(default_factory=dict)
+    unfinished: dict[tuple[str, str], Estimate] = field(default_factory=dict, kw_only=True)
     #: Tokens of answers over those of full retention, by policy and budget, where they differ.
     growth: dict[tuple[str, str], float] = field(default_factory=dict)
     answers_of: str = ""  #: task and model of these runs: ``"chain by arborsim-chain"``
@@ -258,9 +259,16 @@ class Planner:
             candidate = replace(candidate, at_largest=at_largest, at_stated=at_stated)
         accuracy = self.accuracies.get((candidate.policy, candidate.budget))
         if candidate.quality is not None and accuracy is not None:
+            key = candidate.policy, candidate.budget
+            quality = replace(
+                candidate.quality,
+                accuracy=accuracy,
+                unfinished=self.unfinished.get(key),
+                growth=self.growth.get(key, 1.0),
+            )
             candidate = replace(
                 candidate,
-                quality=replace(candidate.quality, accuracy=accuracy),
+                quality=quality,
                 at_largest=_judged(candidate.at_largest, accuracy),
                 at_stated=_judged(candidate.at_stated, accuracy),
             )

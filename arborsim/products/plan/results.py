@@ -67,6 +67,8 @@ class Quality:
     accuracy: Estimate | None = None  #: share of correct answers of live runs, if there are any
     kept_note: str = ""  #: why attention kept is not known although a trace holds attention
     unread: float = 0.0  #: share of searches in which a plan left held tokens unread
+    unfinished: Estimate | None = None  #: share of answers that were cut off, where it was counted
+    growth: float = 1.0  #: tokens of answers over those of full retention
 
     def __post_init__(self) -> None:
         """Refuses shares that no policy can have."""

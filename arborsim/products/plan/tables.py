@@ -60,6 +60,8 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "kept": lambda row: 1.0 if row.quality and row.quality.exact else words.kept(row),
     "kept note": words.kept_note,
     "accuracy": words.accuracy,
+    "unfinished": words.unfinished,
+    "growth": words.growth,
     "by seed": _by_seed,
     "saturated": lambda row: words.saturates(row.at_largest),
     "runs out": words.runs_out,

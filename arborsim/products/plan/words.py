@@ -202,6 +202,18 @@ def accuracy(row: CandidateResult) -> float:
     return math.nan if quality is None or quality.accuracy is None else quality.accuracy.value
 
 
+def unfinished(row: CandidateResult) -> float:
+    """Share of answers that were cut off; NaN where none were counted, or none was."""
+    found = row.quality.unfinished if row.quality else None
+    return found.value if found is not None and found.value else math.nan
+
+
+def growth(row: CandidateResult) -> float:
+    """By how much answers are longer than under full retention; NaN where they are not."""
+    quality = row.quality
+    return math.nan if quality is None or quality.growth == 1 else quality.growth - 1
+
+
 def key_figures(plan: PlanResult) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
     """Heads and names of the recommended candidate and its alternative, and texts by figure.
 
