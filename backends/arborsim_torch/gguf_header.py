@@ -47,7 +47,7 @@ CUTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a file says of itself: texts and numbers by key, of arrays the length alone."""
+    """The metadata and shapes of a file: texts and numbers by key, lengths for arrays."""
 
     about: Mapping[str, Any]
     tensors: Mapping[str, tuple[int, ...]]  #: shapes, the innermost dimension first

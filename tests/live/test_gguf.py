@@ -1,4 +1,4 @@
-"""Models of GGUF files compute what they were made from, and others are refused in one line."""
+"""Models in GGUF files compute what they were made from, and others are refused in one line."""
 
 from __future__ import annotations
 
