@@ -251,6 +251,10 @@ class CostModel:
         shown_s = (1.0 - self.profile.overlap) * np.minimum(compute_s, memory_s)
         return np.maximum(compute_s, memory_s) + shown_s
 
+    def states_s(self, sequences: Array) -> Array:
+        """Reading and writing the recurrent states of as many sequences."""
+        return self.copy_s(2.0 * self.geometry.state_bytes * sequences)
+
     # Copies, and work next to the GPU's.
 
     def copy_s(self, moved_bytes: Array) -> Array:

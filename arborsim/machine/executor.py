@@ -303,7 +303,7 @@ class SimulatedExecutor:
         near = self._recall.mode == "near"  # else what is read in DDR are bounds
         read = reading.read_bytes + near * reading.remote_bytes
         self._counts.measured.kv_read_bytes += int(np.sum(np.broadcast_to(read, steps)))
-        held = np.maximum(run.hbm_page_bytes_before, run.hbm_page_bytes_after)
+        held = np.maximum(run.hbm_page_bytes_before, run.hbm_page_bytes_after) + self._state_bytes
         if reading.buffer_bytes is not None:
             held = held + reading.buffer_bytes
             self._buffer_bytes = int(reading.buffer_bytes[-1])
@@ -366,13 +366,18 @@ class SimulatedExecutor:
             m.rehydrations += 1
             m.workspace_bytes = max(m.workspace_bytes, self._cost.workspace_bytes(len(recovered)))
 
+    @property
+    def _state_bytes(self) -> int:
+        """Recurrent states: one for each active path, and before there is any, the prompt's."""
+        return max(1, self._paths.turned) * self._cost.geometry.state_bytes
+
     def _levels(self) -> Levels:
         """Pages and streaming buffers, what of them is the shared prefix, DDR, and what is below.
 
         In bytes.
         """
         ledger = self._ledger
-        pages = ledger.hbm_page_bytes + self._windows.held_bytes
+        pages = ledger.hbm_page_bytes + self._windows.held_bytes + self._state_bytes
         below = map(ledger.bytes_in, self._below)
         return pages + self._buffer_bytes, self._counts.prefix_bytes, ledger.ddr_bytes, *below
 

@@ -94,6 +94,11 @@ class ActivePaths:
         self._active = self._tree.on_path(leaves)
         self.read(leaves)
 
+    @property
+    def turned(self) -> int:
+        """Leaves that the search has turned to, those that pause included."""
+        return len(self._turned_to)
+
     def are_active(self, leaves: tuple[int, ...]) -> bool:
         """Whether the search has turned to all of `leaves`."""
         return self._turned_to.issuperset(leaves)

@@ -154,6 +154,11 @@ ITERATION_TERMS: list[IterationTerm] = [
         ("hbm_bytes_per_s", "mbu"), constants=("cache_passes",),
     ),
     IterationTerm(
+        "decode: recurrent states", "decode: recurrent states", "serial",
+        lambda price, q: price.cost.states_s(q.sequences) / price.gpus,
+        ("hbm_bytes_per_s", "mbu"),
+    ),
+    IterationTerm(
         "decode: choosing pages", "decode: choosing pages", "serial",
         lambda price, q: price.cost.page_choice_s(q.bounds_bytes / price.gpus),
         ("hbm_bytes_per_s", "mbu", "pcie_latency_s"),

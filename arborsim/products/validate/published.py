@@ -175,7 +175,8 @@ def request(
     size = geometry.full_bytes_per_token * held + geometry.window_bytes_per_token * windowed
     size = (kept.share * size).astype(np.int64)
     seen = ATTENDED_UNITS * (geometry.full_layers * held + geometry.window_layers * windowed)
-    known = {"sequences": np.ones_like(held), "read_bytes": size, "hbm_bytes": size}
+    known = {"sequences": np.ones_like(held), "read_bytes": size}
+    known["hbm_bytes"] = size + geometry.state_bytes
     known["attended"] = seen
     if kept.decided is not None:
         known["decided"], known["examined"] = kept.decided.astype(np.int64), held * kept.decided
@@ -186,7 +187,8 @@ def request(
         np.stack([known.get(name, nothing) for name in names], axis=1) for names in (FIXED, LINEAR)
     )
     pieces = cut(fixed, linear)
-    prompt_bytes = int(kept.share * geometry.path_bytes(prompt_tokens))
+    prompt_bytes = int(kept.share * (geometry.path_bytes(prompt_tokens) - geometry.state_bytes))
+    prompt_bytes += geometry.state_bytes
     ops = [(Op.LEVEL, prompt_bytes, 0, 0), (Op.PREFILL, prompt_tokens, 0, 0)]
     ops += [(Op.DECODE, number, 0, 0) for number in range(len(pieces))]
     token_bytes = geometry.kv_bytes_per_token
