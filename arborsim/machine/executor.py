@@ -85,8 +85,8 @@ class SimulatedExecutor:
             raise UnknownName("recall mode", recall, RECALLS)
         if machine.page_tokens < 1:
             raise UsageError(f"pages of {machine.page_tokens} tokens hold nothing: use 1 or more")
-        if record:
-            _check_recordable(geometry, recall, compact)
+        if record and (why := not_recordable(geometry, recall, compact)):
+            raise UsageError(why)
         self._machine = machine
         self._cost = CostModel(machine.profile, geometry)
         self._ledger = Ledger(
@@ -382,14 +382,16 @@ class SimulatedExecutor:
         return pages + self._buffer_bytes, self._counts.prefix_bytes, ledger.ddr_bytes, *below
 
 
-def _check_recordable(geometry: Geometry, recall: str, compact: bool) -> None:
+def not_recordable(geometry: Geometry, recall: str, compact: bool = False) -> str:
+    """Why a demand cannot describe searches like these; empty if it can."""
     if compact:
-        raise UsageError(
+        return (
             f"recall '{recall}' with compact={compact} cannot be recorded for serving: "
             f"use {', '.join(RECALLS)} without compaction"
         )
     if recall in ("near", "ondemand") and geometry.window:
-        raise UsageError(
+        return (
             f"recall '{recall}' cannot be recorded for serving {geometry.name}, "
             "which has layers with a sliding window: use stage or stream"
         )
+    return ""

@@ -19,6 +19,7 @@ from arborsim.core.measurements import (
 from arborsim.core.statistics import Score
 
 if TYPE_CHECKING:
+    from arborsim.machine.full import FullGpu
     from arborsim.machine.terms import Term
     from arborsim.play.pictures import TokenMap, TreePicture
 
@@ -162,6 +163,9 @@ class ReplayResult:
     #: Counted live (`arborsim.products.replay.answers.answered`), by trace, policy and budget
     answers: Mapping[tuple[str, str, str], Answered] = field(default_factory=dict)
     equal: tuple[EqualBudget, ...] = ()  # budgets that were found, in a comparison at equal memory
+    #: A GPU full of these searches, by trace, policy and budget
+    full: Mapping[tuple[str, str, str], FullGpu] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()  # labels of the policies that were asked for; empty if all were
 
     def found(self) -> dict[tuple[str, str, str], EqualBudget]:
         """`equal`, by trace, policy and the budget that was asked for."""
@@ -170,7 +174,18 @@ class ReplayResult:
     def rows(self, left_out: Iterable[LeftOut] = ()) -> tuple[Row, ...]:
         """One row per trace, policy and budget (`aggregate`), with its answers."""
         answers, equal, rows = self.answers, self.found(), aggregate(self.episodes, left_out)
-        return tuple(replace(r, answers=answers.get(r.cell), equal=equal.get(r.cell)) for r in rows)
+
+        def whole(row: Row) -> Row:
+            full = self.full.get(row.cell)
+            rates = (math.nan, math.nan) if full is None else (full.searches, full.tokens_per_s)
+            known = {"answers": answers.get(row.cell), "equal": equal.get(row.cell)}
+            return replace(row, **known, at_once=rates[0], full_tokens_per_s=rates[1])
+
+        return related([whole(row) for row in rows])
+
+    def was_asked(self, row: Row) -> bool:
+        """Whether the user asked for its policy, which is then no mere reference."""
+        return not self.asked or row.policy in self.asked
 
 
 @dataclass(frozen=True)
@@ -185,6 +200,8 @@ class Relative:
     time: float = math.nan
     tokens_per_s: float = math.nan
     attention_kept: float = math.nan
+    at_once: float = math.nan
+    full_tokens_per_s: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -225,6 +242,9 @@ class Row:
     bounds_read_bytes: int = _UNKNOWN
     peak_after_first_decision_bytes: int = _UNKNOWN
     hbm_byte_seconds: float = _UNKNOWN
+    #: Of a GPU full of such searches (`arborsim.machine.full`): how many, and tokens of all
+    at_once: float = _UNKNOWN
+    full_tokens_per_s: float = _UNKNOWN
     time: TimeSplit = field(default_factory=lambda: TimeSplit(*[math.nan] * len(TIMES)))
     attention_kept: float = _UNKNOWN
     output_error: float = _UNKNOWN
@@ -267,6 +287,13 @@ class Row:
     @property
     def tokens_per_s(self) -> float:
         return _ratio(self.generated_tokens, self.total_s)
+
+    @property
+    def idle(self) -> bool:
+        """Whether its policy did nothing: every search fits the budget."""
+        acts = (self.evicted_tokens, self.offloaded_tokens, self.quantised_tokens)
+        others = (self.rehydrated_tokens, self.bounds_read_bytes, len(self.stored))
+        return not (self.is_baseline or self.left_out or any(acts) or any(others))
 
     @property
     def is_baseline(self) -> bool:
@@ -386,7 +413,7 @@ def _row(results: list[EpisodeResult]) -> Row:
 
 def _relative(row: Row, full: Row) -> Relative:
     peaks = "peak_hbm_kv_bytes", "mean_peak_hbm_kv_bytes"
-    figures = *peaks, "total_s", "tokens_per_s", "attention_kept"
+    figures = *peaks, "total_s", "tokens_per_s", "attention_kept", "at_once", "full_tokens_per_s"
     return Relative(*(_ratio(getattr(row, name), getattr(full, name)) for name in figures))
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,10 +157,13 @@ class ReportOptions(Options, panel="Output"):
         Write a self-contained HTML page.
     json
         Print JSON instead of tables.
+    notes
+        Print all notes, and what columns mean.
     """
 
     report: Written | None = None
     json: bool = False
+    notes: bool = False
 
     @property
     def files(self) -> dict[str, Path]:
@@ -188,7 +192,7 @@ class ReportOptions(Options, panel="Output"):
         if self.json:
             print(results.to_json())
             return
-        (show or results.print)()
+        (show or partial(results.print, notes=self.notes))()
         for path in self.files.values() if files is None else files:
             print(f"wrote {path}")
 

@@ -85,11 +85,14 @@ class Results(ABC):
         write(self.describe(), path)
         return path
 
-    def print(self, console: Console | None = None) -> None:
-        """Print the tables and the answer at the width of the terminal, or of a rich `console`."""
+    def print(self, console: Console | None = None, notes: bool = False) -> None:
+        """Print the answer and tables at the width of the terminal, or of a rich `console`.
+
+        With `notes` all notes follow, else those that can change a decision.
+        """
         from arborsim.report.text import print_report
 
-        print_report(self.describe(), console)
+        print_report(self.describe(), console, notes)
 
     def plot(
         self, kind: str | None = None, *, metric: str | None = None, dark: bool = False

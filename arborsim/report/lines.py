@@ -31,9 +31,9 @@ def print_tables(
 ) -> None:
     """Print titled tables over the same rows with as much air between the columns as fits.
 
-    Neighbours share a table where they fit side by side.  Where there is no room, figures that are
-    zero or unknown in all rows go first, then columns with keys in `implied`; those in `names` go
-    from all tables but the first, where a number identifies rows.
+    Neighbours share a table where they fit side by side.  Figures that are zero or unknown in all
+    rows are left out.  Where there is no room, columns with keys in `implied` go, the first of them
+    first; those in `names` go from all tables but the first, where a number identifies rows.
     """
     joined = _joined(console, groups)
     for place, (title, table) in enumerate(joined):
@@ -43,12 +43,12 @@ def print_tables(
             airy = [_drawn(title, table, *form) for form in _FORMS[:2]]
             table = table.without(names)
         known = [row for row in table.rows if not table.reason(row)]
-        choices = [table, table.without(c.key for c in table.columns if c.empty(known))]
+        choices = [table.without(c.key for c in table.columns if c.empty(known))]
         for key in implied:
             choices.append(choices[-1].without([key]))
         made = (_drawn(title, some, *form) for some in choices for form in _FORMS)
         fitting = next((each for each in (*airy, *made) if each.width <= console.width), None)
-        for drawn in [fitting] if fitting else _parts(title, choices[1], console.width):
+        for drawn in [fitting] if fitting else _parts(title, choices[0], console.width):
             drawn.print(console)
 
 

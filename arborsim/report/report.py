@@ -167,6 +167,9 @@ class Report:
     draws: bool = True  #: whether its scripts draw
     nothing: str = ""  #: why there is nothing to report, if that is so
     leading: Sequence[str] = ()  #: sentences of the answer that come first in a terminal
+    #: Notes that can change the decision, those that can most first: what a terminal shows of all
+    #: notes unless it is asked for them.  None shows all.
+    telling: Sequence[str] | None = None
 
     def tables(self) -> Iterator[Shown]:
         """The tables of all sections but those of figures."""

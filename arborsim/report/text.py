@@ -8,38 +8,50 @@ from typing import TYPE_CHECKING
 from arborsim.report.lines import print_tables
 from arborsim.report.report import Answer, Block, Facts, Heading, Listed, Report, Shown, Warned
 from arborsim.report.table import print_heading, terminal
-from arborsim.report.words import plain
+from arborsim.report.words import counted, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
-    """Print a report at the width of the terminal; figures and other notes are on its page."""
+#: Notes that a terminal shows unless it is asked for all.
+MOST_NOTES = 3
+
+
+def print_report(report: Report, console: Console | None = None, notes: bool = False) -> None:
+    """Print a report at the width of the terminal; figures are on its page.
+
+    Without `notes` a report that says which of its notes are telling shows `MOST_NOTES` of these.
+    """
     console = console or terminal()
-    for line in report.leading:
-        console.print(plain(line), style="bold", markup=False)
+    for place, line in enumerate(report.leading):
+        console.print(plain(line), style="" if place else "bold", markup=False)
     if report.leading:
         console.print()
     if report.subtitle:
-        console.print(plain(report.subtitle), style="bold", markup=False)
+        style = "dim" if report.leading else "bold"
+        console.print(plain(report.subtitle), style=style, markup=False)
     if report.nothing:
         console.print(f"{report.nothing[0].upper()}{report.nothing[1:]}.")
     sections = () if report.nothing else report.sections
     blocks = [(each.name, block) for each in sections for block in each.blocks]
+    every = notes or report.telling is None
     for _, block in blocks:
         if isinstance(block, Shown):
-            _print_table(block, console)
+            _print_table(block, console, every)
     answer = [block for name, block in blocks if name == "answer"]
     others = (*(block for _, block in blocks), *report.appendix)
     listed = [each for each in others if isinstance(each, Listed) and each.printed]
-    for block in (*answer, *listed):
-        for text, style in _lines(block):
-            if text not in report.leading:
-                console.print(plain(text), style=style, markup=False)
+    rest = [line for block in (*answer, *listed) for line in _lines(block)]
+    rest = [line for line in rest if line[0] not in report.leading]
+    telling = list(report.telling or ())[:MOST_NOTES]
+    for text, style in rest if every else [(text, "") for text in telling]:
+        console.print(plain(text), style=style, markup=False)
+    if not every and (more := sum(text.strip() not in telling for text, _ in rest)):
+        console.print(f"{counted(more, 'more note')}: --notes", style="dim", markup=False)
 
 
-def _print_table(shown: Shown, console: Console) -> None:
+def _print_table(shown: Shown, console: Console, explained: bool) -> None:
     if shown.printed is None:
         print_tables(console, [("", shown.table)], implied=shown.implied)
     else:
@@ -50,7 +62,7 @@ def _print_table(shown: Shown, console: Console) -> None:
             print_tables(console, tables, implied=shown.implied, names=shown.names)
             for line in (each for each in content if isinstance(each, str)):
                 console.print(line, markup=False, no_wrap=True, crop=False)
-    for line in shown.legend:
+    for line in shown.legend if explained else ():
         console.print(plain(line), style="dim", markup=False)
 
 

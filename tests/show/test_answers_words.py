@@ -82,8 +82,8 @@ def test_what_is_not_the_same_is_marked_and_said():
     assert texts["h2o"] == "0/40 @0.7*"
     assert texts["epikv"] == ""
     said = " ".join(footnotes(rows))
-    assert "right @: no answers were counted at that row's budget" in said
-    assert "other problems of the task than this trace's: lines 12" in said
+    assert "; @: at this budget, not the row's; " in said
+    assert "*: other problems of the task than this trace's (lines 12" in said
     assert "tokens really removed, on chain (lines 12), " in said
 
 

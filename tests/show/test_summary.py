@@ -8,8 +8,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.play.results import Answered, aggregate, at_budget
-from arborsim.products.replay.words import headline, summarise
+from arborsim.machine.full import FullGpu
+from arborsim.play.results import Answered, aggregate
+from arborsim.products.replay.tables import no_result
+from arborsim.products.replay.words import headline, near, summarise, telling
 from tests.show.synthetic import result
 
 
@@ -18,15 +20,19 @@ def rows(**changes):
 
 
 def test_without_answers_no_setting_is_called_best():
-    sentences = summarise(rows(), "count them")
-    assert sentences[0] == (
-        "Which of these settings keeps answers right was not counted. random at budget 0.25 needs "
-        "the least HBM, like 6 other policies: 150 MB (25.0% of full retention's) of KV cache at "
-        "the peak, with 47.5% of the attention kept, in 56.2 s (1.00 times full retention's)."
+    sentences = summarise(rows())
+    assert sentences == [
+        "random at 0.25 needs the least HBM, like 6 other policies: 150 MB of KV cache at the peak "
+        "(25.0% of full's), 56.2 s (1.00x full retention's), 47.5% of the attention kept.",
+        "The most attention is kept by hierarchy at 0.25: 150 MB of KV cache at the peak (25.0% of "
+        "full's), 65.4 s (1.16x full retention's), all attention kept.",
+    ]
+    said = telling(result(), rows())
+    assert any(
+        line.startswith("Whether answers stay right under 7 policies was not") for line in said
     )
-    assert sentences[1].startswith("All attention is kept by hierarchy at budget 0.25: 150 MB (25")
-    assert "count them" in sentences
-    assert sentences[-1].startswith("Slowest is h2o at budget 0.25: 95.4 s (1.70 times full")
+    slow = next(line for line in said if line.startswith("A search by itself takes longer"))
+    assert "under h2o at 0.25: 1.70x (policy and scoring" in slow
 
 
 def test_the_trade_off_names_what_keeps_most_attention():
@@ -38,8 +44,21 @@ def test_the_trade_off_names_what_keeps_most_attention():
         for e in replay.episodes
     )  # fmt: skip
     smallest, lossless = summarise(aggregate(episodes))[:2]
-    assert "random at budget 0.5 needs the least HBM" in smallest
-    assert lossless.startswith("All attention is kept by hierarchy at budget 0.5")
+    assert "random at 0.5 needs the least HBM" in smallest
+    assert lossless.startswith("The most attention is kept by hierarchy at 0.5")
+    assert lossless.endswith("all attention kept.")
+
+
+def test_a_full_gpu_says_what_memory_buys():
+    replay = result(policies=("full", "h2o", "arborkv"), budgets=("0.5",))
+    full = {
+        ("chain-tree.parquet", "full", "any"): FullGpu(20, 1000.0),
+        ("chain-tree.parquet", "h2o", "0.5"): FullGpu(40, 1500.0),
+        ("chain-tree.parquet", "arborkv", "0.5"): FullGpu(41, 700.0),
+    }
+    smallest, fastest = summarise(replace(replay, full=full).rows())
+    assert "41 searches at once (2.05x full retention's), 700 tokens/s (0.70x)" in smallest
+    assert fastest.startswith("The most tokens per second come with h2o at 0.5: 40 searches at")
 
 
 def counted(right: int, n: int = 200, infeasible: int = 0, full: int | None = 144, **more):
@@ -55,16 +74,15 @@ def test_counted_answers_lead():
     found = {("h2o", "0.25"): counted(140), ("random", "0.25"): counted(100)}
     sentences = summarise(with_answers(found))
     assert sentences[0].startswith(
-        "Of 2 settings whose answers were counted live, h2o at budget 0.25 needs the least HBM "
-        "without a visible loss: 140 of 200 right (70.0%, 95% interval 63.1 to 76.3), 144 with "
-        "full retention on the same problems (p = 0.74); 150 MB (25.0%"
+        "h2o at 0.25 loses no answers visibly: 140 of 200, full retention 144."
     )
-    assert sentences[1] == "With 200 problems, a loss shows only from 124 right down."
+    assert sentences[1].startswith("It buys 150 MB of KV cache at the peak (25.0% of full's)")
     assert sentences[2] == (
-        "Visibly fewer are right than under full retention with random at budget 0.25 100 of 200, "
-        "where it is 144."
+        "Visibly fewer answers are right under random at 0.25: 100 of 200 (full retention 144)."
     )
     assert headline(with_answers(found)).policy == "h2o"
+    said = telling(result(), with_answers(found))
+    assert "With 200 problems, a loss shows only from 124 right down." in said
 
 
 def test_a_setting_that_loses_answers_or_could_not_run_them_all_does_not_lead():
@@ -77,13 +95,13 @@ def test_a_setting_that_loses_answers_or_could_not_run_them_all_does_not_lead():
 
 
 def test_answers_at_another_budget_or_on_other_problems_are_said_but_do_not_lead():
-    near = counted(140, differs=("budget 0.3",), own_budget=False)
-    sentences = summarise(with_answers({("h2o", "0.25"): near}))
-    assert sentences[0].startswith("Which of these settings keeps answers right was not counted.")
-    assert (
-        "Right answers counted near these settings: h2o at budget 0.25 140 of 200 (budget 0.3), "
+    other = counted(140, differs=("budget 0.3",), own_budget=False)
+    sentences = summarise(with_answers({("h2o", "0.25"): other}))
+    assert "needs the least HBM" in sentences[0]
+    assert near(with_answers({("h2o", "0.25"): other})) == [
+        "Right answers counted near these settings: h2o at 0.25 140 of 200 (budget 0.3), "
         "full retention 144."
-    ) in sentences
+    ]
 
 
 POLICY = st.sampled_from(["h2o", "random", "epikv", "streaming-llm"])
@@ -94,13 +112,12 @@ def test_what_leads_loses_no_answers_and_what_is_said_to_lose_does(found):
     answers = {key: counted(right) for key, right in found.items()}
     own = with_answers(answers)
     sentences = summarise(own)
-    losing = {at_budget(*key) for key, each in answers.items() if each.loses}
+    losing = {" at ".join(key) for key, each in answers.items() if each.loses}
     said = [s for s in sentences if s.startswith("Visibly fewer")]
     assert bool(said) == bool(losing)
     for text in said:
-        assert losing >= {at_budget(*key) for key in answers if f"{at_budget(*key)} " in text}
-    first = sentences[0]
-    assert not any(name in first for name in losing) or "was not counted" in first
+        assert losing >= {name for key in answers if f"{(name := ' at '.join(key))}:" in text}
+    assert not any(name in sentences[0] for name in losing)
     best = headline(own)
     if any(not each.loses for each in answers.values()):
         assert not answers[best.policy, best.budget].loses
@@ -108,9 +125,21 @@ def test_what_leads_loses_no_answers_and_what_is_said_to_lose_does(found):
     assert not any(word in sentence for sentence in sentences for word in words)
 
 
-def test_without_attention_memory_decides_and_the_gap_is_said():
+def test_without_attention_memory_decides():
     unknown = [replace(e, attention_kept=math.nan) for e in result().episodes]
-    assert "was not measured" in summarise(aggregate(unknown))[0]
+    (only,) = summarise(aggregate(unknown))
+    assert "needs the least HBM" in only
+    assert "attention" not in only
+
+
+def test_what_evicts_nothing_is_no_result():
+    idle = [
+        replace(e, measured=replace(
+            e.measured, evicted_tokens=0.0, offloaded_tokens=0.0, rehydrated_tokens=0.0))
+        for e in result().episodes
+    ]  # fmt: skip
+    assert summarise(aggregate(idle)) == ["Nothing was evicted: every search fits its budget."]
+    assert all(no_result(row) for row in aggregate(idle) if not row.is_baseline)
 
 
 def test_only_full():
@@ -135,8 +164,7 @@ def test_only_what_keeps_its_budget_and_saves_memory_is_recommended():
     ]
     first, *rest = summarise(aggregate(large))
     assert first == "No setting keeps to its budget and needs less HBM than full retention."
-    assert len(rest) == 1
-    assert rest[0].startswith("Slowest is")
+    assert rest == []
     assert headline(aggregate(large)) is not None
 
 
@@ -171,6 +199,6 @@ def test_ties_are_not_one_winner():
     replay = result(policies=("full", "random", "h2o"), budgets=("0.25",))
     same = [replace(e, attention_kept=0.5) for e in replay.episodes if e.policy != "full"]
     assert (
-        "random at budget 0.25 needs the least HBM, like h2o:" in summarise(aggregate(same))[0]
-        or "h2o at budget 0.25 needs the least HBM, like random:" in summarise(aggregate(same))[0]
+        "random at 0.25 needs the least HBM, like h2o:" in summarise(aggregate(same))[0]
+        or "h2o at 0.25 needs the least HBM, like random:" in summarise(aggregate(same))[0]
     )

@@ -65,12 +65,12 @@ def footnotes(rows: Sequence[Row]) -> list[str]:
     if not known:
         return []
     problems = list(dict.fromkeys(row.answers.problems for row in known if row.answers))
-    found = [
+    said = (
         f"right: answers counted live, {_taken(known)}, on {listed(problems)}, with the recorded "
-        "model and these settings."
-    ]
+        "model and these settings"
+    )
     if any(row.answers and not row.answers.own_budget for row in known):
-        found.append("right @: no answers were counted at that row's budget, but at this one.")
+        said += "; @: at this budget, not the row's"
     other: dict[tuple[str, ...], dict[str, None]] = {}
     for row in known:
         assert row.answers is not None
@@ -79,8 +79,8 @@ def footnotes(rows: Sequence[Row]) -> list[str]:
             other.setdefault(differs, {})[row.policy] = None
     if other:
         those = "; ".join(f"{', '.join(d)} for {listed(whose)}" for d, whose in other.items())
-        found.append(f"right {OTHER}: other problems of the task than this trace's: {those}.")
-    return found
+        said += f"; {OTHER}: other problems of the task than this trace's ({those})"
+    return [f"{said}."]
 
 
 def _taken(rows: Sequence[Row]) -> str:

@@ -11,7 +11,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.statistics import Score
 from arborsim.core.tables import check_columns, columns_of, made_by
 from arborsim.products import choices
-from arborsim.products.choices import Files, OnePolicy, Traces
+from arborsim.products.choices import Budgets, Files, OnePolicy, Traces
 from arborsim.products.declare import InPython, Option, call, equivalent, listed, setting_texts
 from arborsim.products.options import (
     Calibrations,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from arborsim.report.report import Report
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "simpy")
+#: Several, so that curves exist; chains of thought lose answers between the first two.
+BUDGETS = (0.85, 0.7, 0.5)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
 
     traces: Traces
     _: KW_ONLY
+    budgets: Budgets = BUDGETS
     calibration: Calibrations = ()
     full: bool = True
     oracle: bool = True
@@ -146,6 +149,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
             asked=frozenset(() if chosen.every else chosen.all_names),
             strict=self.strict,
             workers=self.workers,
+            fills=True,
         )
         readers = job.open()
         job.settings = replay_settings(job, readers)
@@ -206,6 +210,8 @@ def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]
         left_out=result.left_out,
         does_not_fit=result.does_not_fit,
         equal=result.equal,
+        full=[[*cell, *vars(found).values()] for cell, found in result.full.items()],
+        asked=result.asked,
         recordings=result.recordings,
         policies=result.policies,
         answers=[
@@ -269,6 +275,8 @@ class ReplayResults(Results):
                 "total_s": row.total_s, "tokens_per_s": row.tokens_per_s,
                 "hbm_vs_full": relative["peak_hbm"], "time_vs_full": relative["time"],
                 "speed_vs_full": relative["tokens_per_s"],
+                "at_once_vs_full": relative["at_once"],
+                "full_tokens_per_s_vs_full": relative["full_tokens_per_s"],
             })  # fmt: skip
         return pd.DataFrame(rows)
 
@@ -300,7 +308,9 @@ class ReplayResults(Results):
 
         return report_of(self.raw, self._known, view)
 
-    def print(self, console: Console | None = None, view: str = "auto") -> None:
+    def print(
+        self, console: Console | None = None, notes: bool = False, view: str = "auto"
+    ) -> None:
         """Print the results as `view` says.
 
         ``"table"`` has all figures, ``"matrix"`` a line per policy, ``"pareto"`` is drawn with
@@ -313,13 +323,14 @@ class ReplayResults(Results):
         if view == "pareto":
             print_plots(plots_of(self.describe(), view), console)
         else:
-            print_report(self.describe(view), console)
+            print_report(self.describe(view), console, notes)
 
     @classmethod
     def read(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> ReplayResults:
         """The results in a file: everything but pictures, memory over time and cost terms."""
         from arborsim.core.measurements import Measurements, TimeSplit
         from arborsim.core.records import convert
+        from arborsim.machine.full import FullGpu
         from arborsim.play.results import (
             Answered,
             EpisodeResult,
@@ -351,6 +362,8 @@ class ReplayResults(Results):
                 for each in metadata.get("answers", ())
             },
             tuple(convert(EqualBudget, each) for each in metadata.get("equal", ())),
+            {(t, p, b): FullGpu(n, rate) for t, p, b, n, rate in metadata.get("full", ())},
+            tuple(metadata.get("asked", ())),
         )
         return cls(found, metadata)
 

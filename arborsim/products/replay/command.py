@@ -44,7 +44,7 @@ def replay(options: ReplayOptions, output: ReplayOutput) -> None:
         ).results()
 
     def show() -> None:
-        results.print(view=output.view)
+        results.print(view=output.view, notes=output.notes)
         if output.explain:
             from arborsim.products.explain import print_terms
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from arborsim.play.pictures import TokenMap, TreePicture, packed_runs
 from arborsim.play.results import BASELINE, MACHINE, EpisodeResult, ReplayResult, Row
-from arborsim.products.replay import answers_words, cliff, figures, trees
+from arborsim.products.replay import cliff, figures, trees
 from arborsim.products.replay.answers import Answers
 from arborsim.products.replay.tables import (
     GROUPS,
@@ -19,15 +19,16 @@ from arborsim.products.replay.tables import (
     TIME,
     leading,
     memory,
+    no_result,
     printed,
     to_frame,
 )
 from arborsim.products.replay.words import (
     headline,
-    left_out,
     legend,
     notes,
     summarise,
+    telling,
     too_small,
 )
 from arborsim.report.page import packed
@@ -51,6 +52,8 @@ from arborsim.report.words import counted
 _ALL_POINTS, _MOST_POINTS, _FEWEST_POINTS = 100_000, 600, 100
 #: Frames over all films of a page, and fewest per film.
 _ALL_FRAMES, _FEWEST_FRAMES = 4_000, 10
+#: Sentences of the answer in a terminal.
+MOST_SENTENCES = 3
 ASSUMED = "Assumed, without a measurement or source"
 SORTS = (
     "Click a column to sort by it; what it means is explained at the end. Decimal units: 1 GB is "
@@ -109,6 +112,8 @@ def report_of(result: ReplayResult, known: Answers | None = None, view: str = "a
         lambda: {"trees": _trees(result.pictures), "maps": _maps(result.token_maps)},
         _cell(best.policy, best.budget) if best else "",
         nothing="" if rows else "nothing was replayed",
+        leading=_leading(by_trace),
+        telling=telling(result, rows),
     )
 
 
@@ -121,7 +126,15 @@ def _subtitle(result: ReplayResult, by_trace: dict[str, list[Row]]) -> str:
     if not searches:
         return ""
     on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
-    return f"Recorded searches: {searches}.{on}"
+    return f"{searches}.{on}"
+
+
+def _leading(by_trace: dict[str, list[Row]]) -> list[str]:
+    """The answer of a trace, or the first sentence of each of several."""
+    found = {trace: sentences for trace, own in by_trace.items() if (sentences := summarise(own))}
+    if len(found) == 1:
+        return next(iter(found.values()))[:MOST_SENTENCES]
+    return [f"{trace}: {sentences[0]}" for trace, sentences in found.items()][:MOST_SENTENCES]
 
 
 def _answer(
@@ -129,10 +142,10 @@ def _answer(
 ) -> list[Block]:
     found: list[Block] = []
     for trace, own in by_trace.items():
-        if sentences := summarise(own, answers_words.would_decide(own, result)):
+        if sentences := summarise(own):
             found += [Heading(trace)] if len(by_trace) > 1 else []
             found.append(Answer(sentences))
-    return [*found, Listed(notes(result, rows))]
+    return [*found, Listed([*telling(result, rows), *notes(result, rows)])]
 
 
 def _table(result: ReplayResult, rows: Sequence[Row]) -> Table[Row]:
@@ -148,7 +161,7 @@ def _table(result: ReplayResult, rows: Sequence[Row]) -> Table[Row]:
         titled=len({row.trace for row in rows}) > 1,
         look=lambda row: "baseline" if row.is_baseline else "",
         leading=keys,
-        reason=lambda row: row.left_out,
+        reason=no_result,
     )
 
 
@@ -197,7 +210,6 @@ def _pictures(result: ReplayResult) -> list[Section]:
 def _appendix(result: ReplayResult, rows: Sequence[Row]) -> list[Block]:
     return [
         Facts("Settings", result.settings),
-        Listed(left_out(result.left_out), "Left out", printed=True),
         Listed(result.assumed, ASSUMED),
         Facts("Columns", _table(result, rows).definitions()),
     ]

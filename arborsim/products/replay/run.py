@@ -17,9 +17,11 @@ from arborsim.core.errors import ArborsimError, BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
-from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.executor import SimulatedExecutor, not_recordable
+from arborsim.machine.full import FullGpu, full_gpu
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.numbers import assumed_numbers
+from arborsim.machine.program import SearchDemand
 from arborsim.play import served
 from arborsim.play.cautions import acts, assumed_policy_time, does_not_fit
 from arborsim.play.episode import Cell, cells_of, play_episode
@@ -38,13 +40,15 @@ from arborsim.policies.base import Policy
 from arborsim.policies.registry import values_of
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, open_trace
-from arborsim.trace.schema import recording_options
+from arborsim.trace.schema import Geometry, recording_options
 
 _BELOW = ("core", "trace", "signals", "memory", "policies", "searches", "machine", "play")
 #: The sources that a replay's figures depend on.
 SOURCES = tuple(
     f"arborsim/{each}" for each in (*_BELOW, "products/replay/run.py", "products/replay/equal.py")
 )
+#: Searches of each trace that a GPU is filled with, at most.
+FILLED = 8
 #: An episode of a trace, and what to replay it under.
 Unit = tuple[Path, int, list[Cell]]
 
@@ -82,6 +86,7 @@ class Replay:
     strict: bool = False  # each of these must run, everywhere
     fixed: Fixed | None = None  # what to play in place of every policy under every budget
     workers: int = 1  # processes that share the episodes
+    fills: bool = False  # also fill a GPU with the first searches of each trace
     settings: dict[str, str] = field(default_factory=dict)  # shown in the report's appendix
 
     def open(self) -> list[TraceReader]:
@@ -205,6 +210,18 @@ class Replay:
                 if advance and self.workers > 1:
                     advance(outcome.trace, outcome.rows)
         kept = [o for o in outcomes if _key(o.trace, o.cell) not in infeasible]
+        demands: dict[tuple[str, str, str], list[SearchDemand]] = {}
+        for o in kept:
+            if o.demand is not None:
+                demands.setdefault(_key(o.trace, o.cell), []).append(o.demand)
+        full = {}
+        geometries = {self.name_of(r): self.machine.charged(r.info) for r in readers}
+        fillings = [Filling(key, tuple(own), geometries[key[0]]) for key, own in demands.items()]
+        for key, found_full in in_order(partial(_fill, self), fillings, self.workers):
+            if found_full is not None:
+                full[key] = found_full
+            if advance:
+                advance("filling the GPU", 0)
         results = tuple(o.result for o in kept if o.result)
         profile = self.machine.profile
         ran = ((r.trace, at_budget(r.policy, r.budget), r.measured) for r in results)
@@ -220,6 +237,8 @@ class Replay:
             {self.name_of(reader): reader.info.recording for reader in readers},
             {policy.label: values_of(policy) for policy in self.policies},
             equal=self.fixed.equal if self.fixed else (),
+            full=full,
+            asked=tuple(p.label for p in self.policies if self.asks_for(p)),
         )
 
     def _units(
@@ -286,6 +305,7 @@ class Outcome:
     picture: TreePicture | None = None
     token_map: TokenMap | None = None
     infeasible: BudgetInfeasible | None = None
+    demand: SearchDemand | None = None  # of the first searches, to fill a GPU with
 
 
 def play_unit(
@@ -303,12 +323,14 @@ def play_unit(
         *(cell.policy.reads() for cell in cells)
     )
     (episode,) = reader.episodes(tuple(sorted(needs)), start=number, stop=number + 1)
-    pictures = replay.pictures and number == replay.chosen(reader).start
+    chosen = replay.chosen(reader)
+    pictures = replay.pictures and number == chosen.start
+    fills = replay.fills and number in chosen[:FILLED]
     outcomes = []
     for cell in cells:
         nothing = Outcome(name, number, episode.num_rows, episode.num_tokens, cell)
         try:
-            outcomes.append(_play(nothing, episode, replay.machine, quality, pictures))
+            outcomes.append(_play(nothing, episode, replay.machine, quality, pictures, fills))
         except BudgetInfeasible as error:
             outcomes.append(replace(nothing, infeasible=error))
         if advance:
@@ -317,11 +339,17 @@ def play_unit(
 
 
 def _play(
-    outcome: Outcome, episode: Episode, machine: Machine, quality: Quality, pictures: bool
+    outcome: Outcome,
+    episode: Episode,
+    machine: Machine,
+    quality: Quality,
+    pictures: bool,
+    fills: bool,
 ) -> Outcome:
     """Fill in the outcome of its cell."""
     cell = outcome.cell
-    executor = SimulatedExecutor.of(machine, cell.policy, episode.info)
+    fills = fills and not not_recordable(machine.charged(episode.info), machine.recall)
+    executor = SimulatedExecutor.of(machine, cell.policy, episode.info, record=fills)
     film = TreeFilm.of(episode) if pictures else None
     mapper = TokenMapper.of(episode) if pictures else None
     played = play_episode(
@@ -347,6 +375,8 @@ def _play(
         cell.policy.grouping,
         played.kept_note,
     ).simulated()
+    if fills:
+        outcome = replace(outcome, demand=executor.demand(trace=outcome.trace))
     if film is None or mapper is None:
         return replace(outcome, result=result)
     where = (cell.policy.label, cell.budget.text, outcome.trace, episode.index)
@@ -357,6 +387,19 @@ def _play(
         picture=TreePicture(*where, *film.finish(played.controller.tree)),
         token_map=TokenMap(*where, mapper.first_tokens, mapper.iterations, cells),
     )
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What a GPU is filled with."""
+
+    cell: tuple[str, str, str]
+    demands: tuple[SearchDemand, ...]
+    geometry: Geometry
+
+
+def _fill(replay: Replay, what: Filling) -> tuple[tuple[str, str, str], FullGpu | None]:
+    return what.cell, full_gpu(what.demands, replay.machine.profile, what.geometry)
 
 
 def _key(trace: str, cell: Cell) -> tuple[str, str, str]:

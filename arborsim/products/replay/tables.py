@@ -19,6 +19,7 @@ from arborsim.core.tables import with_left_out
 from arborsim.core.tiers import BELOW_DDR
 from arborsim.core.units import Scale, scale_for
 from arborsim.play.results import ANY, EpisodeResult, ReplayResult, Row, oracles
+from arborsim.policies.registry import names
 from arborsim.products.replay import answers_words
 from arborsim.products.replay.words import too_small
 from arborsim.report.report import Printed
@@ -39,7 +40,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 #: Columns by group: ``columns.toml`` declares them.
 GROUPS = read_columns("arborsim.products.replay", _FUNCTIONS)
 NAMES, ANSWERS, MEMORY, TIME = (GROUPS[name] for name in ("names", "answers", "memory", "time"))
-_OWN = ("names", "answers", "equal", "memory", "time", "page", "other")
+_OWN = ("names", "answers", "equal", "memory", "time", "full", "page", "other")
 
 
 def _stored(memory: str, column: Column[Stored]) -> Column[Row]:
@@ -67,39 +68,39 @@ def memory(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     return tuple(c for c in (*MEMORY, *STORED) if chosen or c.key != "read")
 
 
-_MORE = "More figures (moves, parts of the time): --view table, --out or --report."
 VIEWS = ("auto", "table", "matrix")
-#: From this width on, `auto` shows all figures, and they stand in one table.
+#: From this width on, all figures stand in one table.
 WIDE = 140
 #: With more rows per trace than this, `auto` shows the matrix.
-_MOST_ROWS = 16
+_MOST_ROWS = 24
 #: Columns that others imply: the first to go where there is no room.
 IMPLIED = (
-    *("right_interval", "off", "speed_vs_full", "tokens_per_s", "model", "hbm_vs_full"),
-    *("time_vs_full", "quantised", "moved", "total"),
+    *("right_interval", "total", "off", "speed_vs_full", "tokens_per_s", "model", "peak_hbm"),
+    *("hbm_vs_full", "at_once_vs", "time_vs_full", "quantised", "moved"),
 )
 
 
 def printed(result: ReplayResult, view: str, width: int) -> Iterator[Printed]:
     """A block per trace for a terminal.
 
-    `view` ``"table"`` has all figures: below `WIDE` columns two tables per trace (memory and moves;
-    time and quality), which fit 80 columns, above it one.  ``"matrix"`` has a line per policy and
-    the figures that decide.  ``"auto"`` takes the matrix where there is much to compare, all
-    figures from `WIDE` columns on, and otherwise a table of those that decide.
+    `view` ``"table"`` has all figures, full retention and the oracle: below `WIDE` columns two
+    tables per trace (memory and moves; time and quality), which fit 80 columns, above it one.
+    ``"matrix"`` has a line per policy and the figures that decide.  ``"auto"`` takes the matrix
+    where there is much to compare, and otherwise a table of those that decide, of the policies that
+    were asked for.
     """
     traces = _by_trace(result)
     if view == "auto":
+        asked = {t: [row for row in own if result.was_asked(row)] for t, own in traces.items()}
+        traces = {t: asked[t] or own for t, own in traces.items()}
         many = max(map(len, traces.values()), default=0) > _MOST_ROWS
-        view = "matrix" if many else "table" if width >= WIDE else "short"
+        view = "matrix" if many else "short"
     for own in traces.values():
         first = next(row for row in own if not row.left_out)
         tokens = f"{first.prompt_tokens:,} prompt + {first.generated_tokens:,} generated tokens"
-        about = f"{counted(first.searches, 'search')}, {tokens}"
+        about = f"{counted(first.searches, 'search')}, {tokens}" if len(traces) > 1 else ""
         tables: Iterator[tuple[str, Table[Any]]] = _groups(own, view, width)
-        yield first.trace, about, list(matrix(own) if view == "matrix" else tables)
-    if view == "short":
-        yield "", "", [_MORE]
+        yield first.trace if about else "", about, list(matrix(own) if view == "matrix" else tables)
 
 
 def leading(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
@@ -124,7 +125,7 @@ def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, T
     ran = [row for row in rows if not row.left_out]
     groups = {first: (*ANSWERS, *memory(ran)), "Time and quality": TIME}
     if view == "short":
-        deciding = GROUPS["short"]
+        deciding = _deciding("short", ran)
         place = 1 + [column.key for column in deciding].index("moved")
         groups = {"": (*deciding[:place], *STORED, *deciding[place:])}
     if any(row.equal and row.equal.measure == "byte-seconds" for row in rows):
@@ -132,9 +133,30 @@ def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, T
         groups[first] = (*GROUPS["page"][1:], *groups[first])
     # Speed relative to full is the inverse of time relative to full: seldom room to say it twice.
     said = () if width >= WIDE else ("speed_vs_full",)
-    whole = Table(rows, (), lambda row: row.budget_label, reason=lambda row: row.left_out)
+    whole = Table(
+        rows,
+        (),
+        lambda row: row.budget_label,
+        reason=no_result,
+        look=lambda row: "chosen" if row.policy not in names() else "",
+    )
     for title, columns in groups.items():
         yield title, whole.under((*leading(rows), *shown(columns, ran))).without(said)
+
+
+def no_result(row: Row) -> str:
+    """Why a row has no figures: it could not run, or had nothing to do."""
+    return row.left_out or ("nothing evicted: every search fits" if row.idle else "")
+
+
+def _deciding(group: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
+    """The figures that decide: of a full GPU where they are known, else of a search by itself."""
+    full = any(not math.isnan(row.at_once) for row in rows)
+    slower = any(row.relative.time >= 1.05 for row in rows)
+    alone = ("total", "time_vs_full", *["hbm_vs_full"] * (group == "matrix"))
+    if not full or (slower and group == "short"):
+        alone = ()
+    return tuple(column for column in GROUPS[group] if column.key not in alone)
 
 
 def matrix(rows: Sequence[Row]) -> Iterator[tuple[str, Table[str]]]:
@@ -144,7 +166,8 @@ def matrix(rows: Sequence[Row]) -> Iterator[tuple[str, Table[str]]]:
     were; those that do not keep to the budget come last.  A row that was left out says what a
     budget would have to be.
     """
-    columns = shown(GROUPS["matrix"], [row for row in rows if not row.left_out])
+    known = [row for row in rows if not row.left_out]
+    columns = shown(_deciding("matrix", known), known)
     cells = {(row.policy, row.budget): row for row in rows}
     budgets = list(dict.fromkeys(row.budget for row in rows if row.budget != ANY)) or [ANY]
     policies = _ranked(rows, budgets)

@@ -7,44 +7,49 @@ from collections.abc import Iterable, Sequence
 
 from arborsim.core.statistics import least_visible
 from arborsim.core.units import quantity
-from arborsim.play.results import ANY, MARK, Answered, LeftOut, ReplayResult, Row
+from arborsim.play.results import ANY, MARK, Answered, LeftOut, ReplayResult, Row, at_budget
 from arborsim.play.served import MEANING
 from arborsim.products.replay import answers_words
+from arborsim.products.replay.run import FILLED
 from arborsim.report.words import counted, listed
 
 _MOST_NAMED = 4  # settings that a sentence names
+_SLOWER = 1.05  # times full retention's, from which a search is noticeably longer
 
 
-def summarise(rows: Sequence[Row], decides: str = "") -> list[str]:
-    """Sentences about the rows of one trace; the first one is the answer.
+def summarise(rows: Sequence[Row]) -> list[str]:
+    """Up to three sentences about the rows of one trace; the first one is the answer.
 
     Where answers were counted live they lead: which setting needs the least HBM without losing
     answers visibly, and which lose some.  Where they were not, no setting is called best: the
-    sentences say what memory, time and attention each way costs.  `decides` says what would count
-    the answers that are missing (`answers_words.would_decide`).
+    sentences say what the smallest and the fastest one buy.
     """
     full, others, able = _choices(rows)
+    if any(row.idle for row in rows) and not others:
+        return ["Nothing was evicted: every search fits its budget."]
     if not others:
-        return [f"Only full retention was replayed: {_costs(full)}."] if full else []
-    wanted, slowest = filter(None, [decides]), _slowest(others, full)
-    if able and not _counted(others):
-        return [*_trade_off(able), *wanted, slowest]
-    lossless = _lossless(able)
+        return [f"Only full retention was replayed: {_buys(full)}."] if full else []
     fits = ", fits the machine" if any(not row.fits for row in others) else ""
-    if lossless:
-        first = _without_loss(min(lossless, key=_rank), able)
-    elif able:
+    if lossless := _lossless(able):
+        first = _without_loss(min(lossless, key=_rank), lossless)
+    elif not able:
+        first = [f"No setting keeps to its budget{fits} and needs less HBM than full retention."]
+    elif _counted(others):
         few = "No setting whose answers were counted live"
         first = [f"{few} keeps to its budget, saves memory and loses no answers visibly."]
     else:
-        first = [f"No setting keeps to its budget{fits} and needs less HBM than full retention."]
-    return [*first, *_losses(others), *wanted, slowest]
+        first = _trade_off(able)
+    return [*first, *_losses(others)]
 
 
 def headline(rows: Sequence[Row]) -> Row | None:
     """The row that the first sentence is about, else the smallest; None if there is only full."""
     _, others, able = _choices(rows)
     return min(_lossless(able) or able or others, key=_rank, default=None)
+
+
+def _exact(row: Row) -> bool:
+    return row.answers is not None and row.answers.exact
 
 
 def _counted(rows: Sequence[Row]) -> list[tuple[Row, Answered]]:
@@ -61,60 +66,63 @@ def _lossless(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _without_loss(best: Row, able: Sequence[Row]) -> list[str]:
-    """Say what the row that loses no answers needs, and which loss its problems could show."""
-    found, known = best.answers, len(_counted(able))
+def _without_loss(best: Row, rows: Sequence[Row]) -> list[str]:
+    """Say what the row that loses no answers buys."""
+    found = best.answers
+    assert found is not None
+    return [
+        f"{_name(best)} loses no answers visibly{_alike(best, rows)}: {found.right} of {found.n}, "
+        f"full retention {found.full_right}.",
+        f"It buys {_buys(best)}.",
+    ]
+
+
+def _power(able: Sequence[Row]) -> list[str]:
+    """Which loss the problems of the setting that leads could show."""
+    if not (lossless := _lossless(able)):
+        return []
+    found = min(lossless, key=_rank).answers
     assert found is not None
     assert found.full_right is not None
     least, problems = least_visible(found.full_right, found.n), counted(found.n, "problem")
-    return [
-        f"Of {counted(known, 'setting')} whose answers were counted live, {_name(best)} needs the "
-        f"least HBM without a visible loss{_alike(best, _lossless(able))}: "
-        f"{answers_words.score(found)}, {answers_words.against_full(found)}; {_costs(best)}.",
-        f"{problems} are too few to show any loss."
-        if least is None
-        else f"With {problems}, a loss shows only from {least} right down.",
-    ]
+    if least is None:
+        return [f"{problems} are too few to show any loss."]
+    return [f"With {problems}, a loss shows only from {least} right down."]
 
 
 def _losses(rows: Sequence[Row]) -> list[str]:
     """Settings that are visibly less right than full retention, those that save least first."""
     lost = [each for each in _counted(rows) if each[1].loses]
     named = [
-        f"{_name(row)} {own.right} of {own.n}, where it is {own.full_right}"
+        f"{_name(row)}: {own.right} of {own.n} (full retention {own.full_right})"
         for row, own in sorted(lost, key=lambda each: -each[0].peak_hbm_kv_bytes)
     ]
-    said = "Visibly fewer are right than under full retention with"
-    return [f"{said} {_first(named)}."] if named else []
+    return [f"Visibly fewer answers are right under {_first(named)}."] if named else []
 
 
 def _trade_off(able: Sequence[Row]) -> list[str]:
-    """Say what the settings cost, where no answers say which of them will do."""
+    """Say what the smallest and the fastest setting buy, where no answers were counted."""
     small = min(able, key=_rank)
+    found = [f"{_name(small)} needs the least HBM{_alike(small, able)}: {_buys(small)}."]
+    rates = [row for row in able if not math.isnan(row.full_tokens_per_s)]
+    fast = max(rates, key=lambda row: row.full_tokens_per_s, default=small)
+    if fast.full_tokens_per_s > 1.01 * small.full_tokens_per_s:
+        found.append(f"The most tokens per second come with {_name(fast)}: {_buys(fast)}.")
+        return found
     known = [row for row in able if not math.isnan(row.attention_kept)]
-    kept = f", with {_kept(small)} of the attention kept" if small in known else ""
-    sentences = [
-        "Which of these settings keeps answers right was not counted. "
-        f"{_name(small)} needs the least HBM{_alike(small, able)}: {_costs(small, kept)}."
-    ]
-    if not known:
-        return [f"{sentences[0]} How much attention is kept was not measured.", *_near(able)]
-    most = max(row.attention_kept for row in known)
-    keeping = [row for row in known if row.attention_kept >= most - 1e-12]
-    near = min(keeping, key=_rank)
-    if near is not small:
-        share = "All attention is" if most >= 1 else f"The most attention, {_kept(near)}, is"
-        sentences.append(f"{share} kept by {_name(near)}{_alike(near, keeping)}: {_costs(near)}.")
-    return [*sentences, *_near(able)]
+    most = max(known, key=lambda row: (row.attention_kept, -_rank(row)[0]), default=small)
+    if known and most.attention_kept > small.attention_kept + 1e-12:
+        found.append(f"The most attention is kept by {_name(most)}: {_buys(most)}.")
+    return found
 
 
-def _near(rows: Sequence[Row]) -> list[str]:
+def near(rows: Sequence[Row]) -> list[str]:
     """Answers that were counted at a near budget, or on other problems of the task."""
     named = [
         f"{_name(row)} {own.right} of {own.n} ({', '.join(own.differs)})"
         + ("" if own.full_right is None else f", full retention {own.full_right}")
         for row in rows
-        if (own := row.answers) and not own.exact
+        if (own := row.answers) and not own.exact and not row.is_baseline
     ]
     return [f"Right answers counted near these settings: {_first(named)}."] if named else []
 
@@ -142,7 +150,7 @@ def _choices(rows: Sequence[Row]) -> tuple[Row | None, list[Row], list[Row]]:
     hold what they were given, save memory at all and fit, if anything does.
     """
     full = next((row for row in rows if row.is_baseline), None)
-    others = [row for row in rows if not (row.is_baseline or row.is_bound)]
+    others = [row for row in rows if not (row.is_baseline or row.is_bound or row.idle)]
     anything = any(row.fits for row in others)
     most = math.inf if full is None else full.peak_hbm_kv_bytes
     able = [
@@ -153,16 +161,24 @@ def _choices(rows: Sequence[Row]) -> tuple[Row | None, list[Row], list[Row]]:
     return full, others, able
 
 
-def _slowest(others: Sequence[Row], full: Row | None) -> str:
-    slowest = max(others, key=lambda row: row.time.total_s / max(row.generated_tokens, 1))
-    total = slowest.time.total_s
-    if not total or (full is not None and slowest.relative.time < 1.005):
-        return "No setting is noticeably slower than full retention."
-    parts = sorted(_parts(slowest).items(), key=lambda part: -part[1])
-    shares = [f"{seconds / total:.0%} {what}" for what, seconds in parts if seconds >= 0.01 * total]
-    against = "" if full is None else f" ({slowest.relative.time:.2f} times full retention)"
-    seconds = quantity("seconds", total)
-    return f"Slowest is {_name(slowest)}: {seconds}{against}, of which {listed(shares)}."
+def _slower(rows: Sequence[Row]) -> list[str]:
+    """Settings that make a search noticeably longer, the slowest first."""
+    slow = [row for row in rows if row.relative.time >= _SLOWER]
+    slow.sort(key=lambda row: -row.relative.time)
+    first = {row.policy: row for row in reversed(slow)}.values()
+    named = [f"{_name(row)}: {row.relative.time:.2f}x ({_longest(row)})" for row in first]
+    return [f"A search by itself takes longer under {_first(named[::-1])}."] if named else []
+
+
+def _longest(row: Row) -> str:
+    """What of its time is not the model's, or most of it."""
+    parts = {
+        "rehydration": row.time.rehydration_s,
+        "waiting for transfers": row.time.exposed_transfer_s,
+        "policy and scoring": row.time.policy_s,
+    }
+    name, seconds = max(parts.items(), key=lambda part: part[1])
+    return f"{name} {seconds / row.total_s:.0%}" if seconds >= 0.01 * row.total_s else "computing"
 
 
 def _rank(row: Row) -> tuple[float, float, str, str]:
@@ -174,54 +190,104 @@ def _rank(row: Row) -> tuple[float, float, str, str]:
 def _kept(row: Row) -> str:
     """Almost all is not all."""
     if row.attention_kept >= 1:
-        return "all"
-    return "more than 99.9%" if row.attention_kept >= 0.9995 else f"{row.attention_kept:.1%}"
+        return "all attention kept"
+    kept = "over 99.9%" if row.attention_kept >= 0.9995 else f"{row.attention_kept:.1%}"
+    return f"{kept} of the attention kept"
 
 
 def _name(row: Row) -> str:
-    return f"{row.policy} at budget {row.budget_label}"
+    return at_budget(row.policy, row.budget).replace("budget ", "")
 
 
-def _costs(row: Row, remark: str = "") -> str:
-    """Memory, a remark, and time; against full retention if it is known."""
-    memory, time = quantity("bytes", row.peak_hbm_kv_bytes), quantity("seconds", row.time.total_s)
-    peak, ratio = row.relative.peak_hbm, row.relative.time
-    if not (row.is_baseline or math.isnan(peak)):
-        memory += f" ({peak:.1%} of full retention's)"
-    if not (row.is_baseline or math.isnan(ratio)):
-        time += f" ({ratio:.2f} times full retention's)"
-    return f"{memory} of KV cache at the peak{remark}, in {time}"
+def _buys(row: Row) -> str:
+    """Searches at once and tokens per second of a full GPU, else memory and time; what is kept."""
+    said = []
+    if not math.isnan(row.at_once):
+        at_once, rate = row.relative.at_once, row.relative.full_tokens_per_s
+        said.append(f"{row.at_once:.0f} searches at once{_against(row, at_once)}")
+        said.append(f"{row.full_tokens_per_s:,.0f} tokens/s{_against(row, rate, short=True)}")
+    else:
+        peak = row.relative.peak_hbm
+        share = "" if row.is_baseline or math.isnan(peak) else f" ({peak:.1%} of full's)"
+        said.append(f"{quantity('bytes', row.peak_hbm_kv_bytes)} of KV cache at the peak{share}")
+        said.append(f"{quantity('seconds', row.total_s)}{_against(row, row.relative.time)}")
+    if not (row.is_baseline or math.isnan(row.attention_kept) or _exact(row)):
+        said.append(_kept(row))
+    return ", ".join(said)
 
 
-def _parts(row: Row) -> dict[str, float]:
-    return {
-        "model computation": row.model_s,
-        "rehydration": row.time.rehydration_s,
-        "waiting for transfers": row.time.exposed_transfer_s,
-        "policy and scoring": row.time.policy_s,
-    }
+def _against(row: Row, ratio: float, short: bool = False) -> str:
+    whose = "" if short else " full retention's"
+    return "" if row.is_baseline or math.isnan(ratio) else f" ({ratio:.2f}x{whose})"
+
+
+def telling(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
+    """Notes that can change what is chosen, those that can most first."""
+    missing = [each for each in result.left_out if not result.asked or each.policy in result.asked]
+    lacking = left_out(missing)
+    meant = result.notes[:1] if result.equal else ()  # what equal is, in which rows are read
+    found = [
+        *meant,
+        *result.does_not_fit,
+        *(line for line in lacking if line.startswith("Left out")),
+    ]
+    if any(row.label != row.policy for row in rows):
+        found.append(f"{MARK} does not keep to the budget: see HBM peak.")
+    found += answers_words.footnotes([row for row in rows if result.was_asked(row)])
+    chosen = _choices(rows)[1]
+    if uncounted := list(dict.fromkeys(row.policy for row in chosen if not _exact(row))):
+        some = " at every budget" if any(map(_exact, chosen)) else ""
+        who = listed(uncounted) if len(uncounted) <= _MOST_NAMED else f"{len(uncounted)} policies"
+        found.append(f"Whether answers stay right under {who} was not counted{some}.")
+    if not any(map(_exact, chosen)) and any(not math.isnan(row.attention_kept) for row in chosen):
+        found.append(f"Attention kept is no accuracy. {answers_words.not_ranking()}".rstrip())
+    found += _power(_choices(rows)[2])
+    found += _slower(chosen)
+    return list(dict.fromkeys([*found, *result.notes, *lacking]))
 
 
 def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
-    """Notes without which the figures can be misread."""
-    found = ["Bytes and seconds are simulated.", *result.does_not_fit]
-    found += [*_settings(result, rows), *answers_words.footnotes(rows)]
+    """The other notes, without which the figures can be misread."""
+    found = ["Bytes and seconds are simulated.", *_settings(result, rows)]
+    found += dict.fromkeys(each for one in _by_trace(rows) for each in _decided(one, result))
     if all(math.isnan(row.attention_kept) for row in rows):
         found.append("attn. kept is n/a: not measured, or the trace holds no attention.")
     else:
-        kept = "attn. kept: recorded attention that fell on readable tokens; not accuracy."
-        found.append(f"{kept} {answers_words.not_ranking()}".rstrip())
-    return [*found, *_by_group(rows), *cautions(result, rows)]
+        found.append("attn. kept: recorded attention that fell on readable tokens; not accuracy.")
+    choosing = [row.policy for row in rows if row.bounds_read_bytes and not row.bounded]
+    found += [*_by_group(rows), *budget_of_reading(choosing), *_ties(rows)]
+    if count := len(result.assumed):
+        numbers = f"{counted(count, 'number')} of the hardware profile"
+        are = "are" if count > 1 else "is"
+        found.append(f"{numbers} {are} assumed, not measured (see --report).")
+    return found
+
+
+def _by_trace(rows: Sequence[Row]) -> list[list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.trace, []).append(row)
+    return list(found.values())
+
+
+def _decided(rows: Sequence[Row], result: ReplayResult) -> list[str]:
+    """What was counted near a trace's settings, and what would count the rest."""
+    asked = [row for row in rows if result.was_asked(row)]
+    return [*near(asked), *filter(None, [answers_words.would_decide(asked, result)])]
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
     """Meanings of a terminal's columns, which a page says column by column."""
     found = []
+    if any(not math.isnan(row.at_once) for row in rows):
+        found.append(
+            "at once: searches that fit the GPU, each at its mean peak; tokens/s: of all of them, "
+            f"with a new search for each that ends (the first {FILLED} of a trace, in turn)."
+        )
     if any(not math.isnan(row.oracle_gap) for row in rows):
         found.append(
             "gap: what the oracle keeps at the same budget, less the policy's. It knows the future "
-            "and only evicts, the same tokens in all heads; DDR, fewer bits, recomputing, a choice "
-            "per head, or holding more than the budget can beat it (below zero)."
+            "and only evicts; DDR, fewer bits, recomputing or a choice per head can beat it."
         )
     return [
         *found,
@@ -259,21 +325,6 @@ def budget_of_reading(policies: Iterable[str]) -> list[str]:
     whose = ", ".join(dict.fromkeys(policies))
     said = f"The budget of {whose} is how many tokens a step reads of each KV head."
     return [said] if whose else []
-
-
-def cautions(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
-    """Notes on broken budgets, ties, single policies, and numbers that are not measured."""
-    found = []
-    if any(row.label != row.policy for row in rows):
-        found.append(f"{MARK} does not keep to the budget: see HBM peak.")
-    choosing = [row.policy for row in rows if row.bounds_read_bytes and not row.bounded]
-    found += budget_of_reading(choosing)
-    found += [*_ties(rows), *result.notes]
-    if count := len(result.assumed):
-        numbers = f"{counted(count, 'number')} of the hardware profile"
-        are = "are" if count > 1 else "is"
-        found.append(f"{numbers} {are} assumed, not measured (see --report).")
-    return found
 
 
 def _ties(rows: Sequence[Row]) -> list[str]:
