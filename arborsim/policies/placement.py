@@ -16,7 +16,7 @@ import numpy as np
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, by_tier, hbm_mask
 from arborsim.policies.base import CacheView, Protection
-from arborsim.policies.blocks import Allocation, Decision
+from arborsim.policies.blocks import Allocation, Decision, EveryStep
 
 ADAPTATIONS = ("path", "flat")
 _EVICTED = int(Tier.EVICTED)
@@ -155,6 +155,8 @@ class Pool(Allocation):
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
         blocks = [] if self.adaptation == "flat" else off_path_blocks(at.view)
         size = self.size(at.view)
+        if size == 1 and not blocks and self._let_one_go(at, tiers):
+            return
         for first in range(0, len(tiers), size):
             part = tiers[first : first + size]
             over, slack = self._excess(at, first, part)
@@ -173,6 +175,23 @@ class Pool(Allocation):
             for i, number in enumerate(numbers):
                 if number:
                     self.thin(at, first + i, part[i], free[i], number)
+
+    def _let_one_go(self, at: Decision, tiers: np.ndarray) -> bool:
+        """Let the lowest of each group go that is one token over its share; False: some are not.
+
+        What most decisions of many groups are, at a small part of the price.
+        """
+        plain = type(at.policy.schedule) is EveryStep and type(self).thin is Pool.thin
+        over = at.view.held - at.shares
+        if not plain or at.lowest_reachable >= Tier.DDR or over.max() > 1:
+            return False
+        groups = np.flatnonzero(over == 1)
+        free = at.movable & hbm_mask(tiers[groups])
+        gone = np.where(free, at.rank[groups], np.inf).argmin(axis=1)
+        if not free[np.arange(len(groups)), gone].all():
+            return False
+        tiers[groups, gone] = Tier.EVICTED
+        return True
 
     def _excess(self, at: Decision, first: int, part: np.ndarray) -> tuple[int, int]:
         """Tokens that must leave the groups from `first` on, and how many of them could stay.

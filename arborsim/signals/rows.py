@@ -208,13 +208,23 @@ class RowState(ScoreState):
         if self._reduced is not None:
             assert (first, last) == (0, self._steps), "rows were reduced over the whole run"
             for leaf, rows in enumerate(self._reduced):
-                if rows.shape[1]:
+                if not rows.shape[1]:
+                    continue
+                if self._adds and self._paths.straight and not np.isnan(rows[:, 0]).any():
+                    self.values[:, : rows.shape[1]] += rows  # the same as one group at a time
+                else:
                     self._take_leaf(leaf, list(rows))
         elif self._updater:
             self._updater.take_many(first, last)
         else:
             for step in range(first, last):
                 self.observe(step)
+
+    @property
+    def _adds(self) -> bool:
+        """Whether rows are added as they are."""
+        kind = type(self)
+        return kind._take is RowState._take and kind._take_leaf is RowState._take_leaf
 
     def _take_leaf(self, leaf: int, rows: Row) -> None:
         """Take in what a leaf pays, by group."""

@@ -153,11 +153,16 @@ class MaskedExecutor:
         found[..., :known] = lost[:, None] <= at[:, None]
         found[..., known:] = False
         found |= np.arange(end) > at[:, None]
-        starts = [max(start, first) for start, _ in self._reads] + [end]
-        for (_, read), start, stop in zip(self._reads, starts, starts[1:], strict=False):
+        starts = [min(max(start, first), end) - first for start, _ in self._reads]
+        for (_, read), start, stop in zip(self._reads, starts, [*starts, count][1:], strict=True):
             if read is not None and start < stop:
-                found[:, start - first : stop - first, : read.shape[1]] |= ~read[:, None]
+                found[:, start:stop, : read.shape[1]] |= ~read[:, None]
         return found
+
+    def forget(self, position: int) -> None:
+        """Choices of what to read that no query from this position on follows."""
+        while len(self._reads) > 1 and self._reads[1][0] <= position:
+            self._reads.pop(0)
 
     def readable(self, tokens: np.ndarray) -> np.ndarray:
         """Of these tokens, which can be read now: bool ``[layers, KV heads, n]``; new ones can."""

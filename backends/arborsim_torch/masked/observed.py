@@ -49,7 +49,9 @@ class Observing(Table):
 
     def __init__(self, model: Any, rows: int, capacity: int) -> None:
         super().__init__(model, rows, capacity)
-        self._before: Tensor | None = None  # hidden states of each row's newest token
+        # Hidden states of each row's newest token, and of what was taken last.
+        self._before: Tensor | None = None
+        self._states: Tensor | None = None
         self._lag = [ChunkExtremes() for _ in range(rows)]
         self._sketch: Tensor | None = None
         self.observe(frozenset(), frozenset())
@@ -150,18 +152,19 @@ class Observing(Table):
             before = torch.cat([first, now[:, :, :-1]], 2)
             change = torch.linalg.vector_norm((now - before).float(), dim=-1)
             found[Signal.HIDDEN_CHANGE.value] = _host(change.transpose(1, 2))
-            self._before = now[:, :, -1:]
+            self._before, self._states = now[:, :, -1:], now
         return found
+
+    def _vectors(self, span: slice) -> Tensor:
+        """Of tokens ``[layers, 2, rows, KV heads, count, head_dim]``."""
+        both = (torch.stack([own[:, :, span] for own in kept]) for kept in (self.keys, self.values))
+        return torch.stack(tuple(both), 1)
 
     def _of_vectors(self, count: int) -> dict[Any, np.ndarray]:
         wanted = self._needs & {*_OF_VECTORS, *_OTHERS}
         if not wanted:
             return {}
-        newest = slice(self.length - count, self.length)
-        both = (
-            torch.stack([own[:, :, newest] for own in kept]) for kept in (self.keys, self.values)
-        )
-        kv = torch.stack(tuple(both), 1)  # [layers, 2, rows, KV heads, count, head_dim]
+        kv = self._vectors(slice(self.length - count, self.length))
         found: dict[Any, np.ndarray] = {
             signal.value: _host(of(kv).permute(1, 2, 0))
             for signal, of in _OF_VECTORS.items() if signal in wanted
@@ -191,6 +194,16 @@ class Observing(Table):
         """Forget the tokens since a mark."""
         self.length, self._before, lag = mark
         self._lag = [each.copy() for each in lag]
+
+    def rewind(self, mark: Any, count: int) -> None:
+        """Forget what came since a mark, but for the first `count` tokens, of one row."""
+        states = self._states
+        self.return_to(mark)
+        first, self.length = self.length, self.length + count
+        if states is not None:
+            self._before = states[:, :, count - 1 : count]
+        if self._needs & {Signal.LAG_KEY, Signal.LAG_VALUE}:
+            self._lag[0].deviations(self._vectors(slice(first, self.length))[:, :, 0], first)
 
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)

@@ -1,0 +1,230 @@
+"""Given tokens under policies and masks, a window of them at a time.
+
+What a policy has masked by then depends on what earlier tokens observed.  So the masks of a window
+of known tokens are guessed, one forward pass computes them all, and the policy, on a copy of its
+state, says from what was observed which masks there should have been.  Up to the first query whose
+mask was another, everything is what token by token would have computed: it is kept, the window
+moves on, and what the policy said is the next guess.  Quantised tokens are rounded between two
+windows, so a window ends with the first that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim.core.observations import Signal
+from arborsim.core.row_uses import RowUse
+from arborsim.play.episode import Cell
+from arborsim.policies.base import row_uses
+from arborsim.policies.methods.baselines import Full
+from arborsim_torch.masked.follower import Follower, ReadersOf, check
+from arborsim_torch.masked.observed import Found, Observing
+from arborsim_torch.masked.search import PROMPT_BLOCK, carry_out
+
+#: Takes the number of a cell, a position, and the logits after the tokens from there on, float32
+#: ``[n, vocabulary]``.
+Consume = Callable[[int, int, Tensor], None]
+_TOGETHER = 8  # cells that share a pass of full retention: each has a table of its own
+
+
+@dataclass
+class ForcedRun:
+    """One cell's run over given tokens.
+
+    Attributes
+    ----------
+    read : list of float
+        Tokens that the query at each decoded position read, itself included: mean of the groups.
+    passes, computed
+        Forward passes after the prompt, and tokens that they computed.
+    infeasible
+        Why the policy could not go on; empty if it could.
+    """
+
+    follower: Follower
+    read: list[float] = field(default_factory=list)
+    passes: int = 0
+    computed: int = 0
+
+    @property
+    def infeasible(self) -> str:
+        return self.follower.infeasible
+
+
+class Windows(Observing):
+    """A table of one chain whose newest queries read what a guess says."""
+
+    guess: Tensor  #: bool ``[groups, count, tokens]``: what the window's queries leave out
+
+    @contextmanager
+    def guessing(self) -> Iterator[None]:
+        """Meanwhile queries read what the guess says."""
+        self._guessed = True
+        yield
+        self._guessed = False
+
+    _guessed = False
+
+    def unread(self, layer: int, count: int, end: int) -> Tensor:
+        if not self._guessed:
+            return super().unread(layer, count, end)
+        each = len(self.guess) // self.layers
+        own = self.guess[layer * each : (layer + 1) * each] if each else self.guess
+        return own[None, :, None]
+
+    def twin(self) -> Windows:
+        """A table that goes on from here by itself."""
+        twin = Windows(self.model, self.rows, self.keys[0].shape[2])
+        for mine, its in zip((*self.keys, *self.values), (*twin.keys, *twin.values), strict=True):
+            its[:, :, : self.length] = mine[:, :, : self.length]
+        twin.return_to(self.mark())
+        return twin
+
+
+class Forcing:
+    """A cell's way through given tokens, with a table of its own, from `follower`'s prompt on."""
+
+    def __init__(self, table: Windows, follower: Follower, tokens: Sequence[int]) -> None:
+        self.table, self.run = table, ForcedRun(follower)
+        self._tokens, self._prompt = list(tokens), follower.known
+        self._guess: Follower | None = None  # says what the next queries are to leave out
+
+    @property
+    def follower(self) -> Follower:
+        return self.run.follower
+
+    def over(self, last: int) -> bool:
+        """Whether all tokens before the number `last` are done, or cannot be."""
+        return bool(self.follower.infeasible) or self.follower.known >= last
+
+    def advance(self, last: int, full: Found | None) -> Tensor:
+        """Compute the tokens before number `last`: hidden states ``[n, size]`` of those now done.
+
+        `full` is what full retention observed of the block's tokens, which a first guess is made
+        of.
+        """
+        table, first = self.table, self.follower.known
+        carry_out(table, 0, self.follower.executor)
+        self.follower.executor.forget(first)
+        tokens, count = self._tokens[first:last], last - first
+        generated = self._tokens[self._prompt : last]
+        if self._guess is None:
+            self._guess = self.follower.copy()
+            if full is not None:
+                self._guess.take(tokens, seen_by(self._guess, full), generated)
+        masks = self._guess.executor.unread(first, count)
+        table.guess = torch.from_numpy(masks).to(table.model.device)
+        mark = table.mark()
+        ids = torch.tensor([tokens], device=table.model.device)
+        with table.guessing():
+            hidden = table.forward(ids)[0]
+        (found,) = table.take(count)
+        ahead = self.follower.copy()
+        ahead.take(tokens, found, generated)
+        right = _right(ahead, masks, first, count)
+        self.run.passes, self.run.computed = self.run.passes + 1, self.run.computed + count
+        self.run.read += (~masks[:, :right]).sum(2).mean(0).tolist()
+        if right == count:
+            self.run.follower, self._guess = ahead, None
+        else:
+            part = {name: each[:right] for name, each in found.items()}
+            self.follower.take(tokens[:right], part, generated[: len(generated) - count + right])
+            table.rewind(mark, right)
+            self._guess = None if ahead.infeasible else ahead
+        return hidden[:right]
+
+
+def _right(ahead: Follower, masks: np.ndarray, first: int, count: int) -> int:
+    """How many of a window's queries left out what they should have, at least one."""
+    if ahead.infeasible:
+        return 1
+    wrong = (ahead.executor.unread(first, count) != masks).any((0, 2))
+    right = int(wrong.argmax()) if wrong.any() else count
+    rounded = [each.first - first for each in ahead.executor.roundings if each.first > first]
+    return max(1, min(right, *rounded, count))
+
+
+@torch.inference_mode()
+def forced(
+    model: Any, tokens: Sequence[int], prompt_tokens: int, cells: Sequence[Cell], consume: Consume,
+    block: int = 64, readers: ReadersOf | None = None,
+) -> list[ForcedRun]:  # fmt: skip
+    """Run policies over given tokens, of which the first `prompt_tokens` are the prompt.
+
+    Each cell's logits are those of decoding the tokens one by one and really removing what its
+    policy removes.  They come in order of positions, from `prompt_tokens` on: what is expected
+    after the token there.  A budget that is a share is one of all tokens.  Full retention is
+    computed along, for the first guesses and for cells that are full retention themselves.  Raises
+    `UsageError`: a policy that masks cannot serve, before anything is computed.
+
+    Parameters
+    ----------
+    block
+        Tokens of a window at most.
+    readers
+        Gives what reads each token, for policies that ask.
+    """
+    for cell in cells:
+        check(cell.policy)
+    runs = list[ForcedRun]()
+    for start in range(0, len(cells), _TOGETHER):
+        own = cells[start : start + _TOGETHER]
+
+        def take(number: int, first: int, logits: Tensor, start: int = start) -> None:
+            consume(start + number, first, logits)
+
+        runs += _together(model, list(tokens), prompt_tokens, own, take, block, readers)
+    return runs
+
+
+def _together(
+    model: Any, tokens: list[int], prompt: int, cells: Sequence[Cell], consume: Consume, block: int,
+    readers: ReadersOf | None,
+) -> list[ForcedRun]:  # fmt: skip
+    full = Windows(model, 1, len(tokens))
+    policies = [cell.policy for cell in cells]
+    full.observe(
+        frozenset[Signal]().union(*(policy.reads() for policy in policies)),
+        frozenset[RowUse]().union(*(row_uses(policy) for policy in policies)),
+    )
+    ids = torch.tensor([tokens], device=model.device)
+    _, (found,) = full.prompt(ids[:, :prompt], PROMPT_BLOCK)
+    ways = []
+    for cell in cells:
+        budget = cell.budget.in_tokens(len(tokens))
+        follower = Follower(model, cell.policy, budget, len(tokens), readers)
+        follower.prompt(tokens[:prompt], seen_by(follower, found))
+        table = full
+        if not isinstance(cell.policy, Full):
+            table = full.twin()
+            table.observe(follower.needs, follower.uses)
+        ways.append(Forcing(table, follower, tokens))
+    for first in range(prompt, len(tokens), block):
+        last = min(first + block, len(tokens))
+        logits = model.lm_head(full.forward(ids[:, first:last])[0]).float()
+        (found,) = full.take(last - first)
+        for number, way in enumerate(ways):
+            if way.table is full:
+                way.follower.take(tokens[first:last], {})
+                consume(number, first, logits)
+                continue
+            while not way.over(last):
+                at = way.follower.known
+                guess = found if at == first else None
+                consume(number, at, model.lm_head(way.advance(last, guess)).float())
+    return [way.run for way in ways]
+
+
+def seen_by(follower: Follower, found: Found) -> Found:
+    """What a policy reads of what was observed for several."""
+    names = {each.value for each in follower.needs} | {"groups", *follower.uses}
+    names |= {"rows"} if Signal.ATTENTION in follower.needs else set()
+    names |= {Signal.KEYS.value} if Signal.HEAD_ATTENTION in follower.needs else set()
+    return {name: each for name, each in found.items() if name in names}
