@@ -208,16 +208,30 @@ def check_figures(
 ) -> None:
     """Raise `ResultError` for figures that no search can have. `whose` are they, in words.
 
-    No bytes, tokens or seconds are below 0 (but for `clocks_s`, by which clocks of a live machine
-    may differ), and attention kept (NaN: unknown) is a share.
+    Bytes, tokens and seconds are finite and not below 0 (but for `clocks_s`, by which clocks of a
+    live machine may differ), attention kept (NaN: unknown) is a share, every iteration decodes a
+    token, and no more tokens are held, or are gone for good, than there ever were.
     """
     slack = clocks_s + _ROUNDING * max(1.0, abs(measured.time.total_s))
     for record in (measured, measured.time):
         for each in fields(record):
             value = getattr(record, each.name)
-            if isinstance(value, int | float) and value < -slack * isinstance(value, float):
-                raise _impossible(whose, f"{each.name} is {value:.6g}, below 0")
+            if not isinstance(value, int | float):
+                continue
+            if not math.isfinite(value):
+                raise impossible(whose, f"{each.name} is {value}")
+            if value < -slack * isinstance(value, float):
+                raise impossible(whose, f"{each.name} is {value:.6g}, below 0")
     check_share(kept, "attention kept", whose)
+    tokens = measured.prompt_tokens + measured.generated_tokens
+    gone = measured.evicted_tokens - measured.rehydrated_tokens
+    for what, value, most in (
+        ("iterations", measured.iterations, measured.generated_tokens),
+        ("peak_hbm_kv_tokens", measured.peak_hbm_kv_tokens, tokens),
+        ("evicted_tokens less rehydrated_tokens", gone, tokens * (1 + _ROUNDING)),
+    ):
+        if value > most:
+            raise impossible(whose, f"{what} is {value:.6g}, above {most:.6g}")
 
 
 def check_peak(measured: Measurements, whose: str, budget_tokens: int) -> None:
@@ -230,16 +244,17 @@ def check_peak(measured: Measurements, whose: str, budget_tokens: int) -> None:
     if measured.peak_hbm_kv_tokens > most:
         held = f"{measured.peak_hbm_kv_tokens} tokens in HBM"
         why = f"{held}, although the policy keeps to {budget_tokens} and could reach {most}"
-        raise _impossible(whose, why)
+        raise impossible(whose, why)
 
 
 def check_share(share: float | None, what: str, whose: str) -> None:
     """Raise `ResultError` unless a share lies in [0, 1], up to rounding, or is not known."""
     if share is not None and (share < -_ROUNDING or share > 1 + _ROUNDING):
-        raise _impossible(whose, f"{what} is {share:.6g}, not between 0 and 1")
+        raise impossible(whose, f"{what} is {share:.6g}, not between 0 and 1")
 
 
-def _impossible(whose: str, why: str) -> ResultError:
+def impossible(whose: str, why: str) -> ResultError:
+    """The error to raise for a figure that cannot be."""
     return ResultError(
         f"{whose}: {why}: no search can have that; the file is damaged (make it again), or this is "
         "a fault of arborsim or of a policy of your own (report it)"

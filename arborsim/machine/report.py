@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
 
+from arborsim.core.measurements import check_share, impossible
 from arborsim.machine.batch import Span, Sums
 from arborsim.machine.clock import Clock
 from arborsim.machine.machine import KvPool
 from arborsim.machine.program import Op
 
+_ROUNDING = 1e-6  # of sums of seconds
 _CAUSE = dict.fromkeys((Op.DECIDE, Op.TURN, Op.COPY), "policy_s")
 _CAUSE |= {Op.PREFILL: "prefill_s", Op.RECOMPUTE: "recompute_s", Op.MOVE: "exposed_s"}
 
@@ -199,6 +202,30 @@ class ServingReport:
     prefixes: PrefixTokens
     series: ServingSeries
     joined_s: float = 0.0  # of the seconds of prompts, those in decode iterations
+
+    def __post_init__(self) -> None:
+        """Raise `ResultError` for figures that no run can have."""
+        slack_s = _ROUNDING * max(1.0, self.total_s)
+        for number, each in enumerate(self.searches):
+            times = (each.arrival_s, each.admitted_s, each.first_token_s, each.finish_s)
+            times = (*(t for t in times if t >= 0), self.total_s)
+            if any(after < before - slack_s for before, after in pairwise(times)):
+                raise impossible(
+                    f"search {number} of a run", f"its times are out of order: {times}"
+                )
+        if self.busy.total_s > self.total_s + slack_s:
+            why = f"the engine was busy for {self.busy.total_s:.6g} of {self.total_s:.6g} s"
+            raise impossible("a run", why)
+        for part in fields(self.used):
+            share = getattr(self.used, part.name)
+            for value in share.values() if isinstance(share, Mapping) else (share,):
+                check_share(value, f"use of {part.name}", "a run")
+        for what, held, most in (
+            ("peak_hbm_bytes", self.peak_hbm_bytes, self.pool.kv_bytes),
+            ("joined_s", self.joined_s, self.busy.prefill_s + slack_s),
+        ):
+            if not 0 <= held <= most:
+                raise impossible("a run", f"{what} is {held:.6g}, not between 0 and {most:.6g}")
 
     @property
     def saturated(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import ResultError, UnknownName, UsageError
 from arborsim.machine.machine import KvPool, ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import Op, SearchDemand
@@ -321,3 +321,23 @@ def test_options_that_cannot_work_are_refused() -> None:
             play([chain(4, 4)], arrivals)
     with pytest.raises(UsageError, match="finite times"):
         Timed(((float("nan"), 0),))
+
+
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [
+        (lambda r: {"searches": (replace(r.searches[0], finish_s=0.0), *r.searches[1:])},
+         "search 0 of a run: its times are out of order"),
+        (lambda r: {"busy": replace(r.busy, decode_s=2 * r.total_s)}, "the engine was busy for"),
+        (lambda r: {"used": replace(r.used, memory=1.5)}, "use of memory is 1.5, not between"),
+        (lambda r: {"used": replace(r.used, links={"NVMe": -0.1})}, "use of links is -0.1"),
+        (lambda r: {"peak_hbm_bytes": r.pool.kv_bytes + 1}, "peak_hbm_bytes is "),
+        (lambda r: {"joined_s": r.busy.prefill_s + 1}, "joined_s is "),
+    ],
+)  # fmt: skip
+def test_figures_that_no_run_can_have_are_refused(planted: Any, said: str) -> None:
+    """Invariant 21."""
+    report = play([chain(3, 4)], Timed(((0.0, 0),)))
+    with pytest.raises(ResultError, match=said) as caught:
+        replace(report, **planted(report))
+    assert "\n" not in str(caught.value)

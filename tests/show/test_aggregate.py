@@ -120,13 +120,19 @@ def test_quantities_in_sentences():
         ({"peak_ddr_bytes": -1}, "peak_ddr_bytes is -1, below 0"),
         ({"hbm_byte_seconds": -2.5}, "hbm_byte_seconds is -2.5, below 0"),
         ({"time": TimeSplit(decode_s=-0.5)}, "decode_s is -0.5, below 0"),
+        ({"time": TimeSplit(prefill_s=math.inf)}, "prefill_s is inf"),
+        ({"hbm_byte_seconds": math.nan}, "hbm_byte_seconds is nan"),
+        ({"iterations": 101}, "iterations is 101, above 100"),
+        ({"peak_hbm_kv_tokens": 10**6}, "peak_hbm_kv_tokens is 1e+06, above "),
+        ({"evicted_tokens": 1e6}, "evicted_tokens less rehydrated_tokens is 1e+06, above "),
         # 100 tokens in 80 iterations: at most 21 in one of them
         ({"peak_hbm_kv_tokens": 122}, "122 tokens in HBM, although the policy keeps to 100"),
     ],
 )
 def test_figures_that_no_search_can_have_are_refused(changed, said):
     good = search("h2o", 3, 40, 100, 2.0, 0.9)
-    good = replace(good, measured=replace(good.measured, iterations=80, peak_hbm_kv_tokens=121))
+    figures = {"prompt_tokens": 40, "iterations": 80, "peak_hbm_kv_tokens": 121}
+    good = replace(good, measured=replace(good.measured, **figures))
     own = {name: value for name, value in changed.items() if name != "attention_kept"}
     kept = changed.get("attention_kept", 0.9)
     with pytest.raises(ResultError) as caught:
@@ -139,9 +145,9 @@ def test_rounding_unknown_figures_and_policies_without_bounds_are_not_refused():
     good = search("h2o", 3, 40, 100, 2.0, 1 + 1e-9)
     replace(good, attention_kept=math.nan)
     replace(good, measured=replace(good.measured, time=TimeSplit(hidden_transfer_s=-1e-12)))
-    peak = replace(good.measured, iterations=100, peak_hbm_kv_tokens=500)
+    peak = replace(good.measured, prompt_tokens=50, iterations=100, peak_hbm_kv_tokens=130)
     replace(good, bounded=False, measured=peak).simulated()
-    replace(good, measured=replace(peak, prompt_tokens=500)).simulated()
+    replace(good, measured=replace(peak, prompt_tokens=130)).simulated()
     live = replace(good, measured=peak)  # tokens on their way out count as well
     with pytest.raises(ResultError):
         live.simulated()
