@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from arborsim.machine.lookup import load_geometry
-from arborsim.trace.importers.requests import FORMATS, read_requests
+from arborsim.trace.importers.request_logs import FORMATS, read_requests
 from arborsim.trace.importers.sources import (
     Contents,
     Description,
@@ -37,7 +37,7 @@ LOGS = Path(__file__).resolve().parents[1] / "traces" / "logs"
 def made_up(format: str, count: int, folder: Path) -> Path:
     """A log of requests with prompts of up to 20,000 tokens and answers of up to 800."""
     rng = random.Random(0)
-    lines = [FORMATS[format].header] if FORMATS[format].header else []
+    lines = [] if FORMATS[format].block_tokens else [",".join(FORMATS[format].needs)]
     block = FORMATS[format].block_tokens
     for number in range(count):
         prompt, answer = rng.randint(100, 20_000), rng.randint(1, 800)
@@ -85,7 +85,7 @@ def logs(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path]
             format, _, path = given.partition("=")
             yield format, Path(path)
         return
-    for format in FORMATS:
+    for format in ("mooncake", "bailian", "azure"):
         yield format, made_up(format, options.requests, folder)
     yield from (("tot", LOGS / "tot.json"), ("deft", LOGS / "deft.json"))
 

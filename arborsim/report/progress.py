@@ -97,7 +97,7 @@ class PatientProgress:
     In a terminal a bar, once `total` units of work take two seconds; else lines (`ProgressLines`).
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
         self._total, self._done, self._start = total, 0, time.monotonic()
         self._bar: Progress | None = None
         self._lines = None if _has_terminal(sys.stderr) else ProgressLines(total)

@@ -60,8 +60,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tot", "samples.json --prompt-tokens 20 --thought-tokens 9", True),
         ("deft", "deft.json", False), ("mooncake", "mooncake.jsonl", False),
         ("tree", "tree.jsonl --root a.tree --value v --tokens n", False),
-        ("tree", "tree.jsonl --root a.tree --order depth-first", False),
+        ("tree", "tree.jsonl --root a.tree --order depth-first --thought-tokens 3"
+         " --prompt-tokens 9", False),
         ("bailian", "bailian.jsonl", False), ("azure", "azure.csv", False),
+        ("requests", "azure.csv --time-unit s", False),
     ],
 )  # fmt: skip
 def test_every_format_can_be_inspected_and_replayed(
@@ -74,7 +76,7 @@ def test_every_format_can_be_inspected_and_replayed(
     assert reader.info.knows_ends == ends
     assert all((e.end is not None) == ends for e in reader.episodes())
     assert main(["inspect", "out.parquet"]) == 0
-    assert f"{source} ({format})" in capsys.readouterr().out
+    assert f"{source} ({reader.info.extra['source_format']})" in capsys.readouterr().out
     command = "replay out.parquet --policy full,streaming-llm --budget 16 --json"
     assert main(shlex.split(command)) == 0
     assert {"full", "streaming-llm"} <= set(capsys.readouterr().out.replace('"', " ").split())
@@ -94,7 +96,14 @@ CASES = {
         "tot deft.json out.parquet",
         "steps is missing; all 3 items are unreadable",
     ),
-    "no CSV of Azure's": ("azure mooncake.jsonl out.parquet", "expected the header TIMESTAMP"),
+    "no CSV of Azure's": ("azure mooncake.jsonl out.parquet", "line 1: ContextTokens is missing"),
+    "no known log": ("requests tot.json out.parquet", "no known log of requests (columns steps"),
+    "no such role": ("requests azure.csv out.parquet --field when=a", "ROLE=COLUMN"),
+    "no such column": (
+        "requests azure.csv out.parquet --field prompt=a,output=b",
+        "line 1: no column a",
+    ),
+    "no such unit": ("requests azure.csv out.parquet --time-unit h", "--time-unit is one of"),
     "16-token blocks": ("mooncake bailian.jsonl out.parquet", "line 1: hash_ids names 2 blocks"),
     "damage": ("deft part.json out.parquet", "item 1: the tree is marked incomplete"),
     "nothing left": ("deft broken.json out.parquet --on-damage skip", "is it the right file"),

@@ -142,10 +142,10 @@ def test_raw_logs_and_traces_made_from_them_say_the_same(
 @pytest.mark.parametrize(
     ("name", "format", "message"),
     [
-        ("m.jsonl", "", "whose format is it? Set format to one of mooncake, bailian, azure, trace"),
+        ("odd.jsonl", "", "odd.jsonl: no known log of requests (columns when)"),
+        ("bare.jsonl", "", "bare.jsonl: the log has no arrivals"),
         ("m.jsonl", "moonshot", "unknown format of arrivals 'moonshot': did you mean mooncake?"),
-        ("m.jsonl", "azure", "m.jsonl, line 1: expected the header TIMESTAMP"),
-        ("no.jsonl", "", "there is no such file"),
+        ("m.jsonl", "azure", "m.jsonl, line 1: ContextTokens is missing"),
         ("no.jsonl", "mooncake", "no.jsonl: cannot be read"),
         ("no.parquet", "", "no.parquet"),
         ("bad.jsonl", "mooncake", "bad.jsonl, line 2: this is not JSON"),
@@ -156,6 +156,8 @@ def test_raw_logs_and_traces_made_from_them_say_the_same(
 )
 def test_what_has_no_arrivals(name: str, format: str, message: str, folder: Path) -> None:
     line = json.dumps(MOONCAKE[0])
+    (folder / "odd.jsonl").write_text('{"when": 1}')
+    (folder / "bare.jsonl").write_text('{"input_length": 5, "output_length": 2}')
     (folder / "bad.jsonl").write_text(f"{line}\n{{\n")
     (folder / "one.jsonl").write_text(line)
     (folder / "same.jsonl").write_text("\n".join([line] * 3))

@@ -15,7 +15,8 @@ from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.runs import Bench
 from arborsim.products.plan.workload import Workload
 from arborsim.products.plan.workload_file import parse_workload
-from arborsim.trace.importers.requests import read_requests, shared_prefix_tokens
+from arborsim.trace.importers.request_logs import read_requests
+from arborsim.trace.importers.requests import shared_prefix_tokens
 
 BLOCK = 16
 WORKLOAD = """

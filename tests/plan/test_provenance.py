@@ -24,7 +24,7 @@ from arborsim.products.plan.results import CandidateResult
 from arborsim.products.plan.statistics import Estimate, Solved
 from arborsim.products.plan.workload import MixEntry, Workload
 from arborsim.products.plan.workload_file import example_workload, parse_workload
-from arborsim.trace.importers.requests import read_requests
+from arborsim.trace.importers.request_logs import read_requests
 from arborsim.trace.importers.sources import Contents, write_trace
 from tests.plan.make import small_plan, small_workload
 from tests.trace.import_helpers import imported

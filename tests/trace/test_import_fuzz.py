@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +15,9 @@ from arborsim.machine.lookup import load_geometry
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.importers.fields import Damage
-from arborsim.trace.importers.requests import FORMATS, Request, packed_columns
-from arborsim.trace.importers.searches import Imported, WrittenSearch
+from arborsim.trace.importers.request_logs import FORMATS, Reading, read_requests
+from arborsim.trace.importers.requests import Request, packed_columns
+from arborsim.trace.importers.searches import Imported, Lengths, WrittenSearch
 from arborsim.trace.importers.tot import TotLog
 from arborsim.trace.importers.trees import NestedTree, deft_search
 from arborsim.trace.packed import expand
@@ -97,13 +100,55 @@ def test_trees(seed: int, data: st.DataObject) -> None:
     search_or_damage(deft_search, damage(deft_tree(seed, 6), data))
 
 
-@settings(max_examples=60)
+LOGS: dict[str, Any] = {
+    "mooncake": REQUEST,
+    "dynamo": {"event_type": "request_end", "request": {
+        "request_received_ms": 5, "output_tokens": 3,
+        "replay": {"trace_block_size": 16, "input_length": 33, "input_sequence_hashes": [1, 2]},
+    }},
+    "aiperf": {"metadata": {"request_start_ns": 10**18}, "metrics": {
+        "input_sequence_length": {"value": 9}, "output_sequence_length": {"value": 2}}},
+    "bench": {"input_lens": [3, 4], "output_lens": [1, 0], "start_times": [1.5, 2.5],
+              "ttfts": [0.1, 0.2], "itls": [[0.1], []]},
+    "sharegpt": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"},
+                                   {"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]},
+    "inspect": {"eval": {}, "samples": [{"events": [{
+        "event": "model", "timestamp": "2025-01-01T00:00:00+00:00",
+        "input": [{"role": "user", "content": "Hi"}],
+        "output": {"choices": [{"message": {"role": "assistant", "content": "Ho"}}],
+                   "usage": {"input_tokens": 40, "output_tokens": 3}},
+    }]}]},
+    "otel": {"resourceSpans": [{"scopeSpans": [{"spans": [{
+        "spanId": "a", "traceId": "b", "startTimeUnixNano": "1700000000000000000", "attributes": [
+            {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "7"}},
+            {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "2"}},
+            {"key": "gen_ai.input.messages", "value": {"stringValue": "text"}}],
+    }]}]}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("format", LOGS)
+@settings(max_examples=25)
 @given(data=st.data())
-def test_requests(data: st.DataObject) -> None:
-    search_or_damage(FORMATS["mooncake"][0], json.dumps(damage(REQUEST, data)))
+def test_requests(
+    format: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    log = tmp_path_factory.getbasetemp() / f"{format}.jsonl"
+    log.write_text(f"{json.dumps(LOGS[format])}\n{json.dumps(damage(LOGS[format], data))}\n")
+    requests_or_damage(log, format)
 
 
-@settings(max_examples=60)
+def requests_or_damage(log: Path, format: str) -> None:
+    reading = Reading(lengths=Lengths(tokens_per_character=0.25))
+    found = read_requests(log, format, reading=reading)
+    assert all(0 < len(said) < 300 for said in found.damaged)
+    for request in found.searches:
+        search_or_damage(lambda made: made, request)
+
+
+@settings(max_examples=40)
 @given(line=st.text() | st.from_regex(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?,\d+,\d+\Z"))
-def test_csv(line: str) -> None:
-    search_or_damage(FORMATS["azure"][0], line)
+def test_csv(line: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    log = tmp_path_factory.getbasetemp() / "log.csv"
+    log.write_text(",".join(FORMATS["azure"].needs) + f"\n2023-11-16 18:15:46,1,1\n{line}\n")
+    requests_or_damage(log, "azure")

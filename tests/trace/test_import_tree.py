@@ -182,7 +182,10 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     source = tmp_path / "trees.jsonl"
     source.write_text(f"{json.dumps(TREE)}\n[]\n{{\n")
     contents = read_objects(source, NestedTree().search_of)
-    assert contents.damaged == ("line 2: this is no JSON object", "line 3: this is no JSON object")
+    assert contents.damaged == (
+        "line 2: the root is a list instead of an object",
+        "line 3: the root is null instead of an object",
+    )
 
 
 def test_openrs_trees_are_the_sources(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from arborsim.cli.app import main
 from arborsim.core.errors import TraceError, UsageError
 from arborsim.trace.columns import lists
 from arborsim.trace.importers import requests as request_logs
-from arborsim.trace.importers.requests import FORMATS, Request, read_requests
+from arborsim.trace.importers.request_logs import FORMATS, read_requests
+from arborsim.trace.importers.requests import Request
 from arborsim.trace.importers.searches import Thought, ThoughtBatch, WrittenSearch
 from arborsim.trace.importers.sources import Contents
 from arborsim.trace.packed import MOST_ROWS
@@ -40,7 +41,7 @@ def write_log(folder: Path, format: str, requests: Log) -> Path:
     path = folder / f"log.{format}"
     if format == "azure":
         start = datetime(2023, 11, 16, tzinfo=UTC)
-        lines = [FORMATS[format].header]
+        lines = [",".join(FORMATS[format].needs)]
         lines += [f"{start + timedelta(seconds=t)},{n},{m}" for t, n, m in requests]
     else:
         block = FORMATS[format].block_tokens
@@ -111,7 +112,7 @@ def same(packed: TraceReader, literal: TraceReader) -> None:
             np.testing.assert_equal(value, getattr(other, name), name)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["mooncake", "bailian", "azure"])
 @settings(max_examples=10)
 @given(log=logs, group=st.integers(1, 4))
 def test_packed_traces_hold_what_a_row_per_token_says(

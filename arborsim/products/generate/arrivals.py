@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.trace.columns import numbers_of
-from arborsim.trace.importers.requests import FORMATS, read_requests
+from arborsim.trace.importers.request_logs import FORMATS, read_requests
 from arborsim.trace.importers.sources import refuse_damage
 from arborsim.trace.reader import TraceReader, open_trace
 
@@ -162,16 +162,17 @@ def _positive(load: float) -> float:
 def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
     """The arrivals of a log of requests, or of a trace made from one.
 
-    The format is one of `FORMATS` or `TRACE`, or empty: then the file's ending tells.  Refuses a
-    log that has no two moments that differ.
+    The format is one of `FORMATS` or `TRACE`, or empty: then the file tells.  Refuses a log that
+    has no two moments that differ.
     """
-    format = format or _format_of(path)
-    if format == TRACE:
+    if format == TRACE or (not format and (path.suffix == ".parquet" or path.is_dir())):
         moments = _of_trace(open_trace(path))
-    elif format in FORMATS:
+    elif not format or format in FORMATS:
         contents = read_requests(path, format)
         refuse_damage(path, contents)
         moments = np.array([request.arrival_s for request in contents.searches])
+        if np.isnan(moments).any():
+            raise UsageError(f"{path}: the log has no arrivals; name another kind, such as poisson")
     else:
         raise UnknownName("format of arrivals", format, [*FORMATS, TRACE])
     moments = np.sort(moments)
@@ -183,23 +184,11 @@ def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
     return Recorded(tuple((moments - moments[0]).tolist()), scale)
 
 
-def _format_of(path: Path) -> str:
-    """Traces and Azure's CSV say what they are. JSON lines do not say whose."""
-    if path.suffix == ".parquet" or path.is_dir():
-        return TRACE
-    if path.suffix == ".csv":
-        return "azure"
-    if not path.exists():
-        raise UsageError(f"{path}: there is no such file")
-    lines = ", ".join(name for name in FORMATS if name != "azure")
-    raise UsageError(f"{path}: whose format is it? Set format to one of {lines}, azure, {TRACE}")
-
-
 def _of_trace(reader: TraceReader) -> np.ndarray:
     if "arrival_s" not in reader.columns:
         raise UsageError(
-            f"{reader.path}: the trace has no arrivals; name one that arborsim import mooncake, "
-            "bailian or azure has made"
+            f"{reader.path}: the trace has no arrivals; name one that arborsim import "
+            "requests has made"
         )
     tables = [reader.first_row(number, ["arrival_s"]) for number in range(reader.num_episodes)]
     moments = numbers_of(pa.concat_tables(tables)["arrival_s"])

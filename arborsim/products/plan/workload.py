@@ -29,7 +29,7 @@ from arborsim.policies.base import Policy
 from arborsim.products.calibrate.documents import Calibration
 from arborsim.products.generate.arrivals import TRACE, Arrivals, beginning, draw_mix
 from arborsim.products.generate.lengths import TreeSpec, write_generated
-from arborsim.trace.importers.requests import FORMATS
+from arborsim.trace.importers.request_logs import FORMATS
 from arborsim.trace.reader import open_trace
 from arborsim.trace.schema import Geometry
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from dataclasses import KW_ONLY, asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +16,8 @@ from arborsim.report.progress import PatientProgress
 from arborsim.report.words import plain
 
 if TYPE_CHECKING:
+    from arborsim.trace.importers.request_logs import Reading
+    from arborsim.trace.importers.searches import Lengths
     from arborsim.trace.importers.sources import Contents, Description
 
 _MOST_SHOWN = 10
@@ -59,49 +63,117 @@ class ImportOptions(Options):
         tokens = sum(search.num_tokens for search in contents.searches)
         with PatientProgress(tokens) as progress:
             write_trace(contents, info, self.out, self.overwrite, progress.advance)
+        self.report(contents, "searches", about.lengths)
+
+    def report(self, contents: Contents[Any], what: str, lengths: str) -> None:
+        """Say what was made, and what was left out."""
         for damaged in contents.damaged[:_MOST_SHOWN]:
             print(f"left out {plain(damaged)}", file=sys.stderr)
         if len(contents.damaged) > _MOST_SHOWN:
             more = len(contents.damaged) - _MOST_SHOWN
             print(f"left out {more} more; the trace's metadata names them", file=sys.stderr)
+        tokens = sum(search.num_tokens for search in contents.searches)
         print(
-            f"wrote {self.out}: {len(contents.searches):,} searches, {tokens:,} tokens; lengths: "
-            f"{about.lengths}; {len(contents.damaged)} of {contents.items:,} items left out"
+            f"wrote {self.out}: {len(contents.searches):,} {what}, {tokens:,} tokens; lengths: "
+            f"{lengths}; {len(contents.damaged)} of {contents.items:,} items left out"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthOptions(Options):
+class TextOptions(Options):
     """Tokens of what has text only.
 
     Parameters
     ----------
+    tokenizer
+        A tokenizer.json, or its folder, to count tokens of texts with.
     tokens_per_character
-        Tokens of a text, where the source has no number.
+        Tokens of a text, where the source has no number: a rate, or prose or game24.
+    """
+
+    tokenizer: Annotated[str, Option(shown="none")] = ""
+    tokens_per_character: Annotated[str, Option(shown="to be said")] = ""
+
+    def lengths(self, usual: str = "") -> dict[str, Any]:
+        """Fields of `Lengths`; `usual` is the kind of text if none is named."""
+        from arborsim.trace.importers.searches import RATES, Lengths
+
+        said = str(self.tokens_per_character) or usual
+        try:
+            rate = RATES[said] if said in RATES else float(said or 0)
+        except ValueError:
+            rate = math.nan
+        if not 0 <= rate <= 100 or (said and not rate):
+            kinds = " or ".join(RATES)
+            raise UsageError(f"--tokens-per-character is a number above 0, at most 100, or {kinds}")
+        known = {name: getattr(self, name) for name in vars(Lengths()) if hasattr(self, name)}
+        return {**known, "tokens_per_character": rate}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions(TextOptions):
+    """Lengths that are made up.
+
+    Parameters
+    ----------
     prompt_tokens
         Length of the prompt.
     thought_tokens
         Length of each thought.
     """
 
-    tokens_per_character: float = 0.62
     prompt_tokens: Annotated[Count, Option(shown="of the problem's text")] = 0
     thought_tokens: Annotated[Count, Option(shown="of its text")] = 0
 
-    def check(self, value_scale: float) -> None:
-        if not 0 < self.tokens_per_character <= 100:
-            raise UsageError("--tokens-per-character is a number above 0, at most 100")
-        if not 0 < value_scale < float("inf"):
-            raise UsageError("--value-scale is a finite number above 0")
 
-    def given(self) -> dict[str, Any]:
-        """Those that the trace's metadata has: lengths that were made up."""
-        return {name: value for name, value in asdict(self).items() if value}
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions(TextOptions):
+    """Facts that a log of requests does not say itself.
 
-    def said(self) -> str:
-        if self.thought_tokens:
-            return f"{self.thought_tokens} a thought, as asked for"
-        return f"characters x {self.tokens_per_character:g}, rounded"
+    Parameters
+    ----------
+    field
+        Columns of an unknown format: arrival=COL,prompt=COL,output=COL,prefix=COL.
+    time_unit
+        Unit of times: s, ms, us or ns.
+    block_tokens
+        Tokens of a prefix block.
+    token_s
+        Seconds a token of an answer takes where the session's next request waits for it.
+    """
+
+    field: Annotated[Sequence[str], Option(shown="recognised")] = ()
+    time_unit: Annotated[str, Option(shown="the format's, or s")] = ""
+    block_tokens: Annotated[Count, Option(shown="the format's")] = 0
+    token_s: float = 0.03
+
+    def reading(self, format: str = "") -> Reading:
+        """These options as `read_requests` takes them."""
+        from arborsim.trace.importers.request_logs import UNITS, Reading, columns_of
+        from arborsim.trace.importers.searches import Lengths
+
+        if self.time_unit and self.time_unit not in UNITS:
+            raise UsageError(
+                f"--time-unit is one of {', '.join(UNITS)}, not {self.time_unit!r:.20}"
+            )
+        if not 0 <= self.token_s < math.inf:
+            raise UsageError("--token-s is a finite number of seconds, at least 0")
+        columns = columns_of(",".join(self.field)) if self.field else None
+        lengths = Lengths(**self.lengths())
+        return Reading(format, columns, self.time_unit, self.block_tokens, self.token_s, lengths)
+
+
+def _made_up(lengths: Lengths) -> dict[str, Any]:
+    """Lengths that were made up, for the trace's metadata."""
+    if lengths.tokenizer:
+        return {"tokenizer": Path(lengths.tokenizer).name}
+    names = ("tokens_per_character", "prompt_tokens", "thought_tokens")
+    return {name: getattr(lengths, name) for name in names if getattr(lengths, name)}
+
+
+def _check_scale(value_scale: float) -> None:
+    if not 0 < value_scale < math.inf:
+        raise UsageError("--value-scale is a finite number above 0")
 
 
 def tot(
@@ -125,15 +197,15 @@ def tot(
     from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_list
     from arborsim.trace.importers.tot import DEPTH_FIRST, TotLog
 
-    lengths.check(value_scale)
+    _check_scale(value_scale)
     check_out(given.out, given.overwrite)
-    reading = TotLog(**asdict(lengths), value_scale=value_scale)
+    reading = TotLog(**lengths.lengths("game24"), value_scale=value_scale)
     contents = read_list(given.log, reading.search_of, given.limit)
     searches = sorted({search.algorithm for search in contents.searches})
     deep = DEPTH_FIRST in searches
     about = Description(
-        "tot", task or ("crosswords" if deep else "game24"), ", ".join(searches), lengths.said(),
-        lengths.given() | {"value_scale": value_scale}, NO_ENDS if deep else {},
+        "tot", task or ("crosswords" if deep else "game24"), ", ".join(searches), reading.said(),
+        _made_up(reading) | {"value_scale": value_scale}, NO_ENDS if deep else {},
     )  # fmt: skip
     given.write(contents, about)
 
@@ -177,7 +249,7 @@ def tree(
     from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_objects
     from arborsim.trace.importers.trees import NestedTree
 
-    lengths.check(value_scale)
+    _check_scale(value_scale)
     if not children:
         raise UsageError("--children names the field that lists the children of a node")
     if not (text or tokens or lengths.thought_tokens):
@@ -185,16 +257,16 @@ def tree(
     check_out(given.out, given.overwrite)
     deep = order == "depth-first"
     reading = NestedTree(
-        **asdict(lengths), children=children, text=text, value=value, tokens=tokens, root=root,
+        **lengths.lengths(), children=children, text=text, value=value, tokens=tokens, root=root,
         value_scale=value_scale, depth_first=deep,
     )  # fmt: skip
     contents = read_objects(given.log, reading.search_of, given.limit)
-    options = lengths.given() | {
+    options = _made_up(reading) | {
         "children": children, "text": text, "value": value, "tokens": tokens, "root": root,
         "value_scale": value_scale,
     }  # fmt: skip
     how = "depth first" if deep else "level by level"
-    said = f"the source's ({tokens})" if tokens else lengths.said()
+    said = f"the source's ({tokens})" if tokens else reading.said()
     given.write(contents, Description("tree", task, how, said, options, NO_ENDS))
 
 
@@ -211,44 +283,52 @@ def deft(
     given.write(contents, about)
 
 
+def requests(
+    given: ImportOptions,
+    reading: RequestOptions,
+) -> None:
+    """Log of requests, in a known format or by its columns.
+
+    Recognised are Mooncake, AIPerf, Azure, BurstGPT, Bailian, ShareGPT, Vidur, Dynamo's request
+    traces, results of the serving benchmarks of vLLM and SGLang, inspect_ai, and OpenTelemetry.
+    """
+    _requests(given, reading)
+
+
 def mooncake(
     given: ImportOptions,
 ) -> None:
     """Mooncake's requests (JSON lines), 512-token prefix blocks."""
-    _requests("mooncake", given)
+    _requests(given, RequestOptions(), "mooncake")
 
 
 def bailian(
     given: ImportOptions,
 ) -> None:
     """Qwen-Bailian's requests (JSON lines), 16-token blocks."""
-    _requests("bailian", given)
+    _requests(given, RequestOptions(), "bailian")
 
 
 def azure(
     given: ImportOptions,
 ) -> None:
     """Azure's requests (CSV): arrivals and lengths."""
-    _requests("azure", given)
+    _requests(given, RequestOptions(), "azure")
 
 
-_MADE = (tot, tree, deft, mooncake, bailian, azure)
+_MADE = (tot, tree, deft, requests, mooncake, bailian, azure)
 SUBCOMMANDS = {made.__name__: made for made in _MADE}
 
 
-def _requests(name: str, given: ImportOptions) -> None:
-    from arborsim.trace.importers import requests
-    from arborsim.trace.importers.sources import NO_ENDS, Description, check_out
+def _requests(given: ImportOptions, reading: RequestOptions, format: str = "") -> None:
+    from arborsim.products.traces.requests import import_requests, said_of
 
-    check_out(given.out, given.overwrite)
-    contents = requests.read_requests(given.log, name, given.limit)
-    block_tokens = requests.FORMATS[name].block_tokens
-    extra = {"prefix_block_tokens": block_tokens, **NO_ENDS}
-    given.write(contents, Description(name, "requests", "linear", "the source's", {}, extra))
-    if block_tokens:
-        saved = requests.shared_prefix_tokens(contents.searches, block_tokens)
-        whole = sum(request.prompt_tokens for request in contents.searches)
-        print(
-            f"{saved:,} of {whole:,} prompt tokens ({saved / whole:.1%}) had come before, as a "
-            f"prefix of whole {block_tokens}-token blocks: plans share them, replays do not"
-        )
+    with PatientProgress(None) as progress:
+        log = import_requests(
+            given.log, given.out, reading.reading(format), limit=given.limit,
+            skip_damaged=given.on_damage == "skip", overwrite=given.overwrite, model=given.model,
+            command=command_line(), advance=progress.advance,
+        )  # fmt: skip
+    given.report(log, "requests", log.lengths)
+    for line in said_of(log):
+        print(line)

@@ -1,37 +1,22 @@
-"""Logs of requests to a served model: a prompt, an answer, an arrival, and shared prefixes.
+"""Requests to a served model: a prompt, an answer, an arrival, and prefixes that others share.
 
-Sources: Mooncake (Qin et al., 2025), JSON lines with `timestamp` in ms and ids of 512-token prefix
-blocks.  Qwen-Bailian's usage traces, JSON lines with `timestamp` in s, 16-token blocks and the
-conversation (`chat_id`, `parent_chat_id`, `turn`, `type`).  Azure's LLM inference traces, CSV with
-TIMESTAMP, ContextTokens and GeneratedTokens, without prefixes.
+`request_logs` reads them from logs.  Here they become rows of a packed trace.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import math
-import re
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
-from itertools import takewhile
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from arborsim.trace.columns import lists
-from arborsim.trace.importers import fields, searches, sources
+from arborsim.trace.importers import searches
 from arborsim.trace.schema import Kind
 from arborsim.trace.writer import WholeTraceWriter
-
-_AZURE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d|Z)?")
-AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-
 
 #: Most requests, and ids of prefix blocks, of a row group.
 _GROUP_REQUESTS, _GROUP_BLOCKS = 1024, 1 << 20
@@ -41,12 +26,14 @@ _GROUP_REQUESTS, _GROUP_BLOCKS = 1024, 1 << 20
 class Request(searches.Imported):
     """One request: a search without branches, whose answer is a block if it has tokens."""
 
-    arrival_s: float  # on the source's clock
+    arrival_s: float  # on the source's clock; NaN if it is not known
     prompt_tokens: int
     answer_tokens: int
     #: Ids of the prompt's blocks, in order; requests share the tokens of equal leading ids
-    prefix_blocks: Sequence[int] = ()
+    prefix_blocks: Sequence[Any] = ()
     other: dict[str, Any] | None = None  # the source's other fields
+    #: A session, and the seconds after its answer at which this request of it arrives
+    after: tuple[Any, float] | None = None
 
     packed: ClassVar[bool] = True
 
@@ -115,109 +102,37 @@ def packed_columns(requests: Sequence[Request], first: int) -> dict[str, Any]:
     columns["arrival_s"][begun] = [request.arrival_s for request in requests]
     lengths = np.zeros(len(number) + 1, dtype=np.int64)
     lengths[1:][begun] = [len(request.prefix_blocks) for request in requests]
-    ids = [np.asarray(request.prefix_blocks, dtype=np.int64) for request in requests]
+    ids = [np.asarray(each.prefix_blocks, np.int64) for each in requests if each.prefix_blocks]
     other: list[str | None] = [None] * len(number)
     for at, request in zip(begins.tolist(), requests, strict=True):
         if request.other:
             other[at] = json.dumps(request.other, sort_keys=True)
     return {
         **columns,
-        "prefix_blocks": lists(np.concatenate(ids), np.cumsum(lengths), lengths[1:] == 0),
+        "prefix_blocks": lists(
+            np.concatenate([np.empty(0, np.int64), *ids]), np.cumsum(lengths), lengths[1:] == 0
+        ),
         "request": pa.array(other, pa.string()),
     }
-
-
-def json_request(line: str, ticks_per_s: float, block_tokens: int) -> Request:
-    """A line of JSON, which may be a `Damage`.
-
-    `timestamp` counts ticks (1000 per second for ms).  Prefix blocks have `block_tokens` tokens.
-    """
-    try:
-        item = json.loads(line)
-    except (ValueError, RecursionError):
-        raise fields.Damage("this is not JSON") from None
-    arrival_s = fields.finite(fields.field(item, "timestamp"), "timestamp", low=0.0) / ticks_per_s
-    prompt = fields.whole(fields.field(item, "input_length"), "input_length", low=1)
-    answer = fields.whole(fields.field(item, "output_length"), "output_length")
-    named = ("timestamp", "input_length", "output_length", "hash_ids")
-    other = {key: value for key, value in item.items() if key not in named}
-    blocks = _identifiers(fields.array(fields.field(item, "hash_ids"), "hash_ids"))
-    complete, every = prompt // block_tokens, math.ceil(prompt / block_tokens)
-    if len(blocks) not in (complete, every):  # the last, partial one may be left out
-        raise fields.Damage(
-            f"hash_ids names {len(blocks)} blocks, but a prompt of {prompt} tokens has "
-            f"{every} of {block_tokens}"
-        )
-    return Request(arrival_s, prompt, answer, blocks, other or None)
-
-
-def _identifiers(values: list[Any]) -> Sequence[int]:
-    """Integers of 64 bits, looked at one by one only if need be, as there may be thousands."""
-    try:
-        if {*map(type, values)} <= {int}:
-            return array("q", values)
-    except OverflowError:
-        pass
-    low, high = -(1 << 63), (1 << 63) - 1
-    return [fields.whole(value, "an id in hash_ids", low, high) for value in values]
-
-
-def azure_request(line: str) -> Request:
-    """One line of Azure's CSV, after the header, which may be a `Damage`."""
-    try:
-        cells = next(csv.reader([line.strip()]), [])
-    except csv.Error as error:
-        raise fields.Damage(f"this is not CSV ({error})") from None
-    if len(cells) != len(AZURE_COLUMNS):
-        raise fields.Damage(f"it has {len(cells)} cells instead of {len(AZURE_COLUMNS)}")
-    match = _AZURE_TIME.fullmatch(cells[0].strip())
-    try:
-        if match is None:
-            raise ValueError
-        moment = datetime.fromisoformat(match[1] + (match[3] or ""))
-    except ValueError:
-        raise fields.Damage(f"TIMESTAMP is {cells[0]!r:.40} instead of a date and time") from None
-    seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    counts = []
-    for name, cell in zip(AZURE_COLUMNS[1:], cells[1:], strict=True):
-        if not re.fullmatch(r"\d{1,12}", cell.strip(), re.ASCII):
-            raise fields.Damage(f"{name} is {cell!r:.40} instead of a whole number")
-        counts.append(int(cell))
-    prompt = fields.whole(counts[0], "ContextTokens", low=1)
-    arrival_s = seconds + float(match[2] or 0)
-    return Request(arrival_s, prompt, fields.whole(counts[1], "GeneratedTokens"))
 
 
 def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:
     """Prompt tokens that an earlier request had already: what an endless prefix cache saves.
 
-    Requests are in order of arrival.  Their blocks have `block_tokens` tokens.
+    Requests are in order of arrival.  Their blocks have `block_tokens` tokens, but for a prompt's
+    last one, which may be shorter: of that, as many tokens are shared as were computed before.
     """
-    seen: set[int] = set()
+    seen: dict[Any, int] = {}  # block -> the most tokens of it that a prompt had
     saved = 0
     for request in requests:
-        leading = sum(1 for _ in takewhile(seen.__contains__, request.prefix_blocks))
-        saved += min(leading * block_tokens, request.prompt_tokens)
-        seen.update(request.prefix_blocks)
+        left, leading = request.prompt_tokens, True
+        for block in request.prefix_blocks:
+            tokens = min(block_tokens, left)
+            left -= tokens
+            known = seen.get(block, 0)
+            if leading:
+                saved += min(known, tokens)
+                leading = known >= tokens
+            if tokens > known:
+                seen[block] = tokens
     return saved
-
-
-class Format(NamedTuple):
-    """How a line becomes a request, tokens of a prefix block (0: none), and the header, if any."""
-
-    request_of: Callable[[str], Request]
-    block_tokens: int
-    header: str = ""
-
-
-FORMATS = {
-    "mooncake": Format(partial(json_request, ticks_per_s=1000.0, block_tokens=512), 512),
-    "bailian": Format(partial(json_request, ticks_per_s=1.0, block_tokens=16), 16),
-    "azure": Format(azure_request, 0, ",".join(AZURE_COLUMNS)),
-}
-
-
-def read_requests(path: Path, format: str, limit: int = 0) -> sources.Contents[Request]:
-    """The requests of a log in one of `FORMATS`, as `read_lines` reads it."""
-    made = FORMATS[format]
-    return sources.read_lines(path, made.request_of, limit, made.header)

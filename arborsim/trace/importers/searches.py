@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.parquet import one_line
 from arborsim.trace.importers.fields import MOST_TOKENS, Damage
 from arborsim.trace.schema import End, Kind
 from arborsim.trace.writer import WholeTraceWriter
@@ -70,20 +72,42 @@ class FinalAnswer:
     text: str | None = None
 
 
+#: Tokens of a character, by kind of text.  In GPT-4's Game of 24 log there are 138,989 pieces of
+#: about cl100k's splitting pattern (a token or more each) in 225,183 characters.  English prose has
+#: about four characters a token
+RATES = {"game24": 0.62, "prose": 0.25}
+
+
 @dataclass(frozen=True)
 class Lengths:
     """Tokens of texts: sources that have text have no tokens."""
 
-    #: In GPT-4's Game of 24 log there are 138,989 pieces of about cl100k's splitting pattern (a
-    #: token or more each) in 225,183 characters
-    tokens_per_character: float = 0.62
+    tokens_per_character: float = RATES["game24"]  # 0 if it was not said
+    #: A ``tokenizer.json``, or the folder it lies in, which counts instead; "" for none
+    tokenizer: str = ""
     #: Of the prompt, of which the source has only the problem or nothing; 0: the problem's length
     prompt_tokens: int = 0
     thought_tokens: int = 0  # of each thought; 0: its text's length
 
     def of(self, written: str) -> int:
         """Tokens of a text, at least one."""
+        if self.tokenizer:
+            return max(1, len(_tokenizer(self.tokenizer).encode(written).ids))
+        if not self.tokens_per_character:
+            kinds = ", ".join(f"{name} ({rate:g})" for name, rate in RATES.items())
+            raise UsageError(
+                "the recording has text without numbers of tokens: count them with --tokenizer "
+                f"FILE, or say a rate with --tokens-per-character, a number or one of {kinds}"
+            )
         return max(1, round(len(written) * self.tokens_per_character))
+
+    def said(self) -> str:
+        """Where lengths are from, for the metadata."""
+        if self.thought_tokens:
+            return f"{self.thought_tokens} a thought, as asked for"
+        if self.tokenizer:
+            return f"texts by the tokenizer {Path(self.tokenizer).name}"
+        return f"characters x {self.tokens_per_character:g}, rounded"
 
     def thought(self, written: str) -> int:
         return self.thought_tokens or self.of(written)
@@ -95,6 +119,23 @@ class Lengths:
                 "--prompt-tokens"
             )
         return self.prompt_tokens or self.of(problem or "")
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(name: str) -> Any:
+    """A tokenizer of the library ``tokenizers``, read from a file."""
+    path = Path(name)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise UsageError(
+            "--tokenizer needs the package tokenizers: pip install tokenizers"
+        ) from None
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises plain exceptions
+        raise UsageError(f"--tokenizer {path}: no tokenizer.json ({one_line(error)})") from None
 
 
 #: Called with what was written, and its number of tokens.

@@ -7,11 +7,12 @@ all, and its metadata says what its source did not know.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -37,40 +38,51 @@ class Contents(Generic[Search]):
     items: int
 
 
-def read_list(path: Path, search_of: Callable[[Any], Search], limit: int = 0) -> Contents[Search]:
+def read_list(
+    path: Path, search_of: Callable[[Any], Search | None], limit: int = 0
+) -> Contents[Search]:
     """The items of a JSON list, or the first `limit` if that is not 0.
 
     Raises `UsageError` if the file cannot be read or is no JSON list.
     """
-    found = _json(path)
+    found = json_of(path, text_of(path))
     if not isinstance(found, list):
         raise UsageError(f"{path}: expected a JSON list of searches; is it the right file?")
-    items = ((f"item {i}", item) for i, item in enumerate(found))
-    return _contents(path, items, search_of, limit)
+    return contents(path, listed(found, limit), search_of)
 
 
 def read_objects(
-    path: Path, search_of: Callable[[Any], Search], limit: int = 0
+    path: Path, search_of: Callable[[Any], Search | None], limit: int = 0
 ) -> Contents[Search]:
     """As `read_list`, for a file that may also hold one object alone, or an object a line."""
-    lines = (line for line in _text(path).split("\n") if line.strip())
-    if isinstance(_parsed(next(lines, "")), dict):
-        return read_lines(path, lambda line: search_of(_object(line)), limit)
-    found = _json(path)
-    if isinstance(found, dict):
-        return _contents(path, iter([("item 0", found)]), search_of, limit)
-    return read_list(path, search_of, limit)
+    return contents(path, objects_of(path)[: limit or None], search_of)
 
 
-def _json(path: Path) -> Any:
+def objects_of(path: Path) -> list[tuple[str, Any]]:
+    """Items with their places, of a file that holds a list, one object alone, or one a line."""
+    text = text_of(path)
+    lines = [(f"line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if lines and isinstance(parsed(lines[0][1]), dict):
+        return [(place, parsed(line)) for place, line in lines]
+    found = json_of(path, text)
+    return list(listed(found if isinstance(found, list) else [found]))
+
+
+def listed(items: Sequence[Any], limit: int = 0) -> Iterator[tuple[str, Any]]:
+    """The items of a list with their places."""
+    return ((f"item {i}", item) for i, item in enumerate(items[: limit or None]))
+
+
+def json_of(path: Path, text: str) -> Any:
+    """A file's JSON, or a `UsageError`."""
     try:
-        return json.loads(_text(path))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         at = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UsageError(f"{path}{at}: this is not JSON; is it the right file?") from None
 
 
-def _parsed(line: str) -> Any:
+def parsed(line: str) -> Any:
     """The JSON of a line, or None if it is none."""
     try:
         return json.loads(line)
@@ -78,51 +90,41 @@ def _parsed(line: str) -> Any:
         return None
 
 
-def _object(line: str) -> dict[str, Any]:
-    found = _parsed(line)
-    if not isinstance(found, dict):
-        raise Damage("this is no JSON object")
-    return found
-
-
-def read_lines(
-    path: Path, search_of: Callable[[str], Search], limit: int = 0, header: str = ""
-) -> Contents[Search]:
-    """The lines of a file that are not empty, or the first `limit` if that is not 0.
-
-    Raises `UsageError` if the file cannot be read, or its first line is not `header`, if given.
-    """
-    lines = _text(path).split("\n")
-    first = int(bool(header))
-    if header and lines[0].strip().removeprefix("\ufeff") != header:
-        raise UsageError(f"{path}, line 1: expected the header {header}; is it the right file?")
-    items = ((f"line {i}", line) for i, line in enumerate(lines[first:], first + 1) if line.strip())
-    return _contents(path, items, search_of, limit)
-
-
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """A file's text, which may be gzipped, or a `UsageError`."""
     try:
-        return path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}: byte {error.start} is not UTF-8; is it the right file?"
         ) from None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: cannot be read ({reason})") from error
 
 
-def _contents(
-    path: Path, items: Iterator[tuple[str, Any]], search_of: Callable[[Any], Search], limit: int
-) -> Contents[Search]:
-    searches: list[Search] = []
+def contents(
+    path: Path, items: Iterable[tuple[str, Any]], found_in: Callable[[Any], Any]
+) -> Contents[Any]:
+    """The searches in items: of each one, several as a list, or None to pass over it."""
+    searches: list[Any] = []
     damaged: list[str] = []
-    for place, item in islice(items, limit or None):
+    count = 0
+    for place, item in items:
+        count += 1
         try:
-            searches.append(search_of(item))
+            found = found_in(item)
         except Damage as error:
             damaged.append(f"{place}: {error}")
-    count = len(searches) + len(damaged)
-    if not count:
+            continue
+        if isinstance(found, list):
+            searches.extend(found)
+        elif found is not None:
+            searches.append(found)
+    if not searches and not damaged:
         raise UsageError(f"{path}: there is nothing in it")
     return Contents(tuple(searches), tuple(damaged), count)
 
