@@ -43,6 +43,8 @@ from arborsim.core import __version__ as __version__
 
 if TYPE_CHECKING:
     from arborsim.core.errors import ArborsimError
+    from arborsim.products.fidelity.ask import fidelity
+    from arborsim.products.fidelity.results import FidelityResults
     from arborsim.products.kinds import load_results
     from arborsim.products.live.ask import live
     from arborsim.products.live.results import LiveResults
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArborsimError",
+    "FidelityResults",
     "LiveResults",
     "PlanResults",
     "ReplayResults",
@@ -67,6 +70,7 @@ __all__ = [
     "Trace",
     "TuneResults",
     "ValidationResults",
+    "fidelity",
     "live",
     "load_results",
     "open_trace",
@@ -82,6 +86,7 @@ __all__ = [
 #: The module of each name.
 _HOME = {
     "ArborsimError": "core.errors",
+    "FidelityResults": "products.fidelity.results",
     "LiveResults": "products.live.results",
     "PlanResults": "products.plan.ask",
     "ReplayResults": "products.replay.ask",
@@ -91,6 +96,7 @@ _HOME = {
     "Trace": "products.traces.ask",
     "TuneResults": "products.tune.ask",
     "ValidationResults": "products.validate.ask",
+    "fidelity": "products.fidelity.ask",
     "live": "products.live.ask",
     "load_results": "products.kinds",
     "open_trace": "products.traces.ask",

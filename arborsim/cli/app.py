@@ -30,6 +30,7 @@ COMMANDS = {
     "results": "Show what a sweep found: filtered, grouped, exported.",
     "record": "Run searches on a live model and record them.",
     "live": "Search live under KV-cache policies that really remove tokens.",
+    "fidelity": "Compare next tokens under policies with full retention's.",
     "validate": "Search live and simulated side by side, and compare.",
     "plot": "Draw results in the terminal, as a page or as an image.",
     "compare": "Compare two runs: what differs, and by how much.",

@@ -288,6 +288,9 @@ class Backend(Protocol):
     def live(self, request: LiveRequest, observer: LiveObserver) -> tuple[ModelUsage, ...]:
         """Run searches under policies (see `LiveRequest`), and say what other models took."""
 
+    def fidelity(self, request: Any, observer: Any) -> None:
+        """Read documents under policies (see `arborsim.play.fidelity`)."""
+
     def validate(self, request: LiveRequest, observer: ValidationObserver) -> None:
         """Search live and simulated at once, on the request's `machine`."""
 

@@ -1,23 +1,24 @@
 """The results of a live run, collected as they come, and their log on disk.
 
-The log holds what was asked for and what ran it, then a line per search.  A line is on the disk
-before the next search begins: killing the process loses at most one search.
+The log holds what was asked for and what ran it, then a line per search, or per document of a
+fidelity run.  A line is on the disk before the next search begins: killing the process loses at
+most one search.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
-from arborsim.core.measurements import MemorySeries, thinned
+from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit, thinned
 from arborsim.core.records import MOST_FLOAT, convert
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import values_of
@@ -26,6 +27,22 @@ if TYPE_CHECKING:
     from arborsim.play.episode import Cell
 
 FORMAT, VERSION = "arborsim-live", 1
+
+
+class Logged(Protocol):
+    """A result: there is one of an episode, policy and budget."""
+
+    @property
+    def episode(self) -> int: ...
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def budget(self) -> str: ...
+
+
+R = TypeVar("R", bound=Logged)
 #: Samples that are kept of a memory series: what the page draws.
 _POINTS = 600
 _NS = 9  # decimals of a second
@@ -33,11 +50,9 @@ _NS = 9  # decimals of a second
 
 def describe(request: LiveRequest) -> dict[str, Any]:
     """Everything that determines the results of `request`, as JSON, without paths of outputs."""
-    apart = {"cells", "command", "machine", "prompts", "trace"}
+    apart = {"cells", "command", "machine", "prompts", "texts", "trace"}
     found: dict[str, Any] = {
-        each.name: getattr(request, each.name)
-        for each in fields(LiveRequest)
-        if each.name not in apart
+        each.name: getattr(request, each.name) for each in fields(request) if each.name not in apart
     }
     found["reward"] = asdict(request.reward)
     found["cells"] = [
@@ -45,14 +60,20 @@ def describe(request: LiveRequest) -> dict[str, Any]:
         for c in request.cells
     ]
     if request.prompts is not None:
-        try:
-            found["prompts_sha256"] = hashlib.sha256(request.prompts.read_bytes()).hexdigest()
-        except OSError as error:
-            raise UsageError(f"--prompts {request.prompts}: {error.strerror}") from error
+        found["prompts_sha256"] = _sha256("--prompts", request.prompts)
+    if texts := getattr(request, "texts", ()):
+        found["texts"] = {each.name: _sha256("--text", each) for each in texts}
     if request.machine is not None:
         profile = request.machine.profile
         found["gpu"] = {"name": profile.name, "sha256": profile.digest}
     return dict(json.loads(json.dumps(found, default=str)))
+
+
+def _sha256(option: str, path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
@@ -82,18 +103,18 @@ def request_of(head: Mapping[str, Any], path: Path) -> dict[str, Any]:
 _PLAIN: dict[str, type[Any]] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
-class LiveRecords(RecordLog[LiveResult]):
-    """The log of a live run, whose numbers are all known."""
+class LiveRecords(RecordLog[R]):
+    """The log of results of a `kind`, whose numbers are all known."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, LiveResult, FORMAT, VERSION)
+    def __init__(self, path: Path, kind: Any = LiveResult) -> None:
+        name = FORMAT if kind is LiveResult else f"{FORMAT}-{kind.__name__}"
+        super().__init__(path, kind, name, VERSION)
 
     def read(self) -> dict[str, Any]:
         head = super().read()
         for line, record in enumerate(self.records, 2):
-            measured = vars(record.measured)
-            for name, value in {**measured, **vars(measured["time"]), **vars(record)}.items():
-                if isinstance(value, float) and not abs(value) <= MOST_FLOAT:
+            for name, value in _numbers(vars(record)):
+                if not abs(value) <= MOST_FLOAT:
                     raise UsageError(
                         f"{self.path}, line {line}: {name} must be a finite number, not {value!r}: "
                         "the log is damaged; delete the line to go on without it"
@@ -101,7 +122,17 @@ class LiveRecords(RecordLog[LiveResult]):
         return head
 
 
-class LiveLog(LiveRecords):
+def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Names and numbers of a result, those of its parts too."""
+    for name, value in record.items():
+        if isinstance(value, Measurements | TimeSplit):
+            yield from _numbers(vars(value))
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, float):
+                yield name, each
+
+
+class LiveLog(LiveRecords[R]):
     """A log to write to, with the results of an earlier run (`records`).
 
     `resume` goes on after the results of `path`, if it exists.  `overwrite` replaces `path`,
@@ -112,9 +143,15 @@ class LiveLog(LiveRecords):
     """
 
     def __init__(
-        self, path: Path, request: LiveRequest, *, resume: bool = False, overwrite: bool = False
+        self,
+        path: Path,
+        request: LiveRequest,
+        kind: Any = LiveResult,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
     ) -> None:
-        super().__init__(path)
+        super().__init__(path, kind)
         self._request, self._command = describe(request), request.command
         self._facts: LiveFacts | None = None
         if path.exists() and not resume and not overwrite:
@@ -159,22 +196,22 @@ class LiveLog(LiveRecords):
             )
 
 
-class Collector:
+class Collector(Generic[R]):
     """A `LiveObserver` that keeps all results, those of an earlier run in `log` first.
 
     `facts` are None until the model is loaded.  `episodes` are the problems of the whole run.
     """
 
-    def __init__(self, log: LiveLog | None = None) -> None:
+    def __init__(self, log: LiveLog[R] | None = None) -> None:
         self.facts: LiveFacts | None = None
         self.episodes = 0
         self._log = log
-        self._results: dict[tuple[int, str, str], LiveResult] = {}
+        self._results: dict[tuple[int, str, str], R] = {}
         for result in log.records if log else ():
             self._results.setdefault(key_of(result), result)
 
     @property
-    def results(self) -> tuple[LiveResult, ...]:
+    def results(self) -> tuple[R, ...]:
         """In the order in which they came."""
         return tuple(self._results.values())
 
@@ -187,13 +224,14 @@ class Collector:
         return (episode, cell.policy.name, cell.budget.text) not in self._results
 
     def full_tokens(self, episode: int) -> int:
-        known = (r.full_tokens for r in self._results.values() if r.episode == episode)
+        of_episode = (r for r in self._results.values() if r.episode == episode)
+        known = (r.full_tokens for r in of_episode if isinstance(r, LiveResult))
         return max(known, default=0)
 
     def running(self, episode: int, what: str, tokens: int) -> None:
         pass
 
-    def finished(self, result: LiveResult) -> None:
+    def finished(self, result: R) -> None:
         # One shadow search serves all cells: it hands over again what a resumed run has already.
         if key_of(result) in self._results:
             return
@@ -202,6 +240,6 @@ class Collector:
         self._results[key_of(result)] = result
 
 
-def key_of(result: LiveResult) -> tuple[int, str, str]:
+def key_of(result: Logged) -> tuple[int, str, str]:
     """Problem, policy and budget: what there is one result of."""
     return result.episode, result.policy, result.budget

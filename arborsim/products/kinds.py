@@ -18,7 +18,8 @@ def load_results(path: str | os.PathLike[str]) -> Results:
     Parameters
     ----------
     path : path
-        A Parquet file of `replay`, `search` or `plan`, the log (JSON lines) of `live`, or
+        A Parquet file of `replay`, `search` or `plan`, the log (JSON lines) of `live` or
+        `fidelity`, or
         ``results.parquet`` of `arborsim validate`.
 
     Returns
@@ -33,6 +34,7 @@ def load_results(path: str | os.PathLike[str]) -> Results:
         The file cannot be read, is damaged or holds no results.
     """
     from arborsim.core.parquet import one_line
+    from arborsim.products.fidelity.results import FidelityResults
     from arborsim.products.live.results import LiveResults
     from arborsim.products.plan.ask import PlanResults
     from arborsim.products.replay.ask import ReplayResults
@@ -41,8 +43,9 @@ def load_results(path: str | os.PathLike[str]) -> Results:
     from arborsim.products.validate.ask import ValidationResults
 
     path = Path(path)
-    if _is_log(path):
-        return LiveResults.read_log(path)
+    if head := _head_of_log(path):
+        of_documents = b"FidelityResult" in head
+        return FidelityResults.read_log(path) if of_documents else LiveResults.read_log(path)
     if path.suffix in (".csv", ".json"):
         raise UsageError(
             f"{path}: a .{path.suffix[1:]} file does not say all that results need: save them as "
@@ -52,7 +55,8 @@ def load_results(path: str | os.PathLike[str]) -> Results:
         return ValidationResults.read_file(path)
     frame, metadata = read_table(path)
     tables: tuple[type[Results], ...] = (
-        ReplayResults, SearchResults, PlanResults, LiveResults, TuneResults,
+        ReplayResults, SearchResults, PlanResults, LiveResults, FidelityResults,
+        TuneResults,
     )  # fmt: skip
     kinds: dict[str, Any] = {each.kind: each for each in tables}
     if metadata["kind"] not in kinds:
@@ -72,12 +76,13 @@ def load_results(path: str | os.PathLike[str]) -> Results:
         ) from None
 
 
-def _is_log(path: Path) -> bool:
-    """Whether a file looks like JSON lines with a head, as live runs write them."""
+def _head_of_log(path: Path) -> bytes:
+    """The beginning of a file of JSON lines with a head, as live runs write them, else nothing."""
     try:
         if path.is_fifo():  # whose writer may never come
-            return False
+            return b""
         with path.open("rb") as file:
-            return file.read(10) == b'{"format":'
+            head = file.read(64)
+        return head if head.startswith(b'{"format":') else b""
     except OSError:
-        return False
+        return b""

@@ -31,7 +31,8 @@ class Results(ABC):
     Attributes
     ----------
     kind : str
-        ``"replay"``, ``"search"``, ``"plan"``, ``"live"``, ``"tune"`` or ``"validate"``.
+        ``"replay"``, ``"search"``, ``"plan"``, ``"live"``, ``"fidelity"``,
+        ``"tune"`` or ``"validate"``.
     metadata : dict
         What made the results: `kind`, `version` of arborsim, `command`, `versions` of Python and
         of the libraries, machine and model, `settings`, and what to know about the figures
@@ -105,7 +106,8 @@ class Results(ABC):
             Of replays ``"pareto"`` (memory against a metric), ``"heat"`` (policies by budgets) or
             ``"cliff"`` (answers counted live), of searches ``"pareto"`` (accuracy against KV size)
             or ``"width"``, of plans ``"pareto"`` (cost, quality and latency) or ``"load"``, of live
-            runs ``"cliff"`` (accuracy by budget).  None is the first of them.
+            runs ``"cliff"`` (accuracy by budget), of fidelity ``"budget"`` or
+            ``"position"``.  None is the first of them.
         metric : str
             What replays are drawn by: ``"right"`` (answers counted live), ``"kept"``, ``"error"``,
             ``"time"`` or ``"memory"``.  None takes the first of ``"right"``, ``"kept"`` and

@@ -189,6 +189,20 @@ def _live(records: dict[str, Schema]) -> Schema:
     return _object({"facts": _record(LiveFacts, records), **asked, **found})
 
 
+def _fidelity(records: dict[str, Schema]) -> Schema:
+    from arborsim.play.backends import LiveFacts
+    from arborsim.play.fidelity import FidelityResult
+    from arborsim.products.fidelity.tables import flat, sample_record
+
+    result = flat(FidelityResult(0, "", "", "", 0, 0))
+    whole = {name: COUNT for name in result if name.startswith(("counts_", "agree_"))}
+    numbers = {n: NUMBER for n in result if n.startswith(("kl_", "nll_", "full_nll_"))}
+    row = _flat(sample_record(), infeasible=_TEXTS)
+    rows = {"rows": _array(row), "results": _array(_flat(result, **numbers, **whole))}
+    asked = {"request": {"type": "object"}, "command": TEXT, "notes": _TEXTS}
+    return _object({"facts": _record(LiveFacts, records), **asked, **rows})
+
+
 def _results(records: dict[str, Schema]) -> Schema:
     from arborsim.products.sweep.compare import COLUMNS_OF_CELLS, GROUP_FIGURES, RELATIVE
 
@@ -263,6 +277,7 @@ def _doctor(records: dict[str, Schema]) -> Schema:
 
 _DOCUMENTS: dict[str, Callable[[dict[str, Schema]], Schema]] = {
     "doctor": _doctor,
+    "fidelity": _fidelity,
     "hardware": _hardware,
     "inspect": _inspect,
     "live": _live,

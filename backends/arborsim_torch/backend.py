@@ -21,10 +21,11 @@ from arborsim.play.backends import (
     SearchRequest,
     ValidationObserver,
 )
+from arborsim.play.fidelity import FidelityObserver, FidelityRequest
 from arborsim.searches import make_search
 from arborsim_torch.checkpoint import check_checkpoint, is_plain
 from arborsim_torch.given_file import read_searches
-from arborsim_torch.prompts import read_prompts
+from arborsim_torch.prompts import FOLLOWED, read_lines, read_prompts, read_text
 
 if TYPE_CHECKING:
     from arborsim.products.calibrate.backend import (
@@ -99,6 +100,22 @@ class TorchBackend:
                 LiveRun(request, loaded, plan, watch, meters).run()
             return plan.model_usage()
 
+    def fidelity(self, request: FidelityRequest, watch: FidelityObserver) -> None:
+        """Read documents under policies; raises what `live` raises."""
+        for path in request.texts:
+            read_text(path)
+        if request.prompts is not None:
+            read_lines(request.prompts, FOLLOWED)
+        if is_plain(request.model, request.task):
+            check_checkpoint(request.model)
+            if not request.texts and request.prompts is None:
+                raise UsageError(f"--model {request.model} has no task: give --text or --prompts")
+        from arborsim_torch.fidelity import FidelityRun, too_large
+        from arborsim_torch.hardware.memory import memory_errors
+
+        with memory_errors(partial(too_large, request)):
+            FidelityRun(request, _load(request)[0], watch).run()
+
     def validate(self, request: LiveRequest, watch: ValidationObserver) -> None:
         """Compare simulated with measured searches; raises what `live` raises."""
         _check(request)
@@ -159,7 +176,8 @@ def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
     check_choice(request.reward)
     if request.embed:
         check_embedder(request.embed)
-    prompts = read_prompts(request.prompts) if request.prompts else None
+    followed = isinstance(request, FidelityRequest)
+    prompts = read_prompts(request.prompts) if request.prompts and not followed else None
     where, options = (request.device, request.dtype), request.task_options
     loaded = load_model(request.model, request.task, *where, options, request.trust_remote_code)
     return loaded, prompts

@@ -160,6 +160,11 @@ class TreeDecoder:
         return self._forward(np.reshape(np.asarray(tokens), (-1, 1)), 1)[:, 0]
 
     @torch.inference_mode()
+    def read(self, ids: np.ndarray) -> Tensor:
+        """Append tokens, int64 ``[1, n]``, to the only leaf; logits ``[n, vocabulary]``."""
+        return self._forward(ids, 0)[0]
+
+    @torch.inference_mode()
     def recompute(self, leaf: int, tokens: np.ndarray) -> None:
         """Compute lost tokens on the path of `leaf` again, in order of position.
 

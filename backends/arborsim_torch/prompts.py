@@ -11,6 +11,21 @@ from arborsim.core.errors import UsageError
 
 #: A line holds this.
 PROMPT = '{"prompt": "..."}'
+FOLLOWED = '{"prompt": "...", "tokens": "..."}'  #: by what followed it, if that is known
+
+
+def read_text(path: Path, what: str = "text") -> str:
+    """A file of UTF-8 text, which is not empty; a `UsageError` names the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file of {what}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path}: cannot be read as UTF-8 text ({why})") from error
+    if what == "text" and not text.strip():
+        raise UsageError(f"{path}: the text is empty")
+    return text
 
 
 def read_lines(path: Path, expected: str) -> list[tuple[int, Mapping[str, Any]]]:
@@ -18,15 +33,8 @@ def read_lines(path: Path, expected: str) -> list[tuple[int, Mapping[str, Any]]]
 
     Raises `UsageError`, which names file and line that are wrong.  `expected` belongs there.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file of prompts") from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{path}: cannot be read as UTF-8 text ({why})") from error
     found = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, "prompts").splitlines(), 1):
         if not line.strip():
             continue
         try:

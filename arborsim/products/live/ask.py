@@ -155,12 +155,12 @@ class LiveRun:
             trace=recorded,
             command=equivalent("live", given),
         )
-        self._log = None
+        self._log: LiveLog[LiveResult] | None = None
         if self.out is not None:
             self._log = LiveLog(
                 self.out, self.request, resume=given.resume, overwrite=given.overwrite
             )
-        self.found: Collector = Collector(self._log)
+        self.found: Collector[LiveResult] = Collector(self._log)
         self.models: tuple[ModelUsage, ...] = ()  # what reward and embedding models took
         self.watch = Watch(self.found, len(self.request.cells), recorded)
 
@@ -250,7 +250,9 @@ class Watch:
 
     bar: LiveBar | None = None
 
-    def __init__(self, found: Collector, cells: int, replaced: Path | None = None) -> None:
+    def __init__(
+        self, found: Collector[LiveResult], cells: int, replaced: Path | None = None
+    ) -> None:
         self.wants, self.full_tokens = found.wants, found.full_tokens
         self._found, self._cells, self._replaced = found, cells, replaced
         self._before = len(found.results)

@@ -92,7 +92,7 @@ class LiveResults(Results):
         from arborsim.play.live_log import LiveRecords, request_of
         from arborsim.products.live.tables import LiveReport
 
-        log = LiveRecords(path)
+        log: LiveRecords[LiveResult] = LiveRecords(path)
         head = log.read()
         if not head:
             raise UsageError(f"{path}: the log holds no results yet")
@@ -103,7 +103,7 @@ class LiveResults(Results):
             log.records,
             key=lambda r: (r.episode, order.get((r.policy, r.budget), len(order))),
         )
-        unbounded, reading = _not_bounded(cells)
+        unbounded, reading = not_bounded(cells)
         report = LiveReport(
             convert(LiveFacts, head.get("facts"), f"{path}: facts"), tuple(results), request,
             str(head.get("command", "")), bool(request.get("shadow")), unbounded, reading,
@@ -142,7 +142,7 @@ def live_metadata(report: LiveReport) -> dict[str, Any]:
     )
 
 
-def _not_bounded(cells: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], tuple[str, ...]]:
+def not_bounded(cells: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], tuple[str, ...]]:
     """Policies of a log that do not keep to the budget, and those whose budget is read."""
     from arborsim.policies.registry import build
 

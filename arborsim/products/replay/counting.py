@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.core.errors import UsageError
+from arborsim.play.backends import LiveResult
 from arborsim.play.live_log import LiveRecords, request_of
 from arborsim.play.results import ANY, BASELINE
 from arborsim.products.replay.answers import Answers, Counted, Searched, shipped
@@ -38,7 +39,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[Judged]]:
     Raises `UsageError`: it is no such log, or of a shadow run, in which all answers are those of
     full retention.
     """
-    log = LiveRecords(path)
+    log: LiveRecords[LiveResult] = LiveRecords(path)
     try:
         head = log.read()
         request = request_of(head, path)

@@ -1,0 +1,1 @@
+"""Fidelity: how near a policy keeps the next token to full retention."""
