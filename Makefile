@@ -68,7 +68,7 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/importing.py
 
 claims: .venv/.core  ## numbers and verdicts for the claims of papers, from the raw results in reports
-	$(BIN)/python -m benchmarks.register --out reports/claims --summary README.md --summary docs/claims.md
+	$(BIN)/python -m benchmarks.register --out reports/claims --summary docs/claims.md
 
 pages: .venv/.core  ## pages of the results in reports/claims and reports/validation, minutes
 	$(BIN)/python -m benchmarks.register --out reports/claims

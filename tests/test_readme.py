@@ -15,6 +15,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.policies.registry import available
 from arborsim.products.catalog.policies import facts_of
+from docs.tools import answers as rkv
 from docs.tools import figures
 
 ROOT = Path(__file__).parents[1]
@@ -25,9 +26,12 @@ DOCS = ROOT / "docs"
 def test_the_table_is_what_the_command_above_it_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = (DOCS / "start.md").read_text()
-    shown = re.search(r"<!-- demo -->\n```\n\$ arborsim (.*?)\n(.*?)\n```", start, re.DOTALL)
+    pages = (README, (DOCS / "start.md").read_text())
+    demo = r"<!-- demo -->\n```\n\$ arborsim (.*?)\n(.*?)\n```"
+    shown, same = (re.search(demo, page, re.DOTALL) for page in pages)
     assert shown
+    assert same
+    assert shown.groups() == same.groups()
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
     assert main(shown.group(1).split()) == 0
@@ -101,17 +105,37 @@ def test_speed_figures_are_those_of_the_benchmark() -> None:
         assert quoted in (DOCS / "performance.md").read_text()
 
 
-def test_the_readme_fits_two_screens() -> None:
-    assert len(README.splitlines()) <= 120
+def test_the_readme_fits_three_screens() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_no_verdicts_stand_before_the_first_command() -> None:
+    assert "<!-- claims -->" not in README.partition("## Install")[0]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_what_others_counted_is_what_their_file_says(name: str) -> None:
+    said = " ".join((ROOT / name).read_text().split())
+    right = {budget: f"{float(row['right_percent']):.1f}%" for budget, row in rkv.counted().items()}
+    assert f"R-KV's authors count {right['']} right with the whole cache" in said
+    assert f"{right['2048']}, {right['1024']} and {right['512']} with 2,048, 1,024 and 512" in said
+    assert {row["n"] for row in rkv.counted().values()} == {"30"}
+    lengths = [float(rkv.counted()[budget]["mean_output_tokens"]) for budget in ("", "512")]
+    if name == "README.md":
+        grown = f"from {lengths[0]:,.0f} tokens on average to as many as {lengths[1]:,.0f}"
+        assert grown in said
+
+
+def test_the_pictures_are_those_of_the_stored_counts() -> None:
+    assert rkv.FIGURE.read_text() == rkv.figure(), "run `python -m docs.tools.answers`"
 
 
 def test_the_number_of_policies_is_that_of_the_registry() -> None:
     assert f"under {len(available())} policies" in README
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-def test_the_first_numbers_are_those_of_the_stored_results(name: str) -> None:
-    said = " ".join((ROOT / name).read_text().split())
+def test_the_first_numbers_are_those_of_the_stored_results() -> None:
+    said = " ".join((DOCS / "index.md").read_text().split())
     cells = figures.points(pd.read_parquet(figures.RESULTS)).set_index(["policy", "budget"])
     tova, streaming = cells.loc["tova", "0.85"], cells.loc["streaming-llm", "0.7"]
     assert f"keeps **{tova.kept:.1f}%** of the attention" in said

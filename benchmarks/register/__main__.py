@@ -2,7 +2,7 @@
 
 ::
 
-    python -m benchmarks.register --out reports/claims --summary README.md --summary docs/claims.md
+    python -m benchmarks.register --out reports/claims --summary docs/claims.md
 """
 
 from __future__ import annotations
