@@ -16,19 +16,18 @@ from arborsim.core.errors import UsageError
 from arborsim.products.traces.describe import episode_facts
 from arborsim.trace.episode import Episode
 from arborsim.trace.importers.fields import Damage
-from arborsim.trace.importers.sources import read_objects
 from arborsim.trace.importers.trees import NestedTree
 from arborsim.trace.schema import Kind
 from tests.trace.import_helpers import imported, nested_tree, parents, recording, rows, tokens_of
 
-READING = {"root": "a.tree", "value": "v", "tokens": "n"}
+READING = {"root": "a.tree", "value": "v", "tokens": "n", "value_scale": 1.0}
 
 
 def read(path: Path, written: str, reading: NestedTree) -> list[Episode]:
     path.mkdir(exist_ok=True)
     source = path / "trees.json"
     source.write_text(written)
-    contents = read_objects(source, reading.search_of)
+    contents = reading.read(source)[0]
     reader = imported(source, contents, path / "out.parquet", ends="unknown")
     return list(reader.episodes(text=True))
 
@@ -159,12 +158,14 @@ DAMAGE: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a node as text": (on("children", 0, to="b"), {}, "node 0: expected an object with text"),
     "children as text": (on("children", to="bc"), {}, "the root: children is 'bc' instead of"),
     "children of a child": (
-        on("children", 0, "children", to={}), {}, "node 0: children is {} instead of a list",
+        on("children", 0, "children", to=5), {}, "node 0: children is 5 instead of a list",
     ),
     "a value as text": (
         on("children", 0, "v", to="1"), {"value": "v"}, "node 0: v is '1' instead of a number",
     ),
-    "a value beyond": (on("children", 0, "v", to=2), {"value": "v"}, "v is 2, more than 1"),
+    "a value beyond": (
+        on("children", 0, "v", to=2), {"value": "v", "value_scale": 1.0}, "is 2, more than 1",
+    ),
     "no tokens": (on("n", to=0), {"tokens": "n"}, "the root: n is 0"),
     "half a token": (on("n", to=0.5), {"tokens": "n"}, "n is 0.5 instead of a whole number"),
 }  # fmt: skip
@@ -181,7 +182,7 @@ def test_damage_is_named(case: str, depth_first: bool) -> None:
 def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     source = tmp_path / "trees.jsonl"
     source.write_text(f"{json.dumps(TREE)}\n[]\n{{\n")
-    contents = read_objects(source, NestedTree().search_of)
+    contents = NestedTree().read(source)[0]
     assert contents.damaged == (
         "line 2: the root is a list instead of an object",
         "line 3: the root is null instead of an object",
@@ -191,7 +192,7 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
 def test_openrs_trees_are_the_sources(tmp_path: Path) -> None:
     source = recording("openr-omegaprm-math.jsonl")
     reading = NestedTree(root="reasoning_steps", value="mc_value", tokens_per_character=0.3)
-    contents = read_objects(source, reading.search_of)
+    contents = reading.read(source)[0]
     reader = imported(source, contents, tmp_path / "out.parquet", ends="unknown")
     lines = [json.loads(line) for line in source.read_text().splitlines() if line]
     sizes = []
@@ -205,3 +206,100 @@ def test_openrs_trees_are_the_sources(tmp_path: Path) -> None:
         assert shape_of(episode) == without_value(of(item["reasoning_steps"]))
         sizes.append((episode_facts(episode).nodes, episode_facts(episode).depth))
     assert sizes == [(143, 4), (90, 3), (24, 3)]
+
+
+def trees(path: Path, items: Any, **reading: Any) -> tuple[list[Any], str]:
+    """Each search of a source: its prompt's tokens, and parent, tokens, reward of its thoughts."""
+    source = path / "trees.json"
+    source.write_text(items if isinstance(items, str) else json.dumps(items))
+    found, said = NestedTree(tokens_per_character=1.0, **reading).read(source)
+    assert not found.damaged
+    return [
+        (search.prompt_tokens, [(t.parent, t.tokens, round(t.reward, 3) if t.reward == t.reward
+                                 else None) for b in search.batches for t in b.thoughts])
+        for search in found.searches
+    ], said  # fmt: skip
+
+
+def test_flat_nodes_are_one_search() -> None:
+    reading = NestedTree(tokens_per_character=1.0, value="Q")
+    found, said = reading.read(recording("field/case08/flat.json"))
+    (search,) = found.searches
+    assert (found.damaged, said) == ((), "")
+    assert search.prompt_text == "problem"
+    thoughts = [thought for batch in search.batches for thought in batch.thoughts]
+    assert [(t.parent, t.text, t.reward) for t in thoughts] == [
+        (0, "step one", 0.5), (0, "other step", 0.2), (1, "step two", 0.9)]  # fmt: skip
+
+
+def test_flat_nodes_may_lie_in_an_item_in_any_order(tmp_path: Path) -> None:
+    nodes = [{"node_id": "b", "parent": "a", "text": "22"}, {"node_id": "a", "text": "1"}]
+    found, _ = trees(tmp_path, [{"nodes": nodes}], root="nodes")
+    assert found == [(1, [(0, 2, None)])]
+    two = [*nodes, {"node_id": "c", "parent": None, "text": "333"}]
+    assert [each[0] for each in trees(tmp_path, two)[0]] == [1, 3]
+
+
+FLAT_DAMAGE = {
+    "names parent 7, which is not there": [{"id": 1, "parent_id": 7}],
+    "node 1 is there twice": [{"id": 1, "parent_id": None}, {"id": 1, "parent_id": 1}],
+    "below themselves": [{"id": 1, "parent_id": 2}, {"id": 2, "parent_id": 1}],
+    "nothing in it has the field 'children': name": [{"text": "a"}, {"text": "b"}],
+}
+
+
+@pytest.mark.parametrize("named", FLAT_DAMAGE)
+def test_what_is_no_tree_is_refused(named: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(named)):
+        trees(tmp_path, FLAT_DAMAGE[named])
+
+
+def test_children_may_be_an_object(tmp_path: Path) -> None:
+    item = {"text": "1", "children": {"left": {"text": "22"}, "right": {"text": "333"}}}
+    assert trees(tmp_path, item)[0] == [(1, [(0, 2, None), (0, 3, None)])]
+
+
+def test_values_beyond_one_are_spread_over_rewards(tmp_path: Path) -> None:
+    item = {"text": "1", "children": [{"text": "2", "v": -1}, {"text": "3", "v": 3}, {"text": "4",
+            "v": 0}]}  # fmt: skip
+    found, said = trees(tmp_path, item, value="v")
+    assert [reward for *_, reward in found[0][1]] == [0.0, 1.0, 0.25]
+    assert said == "values from -1 to 3 are rewards from 0 to 1"
+    item["children"] = [{"text": "2", "v": 0.5}]
+    assert trees(tmp_path, item, value="v") == ([(1, [(0, 1, 0.5)])], "")
+
+
+def test_completions_share_their_beginnings(tmp_path: Path) -> None:
+    item = {"problem": "12345", "completions": ["aa\n\nbbb", "aa\n\nc\n\nanswer"],
+            "scores": [[0.5, 0.25], [0.5, 0.75]]}  # fmt: skip
+    found, _ = trees(tmp_path, f"{json.dumps(item)}\n{json.dumps(item)}\n")
+    # The last scored step of the second one has its answer.
+    assert found == 2 * [(5, [(0, 2, 0.5), (1, 3, 0.25), (1, 9, 0.75)])]
+
+
+def test_calls_of_a_sample_share_their_messages(tmp_path: Path) -> None:
+    def call(*said: str) -> dict[str, Any]:
+        chat = [{"role": "user", "content": each} for each in said]
+        output = {"choices": [{"message": {"role": "assistant", "content": "A"}}], "usage": {}}
+        return {"event": "model", "input": chat, "output": output}
+
+    log = {"eval": {}, "samples": [{"events": [call("q"), call("q", "x"), call("q", "y")]}]}
+    ((prompt, thoughts),), _ = trees(tmp_path, log)
+    assert prompt == len("\nuser: q")
+    parents = [parent for parent, *_ in thoughts]
+    assert parents == [0, 0, 0, 2, 3]  # an answer, two messages, and an answer to each
+
+
+def test_stored_blocks_are_trees_of_prefixes(tmp_path: Path) -> None:
+    def stored(parent: Any, *hashes: Any) -> dict[str, Any]:
+        return {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent,
+                "token_ids": [], "block_size": 16}  # fmt: skip
+
+    big = 18446744073709551557
+    lines = [
+        {"ts": 1.0, "events": [stored(None, big, 2), {"type": "AllBlocksCleared"}]},
+        {"ts": 2.0, "events": [stored(2, 3), stored(2, 4, 5), stored(None, big, 2)]},
+        [3.0, [["BlockStored", ["x"], None, [], 16]]],
+    ]  # fmt: skip
+    found, _ = trees(tmp_path, "".join(f"{json.dumps(line)}\n" for line in lines))
+    assert found == [(32, [(0, 16, None), (0, 32, None)]), (16, [])]

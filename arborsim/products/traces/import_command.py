@@ -219,13 +219,16 @@ def tree(
     text: str = "text",
     value: Annotated[str, Option(shown="none")] = "",
     tokens: Annotated[str, Option(shown="by the text")] = "",
+    parent: Annotated[str, Option(shown="recognised")] = "",
+    node_id: Annotated[str, Option(shown="recognised")] = "",
     order: Literal["levels", "depth-first"] = "levels",
-    value_scale: float = 1.0,
+    value_scale: Annotated[float, Option(shown="the largest value, if any is above 1")] = 0.0,
     task: str = "reasoning trees",
 ) -> None:
-    """Trees of nested objects (JSON, or JSON lines).
+    """Trees of nested objects, or of nodes that name their parents (JSON, or JSON lines).
 
-    Options name the fields.
+    Options name the fields. Recognised are search-and-learn's completions, inspect_ai's logs, and
+    KV events of vLLM and SGLang.
 
     Parameters
     ----------
@@ -239,6 +242,10 @@ def tree(
         Field of a node's value, which becomes its reward.
     tokens
         Field of a node's number of tokens.
+    parent
+        Field of a flat node that names its parent.
+    node_id
+        Field of a flat node's own name.
     order
         How the tree is written: level by level, or depth first.
     value_scale
@@ -246,10 +253,10 @@ def tree(
     task
         Name of the task.
     """
-    from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_objects
+    from arborsim.trace.importers.sources import NO_ENDS, Description, check_out
     from arborsim.trace.importers.trees import NestedTree
 
-    _check_scale(value_scale)
+    _check_scale(value_scale or 1.0)
     if not children:
         raise UsageError("--children names the field that lists the children of a node")
     if not (text or tokens or lengths.thought_tokens):
@@ -258,9 +265,9 @@ def tree(
     deep = order == "depth-first"
     reading = NestedTree(
         **lengths.lengths(), children=children, text=text, value=value, tokens=tokens, root=root,
-        value_scale=value_scale, depth_first=deep,
+        value_scale=value_scale, depth_first=deep, parent=parent, node_id=node_id,
     )  # fmt: skip
-    contents = read_objects(given.log, reading.search_of, given.limit)
+    contents, moved = reading.read(given.log, given.limit)
     options = _made_up(reading) | {
         "children": children, "text": text, "value": value, "tokens": tokens, "root": root,
         "value_scale": value_scale,
@@ -268,6 +275,8 @@ def tree(
     how = "depth first" if deep else "level by level"
     said = f"the source's ({tokens})" if tokens else reading.said()
     given.write(contents, Description("tree", task, how, said, options, NO_ENDS))
+    if moved:
+        print(moved)
 
 
 def deft(

@@ -51,13 +51,6 @@ def read_list(
     return contents(path, listed(found, limit), search_of)
 
 
-def read_objects(
-    path: Path, search_of: Callable[[Any], Search | None], limit: int = 0
-) -> Contents[Search]:
-    """As `read_list`, for a file that may also hold one object alone, or an object a line."""
-    return contents(path, objects_of(path)[: limit or None], search_of)
-
-
 def objects_of(path: Path) -> list[tuple[str, Any]]:
     """Items with their places, of a file that holds a list, one object alone, or one a line."""
     text = text_of(path)

@@ -5,8 +5,9 @@ of trees ``{"incompleted", "prompt", "data": {id: {"id", "value", "start", "end"
 `value` is a node's number of tokens, `start` and `end` its first and last position counted from
 the end of the prompt, and node 0 the prompt.
 
-*Nested*: an object has its children in a list, and so have these (`NestedTree`).  OpenR's OmegaPRM
-trees are such: ``{"question", "reasoning_steps": {"text", "mc_value", "children": [...]}}``.
+*Nested*: an object has its children in a list or an object, and so have these (`NestedTree`).
+OpenR's OmegaPRM trees are such: ``{"question", "reasoning_steps": {"text", "mc_value", "children":
+[...]}}``.  `tree_forms` makes such objects of trees in other forms.
 """
 
 from __future__ import annotations
@@ -14,10 +15,21 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from arborsim.trace.importers.fields import Damage, array, field, kind_of, reward, text, whole
+from arborsim.core.errors import UsageError
+from arborsim.trace.importers.fields import (
+    Damage,
+    array,
+    field,
+    finite,
+    kind_of,
+    reward,
+    text,
+    whole,
+)
 from arborsim.trace.importers.searches import (
     Lengths,
     Thought,
@@ -25,6 +37,8 @@ from arborsim.trace.importers.searches import (
     WrittenSearch,
     one_by_one,
 )
+from arborsim.trace.importers.sources import Contents, contents, listed, objects_of
+from arborsim.trace.importers.tree_forms import flat, names_of, recognised
 
 
 def deft_search(item: Any) -> WrittenSearch:
@@ -129,17 +143,55 @@ class NestedTree(Lengths):
     value: str = ""  # what becomes the reward; "" for none
     tokens: str = ""  # numbers of tokens; "" for those of the texts
     root: str = ""  # of an item, where the prompt's node is; "" for the item itself
-    value_scale: float = 1.0  # the value that becomes reward 1
+    #: The value that becomes reward 1; 0: values are rewards, or if some are none, from the least
+    #: value (0) to the largest (1)
+    value_scale: float = 0.0
+    node_id: str = ""  # of flat nodes, the names of the fields that ``tree_forms`` knows; "": usual
+    parent: str = ""
     #: Thoughts one after the other, children in their order, as a depth-first search would write
     #: them; else level by level
     depth_first: bool = False
+
+    def read(self, path: Path, limit: int = 0) -> tuple[Contents[WrittenSearch], str]:
+        """The trees of a file in any form, and what is to be said of their values.
+
+        Raises `UsageError` if the file cannot be read, or nothing in it has children or a parent.
+        """
+        items = objects_of(path)
+        reading, made = self, recognised(items) if items else None
+        if made is not None:
+            tokens = "tokens" if made and "tokens" in _as_dict(made[0][1]) else ""
+            reading = replace(self, children="children", text="" if tokens else "text",
+                              value="" if tokens else "value", tokens=tokens, root="")  # fmt: skip
+        elif items and (names := names_of(items[0][1], self.node_id, self.parent, self.children)):
+            try:
+                roots = flat([item for _, item in items], names, self.children)
+            except Damage as error:
+                raise UsageError(f"{path}: {error}") from None
+            made = list(listed(roots))
+        found = contents(path, (made if made is not None else items)[: limit or None],
+                         reading.search_of)  # fmt: skip
+        alone = not any(search.batches for search in found.searches)
+        if found.searches and alone and not _names(items, self.children):
+            raise UsageError(
+                f"{path}: nothing in it has the field {self.children!r:.40}: name that of children "
+                "with --children, or of parents with --parent (and --node-id)"
+            )
+        return (found, "") if self.value_scale else _within_one(found)
 
     def search_of(self, item: Any) -> WrittenSearch:
         """One tree.  The source does not say in what order it grew: that is the reader's choice.
 
         It is a `Damage` if a node has no text (or number of tokens), or a field is of a wrong type.
         """
+        if isinstance(item, Damage):
+            raise item
         root = _at(item, self.root, "the tree") if self.root else item
+        if isinstance(root, list) and root:
+            names = names_of(root[0], self.node_id, self.parent, self.children)
+            roots = flat(root, names, self.children) if names else []
+            if len(roots) == 1:
+                root = roots[0]
         if not isinstance(root, dict):
             raise Damage(f"the root is {kind_of(root)} instead of an object")
         prompt = self._text(root, "the root")
@@ -170,15 +222,21 @@ class NestedTree(Lengths):
         """Those of a node, none if it does not name any, or null."""
         at = f"node {name:.60}" if name else "the root"
         below = _at(node, self.children, at, missing=True)
+        if isinstance(below, dict):
+            return list(below.values())
         return [] if below is None else array(below, f"{at}: {self.children}")
 
     def _thought(self, node: Any, at: str, parent: int) -> Thought:
         written = self._text(node, at)
         length = self._tokens(node, at) if self.tokens else self.thought(written or "")
         value = _at(node, self.value, at, missing=True) if self.value else None
-        worth = (
-            math.nan if value is None else reward(value, f"{at}: {self.value}", self.value_scale)
-        )
+        what = f"{at}: {self.value}"
+        if value is None:
+            worth = math.nan
+        elif self.value_scale:
+            worth = reward(value, what, self.value_scale)
+        else:
+            worth = finite(value, what)
         return Thought(parent, length, worth, written)
 
     def _text(self, node: Any, at: str) -> str | None:
@@ -186,6 +244,48 @@ class NestedTree(Lengths):
 
     def _tokens(self, node: Any, at: str) -> int:
         return whole(_at(node, self.tokens, at), f"{at}: {self.tokens}", low=1)
+
+
+def _names(value: Any, path: str) -> bool:
+    """Whether any object in it has this field."""
+    waiting, name = [value], path.split(".")[0]
+    for each in waiting:  # grows
+        if isinstance(each, dict):
+            if name in each:
+                return True
+            waiting.extend(each.values())
+        elif isinstance(each, list | tuple):
+            waiting.extend(each)
+    return False
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _within_one(found: Contents[WrittenSearch]) -> tuple[Contents[WrittenSearch], str]:
+    """Searches whose values are rewards, and what was done if they were none."""
+    values = [
+        thought.reward
+        for search in found.searches
+        for batch in search.batches
+        for thought in batch.thoughts
+        if not math.isnan(thought.reward)
+    ]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low >= 0 and high <= 1:
+        return found, ""
+    span = high - low or 1.0
+    moved = tuple(
+        replace(search, batches=[
+            replace(batch, thoughts=[replace(each, reward=(each.reward - low) / span)
+                                     for each in batch.thoughts])
+            for batch in search.batches])
+        for search in found.searches
+    )  # fmt: skip
+    return replace(
+        found, searches=moved
+    ), f"values from {low:g} to {high:g} are rewards from 0 to 1"
 
 
 def _at(node: Any, path: str, where: str, missing: bool = False) -> Any:
