@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from arborsim.products.live.results import LiveResults
     from arborsim.products.plan.ask import PlanResults, plan
     from arborsim.products.record.ask import record
+    from arborsim.products.record.recorder import Recorder
     from arborsim.products.replay.ask import ReplayResults, replay
     from arborsim.products.results import Results
     from arborsim.products.search.ask import SearchResults, search
@@ -63,6 +64,7 @@ __all__ = [
     "FidelityResults",
     "LiveResults",
     "PlanResults",
+    "Recorder",
     "ReplayResults",
     "Results",
     "SearchResults",
@@ -89,6 +91,7 @@ _HOME = {
     "FidelityResults": "products.fidelity.results",
     "LiveResults": "products.live.results",
     "PlanResults": "products.plan.ask",
+    "Recorder": "products.record.recorder",
     "ReplayResults": "products.replay.ask",
     "Results": "products.results",
     "SearchResults": "products.search.ask",
