@@ -43,6 +43,7 @@ from arborsim.core import __version__ as __version__
 
 if TYPE_CHECKING:
     from arborsim.core.errors import ArborsimError
+    from arborsim.policies.function import score
     from arborsim.products.fidelity.ask import fidelity
     from arborsim.products.fidelity.results import FidelityResults
     from arborsim.products.kinds import load_results
@@ -80,6 +81,7 @@ __all__ = [
     "record",
     "replay",
     "results",
+    "score",
     "search",
     "sweep",
     "tune",
@@ -107,6 +109,7 @@ _HOME = {
     "record": "products.record.ask",
     "replay": "products.replay.ask",
     "results": "products.sweep.ask",
+    "score": "policies.function",
     "search": "products.search.ask",
     "sweep": "products.sweep.ask",
     "tune": "products.tune.ask",
