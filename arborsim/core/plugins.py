@@ -16,7 +16,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from arborsim.core.errors import UsageError
 
@@ -44,6 +44,29 @@ def check_no_code(what: str, name: str) -> None:
         )
 
 
+def named_object(what: str, name: str, form: str = "package.module:Class") -> Any:
+    """The object at ``package.module:name``, also of a module in the working directory.
+
+    Raises `UsageError`: the name is not of that `form`, or it cannot be imported.
+    """
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise UsageError(f"{what} '{name}': expected {form}")
+    here = str(Path.cwd())
+    if here not in sys.path:  # it stays there: worker processes import the class again
+        sys.path.append(here)
+    importlib.invalidate_caches()
+    return _loaded(what, name, EntryPoint(name, name, ""))
+
+
+def _loaded(what: str, name: str, point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:  # whatever a module of the user's may raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f"{what} '{name}' cannot be imported: {said}") from None
+
+
 def find_plugin(
     what: str, name: str, base: type[Kind], group: str, *, code: bool = True
 ) -> type[Kind]:
@@ -59,23 +82,11 @@ def find_plugin(
         It cannot be imported, may not be, or is no subclass of `base`.
     """
     if ":" in name:
-        module, _, attribute = name.partition(":")
-        if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-            raise UsageError(f"{what} '{name}': expected package.module:Class")
         if not code:
             check_no_code(what, name)
-        here = str(Path.cwd())
-        if here not in sys.path:  # it stays there: worker processes import the class again
-            sys.path.append(here)
-        importlib.invalidate_caches()
-        point = EntryPoint(name, name, group)
+        found = named_object(what, name)
     else:
-        point = _points(group)[name]
-    try:
-        found = point.load()
-    except (Exception, SystemExit) as error:  # whatever a module of the user's may raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"{what} '{name}' cannot be imported: {said}") from None
+        found = _loaded(what, name, _points(group)[name])
     if not (isinstance(found, type) and base in found.__mro__):
         wanted = f"{base.__module__}.{base.__qualname__}"
         raise UsageError(f"{what} '{name}' is not a subclass of {wanted}")

@@ -17,12 +17,12 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.installed import in_words
 from arborsim.core.measurements import Measurements, check_figures
 from arborsim.core.tiers import DDR, HBM, MEMORIES, Tier
+from arborsim.play.problem_sets import ProblemChoice
 from arborsim.trace.schema import Capture
 
 if TYPE_CHECKING:
     from arborsim.machine.machine import Machine
     from arborsim.play.episode import Cell
-    from arborsim.play.given import GivenTree
     from arborsim.searches.arms import Recipe
 
 GROUP = "arborsim.backends"
@@ -84,7 +84,11 @@ class SearchRequest:
     #: for random weights at a known geometry
     model: str
     task: str = ""  #: a reference task; "" for that of the model, or for plain prompts
-    prompts: Path | None = None  #: JSON lines with a "prompt" each
+    prompts: Path | None = None  #: JSON lines with a "prompt" each, ``hf:NAME`` or ``made:NAME``
+    judge: str = ""  #: judges the answers of prompts; "" for none, or the recipe's
+    #: The fields that hold "prompt" and "answer", where others do
+    problem_fields: Mapping[str, str] = field(default_factory=dict)
+    recipe: str = ""  #: the name of a benchmark whose prompts these are
     chat: bool = False  #: put prompts into the tokeniser's chat template
     search: str = "linear"
     search_options: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +117,13 @@ class SearchRequest:
     embed: str = ""
     dedupe: bool = True  #: give up a thought that repeats a sibling token by token
     trust_remote_code: bool = False
+
+    @property
+    def problems(self) -> ProblemChoice | None:
+        """The problems that prompts pose; None if there are none."""
+        if self.prompts is None:
+            return None
+        return ProblemChoice(str(self.prompts), self.judge, self.problem_fields, self.recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,22 +287,6 @@ class ValidationObserver(Observer, Protocol):
         """One problem is complete under all policies and budgets: as `CellCheck`s."""
 
 
-class TreeRecording(Protocol):
-    """A trace that grows by one given tree at a time."""
-
-    vocabulary: int  #: token ids are below this
-    longest: int  #: tokens that a path may have
-
-    def encode(self, text: str, is_prompt: bool) -> list[int]:
-        """Token ids of a text; a `UsageError` without a tokeniser."""
-
-    def write(self, tree: GivenTree) -> None:
-        """Compute a tree, and store it: safe on disk on return."""
-
-    def close(self) -> None:
-        """Make the file of the whole searches."""
-
-
 class Backend(Protocol):
     """A live model."""
 
@@ -301,11 +296,6 @@ class Backend(Protocol):
         self, request: RecordRequest, on_progress: Callable[[RecordProgress], None]
     ) -> RecordProgress:
         """Record a trace.  On KeyboardInterrupt leave the whole episodes and raise it again."""
-
-    def record_trees(
-        self, request: RecordRequest, model: Any, tokenizer: Any, search: str
-    ) -> TreeRecording:
-        """Record given trees one by one, of a module or what the name of one loads."""
 
     def live(self, request: LiveRequest, observer: LiveObserver) -> tuple[ModelUsage, ...]:
         """Run searches under policies (see `LiveRequest`), and say what other models took."""

@@ -59,7 +59,9 @@ def describe(request: LiveRequest) -> dict[str, Any]:
         {"policy": c.policy.name, "budget": c.budget.text, "settings": values_of(c.policy)}
         for c in request.cells
     ]
-    if request.prompts is not None:
+    if request.problems is not None and request.problems.path is None:
+        found["prompts"] = request.problems.source
+    elif request.prompts is not None:
         found["prompts_sha256"] = _sha256("--prompts", request.prompts)
     if texts := getattr(request, "texts", ()):
         found["texts"] = {each.name: _sha256("--text", each) for each in texts}

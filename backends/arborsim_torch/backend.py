@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from arborsim.core.errors import UsageError
 from arborsim.play.backends import (
@@ -21,11 +21,11 @@ from arborsim.play.backends import (
     SearchRequest,
     ValidationObserver,
 )
-from arborsim.play.fidelity import FidelityObserver, FidelityRequest
+from arborsim.play.fidelity import FOLLOWED, FidelityObserver, FidelityRequest
+from arborsim.play.problem_sets import ProblemSet, read_lines, read_problems, read_text
 from arborsim.searches import make_search
 from arborsim_torch.checkpoint import check_checkpoint, is_plain
 from arborsim_torch.given_file import read_searches
-from arborsim_torch.prompts import FOLLOWED, read_lines, read_prompts, read_text
 
 if TYPE_CHECKING:
     from arborsim.products.calibrate.backend import (
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     )
     from arborsim_torch.live.run import MetersOf
     from arborsim_torch.models import LoadedModel
-    from arborsim_torch.tree_recording import TreeRecording
 
 for _package in ("torch", "transformers"):
     if find_spec(_package) is None:
@@ -74,16 +73,6 @@ class TorchBackend:
             ) as writer:
                 return record_all(request, loaded, plan, info, writer, on_progress)
 
-    def record_trees(
-        self, request: RecordRequest, model: Any, tokenizer: Any, search: str
-    ) -> TreeRecording:
-        """Record trees that are handed over one by one; raises `UsageError`."""
-        if isinstance(model, str) and is_plain(model):
-            check_checkpoint(model)
-        from arborsim_torch.tree_recording import TreeRecording
-
-        return TreeRecording(request, model, tokenizer, search)
-
     def live(
         self, request: LiveRequest, watch: LiveObserver, meters: MetersOf | None = None
     ) -> tuple[ModelUsage, ...]:
@@ -115,7 +104,9 @@ class TorchBackend:
         """Read documents under policies; raises what `live` raises."""
         for path in request.texts:
             read_text(path)
-        if request.prompts is not None:
+        if request.problems is not None and request.problems.path is None:
+            read_problems(request.problems)
+        elif request.prompts is not None:
             read_lines(request.prompts, FOLLOWED)
         if is_plain(request.model, request.task):
             check_checkpoint(request.model)
@@ -170,16 +161,18 @@ def _check(request: SearchRequest) -> None:
     forced = request.teacher_forced if isinstance(request, RecordRequest) else None
     if forced is not None:
         read_searches(forced)
-    if request.prompts is not None:
-        read_prompts(request.prompts)
+    if request.problems is not None:
+        read_problems(request.problems)
+    elif request.judge or request.recipe or request.problem_fields:
+        raise UsageError("--judge, --recipe and --field are about prompts: give --prompts")
     if is_plain(request.model, request.task):
         check_checkpoint(request.model)
         if request.prompts is None and forced is None:
             raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
 
 
-def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
-    """The model and the file of prompts, if any; what is quickly checked comes first."""
+def _load(request: SearchRequest) -> tuple[LoadedModel, ProblemSet | None]:
+    """The model and the problems of prompts, if any; what is quickly checked comes first."""
     from arborsim_torch.models import load_model
     from arborsim_torch.rewards.embed import check_embedder
     from arborsim_torch.rewards.load import check_choice
@@ -188,7 +181,7 @@ def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
     if request.embed:
         check_embedder(request.embed)
     followed = isinstance(request, FidelityRequest)
-    prompts = read_prompts(request.prompts) if request.prompts and not followed else None
+    prompts = read_problems(request.problems) if request.problems and not followed else None
     where, options = (request.device, request.dtype), request.task_options
     loaded = load_model(request.model, request.task, *where, options, request.trust_remote_code)
     return loaded, prompts

@@ -204,7 +204,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         tokenizer=getattr(loaded.tokenizer, "name_or_path", "") or f"{plan.source.name} words",
         search_parameters=(
             {"tokens": "given", "first": request.first, **_chosen(request)}
-            if plan.trees is not None
+            if request.teacher_forced is not None
             else _search_parameters(request, plan)
         ),
         seed=request.seed,
@@ -255,9 +255,9 @@ def _search_parameters(request: RecordRequest, plan: RecordingPlan) -> dict[str,
 
 
 def _chosen(request: RecordRequest) -> dict[str, object]:
-    """Options of sampling and of plain prompts that are not what they are by default."""
+    """Options of sampling and of prompts that are not what they are by default."""
     plain = SearchRequest(model="")
-    names = ("top_p", "chat", "stop")
+    names = ("top_p", "chat", "stop", "judge", "recipe")
     given = {name: getattr(request, name) for name in names}
     found = {name: value for name, value in given.items() if value != getattr(plain, name)}
     return found | ({"stop": list(request.stop)} if "stop" in found else {})

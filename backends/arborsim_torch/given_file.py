@@ -15,7 +15,7 @@ from typing import Any
 
 from arborsim.core.errors import UsageError
 from arborsim.play.given import PROMPT, GivenTree, TreeBuilder
-from arborsim_torch.prompts import read_lines
+from arborsim.play.problem_sets import read_lines
 
 GIVEN = '{"prompt": ..., "tokens": ...} or {"prompt": ..., "nodes": [...]}'
 _ANY = 1 << 31
@@ -107,12 +107,7 @@ class GivenSearch:
             raise UsageError("reward is no number")
         if not isinstance(text, str | None) or not isinstance(answer, str | None):
             raise UsageError("text and answer are texts, or left out")
-        known: dict[str, Any] = {
-            "reward": reward,
-            "text": text,
-            "answer": answer,
-            "correct": _verdict(entry),
-        }
+        known = {"reward": reward, "text": text, "answer": answer, "correct": _verdict(entry)}
         ids = _ids(entry, node.key, words, False)
         return builder.add(parent, ids, name=str(node), step=node.order, **known)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from arborsim.core.errors import UsageError
 from arborsim.play.backends import LayerChoice, ModelUsage, RecordRequest
 from arborsim.play.given import PROMPT, GivenTree
+from arborsim.play.problem_sets import ProblemSet
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import middle_layers
 from arborsim_torch.given_file import Words, read_searches
@@ -17,7 +18,8 @@ from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.rewards.embed import load_embedder
 from arborsim_torch.rewards.exact import OwnValue
 from arborsim_torch.rewards.load import load_reward
-from arborsim_torch.sources import PromptSource, RandomSource, Source, TaskSource, prompt_ids
+from arborsim_torch.sources import PromptSource, RandomSource, Source, TaskSource
+from arborsim_torch.text_task import prompt_ids
 
 DENSE_UP_TO = 4096  #: longest path, in tokens, whose attention rows "auto" stores whole
 _SPARSE_TOP = 256  # positions kept per attention row of longer ones
@@ -57,7 +59,7 @@ class RecordingPlan:
 
 
 def make_plan(
-    request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None
+    request: RecordRequest, loaded: LoadedModel, prompts: ProblemSet | None
 ) -> RecordingPlan:
     """The plan of `request` for a loaded model.
 
@@ -79,19 +81,6 @@ def make_plan(
         )
     numbers = range(request.first, request.first + episodes)
     max_tokens, path_tokens = _lengths(request, loaded, source, numbers, trees)
-    return plan_for(request, loaded, source, path_tokens, episodes, max_tokens, trees)
-
-
-def plan_for(
-    request: RecordRequest,
-    loaded: LoadedModel,
-    source: Source,
-    path_tokens: int,
-    episodes: int,
-    max_tokens: int,
-    trees: Sequence[GivenTree] | None,
-) -> RecordingPlan:
-    """The plan for paths of up to so many tokens; raises `UsageError` as `make_plan` does."""
     sparse = request.attention == "sparse" or (
         request.attention == "auto" and path_tokens > DENSE_UP_TO
     )
@@ -134,10 +123,10 @@ def _reward(request: RecordRequest, loaded: LoadedModel, source: Source) -> Rewa
     if not name:
         return None
     if name == "verifier":
-        if not isinstance(source, TaskSource):
+        if not isinstance(source, TaskSource) or not source.judged:
             raise UsageError(
                 f"--reward verifier: nothing can verify the answers of {loaded.name}: give the "
-                "folder of a reward model"
+                "folder of a reward model, or for prompts a --judge"
             )
         return source.verifier
     if name == "value":
@@ -180,7 +169,7 @@ def _existing(option: str, layers: LayerChoice, loaded: LoadedModel) -> tuple[in
     return layers
 
 
-def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Source:
+def _source(request: RecordRequest, loaded: LoadedModel, prompts: ProblemSet | None) -> Source:
     if request.prompt_tokens and not loaded.random_weights:
         raise UsageError("--prompt-tokens is for models with random weights (config:NAME)")
     if loaded.tokenizer is None and (request.chat or request.stop != DEFAULT_STOP):
@@ -188,7 +177,7 @@ def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | No
             f"--chat and --stop are for a model with a tokeniser: {loaded.name} has none"
         )
     if request.teacher_forced is not None:
-        return of_given(request, loaded)
+        return _of_given(request, loaded)
     if loaded.task is not None:
         if prompts is not None:
             raise UsageError(f"--prompts is for plain models: {loaded.name} has its own problems")
@@ -201,7 +190,8 @@ def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | No
         return RandomSource(loaded.model.config.vocab_size, *lengths)
     if prompts is None:
         raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
-    return _of_prompts(request, loaded, prompts, request.max_tokens or _DEFAULT_MAX_TOKENS)
+    most = request.max_tokens or prompts.recipe.max_tokens or _DEFAULT_MAX_TOKENS
+    return _of_prompts(request, loaded, prompts, most)
 
 
 def _of_task(request: RecordRequest, loaded: LoadedModel) -> TaskSource:
@@ -212,19 +202,19 @@ def _of_task(request: RecordRequest, loaded: LoadedModel) -> TaskSource:
 
 
 def _of_prompts(
-    request: RecordRequest, loaded: LoadedModel, prompts: list[str], max_tokens: int
+    request: RecordRequest, loaded: LoadedModel, prompts: ProblemSet, max_tokens: int
 ) -> PromptSource:
     lengths, ends = (max_tokens, request.thought_tokens), (request.stop, request.chat)
     return PromptSource(prompts, loaded.tokenizer, eos_ids(loaded), *lengths, *ends)
 
 
-def of_given(request: RecordRequest, loaded: LoadedModel) -> Source:
+def _of_given(request: RecordRequest, loaded: LoadedModel) -> Source:
     """What reads given tokens."""
     longest = loaded.max_positions
     if loaded.task is not None:
         return _of_task(request, loaded)
     if loaded.tokenizer is not None:
-        return _of_prompts(request, loaded, [], longest)
+        return _of_prompts(request, loaded, ProblemSet("prompts", ()), longest)
     return RandomSource(loaded.model.config.vocab_size, 1, longest, request.thought_tokens)
 
 
@@ -249,12 +239,10 @@ def words_of(loaded: LoadedModel, chat: bool, source: Source | None = None) -> W
     def cut(prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
         assert source is not None
         problem = Problem(source.name, "given", 0, tuple(prompt), None)
-        generated, ends = list[int](), [0]
-        for count, token in enumerate(tokens, 1):
-            generated.append(token)
-            ended = source.is_thought_end(problem, generated, count - ends[-1])
-            if ended or count == len(tokens):
+        ends = [0]
+        for count in range(1, len(tokens) + 1):
+            if source.is_thought_end(problem, tokens[:count], count - ends[-1]):
                 ends.append(count)
-        return ends[1:]
+        return [*ends[1:], *([len(tokens)] if ends[-1] < len(tokens) else [])]
 
     return Words(encode, cut, loaded.model.config.vocab_size, loaded.max_positions)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.play.problem_sets import ProblemSet
 from arborsim_torch.reference.tasks import Problem, Readers, Task
 from arborsim_torch.rewards.base import Reward, Thought
 from arborsim_torch.rewards.exact import OwnValue, Verifier
+from arborsim_torch.text_task import TextTask
 
 Value = float | None
 Reading = list[Readers] | None
@@ -77,6 +79,8 @@ class TaskSource(Source):
     See `arborsim_torch.rewards.exact.Verifier`.
     """
 
+    judged = True  #: whether answers have a verdict
+
     def __init__(
         self,
         task: Task,
@@ -108,7 +112,7 @@ class TaskSource(Source):
             raise UsageError(f"task {self.task.name}: {error}") from error
 
     def is_thought_end(self, problem: Problem, generated: Sequence[int], block_tokens: int) -> bool:
-        return self.task.is_thought_end(problem, generated)
+        return self.task.is_thought_end(problem, generated, block_tokens)
 
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         return self.task.is_finished(problem, generated)
@@ -137,32 +141,12 @@ class TaskSource(Source):
         return self.task.readers(problem, generated, start)
 
 
-def prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
-    """A prompt's token ids, in the tokeniser's chat template if `chat`: what a user says.
-
-    Raises `UsageError`: the tokeniser has no chat template.
-    """
-    if not chat:
-        return list(tokenizer(prompt)["input_ids"])
-    if not getattr(tokenizer, "chat_template", None):
-        name = getattr(tokenizer, "name_or_path", "") or "this model"
-        raise UsageError(f"--chat: the tokeniser of {name} has no chat template: leave out --chat")
-    said = [{"role": "user", "content": prompt}]
-    ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-    return list(ids)
-
-
-class PromptSource(Source):
-    """Plain prompts, in the tokeniser's chat template if `chat`, whose thoughts have no reward.
-
-    A thought ends with the token that completes a stop string, or after `thought_tokens`.
-    """
-
-    name = "prompts"
+class PromptSource(TaskSource):
+    """Prompts as problems: thoughts have no reward, and answers a verdict only from a judge."""
 
     def __init__(
         self,
-        prompts: Sequence[str],
+        problems: ProblemSet | Sequence[str],
         tokenizer: Any,
         eos_ids: Sequence[int],
         max_tokens: int,
@@ -170,49 +154,24 @@ class PromptSource(Source):
         stop: Sequence[str] = ("\n",),
         chat: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._ids = [tuple(prompt_ids(tokenizer, prompt, chat)) for prompt in prompts]
-        for number, ids in enumerate(self._ids, 1):
-            if not ids:
-                raise UsageError(f"prompt {number} has no tokens")
-        self._eos = frozenset(eos_ids)
-        self.max_tokens = max_tokens
-        self._thought_tokens = thought_tokens
-        self._stop = tuple(stop)
-        # A stop string may be spread over several tokens, each of which has at least a byte of it.
-        self._stop_tokens = max(len(text.encode()) for text in stop)
-        self._stops: dict[tuple[int, ...], bool] = {}
-
-    def count(self, first: int) -> int | None:
-        return max(0, len(self._ids) - first)
-
-    def problem(self, index: int) -> Problem:
-        return Problem(self.name, "prompts", index, self._ids[index], None)
-
-    def is_thought_end(self, problem: Problem, generated: Sequence[int], block_tokens: int) -> bool:
-        return (
-            self._stopped(tuple(generated[-min(block_tokens, self._stop_tokens) :]))
-            or block_tokens >= self._thought_tokens
-            or self.is_finished(problem, generated)
+        if not isinstance(problems, ProblemSet):
+            problems = ProblemSet("prompts", tuple(problems))
+        super().__init__(
+            TextTask(problems, tokenizer, eos_ids, max_tokens, thought_tokens, stop, chat)
         )
+        self.judged = problems.judge is not None
 
-    def _stopped(self, last: tuple[int, ...]) -> bool:
-        """Whether a stop string is in the thought's last tokens, and so ends with the very last."""
-        if last not in self._stops:
-            text = self._tokenizer.decode(list(last))
-            self._stops[last] = any(stop in text for stop in self._stop)
-        return self._stops[last]
+    def reward(self, thought: Thought, rng: np.random.Generator) -> float:
+        return math.nan
 
-    def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
-        return generated[-1] in self._eos or len(generated) >= self.max_tokens
+    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
+        return super().correct(problem, generated) if self.judged else None
 
-    def answer(self, generated: Sequence[int]) -> str | None:
-        """The last line that is not empty."""
-        lines = self._tokenizer.decode(list(generated), skip_special_tokens=True).split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), None)
+    def steps(self, problem: Problem, generated: Sequence[int]) -> tuple[int, int] | None:
+        return None
 
-    def text(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids)))
+    def readers(self, problem: Problem, generated: Sequence[int], start: int) -> Reading:
+        return None
 
 
 class RandomSource(Source):

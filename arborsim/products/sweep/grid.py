@@ -123,13 +123,16 @@ def read_toml(path: Path, allow_code: bool) -> dict[str, Any]:
     return raw
 
 
+_CODE = {"policies": "policy", "search": "search", "judge": "judge"}
+
+
 def _named(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Policies and searches that a grid names, whatever else is wrong with it."""
+    """Policies, searches and judges that a grid names, whatever else is wrong with it."""
     for block in (raw, *_listed(raw.get("cells", [])), *_listed(raw.get("live", []))):
-        for key, what in (("policies", "policy"), ("search", "search")):
+        for key, what in _CODE.items():
             for each in _listed(block.get(key, [])) if isinstance(block, Mapping) else ():
                 name = each.get("use") if isinstance(each, Mapping) else each
-                if isinstance(name, str):
+                if isinstance(name, str) and not name.startswith("regex:"):
                     yield what, name
 
 

@@ -35,7 +35,7 @@ def facts(loaded: LoadedModel, request: LiveRequest) -> LiveFacts:
     shape = geometry(loaded)
     return LiveFacts(
         loaded.name,
-        loaded.task.name if loaded.task else "prompts",
+        loaded.task.name if loaded.task else getattr(request.problems, "name", "prompts"),
         device_name(loaded.model.device),
         str(loaded.model.dtype).removeprefix("torch."),
         shape.weight_bytes,

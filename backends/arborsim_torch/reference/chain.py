@@ -123,7 +123,9 @@ class ChainTask(Task):
         """Tell whether `generated` holds a complete answer line or the end marker."""
         return self._finish(generated) is not None
 
-    def is_thought_end(self, problem: Problem, generated: Sequence[int]) -> bool:
+    def is_thought_end(
+        self, problem: Problem, generated: Sequence[int], block_tokens: int = 0
+    ) -> bool:
         """Tell whether the last token closes a block of lines, or everything."""
         if not generated:
             return False

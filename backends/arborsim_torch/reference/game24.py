@@ -161,7 +161,9 @@ class Game24Task(Task):
             return None
         return self.text(generated[LINE_ENDS[-1] - 3 : LINE_ENDS[-1] - 2])
 
-    def is_thought_end(self, problem: Problem, generated: Sequence[int]) -> bool:
+    def is_thought_end(
+        self, problem: Problem, generated: Sequence[int], block_tokens: int = 0
+    ) -> bool:
         """Tell whether the last token closes a line."""
         return len(generated) in LINE_ENDS or self.is_finished(problem, generated)
 

@@ -139,7 +139,9 @@ class TailTask(ChainTask):
 
     # ------------------------------------------------------------------ judging
 
-    def is_thought_end(self, problem: Problem, generated: Sequence[int]) -> bool:
+    def is_thought_end(
+        self, problem: Problem, generated: Sequence[int], block_tokens: int = 0
+    ) -> bool:
         """Tell whether the last token closes the filler of a thought's last line, or everything."""
         if not generated:
             return False

@@ -138,8 +138,10 @@ class Task(ABC):
         """Return the number of problems of a split; None if unlimited."""
 
     @abstractmethod
-    def is_thought_end(self, problem: Problem, generated: Sequence[int]) -> bool:
-        """Tell whether the last token closes a thought."""
+    def is_thought_end(
+        self, problem: Problem, generated: Sequence[int], block_tokens: int = 0
+    ) -> bool:
+        """Tell whether the last token closes a thought, which has had `block_tokens` if known."""
 
     @abstractmethod
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
