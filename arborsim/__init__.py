@@ -43,6 +43,7 @@ from arborsim.core import __version__ as __version__
 
 if TYPE_CHECKING:
     from arborsim.core.errors import ArborsimError
+    from arborsim.policies.function import score
     from arborsim.products.fidelity.ask import fidelity
     from arborsim.products.fidelity.results import FidelityResults
     from arborsim.products.kinds import load_results
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from arborsim.products.live.results import LiveResults
     from arborsim.products.plan.ask import PlanResults, plan
     from arborsim.products.record.ask import record
+    from arborsim.products.record.recorder import Recorder
     from arborsim.products.replay.ask import ReplayResults, replay
     from arborsim.products.results import Results
     from arborsim.products.search.ask import SearchResults, search
@@ -63,6 +65,7 @@ __all__ = [
     "FidelityResults",
     "LiveResults",
     "PlanResults",
+    "Recorder",
     "ReplayResults",
     "Results",
     "SearchResults",
@@ -78,6 +81,7 @@ __all__ = [
     "record",
     "replay",
     "results",
+    "score",
     "search",
     "sweep",
     "tune",
@@ -89,6 +93,7 @@ _HOME = {
     "FidelityResults": "products.fidelity.results",
     "LiveResults": "products.live.results",
     "PlanResults": "products.plan.ask",
+    "Recorder": "products.record.recorder",
     "ReplayResults": "products.replay.ask",
     "Results": "products.results",
     "SearchResults": "products.search.ask",
@@ -104,6 +109,7 @@ _HOME = {
     "record": "products.record.ask",
     "replay": "products.replay.ask",
     "results": "products.sweep.ask",
+    "score": "policies.function",
     "search": "products.search.ask",
     "sweep": "products.sweep.ask",
     "tune": "products.tune.ask",

@@ -10,18 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import arborsim
 from arborsim.cli.app import main
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine import terms
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, num_groups
 from arborsim.machine.serving import ServingEngine
+from arborsim.policies.base import Policy
+from arborsim.policies.methods.attention import H2O
 from arborsim.policies.methods.snapkv import HeadsShare
 from arborsim.policies.registry import build
 from arborsim.products.plan.evaluate import cost_terms
 from arborsim.searches import make_search
 from arborsim.searches.bank import open_bank, read_bank
 from arborsim.searches.walk import walk
+from arborsim.signals.scores import Score
 from arborsim.trace.reader import TraceReader
 from tests.helpers.demands import record_demands
 from tests.helpers.plain_executor import decide_all
@@ -41,6 +46,93 @@ def test_a_policy_of_ones_own(
     command = f"replay {trace} --policy my_policies:LateMover --budget 0.7 --set recent=8"
     assert main(command.split()) == 0
     assert "late-mover" in capsys.readouterr().out
+
+
+def test_a_score_is_one_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of the text replays, with its settings, in workers, too, and the first runs live."""
+    for name in ("score", "scores"):
+        code = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+        assert code
+        (tmp_path / f"my_{name}.py").write_text(code.group(1))
+    monkeypatch.syspath_prepend(tmp_path)
+    named = [f"my_scores:{n}" for n in ("fading", "short_keys", "long_values", "restless")]
+    policies = ",".join(["my_score:highest", *named])
+    policy = build("snapkv")
+    trace = trace_for(policy, tmp_path / "x.parquet", kind="tree", prompt=20, nodes=8, episodes=2)
+    settings = "--set recent=4 --set fading.decay=0.5 --set restless.first=0.25 --jobs 2"
+    assert main(f"replay {trace} --policy {policies} --budget 0.7 {settings}".split()) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("highest", "fading", "short-keys", "long-values"))
+    assert main(["policies", "my_score:highest"]) == 0
+    assert "Keep what some query has attended to most" in capsys.readouterr().out
+    pytest.importorskip("torch")
+    live = "live --lines 6 --episodes 1 --max-tokens 32 --policy my_score:highest --budget 0.7"
+    assert main([*live.split(), "--out", str(tmp_path / "live.parquet")]) == 0
+    assert "highest" in capsys.readouterr().out
+
+
+@arborsim.score(reads="attention", per="head")
+def received(now: np.ndarray, row: np.ndarray) -> np.ndarray:
+    return now + row
+
+
+@arborsim.score(reads="attention", per="layer", recent=0)
+def newest(now: np.ndarray, row: np.ndarray) -> np.ndarray:
+    return row
+
+
+@dataclass(frozen=True)
+class FunctionH2O(H2O):
+    """H2O with its score written as a function."""
+
+    @cached_property
+    def score(self) -> Score:
+        return received().score
+
+
+@pytest.mark.parametrize(
+    ("own", "shipped", "kind"),
+    [
+        (FunctionH2O(), "h2o", "linear"),
+        (FunctionH2O(), "h2o", "tree"),
+        (newest(), "tova", "linear"),
+    ],
+)
+def test_functions_decide_as_the_shipped_policies(
+    own: Policy, shipped: str, kind: str, tmp_path: Path
+) -> None:
+    policy = build(shipped)
+    trace = trace_for(policy, tmp_path / "x.parquet", kind=kind, prompt=12, nodes=14, episodes=1)
+    episode = next(iter(TraceReader(trace).episodes(sorted(policy.reads()))))
+    _, expected = decide_all(policy, episode, int(0.6 * episode.num_tokens))
+    _, moves = decide_all(own, episode, int(0.6 * episode.num_tokens))
+    assert len(moves)
+    assert np.array_equal(moves, expected)
+
+
+def test_functions_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UnknownName, match="unknown signal 'atention'"):
+        arborsim.score(reads="atention")
+    with pytest.raises(UsageError, match="leave out per"):
+        arborsim.score(reads="key_norm", per="head")
+    with pytest.raises(UsageError, match="score one: expected 2 arguments"):
+
+        @arborsim.score(reads="attention")
+        def one(row: np.ndarray) -> np.ndarray:
+            return row
+
+
+def test_values_that_cannot_rank_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ("import arborsim", '@arborsim.score(reads="hidden_change")', "def short(change):")
+    (tmp_path / "bad_scores.py").write_text("\n".join([*lines, "    return change[0]"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    trace = make_trace(tmp_path / "x.parquet", kind="linear", prompt=20, nodes=8)
+    assert main(f"replay {trace} --policy bad_scores:short --budget 0.7".split()) == 2
+    assert "score short returned (6,) values for 20 tokens" in capsys.readouterr().err
 
 
 def test_an_allocation_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from arborsim.trace.schema import Capture
 if TYPE_CHECKING:
     from arborsim.machine.machine import Machine
     from arborsim.play.episode import Cell
+    from arborsim.play.given import GivenTree
     from arborsim.searches.arms import Recipe
 
 GROUP = "arborsim.backends"
@@ -287,6 +288,22 @@ class ValidationObserver(Observer, Protocol):
         """One problem is complete under all policies and budgets: as `CellCheck`s."""
 
 
+class TreeRecording(Protocol):
+    """A trace that grows by one given tree at a time."""
+
+    vocabulary: int  #: token ids are below this
+    longest: int  #: tokens that a path may have
+
+    def encode(self, text: str, is_prompt: bool) -> list[int]:
+        """Token ids of a text; a `UsageError` without a tokeniser."""
+
+    def write(self, tree: GivenTree) -> None:
+        """Compute a tree, and store it: safe on disk on return."""
+
+    def close(self) -> None:
+        """Make the file of the whole searches."""
+
+
 class Backend(Protocol):
     """A live model."""
 
@@ -296,6 +313,11 @@ class Backend(Protocol):
         self, request: RecordRequest, on_progress: Callable[[RecordProgress], None]
     ) -> RecordProgress:
         """Record a trace.  On KeyboardInterrupt leave the whole episodes and raise it again."""
+
+    def record_trees(
+        self, request: RecordRequest, model: Any, tokenizer: Any, search: str
+    ) -> TreeRecording:
+        """Record given trees one by one, of a module or what the name of one loads."""
 
     def live(self, request: LiveRequest, observer: LiveObserver) -> tuple[ModelUsage, ...]:
         """Run searches under policies (see `LiveRequest`), and say what other models took."""

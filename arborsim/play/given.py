@@ -168,8 +168,8 @@ class TreeBuilder:
         """Give a thought up, once step `after` is complete; by default all so far."""
         node = self._known(number, "prune")
         if number == PROMPT or node.pruned is not None:
-            why = "is the prompt" if number == PROMPT else "was given up before"
-            raise UsageError(f"{node.name} {why}: it cannot be given up")
+            why = "" if number == PROMPT else ": it was given up before"
+            raise UsageError(f"{node.name} cannot be given up{why}")
         newest = max(each.step for each in self.nodes)
         node.pruned = newest if after is None else after
         if node.pruned < node.last:
@@ -181,11 +181,9 @@ class TreeBuilder:
         self._closed = True
 
     def answer(self, number: int, correct: bool | None = None, text: str | None = None) -> None:
-        """The search hands in a thought, which ends there."""
+        """The search hands in a thought, which ends there if none follows it."""
         node = self._known(number, "answer")
-        if any(each.parent == number for each in self.nodes) and number != PROMPT:
-            raise UsageError(f"{node.name} answers, but other thoughts follow it")
-        node.finished = number != PROMPT
+        node.finished = number != PROMPT and all(each.parent != number for each in self.nodes)
         node.answer = text if text is not None else node.answer
         node.correct = correct if correct is not None else node.correct
         self.chosen, self.correct = number, node.correct

@@ -180,19 +180,18 @@ def _encode_lists(field: pa.Field, values: Any) -> pa.Array:
 def parquet_writer(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
     """A Parquet writer with the encodings of a trace.
 
-    Counters are stored as differences.  Byte-stream-split puts the bytes of equal significance
-    together, which lets zstd find the redundancy of float16 signals.  The other columns are stored
-    plainly, or with a dictionary.  Page checksums let a reader notice damage.
+    Counters are stored as differences, the other columns plainly, or with a dictionary.  Signals
+    were split by the significance of their bytes before, which DuckDB and fastparquet do not read;
+    plain ones take 2% more (-5% to 6.5% of the shipped traces).  Page checksums let a reader notice
+    damage.
     """
-    encodings: dict[str, str] = {}  # by column; ``list.list.element`` for a list's values
-    for field in schema:
-        path, kind = field.name, field.type
-        while pa.types.is_list(kind):
-            path, kind = f"{path}.list.element", kind.value_type
-        if pa.types.is_floating(kind):
-            encodings[path] = "BYTE_STREAM_SPLIT"
-        elif field.name in _RISING:
-            encodings[path] = "DELTA_BINARY_PACKED"
+    encodings = {
+        f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name: (
+            "DELTA_BINARY_PACKED"
+        )
+        for field in schema
+        if field.name in _RISING
+    }
     return pq.ParquetWriter(
         file,
         schema,

@@ -36,17 +36,18 @@ NEEDED = ("kind", RUN.name)
 class EpisodeIndex:
     """Where each episode lies, int64 ``[episodes]``."""
 
-    group: np.ndarray  # row group
+    group: np.ndarray  # row group of its first row
+    last: np.ndarray  # and of its last one: other tools part episodes
     first: np.ndarray  # its first row, counted from the beginning of the group
     stored: np.ndarray  # rows as they are stored
     rows: np.ndarray  # rows when expanded
 
     @classmethod
     def of(cls, table: pa.Table, group_rows: np.ndarray, file: str, first_episode: int = 0) -> Self:
-        """From the columns `episode` and `run` of row groups that lie one after another.
+        """From the columns `episode` and perhaps `run` of row groups one after another.
 
         `group_rows` int64 ``[groups]`` counts their rows.  Rows that are not whole episodes in
-        order, each in one row group, are a `TraceError`.
+        order are a `TraceError`.
         """
         episode, counts = numbers_of(table["episode"]).astype(np.int64), _counts(table)
         rises = np.diff(episode, prepend=first_episode - 1)
@@ -63,17 +64,18 @@ class EpisodeIndex:
         stored = np.diff(starts, append=len(episode))
         ends = np.cumsum(group_rows)
         group = np.searchsorted(ends, starts, side="right")
-        split = np.searchsorted(ends, starts + stored - 1, side="right") != group
+        last = np.searchsorted(ends, starts + stored - 1, side="right")
         rows = np.add.reduceat(counts, starts)
-        large = f"its runs make more than {MOST_ROWS} rows"
-        for refused, what in ((split, "it lies in two row groups"), (rows > MOST_ROWS, large)):
-            if refused.any():
-                raise Where(file, first_episode + int(np.argmax(refused))).error(what)
-        return cls(group, starts - (ends - group_rows)[group], stored, rows)
+        if (large := rows > MOST_ROWS).any():
+            what = f"its runs make more than {MOST_ROWS} rows"
+            raise Where(file, first_episode + int(np.argmax(large))).error(what)
+        return cls(group, last, starts - (ends - group_rows)[group], stored, rows)
 
 
 def _counts(table: pa.Table) -> np.ndarray:
     """Rows that each row stands for, int64, with what is no count left for `expand` to name."""
+    if RUN.name not in table.column_names:
+        return np.ones(len(table), dtype=np.int64)
     run = table[RUN.name]
     counts = numbers_of(run).astype(np.int64)
     return np.where(values_of(run.is_null()) | (counts < 1), 1, counts)

@@ -1,8 +1,8 @@
 """Read a trace one episode at a time, and only the columns that are asked for.
 
-A trace is a Parquet file, which may be packed (`arborsim.trace.packed`), or the directory of an
-unfinished recording with one small Parquet file per whole episode.  Whatever is wrong with either
-becomes one line that says what to do.
+A trace is a Parquet file, which may be packed (`arborsim.trace.packed`) or written again by another
+tool (`arborsim.trace.rewritten`), or the directory of an unfinished recording with one small
+Parquet file per whole episode.  Whatever is wrong becomes one line that says what to do.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import pyarrow as pa
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.parquet import Chunk, ParquetTables, ends_of, one_line
+from arborsim.trace.columns import numbers_of
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.episode import Episode
 from arborsim.trace.packed import NEEDED, EpisodeIndex, expand
+from arborsim.trace.rewritten import as_recorded, says_the_same, with_metadata
 from arborsim.trace.schema import (
     EVICTED_BY,
     LATER,
@@ -60,9 +62,10 @@ class TraceReader:
             _must_exist(self.path)
         files = part_files(self.path) if in_parts else [self.path]
         first = _open(files[0], self.path)
-        self.info, packed = _info_of(first.schema, self.path)
+        self.info, packed = _info_of(with_metadata(first.schema, self.path), self.path)
         self.columns = tuple(first.schema.names)
-        _check_columns(first.schema, self.info, packed, self.path)
+        #: Columns whose type another tool changed, and the recorder's
+        self._types = _check_columns(first.schema, self.info, packed, self.path)
         self._open_file: tuple[Path, ParquetTables] = (files[0], first)
         # Each row group: its file, and its number there.  It is an episode unless they are packed.
         groups = 1 if in_parts else first.metadata.num_row_groups
@@ -72,17 +75,33 @@ class TraceReader:
         if packed and in_parts:
             raise TraceError(f"{files[0]}: a part holds one episode, not packed; record it again")
         self._held: dict[Signal, bool] = {}
-        self._packed = self._episode_index(first) if packed else None
+        regrouped = not packed and not in_parts and self._regrouped(first)
+        self._runs = packed
+        #: Where episodes lie, unless each is a row group
+        self._packed = self._episode_index(first) if packed or regrouped else None
         #: The last row group of a packed trace that was read, with these columns.
-        self._group: tuple[int, tuple[str, ...] | None, pa.Table] | None = None
+        self._group: tuple[range, tuple[str, ...] | None, pa.Table] | None = None
         self.num_episodes = len(self._groups if self._packed is None else self._packed.group)
         self.file_bytes = sum(os.path.getsize(file) for file in files)
 
     def _episode_index(self, file: ParquetTables) -> EpisodeIndex:
         groups = range(file.metadata.num_row_groups)
-        table = file.read(groups, ["episode", RUN.name])
+        names = ["episode", RUN.name] if self._runs else ["episode"]
+        table = as_recorded(file.read(groups, names), self._types)
         rows = np.array([file.metadata.row_group(group).num_rows for group in groups])
         return EpisodeIndex.of(table, rows, str(self.path))
+
+    def _regrouped(self, file: ParquetTables) -> bool:
+        """Whether another tool chose the row groups: the first or last is not one episode."""
+        last = file.metadata.num_row_groups - 1
+        try:
+            for group in {0, last}:
+                held = numbers_of(file.read([group], ["episode"])["episode"])
+                if ((held >= 0) & (held != group)).any():  # null is damage
+                    return True
+        except TraceError:  # damage is for those who read the episode
+            return False
+        return False
 
     def num_rows(self, episode: int) -> int:
         """Rows of one episode, without reading it."""
@@ -177,6 +196,7 @@ class TraceReader:
                 file = self._open_file[1]
                 try:
                     table = file.read(range(index, index + count), names).combine_chunks()
+                    table = as_recorded(table, self._types) if self._types else table
                 except TraceError:  # one by one: those before the damage can be had
                     count = 1
                 else:
@@ -206,6 +226,8 @@ class TraceReader:
         """One episode, a row per event, not validated, with all columns by default."""
         if self._packed is None:
             return self._read(index, index, names)
+        if not self._runs:
+            return self._packed_rows(index, names)
         read = names if names is None else list(dict.fromkeys([*names, *NEEDED]))
         table = expand(self._packed_rows(index, read), Where(str(self.path), index))
         return table if names is None else table.select(names)
@@ -222,16 +244,19 @@ class TraceReader:
     def _packed_rows(self, index: int, names: list[str] | None) -> pa.Table:
         """The rows of one episode as they are stored."""
         assert self._packed is not None
-        group, key = int(self._packed.group[index]), None if names is None else tuple(names)
-        if self._group is None or self._group[:2] != (group, key):
-            self._group = (group, key, self._read(group, index, names))
+        groups = range(int(self._packed.group[index]), int(self._packed.last[index]) + 1)
+        key = None if names is None else tuple(names)
+        if self._group is None or self._group[:2] != (groups, key):
+            table = self._read(groups.start, index, names, len(groups))
+            self._group = (groups, key, table.combine_chunks())
         first, stored = int(self._packed.first[index]), int(self._packed.stored[index])
         return self._group[2].slice(first, stored)
 
-    def _read(self, number: int, episode: int, names: list[str] | None) -> pa.Table:
-        """A row group, read for one episode."""
+    def _read(self, number: int, episode: int, names: list[str] | None, count: int = 1) -> pa.Table:
+        """A row group, or some after another, read for one episode."""
         path, group = self._groups[number]
-        return self._file(path).read([group], names, f"episode {episode}: ")
+        found = self._file(path).read(range(group, group + count), names, f"episode {episode}: ")
+        return as_recorded(found, self._types) if self._types else found
 
     def _file(self, path: Path) -> ParquetTables:
         if self._open_file[0] != path:
@@ -339,7 +364,8 @@ def _info_of(schema: pa.Schema, path: Path) -> tuple[TraceInfo, bool]:
                 "load_results read them"
             )
         raise TraceError(
-            f"{path}: a Parquet file, but no trace: it has no arborsim metadata; {_MAKE_ONE}"
+            f"{path}: a Parquet file, but no trace: it has no arborsim metadata, nor is there a "
+            f"{path.stem}.json with it; {_MAKE_ONE}"
         )
     version = stored[VERSION_KEY].decode("ascii", "replace")
     if version not in map(str, range(1, PACKED_VERSION + 1)):
@@ -358,9 +384,15 @@ def _info_of(schema: pa.Schema, path: Path) -> tuple[TraceInfo, bool]:
     return info, int(version) == PACKED_VERSION
 
 
-def _check_columns(schema: pa.Schema, info: TraceInfo, packed: bool, file: Path) -> None:
-    """Raise `TraceError` unless all columns of this capture level are there, of the right types."""
+def _check_columns(
+    schema: pa.Schema, info: TraceInfo, packed: bool, file: Path
+) -> dict[str, pa.DataType]:
+    """The columns to cast, and to what.
+
+    Raises `TraceError` unless all columns of this capture level are there, of types that do.
+    """
     expected = arrow_schema(info, packed)
+    types = {}
     missing = [name for name in expected.names if name not in {*schema.names, *LATER}]
     if missing:
         raise TraceError(
@@ -373,11 +405,15 @@ def _check_columns(schema: pa.Schema, info: TraceInfo, packed: bool, file: Path)
         if len(schema.get_all_field_indices(field.name)) != 1:
             raise TraceError(f"{file}: column {field.name} is there twice; record it again")
         found = schema.field(field.name).type
-        if not _same_type(field.type, found):
+        if _same_type(field.type, found):
+            continue
+        types[field.name] = field.type
+        if not says_the_same(field.type, found):
             raise TraceError(
                 f"{file}: column {field.name} has type {found} instead of {field.type}; "
                 "write it with TraceWriter"
             )
+    return types
 
 
 def _same_type(expected: pa.DataType, found: pa.DataType) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arborsim.core.errors import UsageError
 from arborsim.play.backends import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from arborsim_torch.live.run import MetersOf
     from arborsim_torch.models import LoadedModel
+    from arborsim_torch.tree_recording import TreeRecording
 
 for _package in ("torch", "transformers"):
     if find_spec(_package) is None:
@@ -72,6 +73,16 @@ class TorchBackend:
                 request.out, info, overwrite=request.overwrite, resume=request.resume
             ) as writer:
                 return record_all(request, loaded, plan, info, writer, on_progress)
+
+    def record_trees(
+        self, request: RecordRequest, model: Any, tokenizer: Any, search: str
+    ) -> TreeRecording:
+        """Record trees that are handed over one by one; raises `UsageError`."""
+        if isinstance(model, str) and is_plain(model):
+            check_checkpoint(model)
+        from arborsim_torch.tree_recording import TreeRecording
+
+        return TreeRecording(request, model, tokenizer, search)
 
     def live(
         self, request: LiveRequest, watch: LiveObserver, meters: MetersOf | None = None

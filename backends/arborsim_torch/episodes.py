@@ -204,7 +204,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         tokenizer=getattr(loaded.tokenizer, "name_or_path", "") or f"{plan.source.name} words",
         search_parameters=(
             {"tokens": "given", "first": request.first, **_chosen(request)}
-            if request.teacher_forced is not None
+            if plan.trees is not None
             else _search_parameters(request, plan)
         ),
         seed=request.seed,

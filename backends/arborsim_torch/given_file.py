@@ -107,7 +107,12 @@ class GivenSearch:
             raise UsageError("reward is no number")
         if not isinstance(text, str | None) or not isinstance(answer, str | None):
             raise UsageError("text and answer are texts, or left out")
-        known = {"reward": reward, "text": text, "answer": answer, "correct": _verdict(entry)}
+        known: dict[str, Any] = {
+            "reward": reward,
+            "text": text,
+            "answer": answer,
+            "correct": _verdict(entry),
+        }
         ids = _ids(entry, node.key, words, False)
         return builder.add(parent, ids, name=str(node), step=node.order, **known)
 

@@ -155,7 +155,7 @@ def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedM
     except (OSError, ValueError, KeyError, ImportError) as error:
         what = " ".join(str(error).split())[:300]
         raise UsageError(f"--model {name}: cannot be loaded: {what}{instead(name)}") from error
-    model = _language_model(model)
+    model = language_model(model)
     _check_vocabulary(f"--model {name}", tokenizer, model)
     model = model.to(device).eval()
     return LoadedModel(title, model, None, tokenizer)
@@ -181,7 +181,7 @@ def _check_vocabulary(option: str, tokenizer: Any, model: Any) -> None:
         )
 
 
-def _language_model(model: Any) -> Any:
+def language_model(model: Any) -> Any:
     """The model, or of one that sees images what computes text."""
     inner = getattr(model.model, "language_model", None)
     if inner is None:
@@ -213,7 +213,7 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
     # Positions cost no memory: let any length through.
     config = AutoConfig.for_model(kind, **{"max_position_embeddings": 1 << 20, **raw})
     with torch.device("meta"):
-        model = _language_model(AutoModelForCausalLM.from_config(config, dtype=chosen))
+        model = language_model(AutoModelForCausalLM.from_config(config, dtype=chosen))
     check_room(
         f"--model {CONFIG}{name}",
         sum(p.numel() * p.element_size() for p in model.parameters()),

@@ -81,6 +81,19 @@ def make_plan(
         )
     numbers = range(request.first, request.first + episodes)
     max_tokens, path_tokens = _lengths(request, loaded, source, numbers, trees)
+    return plan_for(request, loaded, source, path_tokens, episodes, max_tokens, trees)
+
+
+def plan_for(
+    request: RecordRequest,
+    loaded: LoadedModel,
+    source: Source,
+    path_tokens: int,
+    episodes: int,
+    max_tokens: int,
+    trees: Sequence[GivenTree] | None,
+) -> RecordingPlan:
+    """The plan for paths of up to so many tokens; raises `UsageError` as `make_plan` does."""
     sparse = request.attention == "sparse" or (
         request.attention == "auto" and path_tokens > DENSE_UP_TO
     )
@@ -177,7 +190,7 @@ def _source(request: RecordRequest, loaded: LoadedModel, prompts: ProblemSet | N
             f"--chat and --stop are for a model with a tokeniser: {loaded.name} has none"
         )
     if request.teacher_forced is not None:
-        return _of_given(request, loaded)
+        return of_given(request, loaded)
     if loaded.task is not None:
         if prompts is not None:
             raise UsageError(f"--prompts is for plain models: {loaded.name} has its own problems")
@@ -208,7 +221,7 @@ def _of_prompts(
     return PromptSource(prompts, loaded.tokenizer, eos_ids(loaded), *lengths, *ends)
 
 
-def _of_given(request: RecordRequest, loaded: LoadedModel) -> Source:
+def of_given(request: RecordRequest, loaded: LoadedModel) -> Source:
     """What reads given tokens."""
     longest = loaded.max_positions
     if loaded.task is not None:
@@ -239,10 +252,12 @@ def words_of(loaded: LoadedModel, chat: bool, source: Source | None = None) -> W
     def cut(prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
         assert source is not None
         problem = Problem(source.name, "given", 0, tuple(prompt), None)
-        ends = [0]
-        for count in range(1, len(tokens) + 1):
-            if source.is_thought_end(problem, tokens[:count], count - ends[-1]):
+        generated, ends = list[int](), [0]
+        for count, token in enumerate(tokens, 1):
+            generated.append(token)
+            ended = source.is_thought_end(problem, generated, count - ends[-1])
+            if ended or count == len(tokens):
                 ends.append(count)
-        return [*ends[1:], *([len(tokens)] if ends[-1] < len(tokens) else [])]
+        return ends[1:]
 
     return Words(encode, cut, loaded.model.config.vocab_size, loaded.max_positions)

@@ -33,13 +33,13 @@ class BlockCache(TieredCache):
 
     def block(self, spans: Sequence[Span], ids: np.ndarray) -> AttentionMetadata:
         """Announce the tokens of a block, int ``[1, queries]``, whose nodes `spans` says."""
-        fresh, at = [], []
+        fresh, positions = list[np.ndarray](), list[np.ndarray]()
         for span in spans:
             position = np.arange(span.position, span.position + span.stop - span.first)[None]
             own = ids[:, span.first : span.stop]
             fresh.append(self._table.append([span.node], own, position))
-            at.append(position)
-        position, token = np.concatenate(at, axis=1), np.concatenate(fresh)
+            positions.append(position)
+        position, token = np.concatenate(positions, axis=1), np.concatenate(fresh)
         pool = self._pools[Place.HBM]
         writing = SlotWriter.new(pool, pool.enter(token))
         self.leaves, longest = [spans[0].node], int(position.max()) + 1
@@ -146,6 +146,7 @@ class BlockDecoder(TreeDecoder):
         block = block_tokens(model.config.num_attention_heads, tree.num_tokens)
         self._blocks = BlockCache(Layout.of(model))
         super().__init__(model, capture, block, self._blocks, graphs=False)
+        self._blocks.pools[Place.HBM].reserve(tree.num_tokens)
         for number, node in enumerate(tree.nodes):
             self._blocks.open(number, node.parent)
         self._capture, self.order = capture, TokenOrder.of(tree)

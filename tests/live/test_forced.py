@@ -20,13 +20,14 @@ from arborsim.core.observations import Signal
 from arborsim.play.given import GivenTree, TreeBuilder
 from arborsim.searches import make_search
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import PER_LAYER, End, Kind
+from arborsim.trace.schema import PER_LAYER, Kind
 from arborsim_torch.capture import Capture
 from arborsim_torch.context import PassContext
 from arborsim_torch.given import record_tree
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.tree_blocks import block_tokens
+from benchmarks.record import tree_of
 from tests.live.tiny import FAMILIES, HEADS, VOCAB, FakeSource, save_tiny, tiny_model
 
 CLOSE = {"rtol": 2e-3, "atol": 2e-3}
@@ -64,28 +65,6 @@ def decoded(
     return recorder.run(source.problem(0)).columns
 
 
-def tree_of(columns: dict[str, Any]) -> GivenTree:
-    """What another engine would hand over of that search, thoughts in the order of opening."""
-    kind, node, token = (np.asarray(columns[name]) for name in ("kind", "node", "token"))
-    builder = TreeBuilder(VOCAB, 2048)
-    builder.prompt(token[kind == Kind.PREFILL])
-    step, said = 0, {n: token[(node == n) & (kind == Kind.TOKEN)] for n in set(node.tolist())}
-    for row, what in enumerate(kind):
-        n, known = int(node[row]), {name: columns[name][row] for name in ("reward", "answer")}
-        if what == Kind.TRANSITION and n == len(builder.nodes):
-            step += kind[row - 1] != Kind.TRANSITION
-            builder.add(int(columns["parent"][row]), said[n], step=step)
-        if what == Kind.BOUNDARY:
-            builder.nodes[n].reward, builder.nodes[n].answer = known["reward"], known["answer"]
-            builder.nodes[n].finished = columns["end"][row] == End.FINISHED
-            verdict = columns["correct"][row]
-            builder.nodes[n].correct = None if verdict < 0 else bool(verdict)
-        if what == Kind.PRUNE:
-            builder.prune(n, after=step)
-    builder.answer(n, bool(columns["correct"][-1]))
-    return builder.tree()
-
-
 def forced(model: Any, tree: GivenTree, taken: Capture | None) -> dict[str, Any]:
     return record_tree(model, tree, taken, FakeSource()).columns
 
@@ -116,7 +95,7 @@ def test_signals_equal_those_of_decoding(
     model = tiny_model(family)
     thoughts = 30 if search == "linear" else 6
     expected = decoded(model, capture(name), temperature, search, thoughts)
-    tree = tree_of(expected)
+    tree = tree_of(expected, VOCAB)
     assert len(tree.nodes) > 8
     assert (max(map(len, tree.steps)) > 1) == any(tree.given_up) == (search == "tot-bfs")
     found = forced(model, tree, capture(name))

@@ -167,18 +167,11 @@ class Recording:
         if not given.bank:
             own, unknown = split_settings(texts, given.search, ())
             own |= dict(map(choices.assigned, unknown))  # the search refuses them by name
-        if given.attention not in (known := ("auto", "dense", "sparse")):
-            raise UnknownName("form of attention", given.attention, known)
         forced = given.teacher_forced
         self.request = RecordRequest(
             **found,
-            attention=given.attention,
-            attention_top=given.attention_top,
+            **stored_fields(given, "tree" if given.bank else "signals"),
             out=output_path(given.out),
-            capture=_capture(given.capture or ("tree" if given.bank else "signals")),
-            qkv_layers=_layers("--qkv-layers", given.qkv_layers),
-            attention_layers=_layers("--attention-layers", given.attention_layers),
-            hidden_layers=_layers("--hidden-layers", given.hidden_layers),
             search_options=own,
             bank=recipe,
             teacher_forced=None if forced is None else Path(forced),
@@ -278,6 +271,20 @@ def _check_bank(given: RecordOptions, settings: list[str]) -> None:
     for name, value in (("--width", given.widths), ("--set", settings)):
         if children and value:
             raise UsageError(f"{name} goes with --for: --children serves any search")
+
+
+def stored_fields(given: CaptureOptions, level: str = "signals") -> dict[str, Any]:
+    """The fields of a `RecordRequest` that say what is stored, by default at this level."""
+    if given.attention not in (known := ("auto", "dense", "sparse")):
+        raise UnknownName("form of attention", given.attention, known)
+    return {
+        "attention": given.attention,
+        "attention_top": given.attention_top,
+        "capture": _capture(given.capture or level),
+        "qkv_layers": _layers("--qkv-layers", given.qkv_layers),
+        "attention_layers": _layers("--attention-layers", given.attention_layers),
+        "hidden_layers": _layers("--hidden-layers", given.hidden_layers),
+    }
 
 
 def _capture(name: str) -> Any:
