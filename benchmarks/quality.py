@@ -19,15 +19,19 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from arborsim.core.errors import UsageError
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.play.episode import Cell
-from arborsim_torch.masked.search import search as search_masked
-from arborsim_torch.reference import MODELS
+from arborsim_torch.masked.drafts import search as search_masked
+from arborsim_torch.masked.search import said_with_all
+from arborsim_torch.reference import MODELS, Problem, Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -125,7 +129,7 @@ def run(
         search = search | {"model": weights, "task": MODELS[search["model"]]}
     restore(name, experiment.arms, out)
     collector = Collector(out / f"{name}.jsonl", experiment.arms, masked)
-    backend = _Masked(give_up) if masked else get_backend("torch")
+    backend = _Masked(give_up, out) if masked else get_backend("torch")
     cells = {
         f"{arm.label}@{arm.budget}": (arm, cell)
         for arm, cell in zip(experiment.arms, collector.request_cells, strict=True)
@@ -171,10 +175,13 @@ class _Watch:
 
 
 class _Masked:
-    """In place of the live backend: searches a batch of problems at once, under a mask."""
+    """In place of the live backend: greedy searches under a mask, drafted by full retention.
 
-    def __init__(self, give_up: bool) -> None:
-        self._give_up = give_up
+    What that says is kept in `folder`.
+    """
+
+    def __init__(self, give_up: bool, folder: Path) -> None:
+        self._give_up, self._folder = give_up, folder
 
     def live(self, request: LiveRequest, watch: _Watch) -> None:
         """Every missing problem; those of a batch must have prompts of one length.
@@ -182,10 +189,11 @@ class _Masked:
         Raises
         ------
         UsageError
-            A search that is not greedy, or of which full retention is not known.
+            A search that is not greedy.
         """
         from arborsim_torch.live.run import facts
         from arborsim_torch.models import load_model
+        from arborsim_torch.sources import TaskSource
 
         if request.search != "linear" or request.temperature:
             raise UsageError("masked searches are greedy: run this experiment live")
@@ -194,18 +202,35 @@ class _Masked:
         model, task = loaded.model.requires_grad_(False), loaded.task
         assert task is not None
         (cell,) = request.cells
+        source = TaskSource(task, request.split)
         missing = [i for i in range(request.episodes) if watch.wants(i, cell)]
-        whole = cell.policy.name == "full"  # which finds out how long searches are
-        if unknown := [i for i in missing if not (whole or watch.full_tokens(i))]:
-            raise UsageError(
-                f"problem {unknown[0]} was not searched with everything kept: run full"
-            )
-        left = iter(missing)
+        for i, said in self._drafts(request, model, task, missing):
+            problem = task.problem(request.split, i)
+            hopeless = partial(_hopeless, task, problem) if self._give_up else None
+            draft = () if cell.policy.name == "full" else said
+            found = search_masked(model, source, problem, cell, task.max_tokens, draft, hopeless)
+            watch.finished(found.result)
+
+    def _drafts(
+        self, request: LiveRequest, model: Any, task: Task, wanted: Sequence[int]
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Problems, and what full retention says of each."""
+        of = json.dumps([request.model, request.task, request.split, dict(request.task_options)])
+        path = self._folder / "drafts.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        own = known.setdefault(of, {})
+        left = iter(wanted)
         while together := list(islice(left, request.batch)):
-            problems = [task.problem(request.split, i) for i in together]
-            full = [watch.full_tokens(i) for i in together]
-            for result in search_masked(model, task, problems, cell, full, self._give_up):
-                watch.finished(result)
+            if new := [i for i in together if str(i) not in own]:
+                problems = [task.problem(request.split, i) for i in new]
+                said = said_with_all(model, task, problems)
+                own.update(zip(map(str, new), said, strict=True))
+                path.write_text(json.dumps(known))
+            yield from ((i, own[str(i)]) for i in together)
+
+
+def _hopeless(task: Task, problem: Problem, said: Sequence[int]) -> bool:
+    return task.judge(problem, said).dead
 
 
 def main() -> None:

@@ -182,6 +182,8 @@ class LiveRequest(SearchRequest):
     #: Policies decide, nothing is removed: one search serves all cells, each with a simulated
     #: machine of its own
     shadow: bool = False
+    #: Tokens are masked in place of being removed: the answers of a live run, without its memory
+    masked: bool = False
     machine: Machine | None = None  #: the simulated machine of a shadow run
     trace: Path | None = None  #: a shadow run also records this trace
     #: Captured layers of a shadow run; plans per layer or head are about these.  Otherwise all
@@ -190,13 +192,30 @@ class LiveRequest(SearchRequest):
     command: str = ""
 
     def __post_init__(self) -> None:
-        """Refuses policies whose tokens go where the live machine has nothing."""
+        """Refuses policies whose tokens go where the live machine has nothing, or masks cannot."""
+        if self.masked:
+            self._check_masked()
+            return
         for cell in () if self.shadow else self.cells:
             places = {t.memory for t in cell.policy.tiers if t != Tier.EVICTED}
             if below := sorted(MEMORIES[memory] for memory in places - {HBM, DDR}):
                 raise UsageError(
                     f"policy {cell.policy.name} places tokens on {', '.join(below)}; the live "
                     "backend has HBM and DDR: replay it on a machine that has it"
+                )
+
+    def _check_masked(self) -> None:
+        if self.shadow:
+            raise UsageError(
+                "--shadow removes nothing, --masked stands in for it: give one of them"
+            )
+        if self.search != "linear" or self.temperature:
+            raise UsageError("--masked searches are linear and greedy: leave it out for others")
+        for cell in self.cells:
+            if cell.policy.recovers:
+                raise UsageError(
+                    f"--masked: {cell.policy.name} recomputes lost tokens, and masks do not: run "
+                    "it live"
                 )
 
 

@@ -54,6 +54,8 @@ def describe(request: LiveRequest) -> dict[str, Any]:
     found: dict[str, Any] = {
         each.name: getattr(request, each.name) for each in fields(request) if each.name not in apart
     }
+    if not request.masked:
+        del found["masked"]  # as in logs from before there was such a thing
     found["reward"] = asdict(request.reward)
     found["cells"] = [
         {"policy": c.policy.name, "budget": c.budget.text, "settings": values_of(c.policy)}

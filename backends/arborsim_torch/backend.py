@@ -104,7 +104,11 @@ class TorchBackend:
         with memory_errors(partial(_too_large, recording)):
             loaded, prompts = _load(request)
             plan = make_plan(recording, loaded, prompts)
-            if request.shadow:
+            if request.masked:
+                from arborsim_torch.masked.drafts import MaskedRun
+
+                MaskedRun(request, loaded, plan, watch, meters).run()
+            elif request.shadow:
                 info = trace_info(recording, loaded, plan)
                 ShadowRun(request, loaded, plan, info, watch, meters).run()
             else:

@@ -55,6 +55,8 @@ class CacheOptions(Options, panel="Cache"):
         Positions kept of attention rows that a policy reads one by one.
 
         All do with `shadow`.  Sums and newest rows are always whole.
+    masked
+        Mask tokens in place of removing them: the same answers, sooner, without memory and speed.
     shadow
         Policies decide, nothing is removed. Bytes and seconds are simulated.
     gpu
@@ -67,6 +69,7 @@ class CacheOptions(Options, panel="Cache"):
     page_tokens: Annotated[Count, Option(shown="16, with --shadow 1")] = 0
     batch: Positive = 1
     attention_top: Annotated[Count, Option(shown="all, 256 for paths above 4096 tokens")] = 0
+    masked: bool = False
     shadow: bool = False
     gpu: Annotated[str, Option(complete="gpu", shown="h100")] = ""
 
@@ -147,7 +150,7 @@ class LiveRun:
         recorded = None if given.trace is None else output_path(given.trace)
         at_least(0, MOST_PAGE_TOKENS, page_tokens=given.page_tokens)
         _check_files(given, self.out, recorded)
-        same = ("recall", "overlap", "graphs", "batch", "attention_top", "shadow")
+        same = ("recall", "overlap", "graphs", "batch", "attention_top", "masked", "shadow")
         self.request = LiveRequest(
             **live_fields(given, given.full),
             **_cache(given),

@@ -69,7 +69,7 @@ def report_of(report: live.LiveReport) -> Report:
     first = next((row for row in rows if not row.is_baseline), None)
     return Report(
         "live",
-        "Policies in a shadow run" if report.shadow else "Policies on a live model",
+        _title(report),
         f"{facts.model}: {report.problems} of {facts.task}, {report.request['search']} search, "
         f"{facts.dtype} on {facts.device}. {quantity('bytes', facts.weight_bytes)} of weights, "
         f"{quantity('bytes', facts.kv_bytes_per_token)} of KV per token.",
@@ -223,6 +223,12 @@ def _baseline(full: live.LiveRow, budgets: int) -> list[page.Figure]:
         page.scatter("95% interval of full", ends, high, **band),
         page.scatter("full", ends, level, line=dashed, hoverinfo="skip"),
     ]
+
+
+def _title(report: live.LiveReport) -> str:
+    if report.request.get("masked"):
+        return "Policies on a live model, masked"
+    return "Policies in a shadow run" if report.shadow else "Policies on a live model"
 
 
 def memories(report: live.LiveReport) -> list[Choice]:

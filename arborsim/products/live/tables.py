@@ -239,6 +239,11 @@ def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
         )
     elif not any(row.judged for row in rows):
         found.append("The answers were not judged: there is no accuracy.")
+    if report.request.get("masked"):
+        found.append(
+            "Masked run: tokens were masked in place of being removed. Answers are those of a live "
+            "run; memory is counted by the policies' decisions, and seconds are no cache's."
+        )
     if report.shadow:
         gpu = report.request.get("gpu", {}).get("name", "?")
         found.append(

@@ -32,6 +32,8 @@ from arborsim_torch.masked.search import PROMPT_BLOCK, carry_out
 #: ``[n, vocabulary]``.
 Consume = Callable[[int, int, Tensor], None]
 _TOGETHER = 8  # cells that share a pass of full retention: each has a table of its own
+_LEAST = 4  # tokens of a window
+_REACH = 4  # a window is larger by this than what windows of late have done
 
 
 @dataclass
@@ -88,54 +90,66 @@ class Windows(Observing):
         return twin
 
 
-class Forcing:
-    """A cell's way through given tokens, with a table of its own, from `follower`'s prompt on."""
+#: Of last hidden states ``[n, size]``, how many of these tokens stand: at least one.
+Accept = Callable[[Tensor], int]
 
-    def __init__(self, table: Windows, follower: Follower, tokens: Sequence[int]) -> None:
-        self.table, self.run = table, ForcedRun(follower)
-        self._tokens, self._prompt = list(tokens), follower.known
+
+class Forcing:
+    """A policy's way through given tokens, on a table of its own, from `follower`'s prompt on.
+
+    `done` are the tokens that followed the prompt.
+    """
+
+    def __init__(self, table: Windows, follower: Follower, block: int) -> None:
+        self.table, self.run, self._block = table, ForcedRun(follower), block
+        self._stood = float(block)  # tokens that were done by a window of late
+        self.done: list[int] = []
         self._guess: Follower | None = None  # says what the next queries are to leave out
 
     @property
     def follower(self) -> Follower:
         return self.run.follower
 
-    def over(self, last: int) -> bool:
-        """Whether all tokens before the number `last` are done, or cannot be."""
-        return bool(self.follower.infeasible) or self.follower.known >= last
+    @property
+    def window(self) -> int:
+        """Tokens to try at once: some times what windows of late have done, `block` at most."""
+        return min(self._block, max(_LEAST, int(_REACH * self._stood)))
 
-    def advance(self, last: int, full: Found | None) -> Tensor:
-        """Compute the tokens before number `last`: hidden states ``[n, size]`` of those now done.
+    def advance(
+        self, tokens: Sequence[int], full: Found | None = None, accept: Accept | None = None
+    ) -> Tensor:
+        """Compute the next tokens: hidden states ``[n, size]`` of those that are done now.
 
-        `full` is what full retention observed of the block's tokens, which a first guess is made
-        of.
+        `full` is what full retention observed of them, which a first guess is made of.
         """
-        table, first = self.table, self.follower.known
+        table, first, count = self.table, self.follower.known, len(tokens)
         carry_out(table, 0, self.follower.executor)
         self.follower.executor.forget(first)
-        tokens, count = self._tokens[first:last], last - first
-        generated = self._tokens[self._prompt : last]
+        said = [*self.done, *tokens]
         if self._guess is None:
             self._guess = self.follower.copy()
             if full is not None:
-                self._guess.take(tokens, seen_by(self._guess, full), generated)
+                self._guess.take(tokens, seen_by(self._guess, full), said)
         masks = self._guess.executor.unread(first, count)
         table.guess = torch.from_numpy(masks).to(table.model.device)
         mark = table.mark()
-        ids = torch.tensor([tokens], device=table.model.device)
         with table.guessing():
-            hidden = table.forward(ids)[0]
+            hidden = table.forward(torch.tensor([tokens], device=table.model.device))[0]
         (found,) = table.take(count)
         ahead = self.follower.copy()
-        ahead.take(tokens, found, generated)
+        ahead.take(tokens, found, said)
         right = _right(ahead, masks, first, count)
+        if accept is not None:
+            right = accept(hidden[:right])
+        self.done += tokens[:right]
+        self._stood = (self._stood + right) / 2 if right < self._block else right
         self.run.passes, self.run.computed = self.run.passes + 1, self.run.computed + count
         self.run.read += (~masks[:, :right]).sum(2).mean(0).tolist()
         if right == count:
             self.run.follower, self._guess = ahead, None
         else:
             part = {name: each[:right] for name, each in found.items()}
-            self.follower.take(tokens[:right], part, generated[: len(generated) - count + right])
+            self.follower.take(tokens[:right], part, self.done)
             table.rewind(mark, right)
             self._guess = None if ahead.infeasible else ahead
         return hidden[:right]
@@ -205,7 +219,7 @@ def _together(
         if not isinstance(cell.policy, Full):
             table = full.twin()
             table.observe(follower.needs, follower.uses)
-        ways.append(Forcing(table, follower, tokens))
+        ways.append(Forcing(table, follower, block))
     for first in range(prompt, len(tokens), block):
         last = min(first + block, len(tokens))
         logits = model.lm_head(full.forward(ids[:, first:last])[0]).float()
@@ -215,10 +229,11 @@ def _together(
                 way.follower.take(tokens[first:last], {})
                 consume(number, first, logits)
                 continue
-            while not way.over(last):
-                at = way.follower.known
-                guess = found if at == first else None
-                consume(number, at, model.lm_head(way.advance(last, guess)).float())
+            while not way.follower.infeasible and (at := way.follower.known) < last:
+                stop = min(last, at + way.window)
+                full_says = {k: v[: stop - at] for k, v in found.items()} if at == first else None
+                hidden = way.advance(tokens[at:stop], full_says)
+                consume(number, at, model.lm_head(hidden).float())
     return [way.run for way in ways]
 
 

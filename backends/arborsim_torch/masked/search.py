@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from arborsim.play.episode import Cell
 from arborsim_torch.masked.executor import MaskedExecutor, Rounding
 from arborsim_torch.masked.follower import Follower, check
 from arborsim_torch.masked.observed import Observing
+from arborsim_torch.masked.table import Table
 from arborsim_torch.reference.tasks import Problem, Task
 
 PROMPT_BLOCK = 256
@@ -38,7 +38,7 @@ class Batch(Protocol):
         """Append a token to each search, ``[rows]``."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these searches only, in rising order."""
+        """Go on with these searches only, in rising order; logits are read before."""
 
 
 class Searches(Observing):
@@ -128,30 +128,6 @@ def greedy(
         yield step, still, rows
 
 
-@dataclass
-class Ended:
-    """A search that is over: what its follower counted, and its tokens."""
-
-    follower: Follower
-    tokens: list[int]
-
-
-def result(
-    task: Task, problem: Problem, cell: Cell, budget: int, full: int, ended: Ended, wall_s: float,
-    give_up: bool,
-) -> LiveResult:  # fmt: skip
-    """The result of a search."""
-    verdict, good = task.judge(problem, ended.tokens), not ended.follower.infeasible
-    steps = task.steps(problem, ended.tokens) if good and not give_up else (None, None)
-    return LiveResult(
-        problem.index, cell.policy.name, cell.budget.text, budget,
-        (verdict.finished and verdict.correct) if good else None, len(ended.tokens),
-        full or len(problem.prompt) + len(ended.tokens), wall_s,
-        ended.follower.executor.measurements(), infeasible=ended.follower.infeasible,
-        steps_right=steps[0] if good else None, steps=steps[1] if good else None,
-    )  # fmt: skip
-
-
 @torch.no_grad()
 def search(
     model: Any, task: Task, problems: Sequence[Problem], cell: Cell, full_tokens: Sequence[int],
@@ -184,9 +160,38 @@ def search(
             each[i].token(tokens[i][-1], own, tokens[i])
         searches.settle()
     wall_s = (time.perf_counter() - begun) / len(problems)
-    for problem, generated, one, full, budget in zip(
+    for problem, said, one, full, budget in zip(
         problems, tokens, each, full_tokens, budgets, strict=True
     ):
         one.finish()
-        ended = Ended(one, generated)
-        yield result(task, problem, cell, budget, full, ended, wall_s, give_up)
+        verdict, good = task.judge(problem, said), not one.infeasible
+        steps = task.steps(problem, said) if good and not give_up else (None, None)
+        yield LiveResult(
+            problem.index, policy.name, cell.budget.text, budget,
+            (verdict.finished and verdict.correct) if good else None, len(said),
+            full or len(problem.prompt) + len(said), wall_s,
+            one.executor.measurements(), infeasible=one.infeasible,
+            steps_right=steps[0] if good else None, steps=steps[1] if good else None,
+        )  # fmt: skip
+
+
+class _Plain(Table):
+    """Searches with everything kept."""
+
+    wants_weights = False
+    logits: Tensor
+
+    def step(self, tokens: Tensor) -> None:
+        self.logits = self.model.lm_head(self.forward(tokens[:, None])[:, -1])
+
+
+@torch.no_grad()
+def said_with_all(model: Any, task: Task, problems: Sequence[Problem]) -> list[list[int]]:
+    """What full retention generates; prompts must be of one length."""
+    prompts = torch.tensor([each.prompt for each in problems], device=model.device)
+    plain = _Plain(model, len(problems), prompts.shape[1] + task.max_tokens)
+    plain.logits = model.lm_head(plain.forward(prompts)[:, -1])
+    tokens: list[list[int]] = [[] for _ in problems]
+    for _ in greedy(plain, task, problems, tokens):
+        pass
+    return tokens
