@@ -33,11 +33,15 @@ def both(
     return fast, list(search.search(model, task, problems, cell, full, **options))
 
 
-def same(fast: list[LiveResult], slow: list[LiveResult]) -> None:
+def same(fast: list[LiveResult], slow: list[LiveResult], most: int) -> None:
     for a, b in zip(fast, slow, strict=True):
+        # Token by token, the last that a search may have is computed, too.
+        more = 1 if a.tokens == most else 0
         assert (a.correct, a.tokens, a.budget_tokens) == (b.correct, b.tokens, b.budget_tokens)
-        assert a.measured.evicted_tokens == pytest.approx(b.measured.evicted_tokens, abs=1e-6)
-        assert a.measured.peak_hbm_kv_tokens == b.measured.peak_hbm_kv_tokens
+        assert a.measured.evicted_tokens == pytest.approx(
+            b.measured.evicted_tokens, abs=more + 1e-6
+        )
+        assert b.measured.peak_hbm_kv_tokens - a.measured.peak_hbm_kv_tokens in (0, more)
         assert (a.steps_right, a.steps) == (b.steps_right, b.steps)
 
 
@@ -56,7 +60,7 @@ def test_drafts_change_no_answer(policy: str, budget: str, settings: dict[str, s
     cell = Cell(build(policy, settings), Budget.parse(budget))
     problems = [task.problem("test", i) for i in range(2)]
     fast, slow = both(model.requires_grad_(False), task, problems, cell)
-    same(fast, slow)
+    same(fast, slow, task.max_tokens)
 
 
 def test_searches_end_when_they_are_hopeless() -> None:
@@ -66,5 +70,5 @@ def test_searches_end_when_they_are_hopeless() -> None:
     fast, slow = both(
         model.requires_grad_(False), task, [task.problem("test", 0)], cell, give_up=True
     )
-    same(fast, slow)
+    same(fast, slow, task.max_tokens)
     assert not fast[0].correct
