@@ -183,11 +183,11 @@ def test_columns_sort_within_their_trace(opened, report):
     page = opened(report)
     first = "#comparison tbody:nth-of-type(1) tr:not(.group) > :first-child"
     as_given = page.locator(first).all_inner_texts()
-    page.click("#comparison thead th:nth-child(5) button")  # attention kept, ascending
+    page.click("#comparison thead th:nth-child(3) button")  # attention kept, ascending
     assert page.locator(first).all_inner_texts()[0] == "random"
-    page.click("#comparison thead th:nth-child(5) button")
+    page.click("#comparison thead th:nth-child(3) button")
     assert page.locator(first).all_inner_texts()[0] in ("full", "hierarchy")
-    page.click("#comparison thead th:nth-child(5) button")
+    page.click("#comparison thead th:nth-child(3) button")
     assert page.locator(first).all_inner_texts() == as_given
     assert page.locator("#comparison tr.group").all_inner_texts() == [
         "tree.parquet", "linear.parquet"]  # fmt: skip
@@ -221,3 +221,19 @@ def test_hostile_names_stay_text_everywhere(opened, tmp_path):
     assert page.locator("img").count() == 0
     assert EVIL.replace("\u2028", "")[:40] in page.inner_text("#tree-moment")
     assert "</script>" in page.inner_text("#time")
+
+
+def test_a_long_table_is_filtered_and_a_moment_has_an_address(opened, report):
+    page = opened(report)
+    rows = page.locator("#comparison tbody tr:not(.group)")
+    before = rows.count()
+    page.fill(".filter input", "h2o 0.25")
+    shown = [row for row in rows.all() if row.is_visible()]
+    assert 0 < len(shown) < before
+    assert all("h2o" in row.inner_text() for row in shown)
+    page.fill("#map-find", "5")
+    said = page.inner_text("#map-moment")
+    assert "token 5: HBM" in said or "token 5: " in said
+    address = page.get_attribute("#map-moment a", "href")
+    assert "token=5" in address
+    assert page.locator("#map-cells .found").count() == 1

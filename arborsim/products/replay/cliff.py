@@ -19,6 +19,8 @@ MOST = page.COLOURS - 2  # the last is a grey
 #: Budgets that could not hold more than this share of the searches have no point: what is left are
 #: the short searches, of which more are right.
 MOST_INFEASIBLE = 0.1
+#: Points that make a figure: fewer show nothing that the table does not.
+FEWEST = 3
 _MOST_NAMED = 4
 _APART = 0.35  # per cent of the budget, between the whiskers of two lines
 
@@ -192,10 +194,14 @@ def of_replay(result: ReplayResult, trace: str, known: Answers | None = None) ->
     found.sort(key=lambda each: len(searched.differs(each.searched)))
     made = []
     for each in found:
+        if sum(len(line.points) for line in each.lines) < FEWEST:
+            continue
         note = each.note
+        title = each.title
         if other := ", ".join(searched.differs(each.searched)):
             note += f" Other problems than this trace's, which has {other}."
+            title = f"other problems: {title}"
         figure = each.figure(each.chosen(result.policies))
         lines = {line.label: [_coloured(line, 2, 0.0)] for line in each.lines}
-        made.append(Choice(figure, (trace, each.title), note, lines=lines))
+        made.append(Choice(figure, (trace, title), note, lines=lines))
     return made

@@ -135,6 +135,12 @@ RIGHT = Metric(_RIGHT, "Right answers", "right answers, counted live (%)", highe
 KEPT = Metric(COLUMNS["kept"], "Attention kept", "attention kept (%)", higher=True)
 ERROR = Metric(COLUMNS["error"], "Output error", "relative output error (%)", higher=False)
 TIMES = Metric(COLUMNS["time_vs_full"], "Time", "time relative to full retention", higher=False)
+RATE = Metric(
+    COLUMNS["full_rate_vs"],
+    "Tokens/s, GPU full",
+    "tokens/s with the GPU full, relative to full retention",
+    higher=True,
+)
 PEAK = Metric(COLUMNS["hbm_vs_full"], "Peak HBM", "peak KV in HBM (% of full)", higher=False)
 
 #: What says what a policy is worth, the best first.
@@ -149,6 +155,12 @@ def known_of(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[Metric]:
 def known(metric: Metric, rows: Sequence[Row]) -> bool:
     """Whether any row has the figure."""
     return any(not math.isnan(metric.value(row)) for row in rows)
+
+
+def several(rows: Sequence[Row], metric: Metric) -> bool:
+    """Whether there is enough to draw: two points show nothing that the table does not."""
+    real = (row for row in rows if not (row.is_bound or row.idle))
+    return sum(not math.isnan(metric.value(row)) for row in real) > 2
 
 
 def efficient(rows: Sequence[Row], metric: Metric) -> list[Row]:
@@ -208,7 +220,10 @@ class _Plane:
     @property
     def axes(self) -> tuple[page.Figure, page.Figure]:
         title = PEAK.axis if self._relative else f"peak KV in HBM ({self._size.unit})"
-        return page.axis(title, rangemode="tozero"), page.axis(self.metric.axis)
+        # Shares from none to all: an axis of the values alone makes differences where none are.
+        share = self.metric in (RIGHT, KEPT)
+        up = {"range": [-3, 103], "zeroline": False} if share else {"rangemode": "tozero"}
+        return page.axis(title, rangemode="tozero"), page.axis(self.metric.axis, **up)
 
     def across(self, row: Row) -> float:
         return PEAK.value(row) if self._relative else row.peak_hbm_kv_bytes / self._size.size

@@ -11,6 +11,7 @@ from typing import Any
 
 from arborsim.play.pictures import TokenMap, TreePicture, packed_runs
 from arborsim.play.results import BASELINE, MACHINE, EpisodeResult, ReplayResult, Row
+from arborsim.policies.registry import names
 from arborsim.products.replay import cliff, figures, trees
 from arborsim.products.replay.answers import Answers
 from arborsim.products.replay.tables import (
@@ -154,12 +155,17 @@ def _table(result: ReplayResult, rows: Sequence[Row]) -> Table[Row]:
     # Speed relative to full is the inverse of time relative to full.
     others = (*memory(rows), *GROUPS["page"], *TIME)
     rest = [column for column in others if column.key not in (*keys, "speed_vs_full")]
+    every = result.rows(too_small(result.left_out))
+    shipped, traces = names(), list(dict.fromkeys(row.trace for row in every))
     return Table(
-        result.rows(too_small(result.left_out)),
+        # Own policies first, trace by trace; the sort is stable.
+        sorted(every, key=lambda row: (traces.index(row.trace), row.policy in shipped)),
         shown((*first, *rest), rows),
         lambda row: row.trace,
         titled=len({row.trace for row in rows}) > 1,
-        look=lambda row: "baseline" if row.is_baseline else "",
+        look=lambda row: (
+            "baseline" if row.is_baseline else "own" if row.policy not in shipped else ""
+        ),
         leading=keys,
         reason=no_result,
     )
@@ -172,11 +178,14 @@ def _compared(
     counts = [each for trace in by_trace for each in cliff.of_replay(result, trace, known)]
     buys, maps, times = [], [], []
     for trace, own in by_trace.items():
-        for metric in figures.known_of(own, (*figures.WORTH, figures.TIMES)):
-            buys.append(figures.pareto(own, metric, trace))
+        worth = (*figures.WORTH, figures.RATE, figures.TIMES)
+        for metric in figures.known_of(own, worth):
+            if figures.several(own, metric):
+                buys.append(figures.pareto(own, metric, trace))
         settings = [row for row in own if not row.is_baseline]
-        for metric in figures.known_of(settings, (*figures.WORTH, figures.TIMES, figures.PEAK)):
-            maps.append(figures.heat(own, metric, trace))
+        for metric in figures.known_of(settings, (*worth, figures.PEAK)):
+            if figures.several(own, metric):
+                maps.append(figures.heat(own, metric, trace))
         times += figures.time_splits(own, labels=(trace,))
     drawn = {
         "cliff": ("Answers by budget", "", counts, "Problems"),

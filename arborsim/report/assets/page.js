@@ -197,6 +197,30 @@ function section(name, there) {
   return there;
 }
 
+// A long table is filtered: rows stay that have every word that is typed.
+for (const table of document.querySelectorAll("table.comparison")) {
+  const rows = [...table.querySelectorAll("tbody tr:not(.group)")];
+  if (rows.length < 9) continue;
+  const label = document.createElement("label");
+  const input = document.createElement("input");
+  const count = document.createElement("output");
+  input.type = "search";
+  input.placeholder = "a policy, a budget, ...";
+  label.append("Filter rows ", input);
+  const line = document.createElement("p");
+  line.className = "picker filter";
+  line.append(label, count);
+  input.addEventListener("input", () => {
+    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of rows) {
+      const text = [...row.cells].slice(0, 2).map((cell) => cell.textContent).join(" ").toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+    }
+    count.textContent = words.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
+  });
+  table.parentElement.before(line);
+}
+
 // A table that is wider than its place says so, until its end is in sight.
 for (const box of document.querySelectorAll(".scroll:has(table)")) {
   const hint = document.createElement("p");

@@ -50,9 +50,53 @@
     );
   }
 
+  // Token by token: a cell for each token, or for the few that share one, at a moment that the address names.
+  const [slider, find, moment, cells] = ["step", "find", "moment", "cells"].map((name) => byId(`map-${name}`));
+  let shown = null; // tokens, iterations and cells of what is drawn
+  const asked = new URLSearchParams(location.hash.startsWith("#map-section?") ? location.hash.slice(13) : "");
+
+  function place() {
+    const { tokens, iterations, z } = shown;
+    const row = z[slider.value];
+    const wanted = find.value === "" ? -1 : tokens.findLastIndex((first) => first <= Number(find.value));
+    cells.replaceChildren(...tokens.flatMap((first, i) => {
+      if (row[i] === 7 && i !== wanted) return [];
+      const cell = document.createElement("i");
+      const last = (tokens[i + 1] ?? first + 1) - 1;
+      cell.className = `tier${row[i]}${i === wanted ? " found" : ""}`;
+      cell.title = `${first === last ? `token ${first}` : `tokens ${first} to ${last}, mostly`}: ${NAMES[row[i]]}`;
+      return [cell];
+    }));
+    const link = document.createElement("a");
+    const [search, cell] = [byId("map-search").value, byId("map-cell").value];
+    link.href = `#map-section?${new URLSearchParams({ search, cell, step: slider.value, token: find.value })}`;
+    link.textContent = "link to this moment";
+    const found = wanted < 0 ? "" : `, token ${find.value}: ${NAMES[row[wanted]]}`;
+    moment.replaceChildren(`after iteration ${iterations[slider.value]}${found}, `, link);
+  }
+  slider.addEventListener("input", place);
+  find.addEventListener("input", place);
+
   picker("map", items, (item) => {
     const made = figure(item);
+    const { tokens, iterations } = axes[item.axes];
+    shown = { tokens, iterations, z: made.data[0].z };
+    slider.max = iterations.length - 1;
+    if (!slider.dataset.begun) slider.value = slider.max;
+    slider.dataset.begun = "yes";
     legend(made.data[0].z);
     draw("map", made);
+    place();
   });
+  if (asked.has("step")) {
+    for (const name of ["search", "cell"]) {
+      const select = byId(`map-${name}`);
+      if (![...select.options].some((one) => one.value === asked.get(name))) continue;
+      select.value = asked.get(name);
+      select.dispatchEvent(new Event("change"));
+    }
+    [slider.value, find.value] = [asked.get("step"), asked.get("token") ?? ""];
+    place();
+    byId("map-section").scrollIntoView();
+  }
 })();
