@@ -44,6 +44,7 @@ COMMANDS = {
     "calibrate": "Find settings of policies by measuring, or a machine's speed.",
     "doctor": "Show what is installed, what works with it, and what is missing.",
     "import": "Make a trace of a recording in another format.",
+    "observe": "Measure a served model, and fit an engine to it.",
 }
 #: The module of each command that is not `command` in the product of its name.
 _HOME = {

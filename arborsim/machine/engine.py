@@ -94,6 +94,8 @@ class EngineProfile(Sourced):
     integrations: Mapping[str, Integration] = field(default_factory=dict)
     #: Beginnings of the versions that its constants were fitted to; empty: it has no versions
     versions: tuple[str, ...] = ()
+    #: How far predictions were off where it was fitted to an endpoint (`arborsim observe`)
+    observed: str = ""
     gpus: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
 

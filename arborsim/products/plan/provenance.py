@@ -194,6 +194,8 @@ def cautions(
             "Policies that use DDR decided what to fetch on one GPU of each kind; where several "
             "share a model, the same bytes cross PCIe at their speed."
         )
+    engines = [each.profile.engine for each in workload.hardware]
+    found += dict.fromkeys(each.observed for each in engines if each is not None and each.observed)
     for entry in workload.mix:
         if isinstance(entry.source, Path):
             found += _recorded(entry, entry.source, workload)
