@@ -33,6 +33,7 @@ MODULES: dict[str, str] = {
         "keys": "key-norm keydiff lag-kv lag-kv-official",
         "kivi": "kivi",
         "pages": "freekv quest",
+        "random_attention": "random-attention",
         "rkv": "rkv",
         "snapkv": "adakv pyramidkv snapkv",
         "thinkv": "segment-hs thinkv",

@@ -177,7 +177,7 @@ def make_trace(
 def trace_for(policy: Policy, path: Path, **shape: Any) -> Path:
     """A random trace that holds what the policy reads."""
     reads = policy.reads()
-    if reads & set(VECTORS):
+    if reads & set(VECTORS) or policy.grouping != "shared":  # groups are captured layers' heads
         shape |= {"capture": "qkv", "layers": 3, "qkv_layers": (0, 1, 2)}
     if Signal.HIDDEN in reads:
         shape["hidden_layers"] = (1, 2, 5)

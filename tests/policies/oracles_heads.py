@@ -7,9 +7,12 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from arborsim.policies.base import Policy
 from arborsim.policies.methods.arkv import ARKV, ARKVOrigin, ARKVQuant
 from arborsim.policies.methods.attention import H2O
+from arborsim.policies.methods.random_attention import RandomAttention
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import SlowStream
 
@@ -258,10 +261,39 @@ class SlowARKV(SlowGroups):
         return max(entropy, 0.0) ** (1 / t1) * variance ** (1 / t2) * kurtosis ** (1 / t3)
 
 
+class SlowRandomAttention(SlowGroups):
+    """Whenever the cache has reached a multiple of `every` over budget, each head draws anew."""
+
+    pin_prompt = True
+
+    def __init__(self, every: int, window: int) -> None:
+        super().__init__()
+        self.every, self.window, self.iterations = every, window, 0
+
+    def recent(self, world: SlowWorld) -> int:
+        return min(self.window, world.budget // 2)
+
+    def prefill(self, world: SlowWorld) -> None: ...
+    def transition(self, world: SlowWorld) -> None: ...
+
+    def step(self, world: SlowWorld) -> None:
+        self.iterations += 1
+        held = max(world.in_hbm(group) for group in range(world.groups))
+        if any(n % self.every == 0 for n in range(world.budget + 1, held + 1)):
+            rng = np.random.default_rng([0, self.iterations])
+            self.drawn = rng.random((world.groups, len(world.node)))
+            self.shrink(world)
+
+    def group_score(self, world: SlowWorld, group: int, token: int) -> float:
+        return float(self.drawn[group, token])
+
+
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "h2o": (H2O(), SlowHeadH2O),
     "h2o-layer": (H2O(per="layer"), SlowHeadH2O),
     "h2o-head-flat": (H2O(adaptation="flat"), lambda: SlowHeadH2O("flat")),
+    "random-attention": (
+        RandomAttention(interval=5, window=4), lambda: SlowRandomAttention(5, 4)),
     "arkv": (ARKV(window=4), lambda: SlowARKV("mix", 4)),
     "arkv-layer-flat": (
         ARKV(window=3, per="layer", adaptation="flat"), lambda: SlowARKV("mix", 3, "flat")),

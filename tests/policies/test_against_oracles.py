@@ -176,7 +176,9 @@ def served() -> Iterator[tuple[str, str]]:
     """
     readers = {trace: TraceReader(TRACES / f"{trace}.parquet") for trace in SHARES}
     for name in filter(PAIRS.get, names()):
-        reads = PAIRS[name][0].reads()
+        policy = PAIRS[name][0]
+        apart = {Signal.KEYS} if policy.grouping != "shared" else set()  # layers were captured
+        reads = policy.reads() | apart
         fit = [trace for trace, reader in readers.items() if all(map(reader.has, reads))]
         yield from ((name, trace) for trace in fit if trace != "chain-vectors" or len(fit) == 1)
 

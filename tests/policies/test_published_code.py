@@ -1,6 +1,7 @@
-"""With `as_published`, policies keep what their authors' code keeps, set for set.
+"""Policies keep what their authors' code keeps, set for set; some with `as_published`.
 
-The caches here are written anew from reading that code (ARKV 92b0800, R-KV d15c976): slots in plain
+The caches here are written anew from reading that code (ARKV 92b0800, R-KV d15c976, Random
+Attention 066c520): slots in plain
 lists, one step at a time.  Random attention, queries and keys; a third of the prompts is longer
 than the cache.  So are the cuts of a prompt by AdaKV (efe4e2e) and PyramidKV (c97f9d7).
 """
@@ -19,6 +20,7 @@ from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.arkv import ARKV, ARKVOrigin, ARKVQuant
+from arborsim.policies.methods.random_attention import RandomAttention
 from arborsim.policies.methods.rkv import RKV
 from arborsim.policies.registry import available
 from arborsim.trace.episode import Episode
@@ -228,6 +230,42 @@ def test_rkv_keeps_what_its_code_keeps(seed: int, tmp_path: Path) -> None:
     policy = RKV(window=3, interval=6, threshold=(0.5, 0.9)[seed % 2], as_published=True)
     episode, budget = random_episode(policy, tmp_path, seed)
     assert held_by(policy, episode, budget) == coded_rkv(policy, episode, budget)
+
+
+def coded_random_attention(
+    policy: RandomAttention, episode: Episode, budget: int
+) -> list[list[set[int]]]:
+    """Mode ``random_pp``: what each head holds after every token, oldest slot first."""
+    prompt = int(np.count_nonzero(episode.kind == Kind.PREFILL))
+    groups = len(episode.info.qkv_layers) * episode.info.geometry.kv_heads
+    slots = [list(range(prompt)) for _ in range(groups)]
+    held = [[set(mine) for mine in slots]]
+    for now in range(prompt, episode.num_tokens):
+        for mine in slots:
+            mine.append(now)
+        length = len(slots[0])
+        if length > budget and length % policy.interval == 0:
+            drawn = np.random.default_rng([policy.seed, now + 1 - prompt]).random((groups, now + 1))
+            for head, mine in enumerate(slots):
+                candidates, newest = mine[: -policy.window], mine[-policy.window :]
+                score = [np.inf if t < prompt else drawn[head, t] for t in candidates]
+                kept = best_first(score)[: budget - policy.window]
+                slots[head] = sorted(candidates[i] for i in kept) + newest
+        held.append([set(mine) for mine in slots])
+    return held
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_random_attention_keeps_what_its_code_keeps(seed: int, tmp_path: Path) -> None:
+    policy = RandomAttention(interval=6, window=6, seed=seed)
+    episode, _ = random_episode(policy, tmp_path, seed)
+    prompt = int(np.count_nonzero(episode.kind == Kind.PREFILL))
+    budget = prompt + 8 + seed % 9
+    expected = coded_random_attention(policy, episode, budget)
+    assert held_by(policy, episode, budget) == expected
+    last = expected[-1]
+    assert any(len(one) < episode.num_tokens for one in last)
+    assert len({frozenset(one) for one in last}) > 1, "heads draw for themselves"
 
 
 def coded_heads_of_adakv(votes: np.ndarray, window: int, cache: int, alpha: float) -> list[set]:
