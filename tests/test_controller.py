@@ -34,6 +34,7 @@ SMALL = {
     "freekv": {"page": "3"},
     "quest": {"page": "3", "dense": "1"},
     "rkv": {"interval": "4", "window": "3"},
+    "random-attention": {"interval": "4", "window": "3"},
     "thinkv-paper": {"segment": "12", "low": "0.4", "high": "0.6", "most": "8", "least": "2"},
     "hierarchy": {"interval": "4", "recent": "6"},
     "redundancy": {"interval": "4", "recent": "6"},

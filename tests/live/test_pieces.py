@@ -35,6 +35,7 @@ from tests.live.tiny import VOCAB, tiny_model, torch
 NAMES = sorted(set(available()) - {"oracle"})
 #: Settings for short searches, by policy.
 SMALL = {"rkv": {"interval": "8", "window": "4"}, "snapkv": {"window": "4"},
+         "random-attention": {"interval": "8", "window": "4"},
          "lag-kv-official": {"lag": "8", "sinks": "4"},
          "freekv": {"page": "4", "sinks": "4", "recent": "8"}, "quest": {"page": "4"}}  # fmt: skip
 

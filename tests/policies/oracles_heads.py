@@ -271,7 +271,7 @@ class SlowRandomAttention(SlowGroups):
         self.every, self.window, self.iterations = every, window, 0
 
     def recent(self, world: SlowWorld) -> int:
-        return min(self.window, world.budget // 2)
+        return min(self.window, world.budget // 4)
 
     def prefill(self, world: SlowWorld) -> None: ...
     def transition(self, world: SlowWorld) -> None: ...

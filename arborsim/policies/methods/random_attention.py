@@ -50,7 +50,7 @@ class RandomAttention(StreamPolicy):
     pin_prompt: bool = pin_prompt_setting(True)
     interval: int = setting(64, "cut at its first multiple over budget", unit="tokens", low=1)
     window: int = setting(
-        64, "protected newest tokens, at most half of the budget", unit="tokens", low=0
+        64, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=0
     )
     per: str = setting("head", "what draws for itself", choices=GROUPINGS)
     seed: int = setting(0, "of the random numbers", low=0)
@@ -67,7 +67,7 @@ class RandomAttention(StreamPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(self.pin_prompt, recent=self.window, recent_share=0.5)
+        return Protect(self.pin_prompt, recent=self.window, recent_share=0.25)
 
     def rank(self, view: CacheView) -> np.ndarray:
         """Uniform random numbers, others at every decision."""

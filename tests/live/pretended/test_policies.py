@@ -33,6 +33,7 @@ from .device import caller
 NAMES = sorted(set(available()) - {"oracle"})
 #: Settings for searches of 40 tokens, by policy.
 SMALL = {"rkv": {"interval": "8", "window": "4"}, "snapkv": {"window": "4"},
+         "random-attention": {"interval": "2", "window": "4"},
          "lag-kv-official": {"lag": "8", "sinks": "4"},
          "kivi": {"residual": "16", "group": "16"},
          "freekv": {"page": "4", "sinks": "4", "recent": "8"}, "quest": {"page": "4"},
