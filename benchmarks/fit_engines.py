@@ -59,7 +59,8 @@ CONSTANTS = {
     "prefill_layer_s": (0.0, 3e-4, 1e-5), "request_s": (0.0, 0.06, 1e-3),
     "product_share": (0.8, 1.3, 0.02), "quantised_share": (0.8, 1.3, 0.02),
     "attention_share": (0.7, 1.3, 0.02), "expert_share": (0.5, 1.5, 0.02),
-    "all_reduce_share": (0.5, 2.0, 0.02), "prefill_share": (1.0, 1.5, 0.02),
+    "all_reduce_share": (0.5, 4.0, 0.02), "all_reduce_bytes_share": (0.5, 2.0, 0.02),
+    "prefill_share": (1.0, 1.5, 0.02), "mxfp4_prompt_share": (0.8, 2.0, 0.02),
 }  # fmt: skip
 ALONE = ("request_s", "step_s", "prefill_layer_s")
 SHARES = tuple(name for name in CONSTANTS if name.endswith("_share"))
@@ -104,21 +105,29 @@ class Parts:
             products = of[f"products {at}"]
             for share in ("product_share", "quantised_share"):
                 products = products * given[share] ** of[f"{share} {at}"]
-            return np.asarray(products + given["expert_share"] * of[f"experts {at}"])
+            return np.asarray(products + experts(at))
+
+        def experts(at: str) -> np.ndarray:
+            return np.asarray(given["expert_share"] * of[f"experts {at}"])
 
         def others(at: str) -> np.ndarray:
-            return np.asarray(given["all_reduce_share"] * of[f"reduces {at}"] + of[f"moves {at}"])
+            reduces = given["all_reduce_share"] * of[f"latencies {at}"]
+            reduces = reduces + given["all_reduce_bytes_share"] * of[f"reduced bytes {at}"]
+            return np.asarray(reduces + of[f"moves {at}"])
 
         clients, layers, share = of["clients"], of["layers"], given["prefill_share"]
         step_s = kernels("decode") + others("decode") + given["layer_s"] * layers
-        more = (share - 1) * of["part"] / (of["part"] + clients)
-        mixed_s = kernels("mixed") * (1 + more) + others("mixed")
+        narrow = of["mxfp4"] * share * (given["mxfp4_prompt_share"] - 1)  # of experts beyond that
+        prompts = of["part"] / (of["part"] + clients)
+        mixed_s = kernels("mixed") * (1 + (share - 1) * prompts) + others("mixed")
+        mixed_s += narrow * prompts * experts("mixed")
         mixed_s += given["prefill_layer_s"] * layers
         token_s = step_s + given["step_s"] + given["sequence_s"] * clients
         token_s += given["attention_share"] * of["attention"]
         asked_s = share * of["prompt attention"] + of["parts"] * (mixed_s - step_s)
         token_s += (clients - 1) / of["outputs"] * asked_s
         prompt_s = share * (kernels("prompt") + of["prompt attention"]) + others("prompt")
+        prompt_s += narrow * experts("prompt")
         return token_s, prompt_s + given["prefill_layer_s"] * layers + given["step_s"]
 
 
@@ -137,7 +146,7 @@ def _parts(run: ServingRun) -> dict[str, float]:
     part = min(prompt, CHUNK)
     found = {
         "clients": clients, "layers": geometry.layers, "outputs": run.output_tokens,
-        "part": part, "parts": prompt / part,
+        "part": part, "parts": prompt / part, "mxfp4": float(geometry.expert_type == "mxfp4"),
         "attention": own.attention_s(clients, clients * (prompt + run.output_tokens / 2))
         + own.windows_s(clients),
         "prompt attention": own.prefill_attention_s(prompt, 0),
@@ -150,7 +159,9 @@ def _parts(run: ServingRun) -> dict[str, float]:
             longer = made(**{share: 1.1}).products_s(tokens, ends)
             found[f"{share} {at}"] = math.log(longer / seconds) / math.log(1.1)
         found[f"experts {at}"] = own.experts_s(tokens)
-        found[f"reduces {at}"] = own.all_reduce_s(tokens, at != "decode")
+        twice, once = (made(**each).all_reduce_s(tokens, at != "decode")
+                       for each in ({"all_reduce_share": 2.0}, {}))  # fmt: skip
+        found[f"latencies {at}"], found[f"reduced bytes {at}"] = twice - once, 2 * once - twice
         found[f"moves {at}"] = own.elementwise_s(tokens)
     return found
 
@@ -281,6 +292,9 @@ def main() -> None:
                 "product_share": any(run.weights == "bfloat16" for run in runs),
                 "quantised_share": any(run.weights != "bfloat16" for run in runs),
                 "expert_share": any(machine_of(run).geometry.experts for run in runs),
+                "mxfp4_prompt_share": any(
+                    machine_of(run).geometry.expert_type == "mxfp4" for run in runs
+                ),
             }
             print(f"{name}: {len(older)} and {len(newer)} runs", flush=True)
             base = _start(engine, [each for each in CONSTANTS if kinds.get(each, True)])

@@ -53,9 +53,12 @@ class EngineProfile(Sourced):
     quantised_share: _Factor = 1.0
     attention_share: _Factor = 1.0
     expert_share: _Factor = 1.0
-    all_reduce_share: _Factor = 1.0
+    all_reduce_share: _Factor = 1.0  # of small messages, for which every GPU waits for the last
+    all_reduce_bytes_share: _Factor = 1.0  # and of what larger messages take beyond that
     #: The same of products, experts and attention of prompts: clocks fall under a load that lasts
     prefill_share: _Factor = 1.0
+    #: And of experts in mxfp4 beyond that, whose kernel for prompts is not the measured one
+    mxfp4_prompt_share: _Factor = 1.0
     #: Kernels of a layer, whatever is read; what each search adds that reads one part of a cache;
     #: and what each further part adds (another format, tokens from DDR), and attention rows
     layer_launches: Annotated[float, Meta(ge=0)] = 0.0
@@ -123,6 +126,10 @@ class EngineProfile(Sourced):
         """By how much each layer of a step is longer for features that a build does without."""
         step_s = 0.0 if built.asynchronous else self.synchronous_step_s
         return self.graph_layer_s.get(built.graphs, 0.0) + step_s / layers
+
+    def reduced_s(self, latency_s: float, bytes_s: float) -> float:
+        """An all-reduce that was measured to take as long, for a small message and beyond it."""
+        return self.all_reduce_share * latency_s + self.all_reduce_bytes_share * bytes_s
 
     def fitted_to(self, version: str) -> bool:
         """Whether constants were fitted to a version (``0.12.0``), or it is not known which."""

@@ -243,8 +243,11 @@ class Forward:
         if self.gpus == 1:
             return 0.0
         numbers = tokens * self.geometry.hidden
-        seconds = float(self._all_reduce(prefill).seconds(numbers))
-        return self.engine.all_reduce_share * REDUCES * self.geometry.layers * seconds
+        grid = self._all_reduce(prefill)
+        seconds, least_s = float(grid.seconds(numbers)), float(grid.seconds(grid.axes[0][0]))
+        latency_s = min(seconds, least_s)
+        whole_s = self.engine.reduced_s(latency_s, seconds - latency_s)
+        return REDUCES * self.geometry.layers * whole_s
 
     def _all_reduce(self, prefill: bool) -> Grid:
         found = self._reduces.get(prefill)

@@ -51,9 +51,10 @@ class Passes:
         if self.gpus > 1 and self._forward is None:
             row_bytes = geometry.hidden * geometry.weight_bytes_per_element
             latency_s, one_s = (profile.all_reduce_s(self.gpus, n) for n in (0.0, row_bytes))
-            share = 1.0 if self.engine is None else self.engine.all_reduce_share
-            times = share * REDUCES * geometry.layers
-            self._reduce_s, self._reduce_token_s = times * latency_s, times * (one_s - latency_s)
+            parts = latency_s, one_s - latency_s
+            if self.engine is not None:
+                parts = self.engine.reduced_s(parts[0], 0.0), self.engine.reduced_s(0.0, parts[1])
+            self._reduce_s, self._reduce_token_s = (REDUCES * geometry.layers * s for s in parts)
 
     def _least_s(self, engine: EngineProfile, graphs: bool) -> float:
         """Seconds of launching a pass, and of all of a step that is the host's."""
@@ -112,15 +113,17 @@ class Passes:
 
     def experts_s(self, tokens: int, decoding: int) -> float:
         """The routed experts of such a pass."""
-        return self.forward.experts_s(tokens) * self._sustained(tokens, decoding)
+        narrow = self.cost.geometry.expert_type == "mxfp4"
+        own = self.forward.engine.mxfp4_prompt_share if narrow else 1.0
+        return self.forward.experts_s(tokens) * self._sustained(tokens, decoding, own)
 
     def prompt_attention_s(self, tokens: int, present: int) -> float:
         """Attention of a prompt's `tokens`, with `present` ones before them."""
         return self.forward.prefill_attention_s(tokens, present) * self._sustained(tokens, 0)
 
-    def _sustained(self, tokens: int, decoding: int) -> float:
+    def _sustained(self, tokens: int, decoding: int, own: float = 1.0) -> float:
         """How much longer kernels take than alone, by the share of prompts' tokens in a pass."""
-        share = self.forward.engine.prefill_share
+        share = self.forward.engine.prefill_share * own
         return 1.0 + (share - 1.0) * (tokens - decoding) / tokens if tokens else 1.0
 
     def operations(self, named: Mapping[str, Sequence[str]]) -> Built:

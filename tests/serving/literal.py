@@ -124,8 +124,12 @@ class LiteralTime(IterationTime):
                 whole_s = p.cost.profile.all_reduce_s(
                     p.gpus, row_bytes * (s.sequences + extra.tokens)
                 )
-                share = 1.0 if p.engine is None else p.engine.all_reduce_share
-                model_s += 2 * p.cost.geometry.layers * share * whole_s
+                small_s = p.cost.profile.all_reduce_s(p.gpus, 0.0)
+                share = bytes_share = 1.0
+                if p.engine is not None:
+                    share, bytes_share = p.engine.all_reduce_share, p.engine.all_reduce_bytes_share
+                whole_s = share * small_s + bytes_share * (whole_s - small_s)
+                model_s += 2 * p.cost.geometry.layers * whole_s
         hidden_s = p.overlap * min(compute_s, memory_s)
         model_s += compute_s + memory_s - hidden_s + s.dequantise
         choosing_s = s.serial - p.sequence_s * s.sequences  # pages of DDR
@@ -146,10 +150,16 @@ class LiteralTime(IterationTime):
         p, f = self._pricing, self._pricing.forward
         tokens, g = s.sequences + extra.tokens, f.geometry
         attention_s = f.attention_s(s.sequences, s.kv_tokens)
-        rest_s = f.products_s(tokens, s.sequences + extra.prompts) + f.experts_s(tokens)
+        products_s, experts_s = (
+            f.products_s(tokens, s.sequences + extra.prompts), f.experts_s(tokens)
+        )  # fmt: skip
+        rest_s = products_s + experts_s
         if tokens:  # kernels take longer in passes over prompts, by their share of the tokens
             of_prompts = (tokens - s.sequences) / tokens
-            rest_s += rest_s * of_prompts * (f.engine.prefill_share - 1.0)
+            share = f.engine.prefill_share
+            rest_s += products_s * of_prompts * (share - 1.0)
+            share *= f.engine.mxfp4_prompt_share if g.expert_type == "mxfp4" else 1.0
+            rest_s += experts_s * of_prompts * (share - 1.0)
         rest_s += f.elementwise_s(tokens) + f.all_reduce_s(tokens, prefill=extra.tokens > 0)
         rest_s += f.windows_s(s.sequences)
         layer_s = f.engine.prefill_layer_s if extra.tokens else f.engine.layer_s

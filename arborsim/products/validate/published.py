@@ -46,6 +46,7 @@ from arborsim.machine.weights import with_weights
 from arborsim.products.validate.aiconfigurator import NotPredicted, Prediction, predicted
 from arborsim.products.validate.serving import ENGINES, ServingRun
 
+LATENCY_PERCENTILES = (50, 95, 99)
 REQUESTS_PER_CLIENT = 10
 #: The nightly benchmarks draw lengths evenly from this share of the stated one up to it.
 SHORTEST_SHARE = 0.8
@@ -207,6 +208,8 @@ class Simulated:
     #: Share of the median request's time to first token that a request alone would not take. (The
     #: mean is no help: all clients start at once, so their first requests always queue.)
     queueing: float
+    #: From a request to its last token: by `LATENCY_PERCENTILES` of all requests
+    latency_s: tuple[float, ...] = ()
 
 
 def play(run: ServingRun, machine: ServedMachine | None = None) -> Simulated:
@@ -230,6 +233,11 @@ def play(run: ServingRun, machine: ServedMachine | None = None) -> Simulated:
         float(np.mean([s / (n - 1) for s, n in zip(spent, tokens, strict=True)])),
         sum(tokens) / report.total_s,
         max(0.0, 1 - float(np.median(alone_s) / np.median(first_s))),
+        tuple(
+            np.percentile(
+                [each.finish_s - each.arrival_s for each in report.searches], LATENCY_PERCENTILES
+            ).tolist()
+        ),
     )
 
 

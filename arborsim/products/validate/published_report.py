@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from arborsim.core.errors import UnknownName
 from arborsim.core.tables import made_by, write_table
 from arborsim.products.validate import published, published_errors
 from arborsim.products.validate.aiconfigurator import NotPredicted, Prediction
-from arborsim.products.validate.published import PlayedRun
+from arborsim.products.validate.published import LATENCY_PERCENTILES, PlayedRun
 from arborsim.products.validate.published_errors import ErrorLine
 from arborsim.report import page
 from arborsim.report.report import (
@@ -222,6 +223,9 @@ def _record(each: PlayedRun) -> dict[str, Any]:
         "measured_tokens_per_s": each.measured_tokens_per_s,
         "queueing": made.queueing if made else math.nan,
     }
+    latency_s = made.latency_s if made else ()
+    for percentile, seconds in zip_longest(LATENCY_PERCENTILES, latency_s, fillvalue=math.nan):
+        row[f"simulated_e2e_p{percentile:g}_ms"] = 1e3 * seconds
     if other is not None:
         row |= {
             "aiconfigurator_tpot_ms": 1e3 * predicted.tpot_s if predicted else math.nan,
