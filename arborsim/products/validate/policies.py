@@ -30,6 +30,7 @@ from arborsim.machine.report import ServingReport
 from arborsim.machine.scheduler import ClosedLoop
 from arborsim.machine.server import Server
 from arborsim.machine.serving import ServingEngine, play_closed_form
+from arborsim.machine.weights import with_weights
 from arborsim.products.validate.policy_runs import PolicyRun
 from arborsim.products.validate.published import Kept, request
 
@@ -135,6 +136,8 @@ class Setting:
             raise UsageError("it is compared with something else than full retention")
         self.prompt = max(1, round(prompt))
         self.geometry = load_geometry(run.text("model").rpartition("/")[2])
+        if run.text("dtype") == "fp8":
+            self.geometry = with_weights(self.geometry, "fp8")
         self.profile = load_profile(_MEMORY.sub(_gpu, run.text("gpu")), engine=engine)
         gpus = run.number("tensor_parallel", "gpus")
         self.gpus = 1 if math.isnan(gpus) else max(1, round(gpus))
