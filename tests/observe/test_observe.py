@@ -100,8 +100,11 @@ def test_a_log_and_an_engine_are_written(url: str, capsys: pytest.CaptureFixture
     assert sorted(each.other["clients"] for each in log.searches if each.other) == 3 * [1] + 3 * [2]
     engine = load_engine("observed.toml")
     assert engine.observed in said
-    assert engine.source("step_s").startswith("fitted to arborsim observe (observed.jsonl)")
-    assert engine.chunk_tokens == load_engine("vllm").chunk_tokens
+    base = load_engine("vllm")
+    for name in ("step_s", "sequence_s", "request_s"):  # what stayed as it was keeps its source
+        ours = engine.source(name) == "fitted to arborsim observe (observed.jsonl)"
+        assert ours != (getattr(engine, name) == getattr(base, name))
+    assert engine.chunk_tokens == base.chunk_tokens
     assert main(["import", "requests", "observed.jsonl", "log.parquet"]) == 0
     assert observe(f"{url}/fine/v1") == 2  # the files are there
     assert "observed.jsonl exists" in capsys.readouterr().err

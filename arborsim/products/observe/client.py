@@ -39,8 +39,9 @@ class Endpoint:
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
         kinds: dict[str, type[http.client.HTTPConnection]] = {
-            "http": http.client.HTTPConnection, "https": http.client.HTTPSConnection,
-        }  # fmt: skip
+            "http": http.client.HTTPConnection,
+            "https": http.client.HTTPSConnection,
+        }
         try:
             if not parts.hostname:
                 raise ValueError
@@ -105,10 +106,13 @@ class Answered:
     def row(self) -> dict[str, Any]:
         """A line of the log, which `arborsim import requests` reads as Mooncake's."""
         return {
-            "timestamp": round(1e3 * self.at_s, 3), "input_length": self.prompt_tokens,
-            "output_length": self.answer_tokens, "clients": self.clients,
-            "ttft_s": round(self.ttft_s, 6), "e2e_s": round(self.e2e_s, 6),
-        }  # fmt: skip
+            "timestamp": round(1e3 * self.at_s, 3),
+            "input_length": self.prompt_tokens,
+            "output_length": self.answer_tokens,
+            "clients": self.clients,
+            "ttft_s": round(self.ttft_s, 6),
+            "e2e_s": round(self.e2e_s, 6),
+        }
 
 
 @dataclass(frozen=True)
@@ -172,10 +176,13 @@ class _Load:
 
     def _request(self, number: int) -> Answered:
         body = {
-            "model": self.endpoint.model, "prompt": self._prompt(number), "stream": True,
-            "max_tokens": self.asked.answer_tokens, "ignore_eos": True,
+            "model": self.endpoint.model,
+            "prompt": self._prompt(number),
+            "stream": True,
+            "max_tokens": self.asked.answer_tokens,
+            "ignore_eos": True,
             "stream_options": {"include_usage": True},
-        }  # fmt: skip
+        }
         at, deadline = time.monotonic(), self.begun + self.asked.seconds
         first = last = float("nan")
         chunks, ended = 0, False

@@ -128,4 +128,4 @@ def observe(
         print(
             f"It answers faster than {gpu} can with {model}: name what serves with --gpu, --model"
         )
-    print(f"wrote {engine_out}: plan with --engine {engine_out}")
+    print(f'wrote {engine_out}: name it in a workload, [serving] engine = "{engine_out}"')

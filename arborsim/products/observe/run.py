@@ -88,7 +88,11 @@ def fitted(
     found = {"step_s": parts[0], "sequence_s": parts[1]}
     least = observed(answered, _with(machine, found))[0]
     found["request_s"] = max(0.0, engine.request_s + least.ttft_s - least.predicted_ttft_s)
-    found = {name: float(f"{value:.4g}") for name, value in found.items()}
+    found = {
+        name: float(f"{value:.4g}")
+        for name, value in found.items()
+        if value != getattr(engine, name)  # what stayed as it was keeps its source
+    }
     return _with(machine, found), found
 
 

@@ -71,10 +71,15 @@ def read(
         tokens = sum(r.prompt_tokens for r, text in zip(made, texts, strict=True) if text)
         size = max(1, round(block_tokens * characters / max(tokens, 1)))
         made = [
-            Request(r.arrival_s, r.prompt_tokens, r.answer_tokens,
-                    _blocks(text, size, r.prompt_tokens // block_tokens), r.other)
+            Request(
+                r.arrival_s,
+                r.prompt_tokens,
+                r.answer_tokens,
+                _blocks(text, size, r.prompt_tokens // block_tokens),
+                r.other,
+            )
             for r, text in zip(made, texts, strict=True)
-        ]  # fmt: skip
+        ]
     said = lengths.said() if guessed else ""
     return sources.Contents(tuple(made), contents.damaged, contents.items), said
 
@@ -112,8 +117,9 @@ def of_benchmark(item: Any) -> list[Call]:
             other = {"ttft_s": ttft_s, "e2e_s": ttft_s + after_s}
         arrival_s = math.nan if start is None else fields.finite(start, f"start_times, {i}")
         tokens = fields.whole(prompt, f"input_lens, {i}", low=1)
-        calls.append(Call(arrival_s, (), "", tokens, fields.whole(answer, f"output_lens, {i}"),
-                          other))  # fmt: skip
+        calls.append(
+            Call(arrival_s, (), "", tokens, fields.whole(answer, f"output_lens, {i}"), other)
+        )
     return calls
 
 
@@ -158,9 +164,13 @@ def _event(event: dict[str, Any], at: str) -> Call:
     usage = _object(output.get("usage"))
     prompt = [message_text(each) for each in fields.array(fields.field(event, "input"), at)]
     return Call(
-        moment_of(event.get("timestamp")), prompt, answer, _tokens(usage.get("input_tokens"), at),
-        _tokens(usage.get("output_tokens"), at), {"model": event.get("model")},
-    )  # fmt: skip
+        moment_of(event.get("timestamp")),
+        prompt,
+        answer,
+        _tokens(usage.get("input_tokens"), at),
+        _tokens(usage.get("output_tokens"), at),
+        {"model": event.get("model")},
+    )
 
 
 def of_spans(item: Any) -> list[Call]:
@@ -177,9 +187,11 @@ def of_spans(item: Any) -> list[Call]:
         at = f"span {span.get('spanId', len(calls))!s:.20}"
         prompt_tokens, answer_tokens = (
             _tokens(said.get(f"gen_ai.usage.{now}", said.get(f"gen_ai.usage.{before}")), at)
-            for now, before in (("input_tokens", "prompt_tokens"),
-                                ("output_tokens", "completion_tokens"))
-        )  # fmt: skip
+            for now, before in (
+                ("input_tokens", "prompt_tokens"),
+                ("output_tokens", "completion_tokens"),
+            )
+        )
         prompt = said.get("gen_ai.input.messages") or said.get("gen_ai.prompt") or ()
         start = span.get("startTimeUnixNano")
         arrival_s = math.nan if start is None else fields.finite(_number(start), at) / 1e9

@@ -71,10 +71,12 @@ def recognised(items: Items) -> Items | None:
         return [(place, _made(_completions, item)) for place, item in items]
     if isinstance(first, dict) and {"eval", "samples"} <= first.keys():
         return [
-            (f"sample {i}", _trie([[(said, None) for said in (*call.prompt, call.answer)]
-                                   for call in sample]))
+            (
+                f"sample {i}",
+                _trie([[(said, None) for said in (*call.prompt, call.answer)] for call in sample]),
+            )
             for i, sample in enumerate(samples_of(first))
-        ]  # fmt: skip
+        ]
     if any(_events(item) for _, item in items[:100]):
         return [(f"tree {i}", tree) for i, tree in enumerate(_prefixes(items))]
     return None
@@ -97,11 +99,15 @@ def _completions(item: Any) -> dict[str, Any]:
         steps = text(said, f"completion {i}").split("\n\n")
         if len(steps) > len(values) > 0:  # an answer behind the last scored step belongs to it
             steps[len(values) - 1 :] = ["\n\n".join(steps[len(values) - 1 :])]
-        paths.append([(step, values[k] if k < len(values) else None)
-                      for k, step in enumerate(steps)])  # fmt: skip
+        paths.append(
+            [(step, values[k] if k < len(values) else None) for k, step in enumerate(steps)]
+        )
     found = _trie(paths)
-    return {**found, "text": text(field(item, "problem"), "problem"), "children": (
-        [found] if found["text"] else found["children"])}  # fmt: skip
+    return {
+        **found,
+        "text": text(field(item, "problem"), "problem"),
+        "children": ([found] if found["text"] else found["children"]),
+    }
 
 
 def _trie(paths: Sequence[Sequence[tuple[str, Any]]]) -> dict[str, Any]:

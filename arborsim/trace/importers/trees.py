@@ -161,16 +161,23 @@ class NestedTree(Lengths):
         reading, made = self, recognised(items) if items else None
         if made is not None:
             tokens = "tokens" if made and "tokens" in _as_dict(made[0][1]) else ""
-            reading = replace(self, children="children", text="" if tokens else "text",
-                              value="" if tokens else "value", tokens=tokens, root="")  # fmt: skip
+            reading = replace(
+                self,
+                children="children",
+                text="" if tokens else "text",
+                value="" if tokens else "value",
+                tokens=tokens,
+                root="",
+            )
         elif items and (names := names_of(items[0][1], self.node_id, self.parent, self.children)):
             try:
                 roots = flat([item for _, item in items], names, self.children)
             except Damage as error:
                 raise UsageError(f"{path}: {error}") from None
             made = list(listed(roots))
-        found = contents(path, (made if made is not None else items)[: limit or None],
-                         reading.search_of)  # fmt: skip
+        found = contents(
+            path, (made if made is not None else items)[: limit or None], reading.search_of
+        )
         alone = not any(search.batches for search in found.searches)
         if found.searches and alone and not _names(items, self.children):
             raise UsageError(
@@ -277,12 +284,20 @@ def _within_one(found: Contents[WrittenSearch]) -> tuple[Contents[WrittenSearch]
         return found, ""
     span = high - low or 1.0
     moved = tuple(
-        replace(search, batches=[
-            replace(batch, thoughts=[replace(each, reward=(each.reward - low) / span)
-                                     for each in batch.thoughts])
-            for batch in search.batches])
+        replace(
+            search,
+            batches=[
+                replace(
+                    batch,
+                    thoughts=[
+                        replace(each, reward=(each.reward - low) / span) for each in batch.thoughts
+                    ],
+                )
+                for batch in search.batches
+            ],
+        )
         for search in found.searches
-    )  # fmt: skip
+    )
     return replace(
         found, searches=moved
     ), f"values from {low:g} to {high:g} are rewards from 0 to 1"
