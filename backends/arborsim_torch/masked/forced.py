@@ -32,7 +32,7 @@ from arborsim_torch.masked.search import PROMPT_BLOCK, carry_out
 #: ``[n, vocabulary]``.
 Consume = Callable[[int, int, Tensor], None]
 _TOGETHER = 8  # cells that share a pass of full retention: each has a table of its own
-_LEAST = 4  # tokens of a window
+LARGEST, _LEAST = 256, 4  # tokens of a window
 _REACH = 4  # a window is larger by this than what windows of late have done
 
 
@@ -101,8 +101,8 @@ class Forcing:
     """
 
     def __init__(self, table: Windows, follower: Follower, block: int) -> None:
-        self.table, self.run, self._block = table, ForcedRun(follower), block
-        self._stood = float(block)  # tokens that were done by a window of late
+        self.table, self.run = table, ForcedRun(follower)
+        self._stood = block / _REACH  # tokens that were done by a window of late
         self.done: list[int] = []
         self._guess: Follower | None = None  # says what the next queries are to leave out
 
@@ -112,25 +112,29 @@ class Forcing:
 
     @property
     def window(self) -> int:
-        """Tokens to try at once: some times what windows of late have done, `block` at most."""
-        return min(self._block, max(_LEAST, int(_REACH * self._stood)))
+        """Tokens to try at once: some times what windows of late have done, `block` at first."""
+        return min(LARGEST, max(_LEAST, int(_REACH * self._stood)))
 
     def advance(
         self, tokens: Sequence[int], full: Found | None = None, accept: Accept | None = None
     ) -> Tensor:
         """Compute the next tokens: hidden states ``[n, size]`` of those that are done now.
 
-        `full` is what full retention observed of them, which a first guess is made of.
+        `full` is what full retention observed of them, and maybe of later ones, of which masks are
+        guessed that nothing else is known of.
         """
         table, first, count = self.table, self.follower.known, len(tokens)
         carry_out(table, 0, self.follower.executor)
         self.follower.executor.forget(first)
         said = [*self.done, *tokens]
-        if self._guess is None:
-            self._guess = self.follower.copy()
-            if full is not None:
-                self._guess.take(tokens, seen_by(self._guess, full), said)
-        masks = self._guess.executor.unread(first, count)
+        guess = self._guess or self.follower.copy()
+        if full is not None and (ahead_by := guess.known - first) < count:
+            rest = {name: each[ahead_by:count] for name, each in full.items()}
+            guess.take(tokens[ahead_by:], seen_by(guess, rest), said)
+        rounded = [each.first - first for each in guess.executor.roundings if each.first > first]
+        count = min([count, *rounded])
+        tokens, said = tokens[:count], [*self.done, *tokens[:count]]
+        masks = guess.executor.unread(first, count)
         table.guess = torch.from_numpy(masks).to(table.model.device)
         mark = table.mark()
         with table.guessing():
@@ -142,7 +146,7 @@ class Forcing:
         if accept is not None:
             right = accept(hidden[:right])
         self.done += tokens[:right]
-        self._stood = (self._stood + right) / 2 if right < self._block else right
+        self._stood = (self._stood + right) / 2
         self.run.passes, self.run.computed = self.run.passes + 1, self.run.computed + count
         self.run.read += (~masks[:, :right]).sum(2).mean(0).tolist()
         if right == count:
@@ -162,7 +166,7 @@ def _right(ahead: Follower, masks: np.ndarray, first: int, count: int) -> int:
     wrong = (ahead.executor.unread(first, count) != masks).any((0, 2))
     right = int(wrong.argmax()) if wrong.any() else count
     rounded = [each.first - first for each in ahead.executor.roundings if each.first > first]
-    return max(1, min(right, *rounded, count))
+    return max(1, min([right, *rounded]))
 
 
 @torch.inference_mode()
@@ -181,7 +185,7 @@ def forced(
     Parameters
     ----------
     block
-        Tokens of a window at most.
+        Tokens of the first window; how many later ones have follows from what these have done.
     readers
         Gives what reads each token, for policies that ask.
     """
@@ -220,8 +224,8 @@ def _together(
             table = full.twin()
             table.observe(follower.needs, follower.uses)
         ways.append(Forcing(table, follower, block))
-    for first in range(prompt, len(tokens), block):
-        last = min(first + block, len(tokens))
+    for first in range(prompt, len(tokens), LARGEST):
+        last = min(first + LARGEST, len(tokens))
         logits = model.lm_head(full.forward(ids[:, first:last])[0]).float()
         (found,) = full.take(last - first)
         for number, way in enumerate(ways):
@@ -231,8 +235,8 @@ def _together(
                 continue
             while not way.follower.infeasible and (at := way.follower.known) < last:
                 stop = min(last, at + way.window)
-                full_says = {k: v[: stop - at] for k, v in found.items()} if at == first else None
-                hidden = way.advance(tokens[at:stop], full_says)
+                guess = {name: each[at - first :] for name, each in found.items()}
+                hidden = way.advance(tokens[at:stop], guess)
                 consume(number, at, model.lm_head(hidden).float())
     return [way.run for way in ways]
 
