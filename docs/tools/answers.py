@@ -1,21 +1,20 @@
 """Draw `answers.svg` in ``docs/assets``, the README's picture: ``python -m docs.tools.answers``.
 
-On the left what the authors of R-KV counted on AIME 2024 (``rkv-answers.csv``, their commit and
-file in its last column), on the right what live runs of this project counted at one budget.  The
-same data give the same bytes.
+On the left what the authors of R-KV counted on AIME 2024 (``outside.csv`` of replays, their commit
+and file in its last column), on the right what live runs of this project counted at one budget.
+The same data give the same bytes.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from pathlib import Path
 
 from arborsim.core.statistics import Score
 from arborsim.products.replay.answers import Counted, shipped
 from docs.tools.figures import ROOT, STYLE
 
-DATA = Path(__file__).with_name("rkv-answers.csv")
+MODEL = "deepseek-r1-distill-qwen-7b"
 FIGURE = ROOT / "docs" / "assets" / "answers.svg"
 WIDTH, HEIGHT, TOP, BOTTOM = 720, 340, 84, 78
 #: Left and right ends of the two plots.
@@ -26,9 +25,10 @@ SHOWN = {"full": "full", "streaming-llm": "streaming", "h2o": "h2o"}
 
 def counted() -> dict[str, dict[str, str]]:
     """Rows of R-KV's authors on AIME 2024, by budget in tokens; "" for full retention."""
-    with DATA.open(encoding="utf-8") as file:
+    data = ROOT / "arborsim/products/replay/outside.csv"
+    with data.open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["dataset"] == "aime24"]
-    return {row["budget_tokens"]: row for row in rows}
+    return {row["budget_tokens"]: row for row in rows if row["model"] == MODEL}
 
 
 def ours() -> dict[str, Counted]:

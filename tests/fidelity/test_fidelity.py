@@ -22,6 +22,7 @@ from arborsim.products.fidelity.tables import Estimate, closest, rows_of
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.helpers.smollm2 import smollm2  # noqa: E402
 from tests.live.tiny import plain_copy, save_tiny  # noqa: E402
 
 #: Prompt and following tokens: ids of the reference model's vocabulary.
@@ -60,11 +61,11 @@ def model() -> Any:
     return plain_copy(reference.load("chain")[0])
 
 
-def passed(ids: list[int], allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def passed(ids: list[int], allowed: np.ndarray, of: Any = None) -> tuple[np.ndarray, np.ndarray]:
     """Log-probabilities ``[n, vocabulary]``, and attention rows ``[n, n]``, mean over all heads."""
     mask = torch.where(torch.tensor(allowed), 0.0, torch.finfo(torch.float32).min)[None, None]
     with torch.no_grad():
-        out = model()(torch.tensor([ids]), attention_mask=mask, output_attentions=True)
+        out = (of or model())(torch.tensor([ids]), attention_mask=mask, output_attentions=True)
     rows = torch.stack(out.attentions)[:, 0].double().mean((0, 1)).numpy()
     return torch.log_softmax(out.logits[0].double(), -1).numpy(), rows
 
@@ -135,6 +136,28 @@ def test_figures_are_those_of_plain_passes_with_explicit_masks(
     np.testing.assert_allclose(frame["kl_tail"], wanted["kl_tail"], atol=2e-4)
 
 
+def test_a_real_model_agrees_with_one_pass_under_a_sliding_mask(tmp_path: Path) -> None:
+    twin = plain_copy(smollm2().model).float()
+    n, head, budget = 40, 10, 16
+    ids = np.random.default_rng(0).integers(100, 9000, n).tolist()
+    path = tmp_path / "ids.jsonl"
+    path.write_text(json.dumps({"prompt": ids[:head], "tokens": ids[head:]}))
+    own = arborsim.fidelity(
+        model="smollm2", prompts=path, policies="streaming-llm", budgets=budget, dtype="float32"
+    ).to_pandas().query("policy == 'streaming-llm'").iloc[0]  # fmt: skip
+    at, before = np.arange(n)[:, None], np.arange(n)[None]
+    window = (before < SINKS) | (before >= at - (budget - SINKS))  # of what is behind, and itself
+    causal = before <= at
+    full, lost = (passed(ids, allowed, twin)[0] for allowed in (causal, causal & window))
+    judged = np.arange(head, n - 1)
+    counts = np.array([own[f"counts_{part}"] for part in range(1, 9)])
+    mean = sum(own[f"kl_{part}"] * counts[part - 1] for part in range(1, 9)) / counts.sum()
+    wanted = (np.exp(full) * (full - lost)).sum(1)[judged].mean()
+    assert counts.sum() == len(judged)
+    assert wanted > 0.01
+    assert mean == pytest.approx(wanted, abs=1e-4)
+
+
 def test_full_retention_is_itself_and_a_whole_budget_changes_nothing(
     found: FidelityResults,
 ) -> None:
@@ -196,6 +219,22 @@ def test_a_policy_is_called_closest_only_where_intervals_are_apart(found: Fideli
     assert closest([near, replace(other, kl=Estimate(0.2, 0.11, 0.3))]) is None
     assert closest([replace(one, kl=Estimate(0.1)), replace(other, kl=Estimate(9.0))]) is None
     assert closest([near, replace(other, kl=Estimate(0.0, 0.0, 0.0), bounded=False)]) is None
+
+
+def test_masked_runs_find_what_live_runs_find(found: FidelityResults, prompts: Path) -> None:
+    masked = arborsim.fidelity(
+        model="chain", prompts=prompts, policies="h2o,streaming-llm,kivi,quest,snapkv",
+        budgets=24, settings={"h2o.per": "shared"}, masked=True, documents=2,
+    ).to_pandas()  # fmt: skip
+    live = found.to_pandas().query("episode < 2 and budget != '1'")
+    keys = ["episode", "policy", "budget"]
+    one, other = (each.set_index(keys).sort_index() for each in (live, masked))
+    assert list(one.index) == list(other.index)
+    for name in ("kl", "nll", "full_nll"):
+        figures = [f"{name}_{part}" for part in range(1, 9)]
+        np.testing.assert_allclose(one[figures], other[figures], atol=1e-4)
+    assert (one["budget_tokens"] == other["budget_tokens"]).all()
+    assert (other["peak_kv_bytes"] == 0).all()
 
 
 # --- texts ---

@@ -14,6 +14,7 @@ from arborsim.play.results import BASELINE, MACHINE, EpisodeResult, ReplayResult
 from arborsim.policies.registry import names
 from arborsim.products.replay import cliff, figures, trees
 from arborsim.products.replay.answers import Answers
+from arborsim.products.replay.outside import counted_by_others
 from arborsim.products.replay.tables import (
     GROUPS,
     IMPLIED,
@@ -146,7 +147,8 @@ def _answer(
         if sentences := summarise(own):
             found += [Heading(trace)] if len(by_trace) > 1 else []
             found.append(Answer(sentences))
-    return [*found, Listed([*telling(result, rows), *notes(result, rows)])]
+    by_others = counted_by_others({row.policy for row in rows})
+    return [*found, Listed([*telling(result, rows), *notes(result, rows), *by_others])]
 
 
 def _table(result: ReplayResult, rows: Sequence[Row]) -> Table[Row]:
