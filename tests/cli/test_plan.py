@@ -130,7 +130,7 @@ def test_the_example_is_planned_where_something_is_written(
     assert (document["workload"], document["searches"]) == ("small", 20)
     for more, said in (
         (["small.toml"], "leave small.toml out"),
-        (["--model", "llama-3.1-8b"], "--model asks without a file"),
+        (["--chain", "99"], "--chain asks without a file"),
     ):
         assert main(["plan", "--example", "--json", *more]) == 2
         assert said in capsys.readouterr().err

@@ -15,10 +15,22 @@ from arborsim.products.plan.demands import record
 from arborsim.products.plan.evaluate import evaluate
 from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.recommend import Demanded, recommend
-from arborsim.products.plan.results import INFEASIBLE, MET, MISSED, UNFIT, fleet_for, ranked
+from arborsim.products.plan.results import (
+    INFEASIBLE,
+    MET,
+    MISSED,
+    TOO_FEW,
+    UNFIT,
+    CandidateResult,
+    cost_per_million,
+    fleet_for,
+    paid,
+    ranked,
+)
 from arborsim.products.plan.runs import Bench
 from arborsim.products.plan.statistics import Estimate, cost_per_solved
 from arborsim.products.plan.tables import candidates
+from arborsim.products.plan.target import Target
 from arborsim.products.plan.workload import Workload
 from tests.plan.make import small_plan, small_workload
 
@@ -191,8 +203,8 @@ def test_a_model_that_does_not_fit_is_named_with_its_bytes() -> None:
 
 
 _NO_ROOM = (
-    "llama-3.1-8b does not fit: its weights take 16.06 GB, and 14.40 GB are usable; take larger or "
-    "more GPUs"
+    "llama-3.1-8b does not fit: its weights take 16.06 GB, and 14.40 GB are usable; --tp 2 shares "
+    "it among 2 GPUs or --weights fp8 takes 9 GB"
 )
 
 
@@ -573,3 +585,62 @@ def test_what_a_machine_finishes_counts_prompts_of_searches_under_way_once() -> 
     prefill_s = bench.engine.price.prefill_s(2000, 0)
     rate, _ = bench.keeps_up_with(0)
     assert 0.8 < rate * prefill_s < 1.02
+
+
+def _first(**changes: object) -> CandidateResult:
+    """The first candidate of the small plan, under a changed workload."""
+    base = small_workload()
+    alone = replace(base, hardware=base.hardware[:1], policies=base.policies[:1])
+    return Planner(replace(alone, **changes)).run().candidates[0]
+
+
+def test_stated_replicas_share_the_load_or_are_too_few() -> None:
+    """What one machine carries does not depend on how many there are."""
+    whole = small_plan().candidates[0]
+    assert whole.fleet is not None
+    needed = whole.fleet.machines
+    more = _first(replicas=needed + 1)
+    assert (more.status, more.largest) == (MET, whole.largest)
+    assert more.fleet is not None
+    assert more.fleet.machines == needed + 1
+    assert more.at_stated is not None
+    assert more.at_stated.load == pytest.approx(20 / (needed + 1))
+    few = _first(replicas=1)
+    assert few.status == TOO_FEW
+    assert f"--dp {needed} would" in few.reason
+
+
+def test_a_first_token_has_a_limit_of_its_own() -> None:
+    """A limit on the first token is met by every run, and lowers the load that is carried."""
+    base = small_plan().candidates[0]
+    assert base.alone is not None
+    assert base.at_largest is not None
+    limit_s = (base.alone.first_token_at_percentile_s + base.at_largest.first_token_s.p99) / 2
+    target = Target(90, 20, 0.06, limit_s, {"ttft": 80})
+    found = _first(target=target)
+    assert found.at_largest is not None
+    assert found.at_largest.reached_s["ttft"] <= limit_s
+    assert found.largest is not None
+    assert base.largest is not None
+    assert found.largest <= base.largest
+    assert 0.8 <= found.at_largest.goodput <= 1
+    never = replace(target, first_token_s=1e-6)
+    assert "ms to the first token, not 0.001 ms" in _first(target=never).reason
+
+
+def test_tokens_are_paid_for_by_the_time_that_they_take() -> None:
+    row = small_plan().candidates[0]
+    point = row.at_largest
+    assert point is not None
+    assert point.tokens is not None
+    assert row.alone is not None
+    assert point.tokens.output_per_s == pytest.approx(
+        point.load * row.alone.generated_tokens, rel=0.2
+    )  # the mix is drawn with weights
+    costs = [cost_per_million(row, point, "searches/s", output) for output in (False, True)]
+    whole = paid(row, point, "searches/s")
+    assert whole is not None
+    for end in (0, 1):
+        tokens = (point.tokens.prompt, point.tokens.generated)
+        parts = [each[end] * n / 1e3 for each, n in zip(costs, tokens, strict=True) if each]
+        assert sum(parts) == pytest.approx(whole[end])

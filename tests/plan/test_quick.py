@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.products.generate.lengths import generate_search
+from arborsim.products.plan.ask import PlanOptions
 from arborsim.products.plan.quick import QUICK, QuickOptions, parse_rate, quick_toml
+from arborsim.products.plan.target import Target
 from arborsim.products.plan.workload import Generated, Workload
 from arborsim.products.plan.workload_file import parse_workload, read_workload, workload_of
+from tests.plan.make import SMALL
 
 ASKED: dict[str, Any] = {
     "model": "llama-3.1-8b", "gpus": "l40s, h100", "rate": "20/min", "p95": "60s",
@@ -100,10 +103,47 @@ def test_the_file_says_the_same(more: dict[str, Any]) -> None:
     assert parse_workload(quick_toml(quick_tables(**asked)), Path()) == quick_workload(**asked)
 
 
+def test_limits_have_percentiles_of_their_own() -> None:
+    one = quick_workload(**{**ASKED, "ttft": "500ms", "tpot": 0.04}).target
+    assert one == Target(95, 60, 0.04, 0.5)  # all of them together, for 95%
+    assert len(one.groups) == 1
+    two = quick_workload(**{**ASKED, "ttft": "500ms", "tpot": "40ms", "percentile": "tpot=99"})
+    assert {each.kind: each.percentile for each in two.target.limits} == {
+        "search": 95, "ttft": 95, "tpot": 99
+    }  # fmt: skip
+    assert [len(each) for each in two.target.groups] == [2, 1]
+    alone = quick_workload(**{**ASKED, "p95": None, "tpot": "40ms", "percentile": 90})
+    assert alone.target == Target(90, token_s=0.04)
+
+
+def test_the_fewest_gpus_that_hold_the_model_are_taken() -> None:
+    asked = {**ASKED, "model": "llama-3.1-70b", "gpus": "h100,h200"}
+    assert [each.gpus for each in quick_workload(**asked).hardware] == [2, 2]
+    assert [each.gpus for each in quick_workload(**asked, weights="fp8").hardware] == [1, 1]
+    assert [each.gpus for each in quick_workload(**asked, tp="2,4").hardware] == [2, 4, 2, 4]
+
+
+def test_options_replace_what_a_file_says(tmp_path: Path) -> None:
+    (tmp_path / "w.toml").write_text(SMALL)
+    path = str(tmp_path / "w.toml")
+    said = PlanOptions(
+        path, rate="3/s", ttft="1s", percentile="ttft=50", tp=2, dp=4, prices="h100=2.5,4090=1..2",
+        policies="full", budgets="0.25", quick=True, gpus="h100", kv_dtype="fp8",
+    ).asked_workload()  # fmt: skip
+    assert said.arrivals.stated == 3
+    assert said.target == Target(90, 20, 0.06, 1.0, {"ttft": 50})
+    assert [(each.gpus, each.price_per_hour) for each in said.hardware] == [(2, (5.0, 5.0))]
+    assert said.prices.of("rtx4090") == (1.0, 2.0)
+    assert (said.replicas, [each.text for each in said.budgets]) == (4, ["0.25"])
+    assert {name: getattr(said, name) for name in QUICK} == QUICK
+    assert [each.name for each in said.policies] == ["full"]
+
+
 @pytest.mark.parametrize(
     ("said", "per_s"),
     [("20/min", 1 / 3), ("0.5/s", 0.5), ("1200/h", 1 / 3), ("1200 per hour", 1 / 3),
-     (" 2 / sec ", 2), ("20 searches/minute", 1 / 3), ("1e3 per days", 1000 / 86400), (0.25, 0.25)],
+     (" 2 / sec ", 2), ("20 searches/minute", 1 / 3), ("1e3 per days", 1000 / 86400), (0.25, 0.25),
+     ("4.8", 4.8)],
 )  # fmt: skip
 def test_rates(said: str | float, per_s: float) -> None:
     assert parse_rate(said) == pytest.approx(per_s)
@@ -122,7 +162,15 @@ def test_times(said: str | float) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "words"), [
-    ({"rate": "20"}, "rate must be searches per time, such as 20/min"),
+    ({"rate": "twenty"}, "rate must be searches per time, such as 20/min"),
+    ({"tp": "2,many"}, "tp must be whole numbers by comma (1,2,4), or auto"),
+    ({"tp": 3}, "the 32 heads of llama-3.1-8b cannot be divided among 3 GPUs"),
+    ({"percentile": "99,x"}, "percentile must be a number such as 99, or ttft=99,tpot=90"),
+    ({"percentile": "tpto=99"}, "did you mean tpot"),
+    ({"ttft": "500"}, "ttft: must be a time with its unit"),
+    ({"prices": "h100"}, "price: 'h100' should be name=number"),
+    ({"prices": "h100=cheap"}, "price: h100 must cost a number an hour"),
+    ({"prices": "h10=2"}, "did you mean h100"),
     ({"rate": "20/fortnight"}, "not '20/fortnight'"),
     ({"rate": "0/s"}, "rate must be above 0"),
     ({"rate": np.inf}, "rate must be above 0 and finite"),
@@ -200,9 +248,8 @@ def test_the_command_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     (["plan"], "--model llama-3.1-8b --gpu l40s,h100"),
     (["plan", "--tree", "depth=6,width=16,thought=80"], "--model is missing"),
     (["plan", "--model", "llama-3.1-8b", "--p95", "9s"], "--gpu is missing"),
-    (["plan", "w.toml", "--rate", "1/s"], "--rate asks without a file: w.toml says it itself"),
-    (["plan", "w.toml", "--policy", "full"], "--policy asks without a file"),
-    (["plan", "w.toml", "--kv-dtype", "fp8"], "--kv-dtype asks without a file"),
+    (["plan", "w.toml", "--chain", "9"], "--chain asks without a file: w.toml says it itself"),
+    (["plan", "w.toml", "--solved", "0.5"], "--solved asks without a file"),
     ([*FLAGS, "--write", "no/such/folder.toml"], "there is no directory no/such"),
 ])  # fmt: skip
 def test_the_command_refuses_in_one_line(

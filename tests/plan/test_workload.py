@@ -126,7 +126,7 @@ def test_what_the_example_comments_out_is_its_default_or_works() -> None:
             continue  # other ways to say what stands above, or files of the user's
         parse_workload("\n".join([*lines[:number], line[2:], *lines[number + 1 :]]), Path())
         tried += 1
-    assert tried == 23
+    assert tried == 25
 
 
 def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
@@ -391,10 +391,12 @@ WRONG = {
              "[target] search must be a time with its unit, such as"),
     "no time": ({"target": '[target]\npercentile = 95\ntoken = "0 ms"'},
                 "[target] token must be above 0"),
-    "no limit": ({"target": "[target]\npercentile = 95"}, "[target]: it needs search = "),
+    "no limit": ({"target": "[target]\npercentile = 95"}, '[target]: it needs ttft = "500 ms"'),
     "percentile": ({"target": '[target]\npercentile = 100\nsearch = "1 s"'},
                    "[target] percentile must be below 100, not 100"),
-    "no percentile": ({"target": '[target]\nsearch = "1 s"'}, "[target] percentile is missing"),
+    "percentile of what": ({"target": '[target]\npercentile = {serch = 9}\nsearch = "1 s"'},
+                           "did you mean search"),
+    "tpot twice": ({"target": '[target]\ntpot = "1 s"\ntoken = "1 s"'}, "tpot and token"),
     "serving": ({"x": "[serving]\ntensor_parallel = 2"},
                 "unknown key of [serving] 'tensor_parallel': "),
     "preemption": ({"x": '[serving]\npreemption = "swop"'},

@@ -82,8 +82,7 @@ def _hourly(best: CandidateResult, plan: PlanResult) -> str:
             error = best.error
             off = "" if error is None else f" and the seconds' error of {share_text(error)}"
             parts[-1] += f" (a range of prices{off})"
-    share = f"{plan.percentile:g}% of the searches within {limits_of(plan)}"
-    parts.append(f"the target is met: {share}")
+    parts.append(f"the target is met: {limits_of(plan)}")
     accuracy = best.quality.accuracy if best.quality is not None else None
     if solved_known([best]) and (rate := accuracy or plan.solved) is not None:
         live = f"live runs of {plan.answers_of}" if plan.answers_of else "live runs"

@@ -28,7 +28,7 @@ from arborsim.products.declare import (
     listed,
 )
 from arborsim.products.options import Calibrations
-from arborsim.products.plan.quick import QuickOptions
+from arborsim.products.plan.quick import QuestionOptions, QuickOptions
 from arborsim.products.results import Results
 
 if TYPE_CHECKING:
@@ -160,12 +160,14 @@ class PlanOptions(WorkloadOptions, QuickOptions):
 
         named, given = gpu_names(self.gpus), self.workload
         calibrations = [str(each) for each in listed(self.calibration)]
+        if self.rate is not None and self.load is not None:
+            raise UsageError("rate and load say the same: keep one")
         if given is None:
             wanted = {"model": self.model, "gpus": named}
             if missing := [name for name, there in wanted.items() if not there]:
                 raise UsageError(
                     f"{' and '.join(missing)} must be given: without a workload file, a plan asks "
-                    "for model, gpus, a percentile (p95='60s') and a tree, chain or trace"
+                    "for model, gpus, a limit (p95='60s') and a tree, chain or trace"
                 )
             tables = self.tables(named)
             return workload_of(tables, Path(), tables["name"], calibrations, allow_code=True)
@@ -173,12 +175,12 @@ class PlanOptions(WorkloadOptions, QuickOptions):
             name, called = next(iter(self.asked)), getattr(given, "name", given)
             raise UsageError(f"{name} asks without a workload: {called} says it itself")
         if isinstance(given, Workload):
-            if named or calibrations:
-                raise UsageError(
-                    "gpus and calibration go with a workload file: change the Workload"
-                )
+            changed = self.given(QuestionOptions)
+            if named or calibrations or changed:
+                names = ", ".join([*changed, *["gpus"] * bool(named)]) or "calibration"
+                raise UsageError(f"{names}: change the Workload itself, or name a workload file")
             return given
-        return read_workload(Path(given), named, calibrations, self.allow_code)
+        return read_workload(Path(given), named, calibrations, self.allow_code, self.replaced)
 
     def results(self) -> PlanResults:
         """Evaluate every candidate."""

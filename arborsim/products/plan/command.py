@@ -14,6 +14,7 @@ from arborsim.core.outputs import check_writable
 from arborsim.products.declare import Count, Option, Written, declared, listed
 from arborsim.products.options import OutputOptions
 from arborsim.products.plan.ask import Planning, PlanOptions, gpu_names
+from arborsim.products.plan.quick import QuestionOptions
 
 if TYPE_CHECKING:
     from arborsim.products.plan.files import PlanLog
@@ -103,9 +104,8 @@ def plan(
 
 def _refuse(options: PlanOptions, write: Path | None, workload: Any) -> None:
     """Refuse questions without a file next to a workload file, which answers them."""
-    asked = {**options.asked, **({"write": write} if write else {})}
     for each in declared(PlanOptions):
-        if each.name in asked:
+        if each.name in options.asked:
             raise UsageError(f"{each.flag} asks without a file: {workload} says it itself")
     if write is not None:
         raise UsageError(f"--write asks without a file: {workload} says it itself")
@@ -114,7 +114,7 @@ def _refuse(options: PlanOptions, write: Path | None, workload: Any) -> None:
 def _written(options: PlanOptions, write: Path | None) -> bool:
     """Refuse a question that cannot be planned; whether it was written to a file."""
     gpus = gpu_names(options.gpus)
-    if not options.asked and not gpus:
+    if not options.asked and not options.model and not gpus:
         raise UsageError(
             "name a workload in TOML; arborsim plan --example prints one. Or ask without one: "
             "--model llama-3.1-8b --gpu l40s,h100 --rate 20/min --p95 60s "
@@ -155,9 +155,11 @@ def _example(options: PlanOptions, write: Path | None) -> PlanOptions:
         raise UsageError(f"--example is a workload of its own: leave {options.workload} out")
     _refuse(options, write, "--example")
     gpus, calibrations = gpu_names(options.gpus), listed(options.calibration)
-    found = parse_workload(example_workload(), Path(), "example", gpus, calibrations)
+    text, replaced = example_workload(), options.replaced
+    found = parse_workload(text, Path(), "example", gpus, calibrations, replaced=replaced)
     workers = options.workers or len(os.sched_getaffinity(0))
-    return replace(options, workload=found, gpus=(), calibration=(), workers=workers)
+    plain = {each.name: each.default for each in declared(QuestionOptions)}
+    return replace(options, workload=found, gpus=(), calibration=(), workers=workers, **plain)
 
 
 def _run(planning: Planning, path: Path, *, resume: bool, output: PlanOutput) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.geometry import Geometry
 from arborsim.core.tiers import DDR, MEMORIES
+from arborsim.machine.config import with_types
 from arborsim.machine.scheduler import ClosedLoop
 from arborsim.machine.serving import ServingEngine
 from arborsim.machine.terms import check_explained, plan_name
@@ -27,7 +30,8 @@ from arborsim.products.plan.results import (
     without_costs,
 )
 from arborsim.products.plan.runs import Bench, few_distinct, summed_up
-from arborsim.products.plan.workload import Candidate, Hardware, Workload
+from arborsim.products.plan.target import KINDS, Times
+from arborsim.products.plan.workload import Candidate, Hardware, Workload, fewest_gpus
 
 #: Terms that hide behind others, or behind each other; what is not hidden adds up.
 HIDDEN = "hidden behind others"
@@ -89,31 +93,35 @@ def too_many_refused(bench: Bench) -> str:
     )
 
 
-def served_alone(bench: Bench) -> tuple[Alone, dict[int, int]]:
+def served_alone(bench: Bench) -> tuple[Alone, dict[int, Misses]]:
     """Searches one after the other; and by seed, how many of its measured ones miss the target.
 
     Each seed is judged by itself, as it is together with others: every run must meet the target.
     """
     engine, workload = bench.engine, bench.workload
-    target = workload.target
+    target, joint = workload.target, workload.target.groups
     report = engine.run(ClosedLoop(1, tuple(range(len(engine.demands)))))
     by_seed = {seed: each[workload.warm_up :] for seed, each in bench.drawn.items()}
     drawn = np.concatenate(list(by_seed.values()))
     weights = np.bincount(drawn, minlength=len(engine.demands)) / len(drawn)
     latency = np.array([each.seconds for each in engine.alone])
     token = np.array([s.per_token_s for s in report.searches])
-    pairs = zip(report.searches, engine.alone, strict=True)
+    first = np.array([s.to_first_token_s for s in report.searches])
+    pairs = zip(report.searches, map(Times, latency, first, token), strict=True)
     misses = np.array(
-        [s.refused != "" or not target.allows(a.seconds, s.per_token_s) for s, a in pairs]
+        [
+            [s.refused != "" or not all(limit.allows(each) for limit in limits) for limits in joint]
+            for s, each in pairs
+        ]
     )
     terms: dict[str, float] = defaultdict(float)
     for number, weight in enumerate(weights.tolist()):
         for name, value in cost_terms(engine, number).items():
             terms[name] += float(weight * value)
 
-    def at_percentile(seconds: np.ndarray) -> float:
+    def at_percentile(seconds: np.ndarray, kind: str) -> float:
         """The result of the slowest seed."""
-        each = (np.percentile(seconds[mine], target.percentile) for mine in by_seed.values())
+        each = (np.percentile(seconds[mine], target.of(kind)) for mine in by_seed.values())
         return float(max(each))
 
     def mean(values: list[float]) -> float:
@@ -126,34 +134,51 @@ def served_alone(bench: Bench) -> tuple[Alone, dict[int, int]]:
         mean([each.peak_ddr_bytes for each in sources]),
         mean([each.prompt_tokens for each in sources]),
         mean([each.generated_tokens for each in sources]),
-        at_percentile(latency),
-        at_percentile(token),
+        at_percentile(latency, "search"),
+        at_percentile(token, "tpot"),
         dict(terms),
         {
             memory.name: mean([each.peak_stored_bytes.get(memory.number, 0) for each in sources])
             for memory in engine.price.cost.profile.memories
         },
+        at_percentile(first, "ttft"),
     )
-    return alone, {seed: int(misses[mine].sum()) for seed, mine in by_seed.items()}
+    counts = {seed: misses[mine].sum(axis=0).tolist() for seed, mine in by_seed.items()}
+    return alone, {
+        seed: max((Misses(*each) for each in zip(own, bench.missable(), strict=True)), key=_beyond)
+        for seed, own in counts.items()
+    }
 
 
-def too_slow_alone(bench: Bench, alone: Alone, misses: Mapping[int, int]) -> str:
+class Misses(NamedTuple):
+    """Searches that miss limits which belong together, and how many may."""
+
+    count: int
+    allowed: int
+
+
+def _beyond(misses: Misses) -> int:
+    """By how many a seed misses its target, where that is above 0."""
+    return misses.count - misses.allowed
+
+
+def too_slow_alone(bench: Bench, alone: Alone, misses: Mapping[int, Misses]) -> str:
     """By how much the target is missed, in which seed, and what would be met."""
     workload = bench.workload
     target, missed = workload.target, []
-    if target.search_s is not None and alone.at_percentile_s > target.search_s:
-        missed.append(f"{alone.at_percentile_s:.3g} s per search, not {target.search_s:.3g} s")
-    token_s = alone.token_at_percentile_s
-    if target.token_s is not None and token_s > target.token_s:
-        missed.append(f"{1e3 * token_s:.3g} ms per token, not {1e3 * target.token_s:.3g} ms")
+    for limit in target.limits:
+        if (value := getattr(alone.at_percentiles, limit.kind)) > limit.seconds:
+            kind = KINDS[limit.kind]
+            taken, allowed_s = (f"{kind.per_s * s:.3g} {kind.unit}" for s in (value, limit.seconds))
+            missed.append(f"{taken} {kind.per}, not {allowed_s}")
     what = " and ".join(missed) or "a search that meets one limit misses the other"
-    said = f"even alone on the machine, {target.percentile:g}% of the searches take up to {what}"
-    if min(misses.values()) > bench.allowed:
+    said = f"even alone on the machine, {target.strictest:g}% of the searches take up to {what}"
+    if min(map(_beyond, misses.values())) > 0:
         return said
-    seed, count = max(misses.items(), key=lambda pair: pair[1])
+    seed, (count, allowed) = max(misses.items(), key=lambda pair: _beyond(pair[1]))
     return (
         f"{said} in seed {seed}, where {count} of {workload.searches - workload.warm_up} miss it "
-        f"and {bench.allowed} may{few_distinct(workload, bench.drawn)}"
+        f"and {allowed} may{few_distinct(workload, bench.drawn)}"
     )
 
 
@@ -180,7 +205,7 @@ def evaluate(
         return replace(result, status=UNFIT, reason=why)
     alone, misses = served_alone(bench)
     result = replace(result, alone=alone)
-    if max(misses.values()) > bench.allowed:
+    if max(map(_beyond, misses.values())) > 0:
         return replace(result, status=MISSED, reason=too_slow_alone(bench, alone, misses))
     # What dropping tokens does to answers is not known, so a solved search has no cost.
     share = solved(workload, found.verdicts) if quality.exact else None
@@ -224,9 +249,24 @@ def unfit(workload: Workload, candidate: Candidate) -> CandidateResult | None:
         return None
     reason = (
         f"{geometry.name} does not fit: its weights take {geometry.weight_bytes / 1e9:.2f} GB, and "
-        f"{usable / 1e9:.2f} GB are usable; take larger or more GPUs"
+        f"{usable / 1e9:.2f} GB are usable; {_remedy(geometry, hardware)}"
     )
     return _without(candidate, UNFIT, reason)
+
+
+def _remedy(geometry: Geometry, hardware: Hardware) -> str:
+    """The option that makes a model's weights fit."""
+    enough = fewest_gpus(hardware.profile, geometry)
+    found = [f"--tp {enough} shares it among {enough} GPUs"] if enough else []
+    for name in ("fp8", "int4"):
+        smaller = with_types(geometry, name, "")
+        if smaller.weight_bytes < 0.9 * geometry.weight_bytes:
+            fewer = fewest_gpus(hardware.profile, smaller)
+            if fewer is not None and (enough is None or fewer < enough):
+                gpus = f" --tp {fewer}" if fewer != hardware.gpus else ""
+                found.append(f"--weights {name}{gpus} takes {smaller.weight_bytes / 1e9:.0f} GB")
+                break
+    return " or ".join(found) or "take larger GPUs"
 
 
 def _without(each: Candidate, status: str, reason: str) -> CandidateResult:

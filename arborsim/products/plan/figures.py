@@ -78,11 +78,17 @@ def time_kinds(result: PlanResult) -> list[TimeKind]:
     def p95(name: str) -> Callable[[LoadPoint], float]:
         return lambda point: float(getattr(point, name).p95)
 
-    search, at = f"arrival to answer, {result.percentile:g}th percentile (s)", "95th percentile (s)"
+    rank = result.target.of("search")
+    search, at = f"arrival to answer, {rank:g}th percentile (s)", "95th percentile (s)"
     return [
         TimeKind("Per search", search, lambda p: p.at_percentile.value, result.search_limit_s),
         TimeKind("Per token", f"time per output token, {at}", p95("token_s"), result.token_limit_s),
-        TimeKind("First token", f"arrival to first token, {at}", p95("first_token_s")),
+        TimeKind(
+            "First token",
+            f"arrival to first token, {at}",
+            p95("first_token_s"),
+            result.first_token_limit_s,
+        ),
         TimeKind("Waiting", f"arrival to admission, {at}", p95("waiting_s")),
     ]
 

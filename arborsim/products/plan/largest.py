@@ -22,6 +22,7 @@ from arborsim.products.plan.results import (
     MET,
     MISSED,
     RUN_LENGTH,
+    TOO_FEW,
     CandidateResult,
     LoadPoint,
     machines_for,
@@ -114,9 +115,11 @@ class LargestLoad:
             return self._never(missed[0])
         loads = [self._loads[each] for each in borders]
         point = self._point(self._loads[k], runs)
+        short = self._too_few(self._loads[k])
         return replace(
             self._result,
-            status=MET,
+            status=TOO_FEW if short else MET,
+            reason=short,
             largest=self._loads[k],
             largest_by_seed=tuple(loads),
             spread=rate_interval(loads),
@@ -127,16 +130,32 @@ class LargestLoad:
             at_stated=self._at_stated(point),
         )
 
+    def _too_few(self, largest: float) -> str:
+        """Why the stated number of machines cannot carry the stated load; "" if it can."""
+        stated, replicas = self._workload.arrivals.stated, self._workload.replicas
+        if (
+            stated is None
+            or replicas is None
+            or (needed := machines_for(stated, largest)) <= replicas
+        ):
+            return ""
+        return (
+            f"{replicas} replica{'s' * (replicas > 1)} carry up to {replicas * largest:.3g} of "
+            f"{stated:.3g} {self._workload.arrivals.unit}: --dp {needed} would"
+        )
+
     def _at_stated(self, at_largest: LoadPoint) -> LoadPoint | None:
         """One machine of as many as the stated load needs, with its part of it."""
         stated = self._workload.arrivals.stated
         if stated is None:
             return None
-        load = stated / machines_for(stated, at_largest.load)
+        load = stated / (self._workload.replicas or machines_for(stated, at_largest.load))
         if self._closed:
             load = float(max(1, round(load)))
         if load == at_largest.load:
             return at_largest
+        if load > at_largest.load:  # too few replicas
+            return None
         return self._point(load, [self._bench.run(load, seed) for seed in self._workload.seeds()])
 
     def _range(self, seed: int) -> tuple[int, int, str]:
@@ -174,17 +193,14 @@ class LargestLoad:
         """
         alone, target = self._result.alone, self._workload.target
         assert alone is not None
-        taken = {
-            alone.at_percentile_s: target.search_s,
-            alone.token_at_percentile_s: target.token_s,
-        }
-        slower = min(limit / s for s, limit in taken.items() if limit is not None and s > 0)
+        taken = [(getattr(alone.at_percentiles, x.kind), x.seconds) for x in target.limits]
+        slower = min((limit / s for s, limit in taken if s > 0), default=math.inf)
         most = max(2, int(self._workload.searches * MOST_AT_ONCE))
         each = (most / full_per_s / alone.seconds - 1) / (most - 1)  # slower by, per other search
         ceiling = _FIRST_GUESS * full_per_s
         if each <= 0 or slower <= 1:
             return ceiling
-        z = NormalDist().inv_cdf(target.percentile / 100)
+        z = NormalDist().inv_cdf(target.strictest / 100)
         others = (slower - 1) / each
         met = ((math.sqrt(z * z + 4 * others) - z) / 2) ** 2
         return min(ceiling, met / (alone.seconds * (1 + met * each)))

@@ -199,20 +199,13 @@ def _pictures(report: PlanReport) -> Iterator[Section]:
 
 
 def _subtitle(result: PlanResult) -> str:
-    limits = {"answers": result.search_limit_s, "output tokens": result.token_limit_s}
-    within = [
-        f"{what} within {f'{s:g} s' if s >= 1 else f'{1000 * s:g} ms'}"
-        for what, s in limits.items()
-        if s is not None
-    ]
     load_text = (
         ""
         if result.stated_load is None
         else f" Load: {plan_words.load_of(result.stated_load, result)}."
     )
     model = f" Model: {result.settings['model']}." if "model" in result.settings else ""
-    target = f"Target: {' and '.join(within)} for {result.percentile:g} % of the searches."
-    return f"{target}{load_text}{model}"
+    return f"Target: {plan_words.limits_of(result)}.{load_text}{model}"
 
 
 def _sensitivity_note(report: PlanReport) -> str:

@@ -219,11 +219,14 @@ class Planner:
         weights = [entry.weight for entry in self.workload.mix]
         plan = PlanResult(
             workload=self.workload.name,
-            unit=self.workload.arrivals.unit,
+            unit=self.workload.arrivals.unit.replace("searches", self.workload.noun),
+            noun=self.workload.noun,
             stated_load=load,
             percentile=target.percentile,
             search_limit_s=target.search_s,
             token_limit_s=target.token_s,
+            first_token_limit_s=target.first_token_s,
+            percentiles=target.percentiles,
             currency=self.workload.prices.currency,
             **{name: getattr(self.workload, name) for name in _LENGTHS},
             candidates=tuple(done),
@@ -272,7 +275,7 @@ class Planner:
                 at_largest=_judged(candidate.at_largest, accuracy),
                 at_stated=_judged(candidate.at_stated, accuracy),
             )
-        fleet = fleet_for(candidate, load)
+        fleet = fleet_for(candidate, load, self.workload.replicas)
         hardware = self.candidates[candidate.number].hardware
         rests_on = evidence(hardware.profile, self.workload.geometry, hardware.gpus)
         return replace(candidate, fleet=fleet, evidence=rests_on)

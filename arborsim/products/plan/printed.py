@@ -16,6 +16,7 @@ from arborsim.products.plan.results import (
 )
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.tables import BEYOND, cost_columns
+from arborsim.products.plan.target import KINDS
 from arborsim.products.plan.words import load_of
 from arborsim.report.table import LABEL, NAME, Column, Table
 from arborsim.report.words import digits
@@ -68,7 +69,7 @@ def failures(plan: PlanResult) -> list[str]:
         slow.sort(key=lambda each: each[0].at_percentile_s)
         named = "; ".join(f"{name} {_times(alone, plan)}" for alone, name in slow[:_MOST_NAMED])
         more = f"; and {len(slow) - _MOST_NAMED} more" if len(slow) > _MOST_NAMED else ""
-        take = f"missed ({plan.percentile:g}% of the searches take up to, alone)"
+        take = f"missed ({plan.target.strictest:g}% of the {plan.noun} take up to, alone)"
         lines.append(f"{take}: {named}{more}")
     for row in plan.candidates:
         if row.reason and not (row.status == MISSED and row.alone):
@@ -81,11 +82,11 @@ def failures(plan: PlanResult) -> list[str]:
 
 def _times(alone: Alone, plan: PlanResult) -> str:
     """The times of a search alone, at the target's percentile."""
-    times = {
-        f"{digits(alone.at_percentile_s)} s": plan.search_limit_s,
-        f"{digits(1e3 * alone.token_at_percentile_s)} ms/tok": plan.token_limit_s,
-    }
-    return ", ".join(time for time, limit in times.items() if limit is not None)
+    kinds = [(KINDS[each.kind], each.kind) for each in plan.target.limits]
+    return ", ".join(
+        f"{digits(kind.per_s * getattr(alone.at_percentiles, name))} {kind.unit}{kind.mark}"
+        for kind, name in kinds
+    )
 
 
 def counted(plan: PlanResult) -> list[CandidateResult]:

@@ -240,7 +240,7 @@ def _short_runs(workload: Workload, results: Sequence[CandidateResult]) -> str:
     if workload.resolution <= Workload.resolution:
         return ""
     measured = workload.searches - workload.warm_up
-    rank, runs = workload.target.percentile, workload.runs
+    rank, runs = workload.target.strictest, workload.runs
     off = 1.96 * math.sqrt(rank * (100 - rank) / measured)  # of a binomial count, in percent
     text = (
         f"Largest loads were tried {100 * workload.resolution:g}% apart, in "

@@ -29,6 +29,8 @@ from arborsim.products.declare import AnyPath, Option, Options, listed
 
 #: What can be said of a tree and of a chain.
 TREE, CHAIN = ("depth", "width", "thought", "branch"), ("tokens",)
+#: Options that say what arrives.
+_MIX = ("tree", "chain", "trace", "prompt", "solved")
 #: Policies that read no signals, so that they can serve searches which are only stated.
 POLICIES = ("full", "kivi", "streaming-llm")
 #: Length and number of runs with `quick`, and how far loads that are tried lie apart.
@@ -40,21 +42,138 @@ _RANGE = re.compile(r"(\S+)\s*\.\.\s*(\S+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuickOptions(Options, panel="Instead of a workload file"):
-    """The question in place of a workload file.
+class QuestionOptions(Options, panel="The question, or what replaces parts of a workload file"):
+    """What a workload file says, too, and what is given here in its place.
 
     Parameters
     ----------
     model
         Geometry to charge for: a name, or a config.json.
     rate
-        Searches that arrive: 20/min, 0.5/s, 1200/h.
+        What arrives: 20/min, 0.5/s, 1200/h, or a number per second.
+    ttft
+        Time to the first token, at most: 500ms.
+    tpot
+        Time per output token after the first, at most: 40ms.
     p95
         Time from arrival to answer that 95% must meet: 60s, 2min.
     p50
         The same for 50%.
     p99
         The same for 99%.
+    percentile
+        Share of the requests, in %, that must meet --ttft and --tpot: 99, or ttft=99,tpot=90.
+    tp
+        GPUs that share the model (tensor parallelism), by comma; auto takes the fewest that hold
+        it.
+    dp
+        Replicas that share the load, each of --tp GPUs.
+    prices
+        Prices of a GPU for an hour: h100=2.5,h200=2.9..3.5.
+    policies
+        Policies by comma.
+    budgets
+        Shares (0.5) or tokens (2048), by comma.
+    kv_dtype
+        Type of the KV cache: fp8, bf16.
+    weights
+        Type of the weights: fp8, int4, bf16.
+    quick
+        Two runs of 200 searches, loads 6% apart, in place of three of 1,000, 2% apart: under a
+        minute on two cores. Where compared, largest loads were 12% lower to 9% higher.
+    """
+
+    model: Annotated[str | None, Option(complete="model")] = None
+    rate: Annotated[str | float | None, Option(shown="seek the largest")] = None
+    ttft: str | float | None = None
+    tpot: str | float | None = None
+    p95: str | float | None = None
+    p50: str | float | None = None
+    p99: str | float | None = None
+    percentile: Annotated[str | float | Mapping[str, float] | None, Option(shown="95")] = None
+    tp: Annotated[str | int | Sequence[int] | None, Option(shown="auto; the workload's")] = None
+    dp: Annotated[int | None, Option(shown="as many as the load needs", least=1)] = None
+    prices: Annotated[str | Mapping[str, Any] | None, Option("price", shown="a list's")] = None
+    policies: Annotated[
+        str | Sequence[str] | None,
+        Option("policy", complete="policy", shown="full, kivi, streaming-llm"),
+    ] = None
+    budgets: Annotated[
+        str | float | Sequence[str | float] | None, Option("budget", shown="0.5")
+    ] = None
+    kv_dtype: Annotated[str | None, Option(shown="the model's")] = None
+    weights: Annotated[str | None, Option(shown="the model's")] = None
+    quick: bool = False
+
+    def given(self, kind: type[Options]) -> dict[str, Any]:
+        """The options of a class that were given, by keyword."""
+        found = {each.name: getattr(self, each.name) for each in fields(kind)}
+        for name in {"policies", "budgets"} & found.keys():
+            texts = listed(found[name] or ())
+            if all(isinstance(each, str) for each in texts):
+                found[name] = choices.names(texts)
+        return {name: value for name, value in found.items() if value not in (None, [], False)}
+
+    def replaced(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The tables of a workload file with what is given here in their place."""
+        given = self.given(QuestionOptions)
+        model = {key: given[key] for key in ("kv_dtype", "weights") if key in given}
+        candidates: dict[str, Any] = {
+            key: _listed(given[key]) for key in ("policies", "budgets") if key in given
+        }
+        if self.tp is not None:
+            candidates["tensor_parallel"] = _groups(self.tp)
+        if self.dp is not None:
+            candidates["replicas"] = self.dp
+        arrivals = {} if self.rate is None else {"rate_per_s": parse_rate(self.rate)}
+        changes = {
+            "model": ({"name": str(self.model)} if self.model else {}) | model,
+            "arrivals": arrivals,
+            "candidates": candidates,
+            "target": self._target(raw.get("target", {})),
+        }
+        found = {**raw, **(QUICK if self.quick else {})}
+        for name, table in changes.items():
+            if table and isinstance(raw.get(name, {}), Mapping):
+                found[name] = {**raw.get(name, {}), **table}
+        if self.tpot is not None:
+            found["target"].pop("token", None)
+        if self.prices is not None:
+            shown = {**raw.get("prices", {})}
+            own = {**shown.get("per_hour", {}), **_prices(self.prices)}
+            found["prices"] = {**shown, "per_hour": own}
+        return found
+
+    def _target(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Limits with their percentiles, in place of those of a file."""
+        named = {key: each for key in _PERCENTILES if (each := getattr(self, key)) is not None}
+        if len(named) > 1:
+            raise UsageError(f"{' and '.join(named)} are given: keep one")
+        found: dict[str, Any] = {}
+        for key, each in named.items():
+            found["search"] = _limit(key, each)
+        found |= {
+            key: _limit(key, each)
+            for key in ("ttft", "tpot")
+            if (each := getattr(self, key)) is not None
+        }
+        ranks = _ranks(self.percentile)
+        for key in named:
+            ranks["search"] = _PERCENTILES[key]
+        if not ranks:
+            return found
+        usual = before.get("percentile", {})
+        if not isinstance(usual, Mapping):
+            usual = dict.fromkeys(("search", "ttft", "tpot"), usual)
+        return found | {"percentile": {**usual, **ranks}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickOptions(QuestionOptions, panel="Instead of a workload file"):
+    """What arrives, in place of a workload file.
+
+    Parameters
+    ----------
     tree
         depth=6,width=16,thought=80: levels, thoughts on each, tokens of each. branch=4 are the
         children of a thought. 40..160 is a uniform range.
@@ -68,49 +187,18 @@ class QuickOptions(Options, panel="Instead of a workload file"):
         Tokens of the prompt.
     solved
         Share of correct answers.
-    policies
-        Policies by comma.
-    budgets
-        Shares (0.5) or tokens (2048), by comma.
-    kv_dtype
-        Type of the KV cache.
-    weights
-        Type of the weights.
-    quick
-        Two runs of 200 searches, loads 6% apart, in place of three of 1,000, 2% apart: under a
-        minute on two cores. Where compared, largest loads were 12% lower to 9% higher.
     """
 
-    model: Annotated[str | None, Option(complete="model")] = None
-    rate: Annotated[str | float | None, Option(shown="seek the largest")] = None
-    p95: str | float | None = None
-    p50: str | float | None = None
-    p99: str | float | None = None
     tree: str | Mapping[str, Any] | None = None
     chain: str | int | Mapping[str, Any] | None = None
     trace: Annotated[AnyPath | None, Option(complete="trace")] = None
     prompt: Annotated[str | int | None, Option("prompt-tokens", shown="500")] = None
     solved: Annotated[float | None, Option(shown="unknown")] = None
-    policies: Annotated[
-        str | Sequence[str] | None,
-        Option("policy", complete="policy", shown="full, kivi, streaming-llm"),
-    ] = None
-    budgets: Annotated[
-        str | float | Sequence[str | float] | None, Option("budget", shown="0.5")
-    ] = None
-    kv_dtype: Annotated[str | None, Option(shown="the model's")] = None
-    weights: Annotated[str | None, Option(shown="the model's")] = None
-    quick: bool = False
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The options that were given, by keyword."""
-        given = {each.name: getattr(self, each.name) for each in fields(QuickOptions)}
-        for name in ("policies", "budgets"):
-            texts = listed(given[name] or ())
-            if all(isinstance(each, str) for each in texts):
-                given[name] = choices.names(texts)
-        return {name: value for name, value in given.items() if value not in (None, [], False)}
+        """What was given in place of a workload file's mix."""
+        return {k: v for k, v in vars(self).items() if k in _MIX and v is not None}
 
     def tables(self, gpus: str | Sequence[str]) -> dict[str, Any]:
         """The tables of a workload file that asks the same of these GPUs.
@@ -121,24 +209,26 @@ class QuickOptions(Options, panel="Instead of a workload file"):
             Something is missing or cannot be read, or there is more than one of a kind.
         """
         mix, name = _mix(self.tree, self.chain, self.trace, self.prompt, self.solved)
-        arrivals: dict[str, Any] = {"kind": "poisson"}
-        if self.rate is not None:
-            arrivals["rate_per_s"] = parse_rate(self.rate)
-        asked = self.asked
-        model = {key: asked[key] for key in ("kv_dtype", "weights") if asked.get(key)}
-        return {
-            "name": f"{Path(str(self.model)).name}: {name}",
-            **(QUICK if self.quick else {}),
-            "model": {"name": self.model, **model},
-            "mix": [mix],
-            "arrivals": arrivals,
-            "candidates": {
-                "gpus": _listed(gpus),
-                "policies": _listed(asked.get("policies", POLICIES)),
-                "budgets": _listed(asked.get("budgets", (0.5,))),
-            },
-            "target": _target({name: getattr(self, name) for name in _PERCENTILES}),
-        }
+        tables = self.replaced(
+            {
+                "name": f"{Path(str(self.model)).name}: {name}",
+                "model": {},
+                "mix": [mix],
+                "arrivals": {"kind": "poisson"},
+                "candidates": {
+                    "gpus": _listed(gpus),
+                    "policies": _listed(POLICIES),
+                    "budgets": [0.5],
+                    "tensor_parallel": "auto",
+                },
+                "target": {},
+            }
+        )
+        if not tables["target"].keys() - {"percentile"}:
+            raise UsageError(
+                "the latency target is missing: ttft (500ms), tpot (40ms), p95 (60s), p50 or p99"
+            )
+        return tables
 
 
 def quick_toml(tables: Mapping[str, Any]) -> str:
@@ -152,7 +242,7 @@ def parse_rate(given: str | float) -> float:
     number = math.nan
     if isinstance(given, str):
         with suppress(ValueError):
-            number = math.nan if is_plain(given) else read("rate", given)
+            number = float(given) if is_plain(given) else read("rate", given)
         if math.isnan(number):
             raise UsageError(
                 "rate must be searches per time, such as 20/min, 0.5/s, 20rps or 1200/h, "
@@ -165,23 +255,69 @@ def parse_rate(given: str | float) -> float:
     return float(number)
 
 
-def _target(given: Mapping[str, str | float | None]) -> dict[str, Any]:
-    named = {key: each for key, each in given.items() if each is not None}
-    if len(named) != 1:
-        raise UsageError(
-            f"{' and '.join(named)} are given: keep one"
-            if named
-            else "the latency target is missing: p95 (60s), p50 or p99"
-        )
-    ((key, limit),) = named.items()
+def _limit(name: str, limit: object) -> str:
+    """A time as a workload file has it; a number is in seconds."""
     if is_number(limit):
         limit = f"{limit!r} s"
-    with located(key):
+    with located(name):
         try:
             duration_s(limit)
         except ValueError as error:
             raise UsageError(f"{error}, not {limit!r:.40}") from None
-    return {"percentile": _PERCENTILES[key], "search": str(limit)}
+    return str(limit)
+
+
+def _ranks(given: object) -> dict[str, float]:
+    """Percentiles by kind of limit: of ``99`` or ``"ttft=99,tpot=90"``."""
+    if given is None:
+        return {}
+    said = _pairs("percentile", given) if not is_number(given) else {}
+    with suppress(ValueError):
+        if not isinstance(given, Mapping) and not said:
+            rank = float(str(given).removesuffix("%"))
+            return {"ttft": rank, "tpot": rank}
+        return {kind: float(str(rank).removesuffix("%")) for kind, rank in said.items()}
+    raise UsageError(f"percentile must be a number such as 99, or ttft=99,tpot=90, not {given!r}")
+
+
+def _groups(given: object) -> list[int] | str:
+    """GPUs that share the model: ``"1,2,4"``, or ``"auto"``."""
+    each = _listed(given)
+    if each == ["auto"]:
+        return "auto"
+    with suppress(ValueError):
+        return [whole_number(str(one)) for one in each]
+    raise UsageError(f"tp must be whole numbers by comma (1,2,4), or auto, not {given!r:.40}")
+
+
+def _prices(given: object) -> dict[str, Any]:
+    """Prices by GPU: of ``"h100=2.5,h200=2.9..3.5"``, or a mapping."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    found: dict[str, Any] = {}
+    for gpu, text in _pairs("price", given).items():
+        try:
+            ends = [float(end) for end in text.removeprefix("$").split("..")]
+        except ValueError:
+            raise UsageError(
+                f"price: {gpu} must cost a number an hour, or a range such as 2.5..3.1, not "
+                f"'{text:.40}'"
+            ) from None
+        found[gpu] = ends[0] if len(ends) == 1 else ends
+    return found
+
+
+def _pairs(what: str, given: object) -> dict[str, Any]:
+    """``"a=1,b=2"`` as a mapping; empty where there is no equals sign at all."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    pairs = [each.partition("=") for each in _listed(given)]
+    if not any(equals for _, equals, _ in pairs) and what == "percentile":
+        return {}
+    for name, equals, value in pairs:
+        if not equals or not name.strip() or not value.strip():
+            raise UsageError(f"{what}: '{name:.40}' should be name=number")
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _mix(

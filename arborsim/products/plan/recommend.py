@@ -33,6 +33,7 @@ from arborsim.products.plan.results import (
     told_apart,
 )
 from arborsim.products.plan.statistics import mean_interval
+from arborsim.products.plan.target import KINDS
 from arborsim.products.plan.words import limits_of, load_of, named
 
 
@@ -41,7 +42,7 @@ def none_met(plan: PlanResult) -> str:
     if (nearest := _nearest(plan)) is not None:
         best, alone = nearest
         return (
-            f"No candidate meets {limits_of(plan)} for {plan.percentile:g}% of the searches. "
+            f"No candidate meets the target: {limits_of(plan)}. "
             f"Nearest: {best.name}, {_missed_by(alone, best.reason, plan)}."
         )
     if not plan.candidates:
@@ -60,13 +61,12 @@ def _nearest(plan: PlanResult) -> tuple[CandidateResult, Alone] | None:
 def _missed_by(alone: Alone, reason: str, plan: PlanResult) -> str:
     """How many times the limits even a search alone takes, and which limits it would meet."""
     over, enough = [], []
-    for value, limit, scale, unit, key in (
-        (alone.at_percentile_s, plan.search_limit_s, 1.0, "s", "search"),
-        (alone.token_at_percentile_s, plan.token_limit_s, 1e3, "ms", "token"),
-    ):
-        if limit is not None and value > limit:
-            over.append(f"{scale * value:.3g} {unit} per {key} ({value / limit:.3g}x)")
-            enough.append(f'{key} = "{_up(scale * value)} {unit}"')
+    for limit in plan.target.limits:
+        kind = KINDS[limit.kind]
+        value = kind.per_s * getattr(alone.at_percentiles, limit.kind)
+        if (times := value / kind.per_s / limit.seconds) > 1:
+            over.append(f"{value:.3g} {kind.unit} {kind.per} ({times:.3g}x)")
+            enough.append(f'{limit.kind} = "{_up(value)} {kind.unit}"')
     if not over:
         return f"of which {reason}. Relax the target or take faster GPUs"
     few = reason.partition("; few distinct")
@@ -76,8 +76,8 @@ def _missed_by(alone: Alone, reason: str, plan: PlanResult) -> str:
 
 
 def _excess(alone: Alone, plan: PlanResult) -> float:
-    search, token = plan.search_limit_s or math.inf, plan.token_limit_s or math.inf
-    return max(alone.at_percentile_s / search, alone.token_at_percentile_s / token)
+    limits = plan.target.limits
+    return max(getattr(alone.at_percentiles, each.kind) / each.seconds for each in limits)
 
 
 def _up(value: float) -> str:
@@ -312,6 +312,8 @@ def _left_open(a: CandidateResult, b: CandidateResult) -> str:
         return ""
     prices = sum(a.price_per_hour), sum(b.price_per_hour)
     if a.fleet is not None and b.fleet is not None:
+        if a.fleet.stated:
+            return ""
         load = a.fleet.load
         more = [
             prices[0] * machines_for(load, mine) - prices[1] * machines_for(load, other)

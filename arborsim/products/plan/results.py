@@ -17,6 +17,7 @@ from arborsim.machine.fidelity import Evidence
 from arborsim.machine.machine import KvPool
 from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
 from arborsim.products.plan.statistics import Estimate
+from arborsim.products.plan.target import Target, Times
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ MET = "met"  # some load meets the target
 MISSED = "missed"  # not even a search alone on the machine does
 INFEASIBLE = "infeasible"  # the policy cannot keep to the budget, or the demand cannot be described
 UNFIT = "does not fit"  # the model, or one search, does not fit the memory
+TOO_FEW = "too few replicas"  # the stated number of machines does not carry the stated load
 #: A `CandidateResult.limited_by`: no limit was seen, so the load is no bound in either direction.
 RUN_LENGTH = "run length"
 
@@ -96,6 +98,13 @@ class Alone:
     terms_s: Mapping[str, float] = field(default_factory=dict)  #: seconds of each cost term
     #: The most in each memory below DDR, in bytes: means like the others
     peak_stored_bytes: Mapping[str, float] = field(default_factory=dict)
+    first_token_at_percentile_s: float = math.nan
+
+    @property
+    def at_percentiles(self) -> Times:
+        return Times(
+            self.at_percentile_s, self.first_token_at_percentile_s, self.token_at_percentile_s
+        )
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,19 @@ class Percentiles:
         if not len(values):
             return cls(float("nan"), float("nan"), float("nan"))
         return cls(*(float(value) for value in np.percentile(values, [50, 95, 99])))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of a load: means over its searches."""
+
+    prompt: float
+    generated: float
+    searches_per_s: float  #: that are paid for, in the long run
+
+    @property
+    def output_per_s(self) -> float:
+        return self.searches_per_s * self.generated
 
 
 @dataclass(frozen=True)
@@ -149,6 +171,24 @@ class LoadPoint:
     #: Factors of its seconds at the least and the most that is plausible for seconds of the policy
     #: in the engine, where these are assumed and may be more than `LARGEST_ASSUMED` of all
     assumed: tuple[float, float] = (1.0, 1.0)
+    #: Seconds at each limit's own percentile, by field of `plan.target.Times`.
+    reached_s: Mapping[str, float] = field(default_factory=dict)
+    goodput: float = math.nan  #: share of measured searches within all limits of the target
+    tokens: Tokens | None = None
+
+    @property
+    def per_user_s(self) -> float:
+        """Output tokens per second that one user sees: of a search's median time per token."""
+        return 1 / self.token_s.p50 if self.token_s.p50 > 0 else math.nan
+
+    @property
+    def input_share(self) -> float:
+        """The part of the machine's busy time that prompts take, prompts computed again included.
+
+        Costs of input and output tokens divide the machine's price by it.
+        """
+        total_s = self.busy.total_s
+        return (self.busy.prefill_s + self.busy.recompute_s) / total_s if total_s else math.nan
 
 
 #: The share of assumed seconds up to which they are left as they are
@@ -168,6 +208,7 @@ class Fleet:
     cost_per_1000: tuple[float, float] | None
     #: Per solved search, as in `LoadPoint`.
     cost_per_solved: tuple[Estimate, Estimate] | None = None
+    stated: bool = False  #: whether the number of machines was given, whatever they carry
 
 
 @dataclass(frozen=True)
@@ -182,7 +223,7 @@ class CandidateResult:
     recall: str
     gpus: int  #: GPUs of one machine
     price_per_hour: tuple[float, float] | None  #: lowest and highest, of one machine
-    status: str  #: `MET`, `MISSED`, `INFEASIBLE` or `UNFIT`
+    status: str  #: `MET`, `MISSED`, `INFEASIBLE`, `UNFIT` or `TOO_FEW`
     reason: str = ""  #: one line that says why it is not `MET`; "" if it is
     quality: Quality | None = None
     alone: Alone | None = None
@@ -238,7 +279,7 @@ class PlanResult:
     """All candidates of a workload, and what to make of them."""
 
     workload: str  #: its name
-    unit: str  #: of every load: "searches/s" or "clients"
+    unit: str  #: of every load: "searches/s", "requests/s" or "clients"
     stated_load: float | None  #: the load that the workload, or the user, states
     percentile: float
     #: The target: limits that `percentile` of the searches must be within.
@@ -262,6 +303,14 @@ class PlanResult:
     notes: tuple[str, ...] = ()  #: what to know about the figures
     #: False if the plan was interrupted: `candidates` are those that were finished.
     complete: bool = True
+    first_token_limit_s: float | None = None
+    percentiles: Mapping[str, float] = field(default_factory=dict)  #: as `Target` has them
+    noun: str = "searches"  #: or "requests", where the log is of those
+
+    @property
+    def target(self) -> Target:
+        limits = self.search_limit_s, self.token_limit_s, self.first_token_limit_s
+        return Target(self.percentile, *limits, self.percentiles)
 
     def met(self) -> list[CandidateResult]:
         """Candidates that some load meets the target with."""
@@ -284,15 +333,24 @@ def machines_for(load: float, largest_load: float) -> int:
     return max(1, math.ceil(load / largest_load - 1e-9))
 
 
-def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
+def fleet_for(
+    candidate: CandidateResult, load: float | None, replicas: int | None = None
+) -> Fleet | None:
     """Machines for a load, each with an equal part of it; no price where their number is open.
+
+    They are as many as the load needs, or `replicas`, whose own largest load counts if none is
+    stated.
 
     An hour of the fleet costs the same however busy it is.  Of clients, how many searches they get
     done is taken from the runs at that part of the load.
     """
-    if load is None or candidate.largest is None or candidate.at_largest is None:
+    if candidate.largest is None or candidate.at_largest is None:
         return None
-    machines = machines_for(load, candidate.largest)
+    if load is None and replicas is not None:
+        load = replicas * candidate.largest
+    if load is None:
+        return None
+    machines = replicas or machines_for(load, candidate.largest)
     price = None if candidate.is_open else candidate.price_per_hour
     hourly = None if price is None else (machines * price[0], machines * price[1])
     point = candidate.at_stated or candidate.at_largest
@@ -300,7 +358,8 @@ def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
     cost, solved = point.cost_per_1000, point.cost_per_solved
     cost = cost and (idle * cost[0], idle * cost[1])
     solved = solved and (solved[0].times(idle), solved[1].times(idle))
-    return Fleet(load, machines, machines * candidate.gpus, hourly, cost, solved)
+    given = replicas is not None
+    return Fleet(load, machines, machines * candidate.gpus, hourly, cost, solved, given)
 
 
 _UNSEEN = 1.25  # runs too short to see a limit carried up to 22% more than long ones
@@ -313,6 +372,8 @@ def machines_if_off(candidate: CandidateResult, fleet: Fleet) -> tuple[int, int]
     may do, and a queue that grew too slowly to be seen may take `_UNSEEN` more.
     """
     assert candidate.largest is not None
+    if fleet.stated:
+        return fleet.machines, fleet.machines
     down, up = _seconds_factors(candidate)
     ends = candidate.largest / down, candidate.largest / up
     if candidate.is_open:
@@ -359,6 +420,24 @@ def paid(
         cost = each and (1000 * each[0].value, 1000 * each[1].value)
     down, up = _error_factors(candidate, point, unit)
     return cost and (down * cost[0], up * cost[1])
+
+
+def cost_per_million(
+    candidate: CandidateResult, point: LoadPoint | Fleet, unit: str, output: bool
+) -> tuple[float, float] | None:
+    """Lowest and highest cost of a million input, or `output`, tokens there.
+
+    Each is paid for by the time that the machine is busy with it (`LoadPoint.input_share`).
+    """
+    at = (candidate.at_stated or candidate.at_largest) if isinstance(point, Fleet) else point
+    cost = paid(candidate, point, unit)
+    if cost is None or at is None or at.tokens is None:
+        return None
+    tokens = at.tokens.generated if output else at.tokens.prompt
+    share = 1 - at.input_share if output else at.input_share
+    if not tokens or math.isnan(share):
+        return None
+    return cost[0] * share * 1e3 / tokens, cost[1] * share * 1e3 / tokens
 
 
 def compared_point(result: CandidateResult) -> LoadPoint | Fleet | None:

@@ -24,10 +24,9 @@ from arborsim.machine.report import SearchOutcome, ServingReport, Utilisation
 from arborsim.machine.scheduler import Arrivals, ClosedLoop, Timed
 from arborsim.machine.server import Server
 from arborsim.machine.serving import ServingEngine, Watch, play_closed_form
-from arborsim.machine.state import ServedSearch
 from arborsim.products.generate.arrivals import ClientLoop
 from arborsim.products.plan.demands import MixDemands
-from arborsim.products.plan.results import LARGEST_ASSUMED, LoadPoint, Percentiles
+from arborsim.products.plan.results import LARGEST_ASSUMED, LoadPoint, Percentiles, Tokens
 from arborsim.products.plan.statistics import (
     Estimate,
     cost_per_search,
@@ -36,7 +35,8 @@ from arborsim.products.plan.statistics import (
     rate_interval,
     relative_error,
 )
-from arborsim.products.plan.workload import Hardware, Target, Workload
+from arborsim.products.plan.target import Judge, Target, Times, missable
+from arborsim.products.plan.workload import Hardware, Workload
 
 T = TypeVar("T")
 #: A run shows a steady state only while fewer of its searches are in the machine than this share.
@@ -45,50 +45,39 @@ MOST_AT_ONCE = 1 / 3
 RATE_ERROR = 0.1
 
 
-@dataclass
 class Verdicts:
-    """Judges measured searches while a run goes on, and ends it when all of them have ended."""
+    """Judges measured searches while a run goes on, and ends it when all of them have ended.
 
-    target: Target
-    #: Searches `first` .. ``count - 1``, by arrival, are measured.
-    first: int
-    count: int
-    allowed: int | None  #: more missed ones than that end the run at once
-    within: int = 0  #: searches within the limits so far
-    given_up: bool = False
-    _judged: int = 0  # all before are judged
-    _ended: int = 0  # all before have ended
-    _missed: int = 0
+    They are searches `first` to ``count - 1``, by arrival.  `ends_early` ends a run that is certain
+    to miss the target.
+    """
+
+    def __init__(self, target: Target, first: int, count: int, ends_early: bool = True) -> None:
+        self.first, self.count, self._ends_early = first, count, ends_early
+        self._judges = [Judge(limits, first, count) for limits in target.groups]
+        alone = len(self._judges) == 1
+        #: Of all limits together: the goodput.
+        self.good = self._judges[0] if alone else Judge(target.limits, first, count)
+        self._all = self._judges if alone else [*self._judges, self.good]
+        self.given_up = False
+        self._ended = 0  # all before have ended
+
+    @property
+    def meets(self) -> bool:
+        """Whether enough of the measured searches were within the limits."""
+        return all(judge.met for judge in self._judges)
 
     def __call__(self, server: Server, command: Command, began_s: float) -> bool:
-        searches = server.state.searches
-        known = min(len(searches), self.count)
-        while self._judged < known and self._judge(searches[self._judged], server.state.clock.now):
-            self._judged += 1
-        if self.allowed is not None and self._missed > self.allowed:
+        searches, now = server.state.searches, server.state.clock.now
+        for judge in self._all:
+            judge.look(searches, now)
+        if self._ends_early and any(judge.lost for judge in self._judges):
             self.given_up = True
             return True
+        known = min(len(searches), self.count)
         while self._ended < known and searches[self._ended].ended:
             self._ended += 1
         return self._ended == self.count
-
-    def _judge(self, search: ServedSearch, now: float) -> bool:
-        """Whether there is a verdict; an unfinished search that is late already has missed."""
-        limit = self.target.search_s
-        if not search.ended and (limit is None or now - search.arrival_s <= limit):
-            return False
-        if search.key >= self.first:
-            if search.ended and self._is_within(search):
-                self.within += 1
-            else:
-                self._missed += 1
-        return True
-
-    def _is_within(self, search: ServedSearch) -> bool:
-        steps = search.priced.demand.iterations - 1
-        token_s = (search.finish_s - search.first_token_s) / steps if steps > 0 else 0.0
-        search_s = search.finish_s - search.arrival_s
-        return not search.refused and self.target.allows(search_s, token_s)
 
 
 @dataclass(frozen=True)
@@ -96,6 +85,7 @@ class Run:
     """One run."""
 
     meets: bool  #: whether enough of the measured searches were within the target's limits
+    goodput: float  #: share of them that were within all limits
     measured: tuple[SearchOutcome, ...]  #: in order of arrival
     preemptions: int  #: of measured searches
     #: Over the time in which measured searches arrived, warm-up searches included.
@@ -117,7 +107,9 @@ class Bench:
         self.drawn = {seed: found.numbers(workload.draws(seed)) for seed in workload.seeds()}
         self._found, self._drawn_for = found, workload
         self._in_order: dict[tuple[int, int], list[int]] = {}  # what `_searches` has found
-        self._tokens = np.array([each.demand.generated_tokens for each in self.engine.demands])
+        demands = [each.demand for each in self.engine.demands]
+        self._tokens = np.array([each.generated_tokens for each in demands])
+        self._prompts = np.array([each.prompt_tokens for each in demands])
 
     def longer(self, times: int) -> Bench:
         """The same machine with longer runs, by a factor.
@@ -134,11 +126,13 @@ class Bench:
 
     @property
     def allowed(self) -> int:
-        """Measured searches that may miss the target's limits."""
-        return self._allowed(self.workload.searches - self.workload.warm_up)
+        """Measured searches that may miss the strictest of the target's limits."""
+        return min(self.missable())
 
-    def _allowed(self, measured: int) -> int:
-        return int(measured * (100 - self.workload.target.percentile) / 100 + 1e-9)
+    def missable(self) -> list[int]:
+        """Measured searches that may miss limits which belong together (`Target.groups`)."""
+        measured = self.workload.searches - self.workload.warm_up
+        return [missable(limits, measured) for limits in self.workload.target.groups]
 
     def run(self, load: float, seed: int, also: Watch | None = None) -> Run:
         """Serve the seed's searches at a load, whether or not they meet the target.
@@ -147,7 +141,7 @@ class Bench:
         that empties; only measured ones count.  `also` is called after
         each command of the engine, too.
         """
-        watch = replace(self._watch(), allowed=None)
+        watch = self._watch(ends_early=False)
         return self._measured(self._served(load, seed, watch, also), watch, seed)
 
     def attempt(self, load: float, seed: int) -> Run | None:
@@ -161,8 +155,7 @@ class Bench:
         """Whether the beginning of a run meets the target: a guess, for a share of the time."""
         watch = self._watch(share)
         self._served(load, seed, watch)
-        measured = watch.count - watch.first
-        return not watch.given_up and measured - watch.within <= self._allowed(measured)
+        return not watch.given_up and watch.meets
 
     def _searches(self, seed: int, count: int) -> list[int]:
         """Demands of the first `count` searches, and of as many behind them."""
@@ -172,10 +165,10 @@ class Bench:
             self._in_order[seed, count] = np.resize(numbers, 2 * count).tolist()
         return self._in_order[seed, count]
 
-    def _watch(self, share: float = 1.0) -> Verdicts:
-        """Verdicts on this share of a run, which ends as soon as it has missed the target."""
+    def _watch(self, share: float = 1.0, ends_early: bool = True) -> Verdicts:
+        """Verdicts on this share of a run."""
         first, count = (int(share * n) for n in (self.workload.warm_up, self.workload.searches))
-        return Verdicts(self.workload.target, first, count, self._allowed(count - first))
+        return Verdicts(self.workload.target, first, count, ends_early)
 
     def _served(
         self, load: float, seed: int, watch: Verdicts, also: Watch | None = None
@@ -201,13 +194,21 @@ class Bench:
     def _measured(self, report: ServingReport, watch: Verdicts, seed: int) -> Run:
         measured = report.searches[watch.first : watch.count]
         return Run(
-            len(measured) - watch.within <= self.allowed,
+            watch.meets,
+            watch.good.within / len(measured),
             tuple(measured),
             sum(s.preemptions for s in measured),
             *_occupation(report, measured[0].arrival_s, measured[-1].arrival_s),
             report,
             seed,
         )
+
+    def tokens_of(self, numbers: Sequence[int], searches_per_s: float) -> Tokens:
+        """Mean tokens of searches, by their demands, of which so many are paid for per second."""
+        if not numbers:
+            return Tokens(math.nan, math.nan, searches_per_s)
+        prompt, generated = (float(n[numbers].mean()) for n in (self._prompts, self._tokens))
+        return Tokens(prompt, generated, searches_per_s)
 
     def keeps_up_with(self, seed: int) -> tuple[float, bool]:
         """Searches per second that the machine finishes when it never lacks any.
@@ -346,6 +347,8 @@ def summed_up(
         np.array([getattr(s, name) for s in measured if not s.refused], dtype=np.float64)
         for name in ("latency_s", "to_first_token_s", "per_token_s", "waiting_s")
     )
+    times = Times(latency, first_token, token)
+    target = bench.workload.target
     served = rate_interval([run.served_per_s for run in runs])
     refused = len(refusals) / len(measured)
     closed = isinstance(bench.workload.arrivals, ClientLoop)
@@ -356,7 +359,14 @@ def summed_up(
         load=load,
         runs=len(runs),
         meets=all(run.meets for run in runs),
-        at_percentile=percentile(latency, bench.workload.target.percentile),
+        at_percentile=percentile(latency, target.of("search")),
+        reached_s={
+            limit.kind: float(np.percentile(each, limit.percentile)) if len(each) else math.nan
+            for limit in target.limits
+            for each in [getattr(times, limit.kind)]
+        },
+        goodput=float(np.mean([run.goodput for run in runs])),
+        tokens=bench.tokens_of([each.demand for each in measured if not each.refused], rate),
         served_per_s=served,
         search_s=Percentiles.of(latency),
         first_token_s=Percentiles.of(first_token),
@@ -408,7 +418,7 @@ _IN_TAIL = 5  # distinct searches beyond the percentile, below which a verdict i
 def few_distinct(workload: Workload, drawn: Mapping[int, np.ndarray]) -> str:
     """A remark if so few distinct searches were drawn that one more or less decides; else ""."""
     count = len(np.unique(np.concatenate(list(drawn.values()))))
-    beyond = (100 - workload.target.percentile) / 100
+    beyond = (100 - workload.target.strictest) / 100
     if count * beyond >= _IN_TAIL:
         return ""
     return f"; few distinct searches ({count:,}): draw more ({math.ceil(_IN_TAIL / beyond):,})"

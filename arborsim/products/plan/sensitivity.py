@@ -111,7 +111,7 @@ def server(workload: Workload, candidate: Candidate, found: MixDemands) -> Serve
         moved = replace(found, recorded=tuple(replace(each, demand=one) for each, one in pairs))
         hardware = replace(candidate.hardware, profile=profile)
         result = evaluate(short, replace(candidate, hardware=hardware), moved, longer=False)
-        fleet = fleet_for(result, workload.arrivals.stated)
+        fleet = fleet_for(result, workload.arrivals.stated, workload.replicas)
         curve = load_curve(short, hardware, moved, result, _SHARES)
         return replace(result, fleet=fleet, curve=curve)
 

@@ -16,7 +16,7 @@ from arborsim.products.plan.results import (
     paid,
 )
 from arborsim.products.plan.runs import TIME
-from arborsim.report.words import digits
+from arborsim.report.words import digits, listed
 
 RUNS_OUT = "Runs out first"
 STOPPED_BY = "More load is stopped by"
@@ -102,10 +102,11 @@ def load_axis(plan: PlanResult) -> str:
 
 
 def limits_of(plan: PlanResult) -> str:
-    """The target's limits: ``"60 s and 100 ms per token"``."""
-    search, token = plan.search_limit_s, plan.token_limit_s
-    limits = [] if search is None else [f"{search:.4g} s"]
-    return " and ".join(limits if token is None else [*limits, f"{1e3 * token:.4g} ms per token"])
+    """The target: ``"TTFT within 500 ms and search within 60 s for 95% of the requests"``."""
+    groups = [
+        (group[0].percentile, listed(each.text for each in group)) for group in plan.target.groups
+    ]
+    return listed(f"{text} for {rank:g}% of the {plan.noun}" for rank, text in groups)
 
 
 def stopped_by(row: CandidateResult) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from arborsim.core.errors import UsageError
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import Duration, Seed, Text, one_of, parsed
 from arborsim.core.tiers import RECALLS, Budget
 from arborsim.machine.config import KV_DTYPES
@@ -29,6 +29,7 @@ from arborsim.policies.base import Policy
 from arborsim.products.calibrate.documents import Calibration
 from arborsim.products.generate.arrivals import TRACE, Arrivals, beginning, draw_mix
 from arborsim.products.generate.lengths import TreeSpec, write_generated
+from arborsim.products.plan.target import KINDS, Target
 from arborsim.trace.importers.request_logs import FORMATS
 from arborsim.trace.reader import open_trace
 from arborsim.trace.schema import Geometry
@@ -80,6 +81,15 @@ class Hardware:
     price_per_hour: tuple[float, float] | None
 
 
+def fewest_gpus(profile: HardwareProfile, geometry: Geometry) -> int | None:
+    """The fewest GPUs, a power of two, whose HBM holds the model's weights; None if none do."""
+    for gpus in (1, 2, 4, 8, 16, 32):
+        held = geometry.weight_bytes_on(gpus, False)
+        if geometry.heads % gpus == 0 and held < gpus * profile.usable_hbm_bytes:
+            return gpus
+    return None
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One thing to compare: where to serve, and how to keep the cache."""
@@ -113,21 +123,6 @@ class Candidate:
         """
         where = self.hardware.profile.name if self.offloads else ""
         return self.policy.name, self.budget_text, self.shown_recall, where
-
-
-@dataclass(frozen=True)
-class Target:
-    """Limits to be met by a percentile of the searches."""
-
-    percentile: float  #: in (0, 100): the share of searches that must be within the limits
-    search_s: float | None  #: from a search's arrival to its answer
-    token_s: float | None  #: mean time per output token of a search, once its first token is there
-
-    def allows(self, search_s: float, token_s: float) -> bool:
-        """Whether a search that took so long is within the limits."""
-        return (self.search_s is None or search_s <= self.search_s) and (
-            self.token_s is None or token_s <= self.token_s
-        )
 
 
 @dataclass(frozen=True)
@@ -175,6 +170,8 @@ class Workload:
     seed: int = 0
     resolution: float = 0.02  #: of loads that are tried: the share by which they lie apart
     answers: Answered | None = None
+    #: Machines that share the stated load; None for as many as it needs.
+    replicas: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.warm_up < self.searches:
@@ -241,6 +238,15 @@ class Workload:
                 mine = np.flatnonzero(found[:, 0] == number)
                 found[mine, 1] = (beginning(seed, size) + np.arange(len(mine))) % size
         return found
+
+    @property
+    def noun(self) -> str:
+        """What arrives: "requests" if all of it is from logs of those, else "searches"."""
+        logs = [
+            isinstance(each.source, Path) and open_trace(each.source).info.holds_requests
+            for each in self.mix
+        ]
+        return "requests" if all(logs) else "searches"
 
     def with_load(self, load: float) -> Workload:
         """The same with another stated load, which a fleet is sized for, if it can be one."""
@@ -334,7 +340,8 @@ class PolicyTable:
 class CandidatesTable:
     gpus: Names
     hosts: Names = ("",)
-    tensor_parallel: Annotated[tuple[Count, ...], Meta(min_length=1)] = (1,)
+    tensor_parallel: Annotated[tuple[Count, ...], Meta(min_length=1)] | Literal["auto"] = (1,)
+    replicas: Count | None = None
     policies: Annotated[tuple[Text | PolicyTable, ...], Meta(min_length=1)] = ("full",)
     calibrations: Names = ()
     budgets: Annotated[tuple[Annotated[Budget, parsed(Budget.stated)], ...], Meta(min_length=1)] = (
@@ -346,19 +353,48 @@ class CandidatesTable:
 
     def __post_init__(self) -> None:
         for name in ("gpus", "hosts", "tensor_parallel", "calibrations", "recalls"):
-            _refuse_twice(name, getattr(self, name))
+            if not isinstance(getattr(self, name), str):
+                _refuse_twice(name, getattr(self, name))
         _refuse_twice("budgets", [each.tokens or each.share for each in self.budgets])
+
+
+Rank = Annotated[float, Meta(gt=0, lt=100)]
 
 
 @dataclass(frozen=True)
 class TargetTable:
-    percentile: Annotated[float, Meta(gt=0, lt=100)]
+    """Limits; `token` is `tpot` by an older name."""
+
+    percentile: Rank | Mapping[str, Rank] = 95.0
     search: Duration | None = None
+    ttft: Duration | None = None
+    tpot: Duration | None = None
     token: Duration | None = None
 
     def __post_init__(self) -> None:
-        if self.search is None and self.token is None:
-            raise UsageError('it needs search = "60 s", token = "100 ms", or both')
+        if self.tpot is not None and self.token is not None:
+            raise UsageError("tpot and token are the same limit: keep tpot")
+        if {self.search, self.ttft, self.tpot, self.token} == {None}:
+            raise UsageError(
+                'it needs ttft = "500 ms", tpot = "40 ms", search = "60 s", or several'
+            )
+        for key in self.ranks:
+            if key not in KINDS:
+                raise UnknownName("limit of percentile", key, KINDS)
+
+    @property
+    def ranks(self) -> Mapping[str, float]:
+        """Percentiles of single limits."""
+        return self.percentile if isinstance(self.percentile, Mapping) else {}
+
+    def target(self) -> Target:
+        """The target, with 95% for limits without a percentile."""
+        usual = 95.0 if isinstance(self.percentile, Mapping) else self.percentile
+        tpot = self.token if self.tpot is None else self.tpot
+        limits = Target(usual, self.search, tpot, self.ttft, dict(self.ranks)).limits
+        first = limits[0].percentile
+        own = {each.kind: each.percentile for each in limits if each.percentile != first}
+        return Target(first, self.search, tpot, self.ttft, own)
 
 
 @dataclass(frozen=True)

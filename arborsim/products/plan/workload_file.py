@@ -6,7 +6,7 @@ Paths are relative to the folder that the file lies in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import resources
 from itertools import product
@@ -49,9 +49,9 @@ from arborsim.products.plan.workload import (
     PolicyChoice,
     PolicyTable,
     PricesTable,
-    Target,
     Workload,
     WorkloadTable,
+    fewest_gpus,
 )
 from arborsim.trace.reader import TraceReader, open_trace
 from arborsim.trace.schema import Geometry, recording_options
@@ -72,12 +72,14 @@ def read_workload(
     gpus: Sequence[str] = (),
     calibrations: Sequence[str] = (),
     allow_code: bool = False,
+    replaced: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
 ) -> Workload:
     """The workload that a TOML file describes, checked down to every name and number in it.
 
     `gpus`, if any are given, take the place of those that the file names; `calibrations` are used
-    in addition to the file's.  With `allow_code`, policies may be ``package.module:Class``.  A
-    `UsageError` is one line that names the file, the table and the key, and what to do.
+    in addition to the file's; `replaced` changes its tables.  With `allow_code`, policies may be
+    ``package.module:Class``.  A `UsageError` is one line that names the file, the table and the
+    key, and what to do.
     """
     path = Path(path)
     if not path.exists():
@@ -87,7 +89,8 @@ def read_workload(
         )
     text = read_text(path)
     with located(str(path)):
-        return parse_workload(text, path.parent, path.stem, gpus, calibrations, allow_code)
+        tables = text, path.parent, path.stem, gpus, calibrations, allow_code
+        return parse_workload(*tables, replaced=replaced)
 
 
 def parse_workload(
@@ -97,12 +100,13 @@ def parse_workload(
     gpus: Sequence[str] = (),
     calibrations: Sequence[str] = (),
     allow_code: bool = False,
+    replaced: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
 ) -> Workload:
     """`read_workload`, from a text with paths relative to `base`, and this name if it has none."""
     raw = parse_toml(text, "this")
     if gpus and isinstance(raw.get("candidates"), dict):
         raw["candidates"]["gpus"] = list(gpus)
-    return workload_of(raw, base, name, calibrations, allow_code)
+    return workload_of(replaced(raw), base, name, calibrations, allow_code)
 
 
 def workload_of(
@@ -143,13 +147,14 @@ def workload_of(
         policies=_policies(file.candidates, base, measured, depths, allow_code),
         budgets=file.candidates.budgets,
         recalls=file.candidates.recalls,
-        target=Target(file.target.percentile, file.target.search, file.target.token),
+        target=file.target.target(),
         prices=prices,
         calibrations=measured,
         serving=serving,
         page_tokens=layout.page_size,
         tree_attention=layout.tree_attention,
         answers=file.answers,
+        replicas=file.candidates.replicas,
         **{name: getattr(file, name) for name in RUNS},
     )
     if file.answers is not None and not any(counted(workload).values()):
@@ -314,7 +319,13 @@ def _hardware(
 ) -> tuple[Hardware, ...]:
     """Each GPU, alone and in every group that was asked for."""
     found = []
-    for profile, group in product(gpus, table.tensor_parallel):
+    wanted = table.tensor_parallel
+    pairs: Iterable[tuple[HardwareProfile, int]]
+    if wanted == "auto":
+        pairs = [(profile, fewest_gpus(profile, geometry) or 1) for profile in gpus]
+    else:
+        pairs = product(gpus, wanted)
+    for profile, group in pairs:
         if geometry.heads % group:
             raise UsageError(
                 f"[candidates] tensor_parallel: the {geometry.heads} heads of {geometry.name} "
