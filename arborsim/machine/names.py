@@ -36,6 +36,18 @@ def plain(name: str) -> str:
     return "-".join(word for word in _WORD.findall(name.lower()) if word not in _MAKERS)
 
 
+_CARD = re.compile(r"(rtx|[a-z]{1,2}(?=\d))(\d\w*)((?:-\w+)*)")
+
+
+def title(profile: str) -> str:
+    """A GPU's profile as people write it: ``"RTX 4090"`` of ``rtx4090``; other names stay."""
+    card = _CARD.fullmatch(profile)
+    if card is None:
+        return profile
+    maker, number, more = (part.upper() for part in card.groups())
+    return f"{maker}{' ' * (maker == 'RTX')}{number}{more.replace('-', ' ')}"
+
+
 def known_as(kind: str, given: str, known: Iterable[str]) -> str | None:
     """The one of the `known` names that a name of a kind means; None if none is meant."""
     others = {plain(other): name for other, name in aliases(kind).items()}

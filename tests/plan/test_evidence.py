@@ -221,7 +221,7 @@ def test_a_recommendation_says_what_its_seconds_rest_on_and_widens_its_costs() -
     assert plan.candidates[0].evidence is not None
     assert plan.candidates[0].evidence.sentence() in text
     assert text.endswith(
-        " Costs include, for the error of simulated seconds, 25% on rtx4090 and 10% on h100; at "
+        " Costs include, for the error of simulated seconds, 25% on RTX 4090 and 10% on H100; at "
         "the stated load it counts by whole machines."
     )
     point = plan.candidates[0].at_largest
@@ -231,7 +231,7 @@ def test_a_recommendation_says_what_its_seconds_rest_on_and_widens_its_costs() -
     assert f"{low / 1.25:.3g} to {1.25 * high:.3g} USD per 1,000" in text
     # 20 searches/s over 3.84 is 6 machines; 5 or 7 if that is 25% off.
     low, high = compared_cost(plan.candidates[0]) or (0, 0)
-    rent = f"{2 * low * 5 / 6:.3g} to {2 * high * 7 / 6:.3g} USD per 1,000 solved searches at 20 "
+    rent = f"{2 * low * 5 / 6:.3g} to {2 * high * 7 / 6:.3g} USD per 1,000 solved searches at 20/s"
     assert rent in plan.recommendation.answer[0], "half of the searches are solved"
     assert "the seconds' error leaves 5 to 7 machines open" in plan.recommendation.answer[2]
     assert "error" not in bare.recommendation.text
@@ -274,7 +274,7 @@ def _against(best: Evidence, other: Evidence, more: float) -> str:
         (_of("h100", 0.05), replace(_of("h100", 0.2), gpus=2), 0.1, "20%: no difference)."),
         (_of("h100", 0.05), _of("h200", 0.2), 0.3, "30% more."),
         (_of("h100", 0.05), _of("h200", None), 0.3,
-         "30% more (how far off seconds are on h100 is not known, so the difference is "
+         "30% more (how far off seconds are on H100 is not known, so the difference is "
          "uncertain)."),
         (_of("h100", None), _of("h100", None), 0.1, "10% more."),
         (_of("h100", 0.2), _of("h200", 0.2), 0.001, "about the same."),

@@ -143,7 +143,7 @@ def test_short_runs_are_lengthened_until_a_limit_is_seen() -> None:
         assert a.fleet.machines == b.fleet.machines
     assert not any("saw no limit" in note for note in long.notes)
     (said,) = (note for note in short.notes if "saw no limit" in note)
-    assert said.startswith("Runs of 40 searches saw no limit of full on h100, streaming-llm")
+    assert said.startswith("Runs of 40 searches saw no limit of full on H100, streaming-llm")
     assert said.endswith("longer ones of the same searches, of up to 320.")
 
 
@@ -160,15 +160,14 @@ def test_no_cost_rests_on_a_load_without_a_limit() -> None:
         assert each.fleet is not None
         assert each.fleet.price_per_hour is None
     assert plan.recommendation.candidate == best.number
-    rent, hour, limit = plan.recommendation.answer
+    rent, _, limit = plan.recommendation.answer
     assert rent.startswith("Rent 1 ")
     assert rent.endswith(
-        "what searches cost is not known, as runs of 320 searches saw no limit; give more per run "
-        "(searches = 640)."
+        "what searches cost is not known, as runs of 320 saw no limit; give more per run "
+        "(searches = 640); 2 to 3.5 USD an hour for each machine."
     )
-    assert hour.startswith("2 to 3.5 USD an hour for each machine of 1 GPU; the target is met")
-    assert limit.startswith("No limit was seen in runs of 320 searches")
-    assert "USD" not in rent + limit + plan.recommendation.text
+    assert limit.startswith("No limit was seen up to ")
+    assert "USD" not in limit + plan.recommendation.text
     assert any("no bound in either direction" in note for note in plan.notes)
 
 

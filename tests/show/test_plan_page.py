@@ -139,7 +139,7 @@ def test_pickers_choose(desk):
     page.select_option("#load-time", "Per token")
     assert page.text_content("#load .ytitle") != axis
     before = page.inner_text("#saturation-note")
-    page.select_option("#saturation-candidate", "full (stage) on rtx4090")
+    page.select_option("#saturation-candidate", "full (stage) on RTX 4090")
     assert page.inner_text("#saturation-note") != before
     page.select_option("#pareto-compared", "Latency against cost")
     assert "time per search" in page.text_content("#pareto .ytitle")

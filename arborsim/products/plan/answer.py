@@ -1,12 +1,12 @@
-"""The answer of a plan in three lines: what to rent, what it costs, and what would change that."""
+"""The answer of a plan in three lines: what to rent, how fast it is there, what runs out first."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from arborsim.machine.fidelity import share_text
 from arborsim.products.plan.results import (
+    RUN_LENGTH,
     CandidateResult,
     Fleet,
     LoadPoint,
@@ -19,40 +19,43 @@ from arborsim.products.plan.results import (
 )
 from arborsim.products.plan.runs import TIME
 from arborsim.products.plan.statistics import Estimate
-from arborsim.products.plan.words import RESOURCES, limits_of, load_of, money, named
+from arborsim.products.plan.target import KINDS
+from arborsim.products.plan.words import (
+    RESOURCES,
+    load_of,
+    money,
+    named,
+    rate_of,
+    rented,
+    times_at,
+)
 
 
 def answer(
     best: CandidateResult, alternative: CandidateResult | None, plan: PlanResult
 ) -> tuple[str, str, str]:
     """Three lines, as `Recommendation.answer` has them."""
+    return _rent(best, plan), _speed(best, plan), _bounds(best, alternative, plan)
+
+
+def _rent(best: CandidateResult, plan: PlanResult) -> str:
+    """What to rent, and what it costs."""
     point, fleet = compared_point(best), best.fleet
     assert point is not None
     ends = (1, 1) if fleet is None else (fleet.machines, fleet.machines)
     if fleet is not None and best.is_open:
         ends = machines_if_off(best, fleet)
     none = ", the largest load it carries (none is stated)" if fleet is None else ""
-    if best.is_open:
+    if best.is_open and point.cost_per_1000 is None:
         cost = (
-            f"what searches cost is not known, as runs of {best.searches:,} searches saw no limit; "
+            f"what {plan.noun} cost is not known, as runs of {best.searches:,} saw no limit; "
             f"give more per run (searches = {2 * best.searches})"
         )
     elif best.price_per_hour is None:
         cost = f"its price is not known; it serves {load_of(point.load, plan)}{none}"
     else:
-        known = solved_known([best])
-        remark = "" if known else " (how many are solved is not known)"
-        cost = cost_at(point, best, plan, known, remark) + none
-    return (
-        f"Rent {_to(ends)} x {best.hardware}, {_kept_by(best)}: {cost}.",
-        _hourly(best, plan),
-        _bounds(best, alternative, plan),
-    )
-
-
-def _to(ends: Sequence[int]) -> str:
-    """``"2"`` or ``"2 to 3"``."""
-    return " to ".join(map(str, dict.fromkeys(ends)))
+        cost = cost_at(point, best, plan, solved_known([best])) + none
+    return f"Rent {rented(best, ends)}, {_kept_by(best)}: {cost}{_hourly(best, plan)}."
 
 
 def _kept_by(best: CandidateResult) -> str:
@@ -65,24 +68,33 @@ def _kept_by(best: CandidateResult) -> str:
 
 
 def _hourly(best: CandidateResult, plan: PlanResult) -> str:
-    """The price of an hour, and what ranges and solve rates rest on."""
+    """The price of an hour: of all machines where their number is known."""
     fleet, price = best.fleet, best.price_per_hour
-    parts = []
-    if price is not None:
-        machines = (1, 1)
-        if fleet is not None and fleet.price_per_hour is not None:
-            machines = machines_if_off(best, fleet)
-        low, high = (n * each for n, each in zip(machines, price, strict=True))
-        gpus = [n * best.gpus for n in machines]
-        where = f"{_to(gpus)} GPU{'s' * (gpus[-1] != 1)}"
-        if best.is_open:
-            where = f"each machine of {where}"
-        parts.append(f"{money((low, high), plan.currency)} an hour for {where}")
-        if low < high and not best.is_open:
-            error = best.error
-            off = "" if error is None else f" and the seconds' error of {share_text(error)}"
-            parts[-1] += f" (a range of prices{off})"
-    parts.append(f"the target is met: {limits_of(plan)}")
+    if price is None:
+        return ""
+    machines, each = (1, 1), " for each machine" * best.is_open
+    if fleet is not None and fleet.price_per_hour is not None:
+        machines, each = machines_if_off(best, fleet), ""
+    low, high = (n * end for n, end in zip(machines, price, strict=True))
+    return f"; {money((low, high), plan.currency)} an hour{each}"
+
+
+def _speed(best: CandidateResult, plan: PlanResult) -> str:
+    """Times there, against the target, and the share that is solved."""
+    point = best.shown_point
+    assert point is not None
+    limited = {limit.kind for limit in plan.target.limits}
+    shown = [kind for kind in ("ttft", "tpot", "search") if kind in limited or kind != "search"]
+    ranks = {plan.target.of(kind) if kind in limited else 95.0 for kind in shown}
+    texts = []
+    for kind in shown:
+        rank = plan.target.of(kind) if kind in limited else 95.0
+        mark = f"p{rank:g} " if not texts or len(ranks) > 1 else ""
+        texts.append(f"{mark}{KINDS[kind].short} {times_at(point, kind, rank, plan)}")
+    met = "the target is met"
+    if point.goodput < 1:
+        met += f" ({point.goodput:.1%} of the {plan.noun} meet all of it)"
+    parts = [f"{', '.join(texts)}: {met}"]
     accuracy = best.quality.accuracy if best.quality is not None else None
     if solved_known([best]) and (rate := accuracy or plan.solved) is not None:
         live = f"live runs of {plan.answers_of}" if plan.answers_of else "live runs"
@@ -99,28 +111,27 @@ def _rate_text(rate: Estimate, origin: str) -> str:
 
 
 def _bounds(best: CandidateResult, alternative: CandidateResult | None, plan: PlanResult) -> str:
-    """The limits of the machines, and what would change the answer."""
+    """What runs out first, at which load, and what would change the answer."""
     point, fleet = best.at_largest, best.fleet
     assert point is not None
     assert best.largest is not None
     name = RESOURCES[point.saturated]
     machines = 1 if fleet is None else fleet.machines
-    subject, carry = ("they", "carry") if machines > 1 else ("it", "carries")
-    carried = load_of(machines * best.largest, plan)
-    if best.is_open:  # a queue that grows slowly is not seen either
-        limit = f"No limit was seen in runs of {best.searches:,} searches (busiest: {name})"
-        parts = [f"{limit}: {subject} carried {carried}; longer runs can show more or less"]
+    carried = rate_of(machines * best.largest, plan)
+    if best.limited_by == RUN_LENGTH:  # a queue that grows slowly is not seen either
+        parts = [
+            f"No limit was seen up to {carried} in runs of {best.searches:,} (busiest: {name})"
+        ]
+    elif best.limited_by == "target" and point.saturated in TIME:
+        parts = [f"Beyond {carried} the target is missed ({name} is busiest)"]
     else:
-        limit = f"{name[0].upper()}{name[1:]} limits it"
-        if best.limited_by == "target" and point.saturated in TIME:
-            limit = f"The latency target limits it ({name} is busiest)"
-        parts = [f"{limit}: {subject} {carry} up to {carried}"]
+        parts = [f"{name[0].upper()}{name[1:]} runs out first, at {carried}"]
     if fleet is not None and not best.is_open:
         least, most = machines_if_off(best, fleet)
         if least < most:
             parts.append(f"the seconds' error leaves {least} to {most} machines open")
     if (change := price_that_changes(plan, best, alternative)) is not None and change[1] > 1:
-        once = f"once {best.hardware} costs {change[1]:.2g} times as much"
+        once = f"once {best.gpu} costs {change[1]:.2g} times as much"
         parts.append(f"{named(change[0])} is cheaper {once}")
     return f"{'; '.join(parts)}."
 
@@ -134,7 +145,7 @@ def price_that_changes(
     cheapest other one.  Prices are the middles of their ranges; None without another GPU or prices.
     """
     others = [] if alternative is None else [alternative]
-    others = [r for r in others if r.hardware != chosen.hardware] or elsewhere(plan, chosen)
+    others = [r for r in others if r.gpu != chosen.gpu] or elsewhere(plan, chosen)
     here, there = middle_cost(chosen), middle_cost(others[0]) if others else math.inf
     return (others[0], there / here) if 0 < here < math.inf and 0 < there < math.inf else None
 
@@ -146,24 +157,20 @@ def elsewhere(plan: PlanResult, result: CandidateResult) -> list[CandidateResult
         return row.policy, row.budget, row.recall
 
     same = [row for row in plan.met() if kept(row) == kept(result)]
-    found = [row for row in same if row.hardware != result.hardware]
+    found = [row for row in same if row.gpu != result.gpu]
     return sorted(found, key=lambda row: (middle_cost(row) or math.inf, row.number))
 
 
 def cost_at(
-    point: LoadPoint | Fleet,
-    of: CandidateResult,
-    plan: PlanResult,
-    solved: bool = False,
-    remark: str = "",
+    point: LoadPoint | Fleet, of: CandidateResult, plan: PlanResult, solved: bool = False
 ) -> str:
     """A cost means nothing without the load that the machines' hours are divided by.
 
     Its range is that of prices, widened by the error of the candidate's seconds.
     """
-    what = "solved searches" if solved else "searches"
+    what = f"solved {plan.noun}" if solved else plan.noun
     cost = money(paid(of, point, plan.unit, solved), plan.currency)
-    return f"{cost} per 1,000 {what}{remark} at {load_of(point.load, plan)}"
+    return f"{cost} per 1,000 {what} at {rate_of(point.load, plan)}"
 
 
 def solved_known(rows: Sequence[CandidateResult]) -> bool:

@@ -7,7 +7,7 @@ rests on: what runs out as the load grows, single assumptions changed, one machi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from arborsim.products.plan import figures as plan_figures
@@ -76,7 +76,7 @@ def report_of(report: PlanReport) -> Report:
     candidates = Shown(
         main,
         printed=partial(_printed, result),
-        names=[title.lower() for title in plan_tables.NAMES],
+        implied=plan_tables.NARROW,
         legend=plan_printed.legend(result) if main.rows else (),
     )
     used = Shown(use, "usage", "Use of the machine", printed=_nowhere)
@@ -120,7 +120,9 @@ def _nowhere(width: int) -> Sequence[Printed]:
 
 def _printed(result: PlanResult, width: int) -> Iterator[Printed]:
     if ranked(result):
-        yield result.workload, "candidates by cost", plan_tables.terminal_tables(result)
+        table = plan_tables.screen_table(result)
+        table = replace(table, rows=table.rows[: plan_printed.MOST_ROWS])
+        yield result.workload, "by cost", [("", table)]
 
 
 def _answer(result: PlanResult) -> Iterator[Block]:
@@ -220,7 +222,7 @@ def _sensitivity_note(report: PlanReport) -> str:
     if rival is not None and rival[1] > 1:
         chosen, *_ = report.result.named()
         notes.append(
-            f"What is cheapest changes to {rival[0].name} once {chosen.hardware} costs "
+            f"What is cheapest changes to {rival[0].name} once {chosen.gpu} costs "
             f"{digits(rival[1])} times as much (middles of the price ranges)."
         )
     return " ".join(notes)

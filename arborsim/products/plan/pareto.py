@@ -138,7 +138,7 @@ def _plot(
     rows: Sequence[CandidateResult], best: Sequence[CandidateResult], x: Measure, y: Measure
 ) -> Figure:
     """A colour per GPU and a shape per policy; the efficient ones are numbered."""
-    gpus = {name: colour(n + 1) for n, name in enumerate(dict.fromkeys(r.hardware for r in rows))}
+    gpus = {name: colour(n + 1) for n, name in enumerate(dict.fromkeys(r.machine for r in rows))}
     shapes = {name: symbol(n) for n, name in enumerate(dict.fromkeys(row.policy for row in rows))}
     places = f"{label(x.axis)} %{{x:.4g}}<br>{label(y.axis)} %{{y:.4g}}"
     hover = f"<b>%{{customdata}}</b><br>{places}<extra></extra>"
@@ -147,7 +147,7 @@ def _plot(
         name: str, own: Sequence[CandidateResult], texts: list[str], marker: Figure, **others: Any
     ) -> Figure:
         look = {
-            "color": [gpus[row.hardware] for row in own],
+            "color": [gpus[row.machine] for row in own],
             "symbol": [shapes[row.policy] for row in own],
         }
         points = map(x.value, own), map(y.value, own)
@@ -156,7 +156,7 @@ def _plot(
 
     data = []
     for name, paint in gpus.items():
-        own = [row for row in rows if row.hardware == name]
+        own = [row for row in rows if row.machine == name]
         texts = [label(row.name) for row in own]
         data.append(markers(label(name), own, texts, {"size": 10, "color": paint}))
     if len(shapes) > 1:

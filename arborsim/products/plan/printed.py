@@ -61,6 +61,19 @@ def legend(plan: PlanResult) -> list[str]:
     return [*lines, "HBM speed, comp., PCIe: shares of the time; pre-empt.: per 1,000 searches"]
 
 
+def telling(plan: PlanResult) -> list[str]:
+    """Notes that can change the decision, those that can most first."""
+    notes = [] if plan.complete else ["The plan was interrupted: candidates are missing."]
+    said = plan.recommendation
+    if len(plan.met()) > MOST_ROWS:
+        notes.append(f"{len(plan.met()) - MOST_ROWS} more candidates meet the target: --notes.")
+    return [*notes, *said.doubts[:1], *failures(plan)[:1], *said.doubts[1:], *said.unknown]
+
+
+#: Candidates of a screen.
+MOST_ROWS = 12
+
+
 def failures(plan: PlanResult) -> list[str]:
     """One line per reason, with all that it holds for; those too slow alone, together."""
     lines, reasons = [], dict[tuple[str, str], list[str]]()

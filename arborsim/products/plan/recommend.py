@@ -132,14 +132,19 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     best, *others = wanted
     cheaper = next((each for each in met if each not in good), None) if good else None
     alternative = others[0] if others else cheaper
-    sentences = [_why(best, good, met, demanded, plan)]
+    sentences, doubts = [_why(best, good, met, demanded, plan)], list[str]()
+    if not good:
+        doubts += sentences
     if alternative is not None and alternative is not cheaper:
         sentences.append(f"The nearest alternative is {_compared(alternative, best, plan)}.")
+        if _is_close(alternative, best):
+            doubts.append(sentences[-1])
     if cheaper is not None and _rank(cheaper)[0] < (1 - _SAME) * _rank(best)[0]:
         sentences.append(
             f"Of those whose quality {_doubt(cheaper, demanded)}, the cheapest is "
             f"{_compared(cheaper, best, plan)}."
         )
+        doubts.append(sentences[-1])
     shown = [best] if alternative is None else [best, alternative]
     rests_on = [] if best.evidence is None else [best.evidence.sentence()]
     alike = [each for each in met if each is not best and not told_apart(best, each)]
@@ -151,6 +156,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
         None if alternative is None else alternative.number,
         _unknown(plan, best),
         answer(best, alternative, plan),
+        (*doubts, *_assumed([best]), *rests_on),
     )
 
 
@@ -228,6 +234,15 @@ def _compared(other: CandidateResult, best: CandidateResult, plan: PlanResult) -
     return f"{text}, {words}{left_open}{_against_error(other, best, abs(change), bool(left_open))}"
 
 
+def _is_close(other: CandidateResult, best: CandidateResult) -> bool:
+    """Whether runs, or errors of seconds, leave open which of two costs less."""
+    here, there = middle_cost(best), middle_cost(other)
+    if not (0 < here < math.inf and there < math.inf):
+        return False
+    is_open = bool(_left_open(other, best))
+    return is_open or bool(_against_error(other, best, abs(there / here - 1), is_open))
+
+
 def _against_error(a: CandidateResult, b: CandidateResult, change: float, is_open: bool) -> str:
     """A remark on a difference in cost where errors of seconds may explain it; else "".
 
@@ -243,7 +258,7 @@ def _against_error(a: CandidateResult, b: CandidateResult, change: float, is_ope
             f" (less than the error of seconds, {share_text(a.error)}, but that is common to both: "
             "same GPU, engine and width)"
         )
-    unknown = dict.fromkeys(each.hardware for each in (a, b) if each.error is None)
+    unknown = dict.fromkeys(each.machine for each in (a, b) if each.error is None)
     if unknown:
         names = " and ".join(unknown)
         return f" (how far off seconds are on {names} is not known, so the difference is uncertain)"
@@ -256,7 +271,7 @@ def _against_error(a: CandidateResult, b: CandidateResult, change: float, is_ope
 def _included(shown: Sequence[CandidateResult]) -> list[str]:
     """How much the ranges of costs were widened; nothing where there are none."""
     errors = {
-        each.hardware: "nothing" if each.error is None else share_text(each.error)
+        each.machine: "nothing" if each.error is None else share_text(each.error)
         for each in shown
         if each.price_per_hour is not None and each.evidence is not None and not each.is_open
     }
@@ -276,7 +291,7 @@ def _assumed(met: Sequence[CandidateResult]) -> list[str]:
     """A sentence on policies whose seconds in the engine are assumed, with the range of costs."""
     found = [(each, *assumed_factors(each)) for each in met]
     ranges = {
-        f"{each.policy} on {each.hardware}": f"{low - 1:+.0%} to {high - 1:+.0%}"
+        f"{each.policy} on {each.machine}": f"{low - 1:+.0%} to {high - 1:+.0%}"
         for each, low, high in found
         if high > 1
     }
@@ -375,5 +390,5 @@ def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
     if plan.assumed:
         found.append(f"{len(plan.assumed)} numbers of the hardware profiles are assumed.")
     if best is not None and best.status == MET and best.price_per_hour is None:
-        found.append(f"The price of {best.hardware} is not known.")
+        found.append(f"The price of {best.gpu} is not known.")
     return tuple(found)

@@ -15,6 +15,7 @@ import numpy as np
 from arborsim.core.measurements import check_share
 from arborsim.machine.fidelity import Evidence
 from arborsim.machine.machine import KvPool
+from arborsim.machine.names import title
 from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.target import Target, Times
@@ -254,11 +255,27 @@ class CandidateResult:
         return self.limited_by == RUN_LENGTH
 
     @property
+    def gpu(self) -> str:
+        """The GPU, in its host, as people write it."""
+        gpu, _, host = self.hardware.removeprefix(f"{self.gpus}x ").partition("+")
+        return title(gpu) + (f" in {host}" if host else "")
+
+    @property
+    def machine(self) -> str:
+        """One machine: ``"H100"``, ``"4 H100"``."""
+        return self.gpu if self.gpus == 1 else f"{self.gpus} {self.gpu}"
+
+    @property
+    def shown_point(self) -> LoadPoint | None:
+        """One machine at its part of the stated load, or else at its largest."""
+        return self.at_stated or self.at_largest
+
+    @property
     def name(self) -> str:
         """Policy, budget, recall mode and machine in one line."""
         budget = "" if self.budget == "-" else f" at {self.budget}"
         recall = "" if self.recall == "-" else f" ({self.recall})"
-        return f"{self.policy}{budget}{recall} on {self.hardware}"
+        return f"{self.policy}{budget}{recall} on {self.machine}"
 
 
 @dataclass(frozen=True)
@@ -272,6 +289,7 @@ class Recommendation:
     #: Three lines: what to rent at which cost, what an hour costs, what limits it and would change
     #: that. Empty if no candidate meets the target.
     answer: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()  #: sentences that can change the decision, the first most
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,7 @@ def _prices(result: PlanResult, rows: Sequence[CandidateResult]) -> list[Choice]
     paint = [colour(place + 1) for place in range(len(priced))]
     made = []
     for factor in _PRICES:
-        times = {row.number: factor if row.hardware == first.hardware else 1.0 for row in priced}
+        times = {row.number: factor if row.gpu == first.gpu else 1.0 for row in priced}
         costs = {row.number: times[row.number] * cost(row) for row in priced}
         hourly = money((factor * low, factor * high), result.currency)
         bars = stacked_bars(list(names.values()), [("", list(costs.values()), "c1")], x, "")
@@ -308,6 +308,6 @@ def _prices(result: PlanResult, rows: Sequence[CandidateResult]) -> list[Choice]
             for row in priced
         ]
         verdict = _cheapest(costs, names, result) if len(priced) > 1 else ""
-        label = f"× {factor:g} ({hourly} per hour of {first.hardware})"
-        made.append(Choice(bars, (f"Price of {first.hardware}", label), verdict, texts))
+        label = f"× {factor:g} ({hourly} per hour of {first.gpu})"
+        made.append(Choice(bars, (f"Price of {first.gpu}", label), verdict, texts))
     return made

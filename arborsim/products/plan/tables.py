@@ -22,6 +22,7 @@ from arborsim.products.plan.results import (
     CandidateResult,
     PlanResult,
     compared_point,
+    cost_per_million,
     paid,
     ranked,
 )
@@ -64,6 +65,10 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "growth": words.growth,
     "by seed": _by_seed,
     "saturated": lambda row: words.saturates(row.at_largest),
+    "first out": words.first_out_short,
+    "carries": lambda row: (row.largest or math.nan) * (row.fleet.machines if row.fleet else 1),
+    "answer": lambda row: row.shown_point.search_s.p95 if row.shown_point else math.nan,
+    "per gpu": lambda row: words.tokens_per_gpu(row, row.shown_point),
     "runs out": words.runs_out,
     "stopped by": words.stopped_by,
     "short": _short,
@@ -97,14 +102,57 @@ def tables(plan: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateRes
     return whole.under(first), whole.under(second)
 
 
-def terminal_tables(plan: PlanResult) -> list[tuple[str, Table[CandidateResult]]]:
-    """The same with the candidates' numbers, and without what only a page has room for."""
+#: Columns of the screen that go where a terminal is narrow, the first of them first.
+NARROW = ("goodput", "input_cost", "per_user", "per_gpu", "output_cost", "hour", "answer", "kept")
+
+
+def screen_table(plan: PlanResult) -> Table[CandidateResult]:
+    """One row per candidate that meets the target, by cost, with what decides."""
     whole, names = _named(plan)
-    chosen = plan.recommendation.candidate
     number: Column[CandidateResult] = Column(
         "#", "#", LABEL, text=lambda row: f"{'*' * (row.number == chosen)}{row.number}"
     )
-    groups = (cost_columns(plan), (*_loads(plan), *GROUPS["busiest"]), _USE)
+    chosen = plan.recommendation.candidate
+    machines = name_column("Rent", partial(words.fleet_of))
+    kept = [each for each in names if each.key not in ("gpu", "budget", "policy")]
+    policy = name_column("Policy", words.policy_of)
+    solved, cost, hour, _ = cost_columns(plan)
+    paid_for = (cost if solved.silent(whole.rows) else solved, hour)
+    columns = (*paid_for, *(_of_plan(each, plan) for each in GROUPS["screen"]))
+    leading = [
+        number,
+        machines,
+        *([policy] if any(each.key == "policy" for each in names) else []),
+        *kept,
+    ]
+    return whole.under((*leading, *shown(columns, whole.rows)))
+
+
+def _of_plan(column: Column[CandidateResult], plan: PlanResult) -> Column[CandidateResult]:
+    """A column of the screen with the plan's currency, unit and noun in its head."""
+    unit = "clients" if plan.unit == "clients" else "per s"
+    said = {"currency": plan.currency, "unit": unit}
+    column = replace(column, head=tuple(line.format(**said) for line in column.head))
+    if not column.key.endswith("_cost"):
+        return column
+    output = column.key == "output_cost"
+
+    def bounds(row: CandidateResult) -> Range | None:
+        point = compared_point(row)
+        return None if point is None else cost_per_million(row, point, plan.unit, output)
+
+    def text(row: CandidateResult) -> str:
+        found = bounds(row)
+        return "-".join(dict.fromkeys(map(digits, found))) if found else "n/a"
+
+    return replace(column, value=lambda row: words.middle(bounds(row)), text=text)
+
+
+def use_tables(plan: PlanResult) -> list[tuple[str, Table[CandidateResult]]]:
+    """What else is known of each, for a terminal that is asked for all notes."""
+    whole, names = _named(plan)
+    number = name_column("#", lambda row: str(row.number))
+    groups = ((*_loads(plan), *GROUPS["busiest"]), _USE)
     return [("", whole.under((number, *names, *shown(some, whole.rows)))) for some in groups]
 
 

@@ -33,7 +33,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "search": Kind("arrival to answer", "search", "per search", "", "s", 1.0),
+    "search": Kind("arrival to answer", "answer", "per search", "", "s", 1.0),
     "ttft": Kind("arrival to first token", "TTFT", "to the first token", " TTFT", "ms", 1e3),
     "tpot": Kind("time per output token", "TPOT", "per token", "/tok", "ms", 1e3),
 }
@@ -52,7 +52,7 @@ class Limit:
 
     @property
     def text(self) -> str:
-        """``"TTFT within 500 ms"``, ``"search within 60 s"``."""
+        """``"TTFT within 500 ms"``, ``"answer within 60 s"``."""
         kind = KINDS[self.kind]
         large = self.seconds >= 1
         unit, value = ("s", self.seconds) if large else (kind.unit, kind.per_s * self.seconds)

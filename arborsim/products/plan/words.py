@@ -51,7 +51,62 @@ def named(candidate: CandidateResult) -> str:
     """`CandidateResult.name`, spelled out for a sentence."""
     budget = "" if candidate.budget == "-" else f" at a budget of {candidate.budget}"
     recall = "" if candidate.recall == "-" else f" (recall {candidate.recall})"
-    return f"{candidate.policy}{budget}{recall} on {candidate.hardware}"
+    return f"{candidate.policy}{budget}{recall} on {candidate.machine}"
+
+
+def rented(candidate: CandidateResult, machines: tuple[int, int]) -> str:
+    """So many machines: ``"4 H100 (2 replicas of TP 2)"``, ``"1 to 2 H100"``."""
+    shared = candidate.gpus
+    gpus, replicas = (
+        " to ".join(map(str, dict.fromkeys(n * each for each in machines))) for n in (shared, 1)
+    )
+    if shared == 1:
+        return f"{gpus} {candidate.gpu}"
+    several = f"{replicas} replicas of " if machines != (1, 1) else ""
+    return f"{gpus} {candidate.gpu} ({several}TP {shared})"
+
+
+def fleet_of(row: CandidateResult) -> str:
+    """`rented`, for a cell: ``"4 H100, TP 2"``."""
+    machines = row.fleet.machines if row.fleet else 1
+    return f"{machines * row.gpus} {row.gpu}{f', TP {row.gpus}' * (row.gpus > 1)}"
+
+
+def policy_of(row: CandidateResult) -> str:
+    """The policy and its budget, for a cell."""
+    return row.policy if row.budget == "-" else f"{row.policy} {row.budget}"
+
+
+def tokens_per_gpu(row: CandidateResult, point: LoadPoint | None) -> float:
+    """Output tokens per second of each GPU at a load."""
+    if point is None or point.tokens is None:
+        return math.nan
+    return point.tokens.output_per_s / row.gpus
+
+
+_SHORT = {"memory": "HBM speed", "hbm": "HBM space", "below": "below DDR", "searches": "places"}
+
+
+def first_out_short(row: CandidateResult) -> str:
+    """What runs out first, for a narrow cell."""
+    if row.at_largest is None or unseen(row):
+        return "not seen"
+    name = row.at_largest.saturated
+    return _SHORT.get(name, RESOURCES[name])
+
+
+def times_at(point: LoadPoint, kind: str, rank: float, plan: PlanResult) -> str:
+    """A kind of time (a field of `plan.target.Times`) at a percentile of 50, 95, 99 or its own."""
+    seconds = point.reached_s.get(kind, math.nan) if rank == plan.target.of(kind) else math.nan
+    if math.isnan(seconds):
+        spread = {"search": point.search_s, "ttft": point.first_token_s, "tpot": point.token_s}
+        seconds = float(getattr(spread[kind], f"p{rank:g}", math.nan))
+    return quantity("seconds", seconds)
+
+
+def rate_of(load: float, plan: PlanResult) -> str:
+    """`load_of`, short: ``"4.8/s"``, ``"12 clients"``."""
+    return load_of(load, plan).replace(f" {plan.noun}/s", "/s")
 
 
 def numbered(plan: PlanResult, number: int) -> CandidateResult:
@@ -76,7 +131,7 @@ def short_names(candidates: Iterable[CandidateResult]) -> dict[int, str]:
             text = f"{text} at {row.budget}" if text else f"budget {row.budget}"
         if recall and row.recall != "-":
             text = f"{text} ({row.recall})".strip()
-        return ", ".join(filter(None, (text, row.hardware if hardware else "")))
+        return ", ".join(filter(None, (text, row.machine if hardware else "")))
 
     names = {row.number: short(row) for row in rows}
     if len(set(names.values())) < len(names):
@@ -102,7 +157,7 @@ def load_axis(plan: PlanResult) -> str:
 
 
 def limits_of(plan: PlanResult) -> str:
-    """The target: ``"TTFT within 500 ms and search within 60 s for 95% of the requests"``."""
+    """The target: ``"TTFT within 500 ms and answer within 60 s for 95% of the requests"``."""
     groups = [
         (group[0].percentile, listed(each.text for each in group)) for group in plan.target.groups
     ]
