@@ -52,7 +52,8 @@ _GPU = _Kind(
     "profiles",
     ".toml",
     "--gpu {0}, or arborsim hardware {0}",
-    'another one is a file mine.toml with name = "mine", base = "h100" and what differs',
+    'another one is a file mine.toml with name = "mine", base = "h100" and what differs, or comes '
+    "from `arborsim hardware import`",
 )
 _ENGINE = _Kind(
     "engine",
@@ -233,7 +234,8 @@ def _read(name_or_path: str | Path, kind: _Kind) -> tuple[str, str, str]:
         raise UsageError(f"unknown model '{given}': for the folder of that name, ./{given}")
     if Path(given).is_file():
         raise UsageError(f"{given}: the file of a {what} must have a name that ends in {suffix}")
-    raise UnknownName(what, given, known, kind.added_as, plain(given))
+    near = aliases("cards without a profile").get(plain(given), "") if kind is _GPU else ""
+    raise UnknownName(what, given, [near] if near else known, kind.added_as, near or plain(given))
 
 
 def _price_range(value: object) -> tuple[float, float]:

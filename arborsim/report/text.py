@@ -37,7 +37,7 @@ def print_report(report: Report, console: Console | None = None, notes: bool = F
     blocks = [(each.name, block) for each in sections for block in each.blocks]
     every = notes or report.telling is None
     for _, block in blocks:
-        if isinstance(block, Shown):
+        if isinstance(block, Shown) and (every or not block.noted):
             _print_table(block, console, every)
     answer = [block for name, block in blocks if name == "answer"]
     others = (*(block for _, block in blocks), *report.appendix)

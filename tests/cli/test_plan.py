@@ -57,7 +57,7 @@ def test_tables_fit_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["plan", str(workload), "--explain"]) == 0
+    assert main(["plan", str(workload), "--explain", "--notes"]) == 0
     text = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
     assert "…" not in text, "a cell was cut"
@@ -65,9 +65,33 @@ def test_tables_fit_the_terminal(
     assert names[0] == ["*0", "full"], "the recommended one is first"
     for name in ("streaming-llm", "rtx4090", "solved", "offered"):
         assert any(name in line.split() for line in text.splitlines()), "no word is split"
-    for words in ("full on RTX 4090 is the", "streaming-llm", "rtx4090", "h100", "per 1000",
+    for words in ("full on RTX 4090 is the", "streaming-llm", "6 RTX 4090", "H100", "per 1000",
                   "reading weights", "HBM speed", "GPUs"):  # fmt: skip
         assert words in text
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+@pytest.mark.usefixtures("known")
+def test_a_screen_is_an_answer_a_table_and_three_notes(
+    columns: int,
+    workload: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["plan", str(workload)]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) <= 32
+    assert max(map(len, lines)) <= columns
+    rules = [number for number, line in enumerate(lines) if line.startswith(" ───")]
+    assert len(rules) == 1, "one table"
+    table = lines[rules[0] + 1 : lines.index("", rules[0])]
+    costs = [float(re.search(r"([\d.]+)-[\d.]+", row)[1]) for row in table if "full" in row]
+    assert costs == sorted(costs)
+    assert re.fullmatch(r"\d+ more notes: --notes", lines[-1])
+    wide = {"per GPU", "per user", "input", "output"}
+    shown = {word for word in wide if any(word in line for line in lines[: rules[0]])}
+    assert shown == (wide if columns == 160 else set())
 
 
 @pytest.mark.usefixtures("known")
@@ -75,7 +99,7 @@ def test_the_answer_comes_first_and_the_legend_is_short_lines(
     workload: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["plan", str(workload), "--load", "0.340119"]) == 0
+    assert main(["plan", str(workload), "--load", "0.340119", "--notes"]) == 0
     text = capsys.readouterr().out
     first, *_ = text.splitlines()
     assert re.fullmatch(r"Rent 1 RTX 4090, full retention: [\d.]+ to [\d.]+ USD per 1,000 solved",

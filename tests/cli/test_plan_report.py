@@ -53,7 +53,7 @@ def test_the_page_has_everything(workload: Path, capsys: pytest.CaptureFixture[s
     ]
     assert len(lines) == 2
     titles = list(dict.fromkeys(each["labels"][0] for each in data["figures"]["moved"]))
-    assert titles == ["HBM size", "Price of rtx4090"]
+    assert titles == ["HBM size", "Price of RTX 4090"]
     assert {"timeline", "memory"} < set(data["figures"])
     names = ("candidates", "curves", "sensitivity")
     assert list(data["csv"]) == [f"arborsim-plan-{name}.csv" for name in names]

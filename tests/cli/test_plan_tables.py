@@ -10,7 +10,7 @@ from rich.console import Console
 
 from arborsim.machine.report import PrefixTokens
 from arborsim.products.plan.page import PlanReport, report_of
-from arborsim.products.plan.printed import legend
+from arborsim.products.plan.printed import MOST_ROWS, legend
 from arborsim.products.plan.recommend import Demanded, recommend
 from arborsim.products.plan.results import PlanResult, middle_solved, ranked
 from arborsim.products.plan.words import shared_prefixes
@@ -43,7 +43,7 @@ def found_in(prefixes: PrefixTokens) -> PlanResult:
 
 def printed(result: PlanResult) -> str:
     console = Console(file=io.StringIO(), width=160, highlight=False)
-    print_report(report_of(PlanReport(result)), console)
+    print_report(report_of(PlanReport(result)), console, notes=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -84,7 +84,7 @@ def test_rows_are_the_recommended_one_and_then_the_cheapest() -> None:
     text = printed(base)
     shown = [line.split()[0] for line in text.splitlines() if re.match(r" ?[* ]\d+ ", line)]
     rows = [f"{'*' if row.number == 9 else ''}{row.number}" for row in ranked(base)]
-    assert shown[: len(rows)] == rows
+    assert shown[:MOST_ROWS] == rows[:MOST_ROWS]
     # A policy whose answers nobody counted comes after those with a known share.
     assert base.candidates[5].fleet is not None
     unknown = replace(base.candidates[5].fleet, cost_per_solved=None)

@@ -132,7 +132,7 @@ def test_a_share_that_is_not_known_per_head_is_no_number(width: int) -> None:
     result = replace(base, candidates=tuple(rows))
     assert "not known per head" in render(PlanReport(result))
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_report(report_of(PlanReport(result)), console)
+    print_report(report_of(PlanReport(result)), console, notes=True)
     assert isinstance(console.file, io.StringIO)
     assert {"not known", "per head"} <= set(re.split(r"\s\s+", console.file.getvalue()))
     assert max(map(len, console.file.getvalue().splitlines())) <= width
@@ -237,7 +237,7 @@ def test_colours_are_gpus_and_shapes_are_policies_of_efficient_ones_too() -> Non
     for plot in plan_pareto.figures(result)[0]:
         *others, best = plot.figure["data"]
         gpus, policies = others[:3], others[3:]
-        assert [each["name"] for each in gpus] == ["rtx4090", "h100", "h200"]
+        assert [each["name"] for each in gpus] == ["RTX 4090", "H100", "H200"]
         assert [each["name"] for each in policies] == [
             "full", "hierarchy", "arborkv", "streaming-llm"]  # fmt: skip
         paint = {each["name"]: each["marker"]["color"] for each in gpus}
@@ -374,16 +374,16 @@ def test_every_factor_is_a_choice_and_the_curves_move() -> None:
     found = choices(result, made_elsewhere)
     titles = list(dict.fromkeys(each.labels[0] for each in found))
     assert titles == ["HBM size", "HBM bandwidth", "Compute", "PCIe bandwidth",
-                      "Length of searches", "Price of h100"]  # fmt: skip
+                      "Length of searches", "Price of H100"]  # fmt: skip
     memory = [each for each in found if each.labels[0] == "HBM size"]
     assert [each.labels[1].split(" (")[0] for each in memory] == [
         "× 1", "× 0.5", "× 0.75", "× 1.5", "× 2"]  # fmt: skip
     solid = [[line for line in each.figure["data"] if line.get("showlegend")]
              for each in memory]  # fmt: skip
     assert len({str(lines[0]["x"]) for lines in solid}) == 5
-    assert memory[1].texts[1] == "rtx4090: no room for keys and values"
+    assert memory[1].texts[1] == "RTX 4090: no room for keys and values"
     assert len({str(each.figure["layout"]["xaxis"]["range"]) for each in memory}) == 1
-    price = [each for each in found if each.labels[0] == "Price of h100"]
+    price = [each for each in found if each.labels[0] == "Price of H100"]
     assert [len(each.texts) for each in (*memory, *price)] == [2] * 5 + [3] * 7
     usual, dear = price[0].note, price[-1].note
     assert dear == "The cheapest of them is rtx4090, which is not what is recommended."
@@ -436,8 +436,8 @@ def test_numbers_in_words() -> None:
     assert money((1.5, 2.0), "EUR") == "1.5 to 2 EUR"
     rows = plan().candidates
     assert short_names(rows[2:4]) == {2: "arborkv at 0.5", 3: "arborkv at 0.25"}
-    assert short_names([rows[2], rows[9]]) == {2: "budget 0.5, rtx4090", 9: "budget 0.25, h100"}
-    assert short_names([rows[0], rows[6]]) == {0: "rtx4090", 6: "h100"}
+    assert short_names([rows[2], rows[9]]) == {2: "budget 0.5, RTX 4090", 9: "budget 0.25, H100"}
+    assert short_names([rows[0], rows[6]]) == {0: "RTX 4090", 6: "H100"}
     assert short_names(rows[:1]) == {0: "full"}
 
 
@@ -523,7 +523,7 @@ def test_a_cost_comes_with_its_load() -> None:
     assert f'data-value="{shown} {there}"' in page
     text = small_plan().recommendation.text
     assert text.count("per 1,000 searches at ") == text.count("per 1,000 searches") == 1
-    assert text.count("per 1,000 solved searches at 20 searches/s") == 1
+    assert text.count("per 1,000 solved searches at 20/s") == 1
 
 
 def test_space_and_time_stand_together_with_what_each_means() -> None:

@@ -63,7 +63,7 @@ def test_the_sentence_says_what_is_saved_and_what_is_lost(
 def test_the_table_and_the_sentence_are_printed() -> None:
     plan = plan_of(FULL, CHEAPER)
     console = Console(file=io.StringIO(), width=80, highlight=False)
-    print_report(report_of(PlanReport(plan)), console)
+    print_report(report_of(PlanReport(plan)), console, notes=True)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     last = text[text.index("counted live") :]

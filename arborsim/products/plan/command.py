@@ -223,45 +223,52 @@ class _Foretold:
 
 
 def _show(planning: Planning, output: PlanOutput, log: Path) -> None:
-    """Print and write what was asked for; fail if no candidate meets the target.
+    """Write and print what was asked for; fail if no candidate meets the target.
 
-    The log goes when what it holds has been written, or else printed.
+    The answer comes last, after the page, whose progress would otherwise follow it.  The log goes
+    when what it holds has been written, or else printed.
     """
     results, number = planning.results(), output.candidate
     plan = results.raw
     chosen = plan.recommendation.candidate if number is None else number
-    messages = sys.stderr if output.json else None
+    wrote = []
     if output.out is not None:
         results.save(output.out)
         log.unlink(missing_ok=True)
-    if output.json:
-        print(results.to_json())
-    else:
-        results.print()
-        if output.explain and chosen is not None:
-            from arborsim.products.explain import print_explained
-
-            print_explained(plan.candidates[chosen])
-    log.unlink(missing_ok=True)
+        wrote.append(output.out)
     if output.perfetto is not None and chosen is not None:
-        from arborsim.products.plan.timeline import timeline, write_perfetto
-
-        candidate = plan.candidates[chosen]
-        if candidate.largest is None:
-            raise UsageError(
-                f"--perfetto: {candidate.name} carries no load; choose another by --candidate"
-            )
-        write_perfetto(timeline(planning.planner, candidate), output.perfetto)
-        print(f"wrote {output.perfetto}", file=messages)
-    if output.out is not None:
-        print(f"wrote {output.out}", file=messages)
+        _write_timeline(planning, plan.candidates[chosen], output.perfetto)
+        wrote.append(output.perfetto)
+    stopped = None
     if output.report is not None:
         try:
             results.report(output.report, progress=True, assumptions=output.assumptions)
         except KeyboardInterrupt:
             page = output.report
-            said = f": {page} has the plan, but no loads, timeline or assumptions"
-            raise KeyboardInterrupt(said) from None
-        print(f"wrote {output.report}", file=messages)
+            stopped = f": {page} has the plan, but no loads, timeline or assumptions"
+        wrote.append(output.report)
+    if output.json:
+        print(results.to_json())
+    else:
+        results.print(notes=output.notes)
+        if output.explain and chosen is not None:
+            from arborsim.products.explain import print_explained
+
+            print_explained(plan.candidates[chosen])
+    log.unlink(missing_ok=True)
+    for path in wrote:
+        print(f"wrote {path}", file=sys.stderr if output.json else None)
+    if stopped is not None:
+        raise KeyboardInterrupt(stopped)
     if plan.recommendation.candidate is None:
         raise UsageError(plan.recommendation.text)
+
+
+def _write_timeline(planning: Planning, candidate: CandidateResult, path: Path) -> None:
+    from arborsim.products.plan.timeline import timeline, write_perfetto
+
+    if candidate.largest is None:
+        raise UsageError(
+            f"--perfetto: {candidate.name} carries no load; choose another by --candidate"
+        )
+    write_perfetto(timeline(planning.planner, candidate), path)

@@ -209,11 +209,11 @@ def evaluate(
         return replace(result, status=MISSED, reason=too_slow_alone(bench, alone, misses))
     # What dropping tokens does to answers is not known, so a solved search has no cost.
     share = solved(workload, found.verdicts) if quality.exact else None
-    best = LargestLoad(bench, result, share).found()
-    for times in _longer(bench, longer):
+    tries = [bench, *(bench.longer(times) for times in _longer(bench, longer))]
+    for own in tries:
+        best = LargestLoad(own, result, share, own is not bench).found(own is tries[-1])
         if best.limited_by != RUN_LENGTH:
             break
-        best = LargestLoad(bench.longer(times), result, share).found()
     return best
 
 

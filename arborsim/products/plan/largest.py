@@ -89,16 +89,22 @@ class LargestLoad:
     correct answer, if solved ones have a cost.
     """
 
-    def __init__(self, bench: Bench, result: CandidateResult, solved: Estimate | None) -> None:
+    def __init__(
+        self, bench: Bench, result: CandidateResult, solved: Estimate | None, lengthened: bool
+    ) -> None:
         self._bench, self._workload = bench, bench.workload
         self._result, self._solved = result, solved
+        self._lengthened = lengthened  # shorter runs saw no limit: it is sought from the top down
         self._closed = isinstance(bench.workload.arrivals, ClientLoop)
         grid = clients if self._closed else rates
         self._loads = grid(bench.workload.resolution)
         self._last: dict[int, tuple[int, Run]] = {}  # seed -> k, its last run that met the target
 
-    def found(self) -> CandidateResult:
-        """The result with its largest load and the figures there, or why there is none."""
+    def found(self, last: bool) -> CandidateResult:
+        """The result with its largest load and the figures there, or why there is none.
+
+        Unless it is the `last` try, a result whose runs saw no limit has no figures.
+        """
         borders: list[int] = []
         beyond, limits = [], []
         for seed in self._workload.seeds():
@@ -113,6 +119,9 @@ class LargestLoad:
         k, runs = self._confirmed(min(borders))
         if missed := [run.seed for run in runs if not run.meets]:
             return self._never(missed[0])
+        limited_by = limits[int(np.argmin(borders))]
+        if limited_by == RUN_LENGTH and not last:
+            return replace(self._result, limited_by=limited_by)
         loads = [self._loads[each] for each in borders]
         point = self._point(self._loads[k], runs)
         short = self._too_few(self._loads[k])
@@ -125,7 +134,7 @@ class LargestLoad:
             spread=rate_interval(loads),
             searches=self._workload.searches,
             refuted=self._loads[min(beyond)],
-            limited_by=limits[int(np.argmin(borders))],
+            limited_by=limited_by,
             at_largest=point,
             at_stated=self._at_stated(point),
         )
@@ -173,6 +182,8 @@ class LargestLoad:
     def _guess(self, seed: int, low: int, high: int) -> int:
         """Where to begin: where the beginning of the run seems to have its border."""
         first = (low + high) // 2
+        if self._lengthened:
+            return high - 1
         if not self._closed:
             first = below(self._loads, self._expected(self._loads[high]))
         if self._workload.searches < _SCOUTED:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from arborsim.products.plan import capacity as plan_capacity
 from arborsim.products.plan import figures as plan_figures
 from arborsim.products.plan import pareto as plan_pareto
 from arborsim.products.plan import printed as plan_printed
@@ -79,11 +80,18 @@ def report_of(report: PlanReport) -> Report:
         implied=plan_tables.NARROW,
         legend=plan_printed.legend(result) if main.rows else (),
     )
-    used = Shown(use, "usage", "Use of the machine", printed=_nowhere)
+    used = Shown(
+        use,
+        "usage",
+        "Use of the machine",
+        printed=partial(_printed_use, result),
+        noted=True,
+    )
     table: list[Block] = [_TABLE, candidates, Heading("What each uses of its machine"), used]
     failed = Listed(plan_printed.failures(result), printed=True)
     counted = plan_printed.counted(result)
-    solved = [Shown(plan_printed.closing_table(result, counted), "solved")] if counted else []
+    closing = plan_printed.closing_table(result, counted)
+    solved = [Shown(closing, "solved", noted=True)] if counted else []
     sections = (
         Section("answer", "The answer", list(_answer(result))),
         Section("table", "All candidates that meet the target", table if main.rows else []),
@@ -110,6 +118,7 @@ def report_of(report: PlanReport) -> Report:
         {f"arborsim-plan-{name}.csv": frame for name, frame in files.items()},
         nothing="" if result.candidates else "no candidate was finished",
         leading=result.recommendation.answer,
+        telling=plan_printed.telling(result),
     )
 
 
@@ -123,6 +132,11 @@ def _printed(result: PlanResult, width: int) -> Iterator[Printed]:
         table = plan_tables.screen_table(result)
         table = replace(table, rows=table.rows[: plan_printed.MOST_ROWS])
         yield result.workload, "by cost", [("", table)]
+
+
+def _printed_use(result: PlanResult, width: int) -> Iterator[Printed]:
+    if ranked(result):
+        yield "", "", plan_tables.use_tables(result)
 
 
 def _answer(result: PlanResult) -> Iterator[Block]:
@@ -152,9 +166,12 @@ def _cell(place: int, row: tuple[str, list[str]]) -> str:
 
 def _pictures(report: PlanReport) -> Iterator[Section]:
     result, found = report.result, report.sensitivities
+    yield from _capacity(result)
     choices, by, priced = plan_pareto.figures(result)
     note = _PARETO.format(by=by) + " Their bars are ranges of prices." * priced
-    pareto = Figures("pareto", choices, ("Compared",))
+    pareto = Figures(
+        "pareto", choices if len(result.met()) >= plan_capacity.FEWEST else [], ("Compared",)
+    )
     yield Section("pareto", "Cost, quality and latency", (note, pareto))
     load = Figures("load", plan_figures.against_load(result), ("Time",))
     curves = len(plan_figures.with_curves(result)) - plan_figures.MOST_LINES
@@ -196,6 +213,33 @@ def _pictures(report: PlanReport) -> Iterator[Section]:
         ),
     }
     for name, (title, figure, note) in drawn.items():
+        one = Figures(name, [Choice(figure)] if figure else [])
+        yield Section(name, title, (note, one))
+
+
+def _capacity(result: PlanResult) -> Iterator[Section]:
+    """What machines give for their price."""
+    leading = (
+        (
+            "costs",
+            "Cost of each",
+            plan_capacity.costs(result),
+            "Lines are ranges: of prices, and of the error of seconds where that is known.",
+        ),
+        (
+            "throughput",
+            "Throughput against speed for a user",
+            plan_capacity.throughput(result),
+            plan_capacity.throughput_note(result),
+        ),
+        (
+            "room",
+            "What fills the memory",
+            plan_capacity.memory_parts(result),
+            "One GPU of each machine, at the largest load that it carries.",
+        ),
+    )
+    for name, title, figure, note in leading:
         one = Figures(name, [Choice(figure)] if figure else [])
         yield Section(name, title, (note, one))
 

@@ -67,6 +67,8 @@ def telling(plan: PlanResult) -> list[str]:
     said = plan.recommendation
     if len(plan.met()) > MOST_ROWS:
         notes.append(f"{len(plan.met()) - MOST_ROWS} more candidates meet the target: --notes.")
+    if rows := counted(plan):
+        notes.append(finding(plan, rows))
     return [*notes, *said.doubts[:1], *failures(plan)[:1], *said.doubts[1:], *said.unknown]
 
 

@@ -103,7 +103,7 @@ def tables(plan: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateRes
 
 
 #: Columns of the screen that go where a terminal is narrow, the first of them first.
-NARROW = ("goodput", "input_cost", "per_user", "per_gpu", "output_cost", "hour", "answer", "kept")
+NARROW = ("goodput", "input_cost", "per_user", "per_gpu", "output_cost", "hour", "answer")
 
 
 def screen_table(plan: PlanResult) -> Table[CandidateResult]:
@@ -133,6 +133,8 @@ def _of_plan(column: Column[CandidateResult], plan: PlanResult) -> Column[Candid
     unit = "clients" if plan.unit == "clients" else "per s"
     said = {"currency": plan.currency, "unit": unit}
     column = replace(column, head=tuple(line.format(**said) for line in column.head))
+    if column.key == "carries" and plan.unit == "clients":
+        return replace(column, text=lambda row: f"{column.value(row):,.0f}")
     if not column.key.endswith("_cost"):
         return column
     output = column.key == "output_cost"
@@ -150,10 +152,10 @@ def _of_plan(column: Column[CandidateResult], plan: PlanResult) -> Column[Candid
 
 def use_tables(plan: PlanResult) -> list[tuple[str, Table[CandidateResult]]]:
     """What else is known of each, for a terminal that is asked for all notes."""
-    whole, names = _named(plan)
-    number = name_column("#", lambda row: str(row.number))
+    whole, _ = _named(plan)
+    number: Column[CandidateResult] = Column("#", "#", LABEL, text=lambda row: str(row.number))
     groups = ((*_loads(plan), *GROUPS["busiest"]), _USE)
-    return [("", whole.under((number, *names, *shown(some, whole.rows)))) for some in groups]
+    return [("", whole.under((number, *shown(some, whole.rows)))) for some in groups]
 
 
 def _named(plan: PlanResult) -> tuple[Table[CandidateResult], Columns]:

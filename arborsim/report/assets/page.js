@@ -23,23 +23,35 @@ function resolved(value, css) {
   return value;
 }
 
+// A title in lines of at most `room` characters: Plotly cuts what is longer than its axis.
+function folded(title, room) {
+  const lines = [""];
+  for (const word of title.split(" ")) {
+    const longer = `${lines.at(-1)} ${word}`.trim();
+    if (longer.length > room && lines.at(-1)) lines.push(word);
+    else lines[lines.length - 1] = longer;
+  }
+  return lines.join("<br>");
+}
+
 function themed(figure, width) {
   const css = getComputedStyle(document.documentElement);
   const { data, layout } = resolved(figure, css);
   const narrow = width < 520;
-  const axis = (own) => ({
+  const axis = (own, room) => ({
     gridcolor: css.getPropertyValue("--line").trim(),
     zerolinecolor: css.getPropertyValue("--line").trim(),
     linecolor: css.getPropertyValue("--soft").trim(),
     automargin: true,
     ...own,
+    ...(own?.title?.text ? { title: { ...own.title, text: folded(own.title.text, room) } } : {}),
   });
   return {
     data,
     layout: {
       ...layout,
-      xaxis: axis(layout.xaxis),
-      yaxis: axis(layout.yaxis),
+      xaxis: axis(layout.xaxis, (width - 60) / 7),
+      yaxis: axis(layout.yaxis, ((layout.height ?? 400) - 90) / 7),
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: {
@@ -272,6 +284,18 @@ function comparison(column, sign, text) {
 
 // Each comparison sorts by the heads of its columns.
 for (const table of document.querySelectorAll("table:has(thead button)")) sortable(table);
+
+// A long table has a field: rows stay whose text has every word in it.
+for (const field of document.querySelectorAll("input.filter")) {
+  const rows = [...byId(field.dataset.table).tBodies].flatMap((body) => [...body.rows]);
+  field.addEventListener("input", () => {
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of rows) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = row.className !== "group" && !words.every((word) => text.includes(word));
+    }
+  });
+}
 
 // --- download ---
 
