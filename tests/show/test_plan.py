@@ -95,7 +95,7 @@ def test_hostile_texts_stay_text() -> None:
     assert page.text.count(EVIL) > 40
     data = json.loads(page.data)
     figures = data["figures"]
-    assert len(figures) == 8
+    assert len(figures) == 10
     drawn = [each["figure"] for choices in figures.values() for each in choices]
     assert "<img" not in json.dumps(drawn)  # Plotly reads markup in labels
 
