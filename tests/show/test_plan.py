@@ -386,7 +386,7 @@ def test_every_factor_is_a_choice_and_the_curves_move() -> None:
     price = [each for each in found if each.labels[0] == "Price of H100"]
     assert [len(each.texts) for each in (*memory, *price)] == [2] * 5 + [3] * 7
     usual, dear = price[0].note, price[-1].note
-    assert dear == "The cheapest of them is rtx4090, which is not what is recommended."
+    assert dear == "The cheapest of them is RTX 4090, which is not what is recommended."
     assert usual != dear
     assert choices(result, []) == []
 

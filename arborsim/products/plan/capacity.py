@@ -162,6 +162,8 @@ def costs(result: PlanResult) -> Figure | None:
         "thickness": 1.5,
         "width": 4,
     }
-    made["data"][0]["customdata"] = [money(bounds, result.currency) for _, bounds in known]
+    made["data"][0]["customdata"] = [
+        page.label(money(bounds, result.currency)) for _, bounds in known
+    ]
     made["data"][0]["hovertemplate"] = "%{customdata}<extra></extra>"
     return made

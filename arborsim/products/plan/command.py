@@ -141,8 +141,8 @@ def _save(tables: dict[str, Any], path: Path) -> None:
         return
     check_writable(path, "--write")
     for entry in tables["mix"]:
-        if "trace" in entry:
-            entry["trace"] = os.path.relpath(entry["trace"], path.parent)
+        for key in {"trace", "log"} & entry.keys():
+            entry[key] = os.path.relpath(entry[key], path.parent)
     write_text(path, quick_toml(tables))
     print(f"wrote {path}: arborsim plan {path}")
 

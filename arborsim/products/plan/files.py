@@ -81,7 +81,11 @@ def fingerprint(workload: Workload, growth: Mapping[tuple[str, str], float] | No
     `growth` is how much longer answers are under a policy and budget (`Planner.growth`).
     """
     moments = getattr(workload.arrivals, "moments_s", ())
-    everything = [repr(workload), repr(settings_of(workload)), repr(moments)]
+    # Where a log was imported to is another folder in every process.
+    plain = tuple(
+        replace(each, source=each.log) if each.log is not None else each for each in workload.mix
+    )
+    everything = [repr(replace(workload, mix=plain)), repr(settings_of(workload)), repr(moments)]
     everything += [repr(sorted(growth.items()))] if growth else []
     return hashlib.sha256("\n".join(everything).encode()).hexdigest()
 

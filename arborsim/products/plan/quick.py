@@ -30,7 +30,7 @@ from arborsim.products.declare import AnyPath, Option, Options, listed
 #: What can be said of a tree and of a chain.
 TREE, CHAIN = ("depth", "width", "thought", "branch"), ("tokens",)
 #: Options that say what arrives.
-_MIX = ("tree", "chain", "trace", "prompt", "solved")
+_MIX = ("tree", "chain", "trace", "log", "prompt", "solved")
 #: Policies that read no signals, so that they can serve searches which are only stated.
 POLICIES = ("full", "kivi", "streaming-llm")
 #: Length and number of runs with `quick`, and how far loads that are tried lie apart.
@@ -183,6 +183,9 @@ class QuickOptions(QuestionOptions, panel="Instead of a workload file"):
         tokens=8000: one chain of thought.
     trace
         Recorded searches instead.
+    log
+        A log of requests instead, of any format that arborsim import requests knows: they arrive
+        as recorded, at --rate if it is given.
     prompt
         Tokens of the prompt.
     solved
@@ -192,6 +195,7 @@ class QuickOptions(QuestionOptions, panel="Instead of a workload file"):
     tree: str | Mapping[str, Any] | None = None
     chain: str | int | Mapping[str, Any] | None = None
     trace: Annotated[AnyPath | None, Option(complete="trace")] = None
+    log: AnyPath | None = None
     prompt: Annotated[str | int | None, Option("prompt-tokens", shown="500")] = None
     solved: Annotated[float | None, Option(shown="unknown")] = None
 
@@ -208,13 +212,13 @@ class QuickOptions(QuestionOptions, panel="Instead of a workload file"):
         UsageError
             Something is missing or cannot be read, or there is more than one of a kind.
         """
-        mix, name = _mix(self.tree, self.chain, self.trace, self.prompt, self.solved)
+        mix, name = self._mix()
         tables = self.replaced(
             {
                 "name": f"{Path(str(self.model)).name}: {name}",
                 "model": {},
                 "mix": [mix],
-                "arrivals": {"kind": "poisson"},
+                "arrivals": {"kind": "poisson" if self.log is None else "recorded"},
                 "candidates": {
                     "gpus": _listed(gpus),
                     "policies": _listed(POLICIES),
@@ -229,6 +233,40 @@ class QuickOptions(QuestionOptions, panel="Instead of a workload file"):
                 "the latency target is missing: ttft (500ms), tpot (40ms), p95 (60s), p50 or p99"
             )
         return tables
+
+    def _mix(self) -> tuple[dict[str, Any], str]:
+        """The one entry of the mix, and what it is called."""
+        named = {name: getattr(self, name) for name in ("tree", "chain", "trace", "log")}
+        given = [name for name, each in named.items() if each is not None]
+        if not given:
+            raise UsageError(
+                "what is searched is missing: a tree (depth=6,width=16,thought=80), a chain "
+                "(tokens=8000), a trace, or a log of requests"
+            )
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} are given: keep one")
+        (kind,), solved = given, self.solved
+        if kind in ("trace", "log"):
+            for name, each in (("prompt", self.prompt), ("solved", solved)):
+                if each is not None:
+                    raise UsageError(f"{name} belongs to a tree or chain: the {kind} has its own")
+            return {kind: str(named[kind])}, Path(named[kind]).stem
+        counts: dict[str, Any]
+        if kind == "chain":
+            tokens = {"tokens": self.chain} if is_number(self.chain) else self.chain
+            said = _numbers("chain", CHAIN, tokens)
+            name = f"chains of {said['tokens']} tokens"
+            counts = {"thought_tokens": said["tokens"]}
+        else:
+            said = _numbers("tree", TREE, self.tree)
+            name = f"trees, {', '.join(f'{key} {value}' for key, value in said.items())}"
+            counts = _tree(said)
+        with located("prompt"):
+            prompt = _count(500 if self.prompt is None else self.prompt)
+        made = {"prompt_tokens": prompt, **counts}
+        if solved is not None:
+            made["solved"] = solved
+        return {"name": kind, "generated": {**made, "searches": _DISTINCT}}, name
 
 
 def quick_toml(tables: Mapping[str, Any]) -> str:
@@ -318,41 +356,6 @@ def _pairs(what: str, given: object) -> dict[str, Any]:
         if not equals or not name.strip() or not value.strip():
             raise UsageError(f"{what}: '{name:.40}' should be name=number")
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _mix(
-    tree: object, chain: object, trace: AnyPath | None, prompt: object, solved: float | None
-) -> tuple[dict[str, Any], str]:
-    """The one entry of the mix, and what it is called."""
-    named = {"tree": tree, "chain": chain, "trace": trace}
-    given = [name for name, each in named.items() if each is not None]
-    if not given:
-        raise UsageError(
-            "what is searched is missing: a tree (depth=6,width=16,thought=80), a chain "
-            "(tokens=8000) or a trace"
-        )
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} are given: keep one")
-    if trace is not None:
-        for name, each in (("prompt", prompt), ("solved", solved)):
-            if each is not None:
-                raise UsageError(f"{name} belongs to a tree or chain: the trace has its own")
-        return {"trace": str(trace)}, Path(trace).stem
-    counts: dict[str, Any]
-    if chain is not None:
-        said = _numbers("chain", CHAIN, {"tokens": chain} if is_number(chain) else chain)
-        name = f"chains of {said['tokens']} tokens"
-        counts = {"thought_tokens": said["tokens"]}
-    else:
-        said = _numbers("tree", TREE, tree)
-        name = f"trees, {', '.join(f'{key} {value}' for key, value in said.items())}"
-        counts = _tree(said)
-    with located("prompt"):
-        tokens = _count(500 if prompt is None else prompt)
-    made = {"prompt_tokens": tokens, **counts}
-    if solved is not None:
-        made["solved"] = solved
-    return {"name": given[0], "generated": {**made, "searches": _DISTINCT}}, name
 
 
 def _tree(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,8 @@ class MixEntry:
     #: Whether its searches arrive one after the other as they were recorded, from one that the seed
     #: chooses on: requests have most blocks of their prompts in common with those shortly before.
     in_order: bool = False
+    #: The log of requests that `source` was imported from, which lies in a folder of its own then.
+    log: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -302,11 +304,12 @@ class MixTable:
     weight: Above0 = 1.0
     shared_prompt_tokens: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     trace: Text | None = None
+    log: Text | None = None
     generated: GeneratedTable | None = None
 
     def __post_init__(self) -> None:
-        if (self.trace is None) == (self.generated is None):
-            raise UsageError("it needs either trace or generated")
+        if sum(each is not None for each in (self.trace, self.log, self.generated)) != 1:
+            raise UsageError("it needs one of trace, log and generated")
 
 
 @dataclass(frozen=True)
@@ -323,10 +326,9 @@ class ArrivalsTable:
         owners = {"rate_per_s": "poisson", "clients": "closed-loop", "think_s": "closed-loop"}
         for key in ("rate_per_s", "file", "format", "scale", "clients", "think_s"):
             owner = owners.get(key, "recorded")
-            if getattr(self, key) is not None and owner != self.kind:
+            paced = key == "rate_per_s" and self.kind == "recorded"  # faster, or slower
+            if getattr(self, key) is not None and owner != self.kind and not paced:
                 raise UsageError(f'{key} belongs to kind = "{owner}", not to "{self.kind}"')
-        if self.kind == "recorded" and self.file is None:
-            raise UsageError("file is missing")
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from arborsim.products.calibrate.documents import Calibration, apply, read_calib
 from arborsim.products.generate.arrivals import Arrivals, ClientLoop, Poisson, read_arrivals
 from arborsim.products.generate.lengths import MOST, TreeSpec, generated_info, parse_counts
 from arborsim.products.plan.answers import counted
+from arborsim.products.plan.log import imported
 from arborsim.products.plan.workload import (
     SERVING,
     ArrivalsTable,
@@ -130,7 +131,7 @@ def workload_of(
     geometry = with_types(geometry, file.model.weights or "", file.model.kv_dtype or "")
     gpus = _gpus(file.candidates, base, layout.engine)
     prices = _prices(file.prices, base, gpus)
-    mix = _mix(file, base)
+    mix = _mix(file, base, str(base / model) if is_path else model)
     measured = _calibrations(file.candidates, base, calibrations, allow_code)
 
     def layers(source: Path | Generated) -> int:
@@ -142,7 +143,7 @@ def workload_of(
         name=file.name or name,
         geometry=geometry,
         mix=mix,
-        arrivals=_arrivals(file.arrivals, base),
+        arrivals=_arrivals(file.arrivals, base, mix),
         hardware=_hardware(file.candidates, gpus, geometry, prices),
         policies=_policies(file.candidates, base, measured, depths, allow_code),
         budgets=file.candidates.budgets,
@@ -168,14 +169,30 @@ def _name_or_path(given: str, base: Path) -> str:
     return str(base / given) if given.endswith(".toml") or "/" in given else given
 
 
-def _arrivals(table: ArrivalsTable, base: Path) -> Arrivals:
+def _arrivals(table: ArrivalsTable, base: Path, mix: Sequence[MixEntry]) -> Arrivals:
+    """As the table says; recorded ones without a file are those of the only log of the mix.
+
+    A log without moments arrives at random, at the stated rate.
+    """
+    rate = table.rate_per_s
     if table.kind == "poisson":
-        return Poisson(table.rate_per_s)
+        return Poisson(rate)
     if table.kind == "closed-loop":
         return ClientLoop(table.clients, table.think_s or 0.0)
-    assert table.file is not None
-    with located("[arrivals] file"):
-        return read_arrivals(base / table.file, table.format or "", table.scale or 1.0)
+    file = None if table.file is None else base / table.file
+    if file is None:
+        source = mix[0].source
+        if len(mix) > 1 or not isinstance(source, Path):
+            raise UsageError("[arrivals] file is missing")
+        file = source
+    try:
+        with located("[arrivals] file"):
+            found = read_arrivals(file, table.format or "", table.scale or 1.0)
+    except UsageError:
+        if table.file is None and rate is not None:
+            return Poisson(rate)
+        raise
+    return found if rate is None else found.with_load(rate)
 
 
 def _serving(raw: Mapping[str, Any]) -> tuple[LayoutTable, ServingOptions]:
@@ -197,15 +214,18 @@ def _serving(raw: Mapping[str, Any]) -> tuple[LayoutTable, ServingOptions]:
 # ------------------------------------------------------------------------- the mix
 
 
-def _mix(file: WorkloadTable, base: Path) -> tuple[MixEntry, ...]:
+def _mix(file: WorkloadTable, base: Path, model: str) -> tuple[MixEntry, ...]:
     """Every entry; recorded traces are opened, so that a missing one is noticed now."""
     entries: list[MixEntry] = []
     for number, table in enumerate(file.mix, 1):
         place = f"[[mix]] {number}"
         source: Path | Generated
-        in_order = False
-        if table.trace is not None:
-            source, name = base / table.trace, (base / table.trace).stem
+        in_order, log = False, None
+        if (given := table.trace or table.log) is not None:
+            source, name = base / given, (base / given).stem
+            if table.log is not None:
+                with located(f"{place} log"):
+                    log, source = source, imported(source, model)
             with located(f"{place} trace"):
                 blocks = open_trace(source).info.prefix_block_tokens
             in_order = bool(blocks) and not table.shared_prompt_tokens
@@ -215,7 +235,7 @@ def _mix(file: WorkloadTable, base: Path) -> tuple[MixEntry, ...]:
             source = _generated(table.generated, f"{place} generated", base, file.seed + number - 1)
             name = f"generated {number}"
         shared = table.shared_prompt_tokens
-        entry = MixEntry(table.name or name, table.weight, source, shared, in_order)
+        entry = MixEntry(table.name or name, table.weight, source, shared, in_order, log)
         if any(entry.name == other.name for other in entries):
             raise UsageError(f"{place}: there is another entry called '{entry.name}'")
         entries.append(entry)
