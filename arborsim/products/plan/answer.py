@@ -86,7 +86,7 @@ def _speed(best: CandidateResult, plan: PlanResult) -> str:
     limited = {limit.kind for limit in plan.target.limits}
     shown = [kind for kind in ("ttft", "tpot", "search") if kind in limited or kind != "search"]
     ranks = {plan.target.of(kind) if kind in limited else 95.0 for kind in shown}
-    texts = []
+    texts: list[str] = []
     for kind in shown:
         rank = plan.target.of(kind) if kind in limited else 95.0
         mark = f"p{rank:g} " if not texts or len(ranks) > 1 else ""

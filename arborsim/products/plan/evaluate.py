@@ -153,13 +153,13 @@ def served_alone(bench: Bench) -> tuple[Alone, dict[int, Misses]]:
 class Misses(NamedTuple):
     """Searches that miss limits which belong together, and how many may."""
 
-    count: int
+    missed: int
     allowed: int
 
 
 def _beyond(misses: Misses) -> int:
     """By how many a seed misses its target, where that is above 0."""
-    return misses.count - misses.allowed
+    return misses.missed - misses.allowed
 
 
 def too_slow_alone(bench: Bench, alone: Alone, misses: Mapping[int, Misses]) -> str:

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from arborsim.core.records import duration_s, is_number, located
 from arborsim.core.settings import MOST_COUNT, whole_number
 from arborsim.core.units import is_plain, read
 from arborsim.products import choices
-from arborsim.products.declare import AnyPath, Option, Options, listed
+from arborsim.products.declare import AnyPath, Option, Options, declared, listed
 
 #: What can be said of a tree and of a chain.
 TREE, CHAIN = ("depth", "width", "thought", "branch"), ("tokens",)
@@ -107,7 +107,7 @@ class QuestionOptions(Options, panel="The question, or what replaces parts of a 
 
     def given(self, kind: type[Options]) -> dict[str, Any]:
         """The options of a class that were given, by keyword."""
-        found = {each.name: getattr(self, each.name) for each in fields(kind)}
+        found = {each.name: getattr(self, each.name) for each in declared(kind)}
         for name in {"policies", "budgets"} & found.keys():
             texts = listed(found[name] or ())
             if all(isinstance(each, str) for each in texts):
@@ -132,14 +132,16 @@ class QuestionOptions(Options, panel="The question, or what replaces parts of a 
             "candidates": candidates,
             "target": self._target(raw.get("target", {})),
         }
-        found = {**raw, **(QUICK if self.quick else {})}
+        found: dict[str, Any] = {**raw}
+        if self.quick:
+            found |= QUICK
         for name, table in changes.items():
             if table and isinstance(raw.get(name, {}), Mapping):
                 found[name] = {**raw.get(name, {}), **table}
         if self.tpot is not None:
             found["target"].pop("token", None)
         if self.prices is not None:
-            shown = {**raw.get("prices", {})}
+            shown: dict[str, Any] = {**raw.get("prices", {})}
             own = {**shown.get("per_hour", {}), **_prices(self.prices)}
             found["prices"] = {**shown, "per_hour": own}
         return found

@@ -77,7 +77,7 @@ def _missed_by(alone: Alone, reason: str, plan: PlanResult) -> str:
 
 def _excess(alone: Alone, plan: PlanResult) -> float:
     limits = plan.target.limits
-    return max(getattr(alone.at_percentiles, each.kind) / each.seconds for each in limits)
+    return max(float(getattr(alone.at_percentiles, x.kind)) / x.seconds for x in limits)
 
 
 def _up(value: float) -> str:

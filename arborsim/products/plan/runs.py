@@ -35,7 +35,7 @@ from arborsim.products.plan.statistics import (
     rate_interval,
     relative_error,
 )
-from arborsim.products.plan.target import Judge, Target, Times, missable
+from arborsim.products.plan.target import Judge, Target, missable
 from arborsim.products.plan.workload import Hardware, Workload
 
 T = TypeVar("T")
@@ -347,7 +347,7 @@ def summed_up(
         np.array([getattr(s, name) for s in measured if not s.refused], dtype=np.float64)
         for name in ("latency_s", "to_first_token_s", "per_token_s", "waiting_s")
     )
-    times = Times(latency, first_token, token)
+    times = {"search": latency, "ttft": first_token, "tpot": token}
     target = bench.workload.target
     served = rate_interval([run.served_per_s for run in runs])
     refused = len(refusals) / len(measured)
@@ -363,7 +363,7 @@ def summed_up(
         reached_s={
             limit.kind: float(np.percentile(each, limit.percentile)) if len(each) else math.nan
             for limit in target.limits
-            for each in [getattr(times, limit.kind)]
+            for each in [times[limit.kind]]
         },
         goodput=float(np.mean([run.goodput for run in runs])),
         tokens=bench.tokens_of([each.demand for each in measured if not each.refused], rate),
