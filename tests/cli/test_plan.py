@@ -107,7 +107,7 @@ def test_the_answer_comes_first_and_the_legend_is_short_lines(
     marks = (
         re.escape(first),
         " an hour",
-        r"\*0 +full",
+        r"\*0 +1 RTX 4090 +full",
         r"\*  recommended",
         "full on RTX 4090 is the ",
     )

@@ -34,7 +34,7 @@ _MIX = ("tree", "chain", "trace", "log", "prompt", "solved")
 #: Policies that read no signals, so that they can serve searches which are only stated.
 POLICIES = ("full", "kivi", "streaming-llm")
 #: Length and number of runs with `quick`, and how far loads that are tried lie apart.
-QUICK = {"searches": 200, "warm_up": 20, "runs": 2, "resolution": 0.06}
+QUICK: dict[str, Any] = {"searches": 200, "warm_up": 20, "runs": 2, "resolution": 0.06}
 #: Distinct searches that are drawn; an even number of them can meet most stated solve rates.
 _DISTINCT = 40
 _PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}

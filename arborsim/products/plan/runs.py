@@ -204,7 +204,7 @@ class Bench:
         )
 
     def tokens_of(self, numbers: Sequence[int], searches_per_s: float) -> Tokens:
-        """Mean tokens of searches, by their demands, of which so many are paid for per second."""
+        """Mean tokens of searches, by their demands; `searches_per_s` of them are paid for."""
         if not numbers:
             return Tokens(math.nan, math.nan, searches_per_s)
         prompt, generated = (float(n[numbers].mean()) for n in (self._prompts, self._tokens))

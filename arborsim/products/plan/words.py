@@ -55,7 +55,7 @@ def named(candidate: CandidateResult) -> str:
 
 
 def rented(candidate: CandidateResult, machines: tuple[int, int]) -> str:
-    """So many machines: ``"4 H100 (2 replicas of TP 2)"``, ``"1 to 2 H100"``."""
+    """These machines: ``"4 H100 (2 replicas of TP 2)"``, ``"1 to 2 H100"``."""
     shared = candidate.gpus
     gpus, replicas = (
         " to ".join(map(str, dict.fromkeys(n * each for each in machines))) for n in (shared, 1)

@@ -285,18 +285,6 @@ function comparison(column, sign, text) {
 // Each comparison sorts by the heads of its columns.
 for (const table of document.querySelectorAll("table:has(thead button)")) sortable(table);
 
-// A long table has a field: rows stay whose text has every word in it.
-for (const field of document.querySelectorAll("input.filter")) {
-  const rows = [...byId(field.dataset.table).tBodies].flatMap((body) => [...body.rows]);
-  field.addEventListener("input", () => {
-    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const row of rows) {
-      const text = row.textContent.toLowerCase();
-      row.hidden = row.className !== "group" && !words.every((word) => text.includes(word));
-    }
-  });
-}
-
 // --- download ---
 
 function download(name, text) {
