@@ -156,7 +156,7 @@ def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedM
         what = " ".join(str(error).split())[:300]
         raise UsageError(f"--model {name}: cannot be loaded: {what}{instead(name)}") from error
     model = language_model(model)
-    _check_vocabulary(f"--model {name}", tokenizer, model)
+    check_vocabulary(f"--model {name}", tokenizer, model)
     model = model.to(device).eval()
     return LoadedModel(title, model, None, tokenizer)
 
@@ -171,7 +171,7 @@ def _load_gguf(name: str, device: str, dtype: str) -> LoadedModel:
     return LoadedModel(f"{path.stem} (dequantised)", model.to(device).eval(), None, tokenizer)
 
 
-def _check_vocabulary(option: str, tokenizer: Any, model: Any) -> None:
+def check_vocabulary(option: str, tokenizer: Any, model: Any) -> None:
     """Refuse a tokeniser that makes ids which the model does not know."""
     known, made = model.config.vocab_size, getattr(tokenizer, "vocab_size", 0)
     if made > known:

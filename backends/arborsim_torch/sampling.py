@@ -46,7 +46,10 @@ def scored(logits: Tensor, rows: np.ndarray, token: np.ndarray) -> tuple[Tensor,
     Float32 ``[n]`` and ``[rows of logits]``.
     """
     scores = torch.log_softmax(logits.float(), -1)
-    entropy = torch.special.entr(scores.exp()).sum(-1).clamp_(min=0.0)
+    mass = scores.exp()
+    entropy = torch.linalg.vecdot(mass, scores).neg_().clamp_(min=0.0)
+    if bool(entropy.isnan().any()):  # tokens that cannot come: 0 times minus infinity
+        entropy = torch.special.entr(mass).sum(-1).clamp_(min=0.0)
     return scores[to_device(rows, logits.device), to_device(token, logits.device)], entropy
 
 

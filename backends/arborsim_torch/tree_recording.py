@@ -14,7 +14,7 @@ from arborsim.trace.writer import TraceWriter
 from arborsim_torch.checkpoint import check_family
 from arborsim_torch.episodes import Tally, capture_of, trace_info
 from arborsim_torch.given import record_tree
-from arborsim_torch.models import LoadedModel, language_model, load_model
+from arborsim_torch.models import LoadedModel, check_vocabulary, language_model, load_model
 from arborsim_torch.recording_plan import RecordingPlan, of_given, plan_for, words_of
 
 
@@ -79,6 +79,7 @@ def _of_module(model: Any, tokenizer: Any) -> LoadedModel:
         )
     check_family("model", config.to_dict())
     inner = language_model(model)
+    check_vocabulary("tokenizer", tokenizer, inner)
     name = getattr(config, "_name_or_path", "") or type(model).__name__
     return LoadedModel(name.rstrip("/").rpartition("/")[2], inner, None, tokenizer)
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -193,6 +193,8 @@ def test_what_cannot_be_is_named_and_loses_nothing(tmp_path: Path) -> None:
     out = tmp_path / "t.parquet"
     with pytest.raises(UsageError, match="model is a dict: give a causal language model"):
         arborsim.Recorder(out, model={})
+    with pytest.raises(UsageError, match="tokenizer: its tokenizer has 99 tokens, the model 61"):
+        arborsim.Recorder(out, model=tiny_model(), tokenizer=SimpleNamespace(vocab_size=99))
     with pytest.raises(UsageError, match="did you mean chain"):
         arborsim.Recorder(out, model="chian")
     with arborsim.Recorder(out, model=tiny_model(), attention="dense") as recorder:
