@@ -32,9 +32,10 @@ _INNER = re.compile(r"`((?:[a-z]\w*/)+(?:[\w*]+\.\w+)?)`")  # of arborsim/, or o
 _DOTTED = re.compile(r"(?<![\w/.-])(?:arborsim|arborsim_torch)(?:\.\w+)+")
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 _MADE_BY_RUNS = re.compile(r"DEVICE|\.jsonl$")  # written by a run on a GPU, not shipped
-_GROUPS = {"arborsim.backends", "arborsim.policies", "arborsim.searches"}  # of entry points
+#: Of entry points, and a key of a file's metadata.
+_GROUPS = {"arborsim.backends", "arborsim.policies", "arborsim.searches", "arborsim.version"}
 _CLASS = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)\b")
-_ELSEWHERE = {"DynamicCache", "LlamaForCausalLM", "ParamSpec"}  # transformers', typing's
+_ELSEWHERE = {"BlockStored", "DynamicCache", "LlamaForCausalLM", "ParamSpec"}  # of others
 _FILE = re.compile(r"\.(?:parquet|toml|html|json|jsonl)$")
 
 

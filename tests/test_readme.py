@@ -16,7 +16,7 @@ from arborsim.cli.app import main
 from arborsim.policies.registry import available
 from arborsim.products.catalog.policies import facts_of
 from docs.tools import answers as rkv
-from docs.tools import figures
+from docs.tools import figures, fill
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -211,3 +211,10 @@ def test_every_local_link_leads_somewhere() -> None:
     for page in (*pages, *sorted((ROOT / "docs").glob("*.md"))):
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("name", sorted(fill.PAGES))
+def test_what_is_made_from_the_code_stands_in_the_page(name: str) -> None:
+    if name == "api.md":
+        pytest.importorskip("torch")
+    assert (DOCS / name).read_text() == fill.filled(name), "run `python -m docs.tools.fill`"

@@ -1,7 +1,8 @@
 """What `mkdocs` runs: pages that are made from the code, and links to files outside of ``docs``.
 
 Pages that lie elsewhere in the repository (`ELSEWHERE`) and tutorials (notebooks) become pages of
-the site; ``<!-- commands -->``, ``<!-- columns -->``, ``<!-- api -->`` and figures are filled in.
+the site; what ``<!-- reference -->`` stands for and figures are filled in.  `fill.py` writes
+commands, columns and a list of what `arborsim` exports into the pages themselves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import posixpath
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,9 +52,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fill in what is made from the code, then figures and links."""
-    for mark, made in (("commands", commands), ("columns", columns), ("api", api)):
-        if f"<!-- {mark} -->" in markdown:
-            markdown = markdown.replace(f"<!-- {mark} -->", "\n".join(made()))
+    if "<!-- reference -->" in markdown:  # the site has all members, from the docstrings
+        head, _, rest = markdown.partition("<!-- reference -->")
+        markdown = head + "\n".join(api()) + rest.partition("<!-- /reference -->")[2]
     here = page.file.src_uri
     source = ELSEWHERE.get(here, f"docs/{here}")
     parts, end = [], 0
@@ -91,33 +93,41 @@ def figure(path: Path) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Every command with its options, panel by panel."""
+    """Every command with its options; those of several commands stand once, at the end."""
     from arborsim.cli.app import COMMANDS, load
 
-    for name, said in COMMANDS.items():
+    named: list[tuple[str, Any]] = []
+    for name in COMMANDS:
         made = load(name)
-        yield from ("", f"## arborsim {name}", "")
-        subcommands = dict(getattr(made, "commands", {}), **getattr(made, "others", {}))
-        yield from (said,) if hasattr(made, "commands") else _command(made, f"arborsim {name}")
-        for each, sub in subcommands.items():
-            yield from ("", f"### arborsim {name} {each}", "")
-            yield from _command(sub, f"arborsim {name} {each}")
+        if not hasattr(made, "commands"):
+            named.append((name, made))
+        below = dict(getattr(made, "commands", {}), **getattr(made, "others", {}))
+        named += [(f"{name} {each}", sub) for each, sub in below.items()]
+    rows = {
+        name: [
+            option
+            for options in made.panels(made.make_context(name, [], resilient_parsing=True)).values()
+            for option in options
+            if option[0] != "--help"
+        ]
+        for name, made in named
+    }
+    count = Counter(option for options in rows.values() for option in options)
+    for name, made in named:
+        own = [option for option in rows[name] if count[option] == 1]
+        shared = [option.split()[0] for option, about in rows[name] if count[option, about] > 1]
+        about = _paragraphs(made.help or "").partition("\n\n")[0]
+        yield from ("", f"## arborsim {name}", "", about, "")
+        yield from _listed(own)
+        if shared:
+            yield f"- also {' '.join(f'`{each}`' for each in shared)}"
+    yield from ("", "## Options of several commands", "")
+    yield from _listed(sorted(option for option, times in count.items() if times > 1))
 
 
-def _command(command: Any, name: str) -> Iterator[str]:
-    context = command.make_context(name, [], resilient_parsing=True)
-    usage = " ".join(command.collect_usage_pieces(context))
-    yield from ("```", f"{name} {usage}", "```", "", _paragraphs(command.help or ""), "")
-    for panel, options in command.panels(context).items():
-        kind = "argument" if panel == "Arguments" else "option"
-        yield from (f"**{panel}**", "", f"| {kind} | meaning |", "| --- | --- |")
-        yield from (f"| {_option(option)} | {_cell(about)} |" for option, about in options)
-        yield ""
-
-
-def _option(record: str) -> str:
-    """``--budget TEXT`` with the names as code."""
-    return f"<code>{html.escape(record).replace('|', '&#124;')}</code>"
+def _listed(options: list[tuple[str, str]]) -> Iterator[str]:
+    for option, about in options:
+        yield f"- `{option}` {_cell(' '.join(about.split()))}"
 
 
 def _cell(text: str) -> str:
@@ -127,6 +137,26 @@ def _cell(text: str) -> str:
 
 def _paragraphs(text: str) -> str:
     return html.escape(re.sub(r"[\b]\n?", "", text), quote=False)
+
+
+def reference() -> Iterator[str]:
+    """Functions with the names of their parameters, and what they return, a line each."""
+    import inspect
+
+    import arborsim
+    from arborsim.products.declare import declared
+
+    def first(thing: Any) -> str:
+        said = inspect.cleandoc(inspect.getdoc(thing) or "")
+        return _cell(said.partition("\n\n")[0].replace("\n", " "))
+
+    exported = {name: getattr(arborsim, name) for name in arborsim.__all__}
+    for name, each in sorted(exported.items(), key=lambda item: isinstance(item[1], type)):
+        each = getattr(each, "_function", each)  # of a package that has the function's name
+        yield from ("", f"**`{name}`** {first(each)}")
+        if hasattr(each, "options"):
+            options = sorted(declared(each.options), key=lambda one: not one.positional)
+            yield f"Parameters: {', '.join(f'`{one.name}`' for one in options)}."
 
 
 def api() -> Iterator[str]:
