@@ -14,6 +14,8 @@ from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.products.generate.lengths import generate_search
 from arborsim.products.plan.ask import PlanOptions
+from arborsim.products.plan.files import fingerprint
+from arborsim.products.plan.log import _imported
 from arborsim.products.plan.quick import QUICK, QuickOptions, parse_rate, quick_toml
 from arborsim.products.plan.target import Target
 from arborsim.products.plan.workload import Generated, Workload
@@ -137,6 +139,28 @@ def test_options_replace_what_a_file_says(tmp_path: Path) -> None:
     assert (said.replicas, [each.text for each in said.budgets]) == (4, ["0.25"])
     assert {name: getattr(said, name) for name in QUICK} == QUICK
     assert [each.name for each in said.policies] == ["full"]
+
+
+def test_a_log_is_planned_as_it_is(tmp_path: Path) -> None:
+    """Requests arrive as recorded, faster or slower by --rate; a resumed plan knows them again."""
+    rows = [
+        f"2023-11-16 18:17:{second:02d}.0000000,{100 + second},20" for second in range(0, 60, 2)
+    ]
+    log = tmp_path / "azure.csv"
+    log.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    asked = {
+        "model": "llama-3.1-8b", "gpus": "h100", "ttft": "1s", "log": str(log), "policies": "full",
+    }  # fmt: skip
+    found = quick_workload(**asked)
+    assert (found.noun, found.episodes()) == ("requests", [30])
+    assert found.arrivals.stated == pytest.approx(29 / 58)
+    assert quick_workload(**asked, rate="3/s").arrivals.stated == pytest.approx(3)
+    before = fingerprint(found)
+    _imported.cache_clear()
+    again = quick_workload(**asked)
+    assert again.mix[0].source != found.mix[0].source
+    assert fingerprint(again) == before
+    assert parse_workload(quick_toml(quick_tables(**asked)), Path()).mix == again.mix
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,13 @@ from arborsim.report.report import (
 from arborsim.report.table import REMARK, Column, Table, name_column
 from arborsim.report.words import digits
 
+_STATED = (
+    "At the stated load, or where none is stated at the largest: what to rent, what it costs and "
+    "how fast it is. By cost, the recommended one first."
+)
 _TABLE = (
-    "At the largest load offered to each: ★ recommended, ☆ nearest alternative. Click a column to "
-    "sort by it; what it means is explained at the end."
+    "★ recommended, ☆ nearest alternative. Click a column to sort by it; what it means is "
+    "explained at the end."
 )
 _PARETO = (
     "One marker per candidate that meets the target: its colour is the GPU, its shape the policy. "
@@ -87,7 +91,18 @@ def report_of(report: PlanReport) -> Report:
         printed=partial(_printed_use, result),
         noted=True,
     )
-    table: list[Block] = [_TABLE, candidates, Heading("What each uses of its machine"), used]
+    stated = Shown(
+        plan_tables.screen_table(result), "stated", "At the stated load", printed=_nowhere
+    )
+    table: list[Block] = [
+        _STATED,
+        stated,
+        Heading("At the largest load offered to each"),
+        _TABLE,
+        candidates,
+        Heading("What each uses of its machine"),
+        used,
+    ]
     failed = Listed(plan_printed.failures(result), printed=True)
     counted = plan_printed.counted(result)
     closing = plan_printed.closing_table(result, counted)
@@ -112,7 +127,10 @@ def report_of(report: PlanReport) -> Report:
         (
             Facts("Settings", result.settings),
             Listed(result.assumed, "Assumed, without a measurement or source"),
-            Facts("Columns", main.definitions() | use.definitions()),
+            Facts(
+                "Columns",
+                stated.table.definitions() | main.definitions() | use.definitions(),
+            ),
             Facts("Columns of the files", plan_tables.file_columns()),
         ),
         {f"arborsim-plan-{name}.csv": frame for name, frame in files.items()},

@@ -132,19 +132,19 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     best, *others = wanted
     cheaper = next((each for each in met if each not in good), None) if good else None
     alternative = others[0] if others else cheaper
-    sentences, doubts = [_why(best, good, met, demanded, plan)], list[str]()
+    sentences, telling = [_why(best, good, met, demanded, plan)], list[str]()
     if not good:
-        doubts += sentences
+        telling += sentences
     if alternative is not None and alternative is not cheaper:
         sentences.append(f"The nearest alternative is {_compared(alternative, best, plan)}.")
         if _is_close(alternative, best):
-            doubts.append(sentences[-1])
+            telling.append(sentences[-1])
     if cheaper is not None and _rank(cheaper)[0] < (1 - _SAME) * _rank(best)[0]:
         sentences.append(
             f"Of those whose quality {_doubt(cheaper, demanded)}, the cheapest is "
             f"{_compared(cheaper, best, plan)}."
         )
-        doubts.append(sentences[-1])
+        telling.append(sentences[-1])
     shown = [best] if alternative is None else [best, alternative]
     rests_on = [] if best.evidence is None else [best.evidence.sentence()]
     alike = [each for each in met if each is not best and not told_apart(best, each)]
@@ -156,7 +156,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
         None if alternative is None else alternative.number,
         _unknown(plan, best),
         answer(best, alternative, plan),
-        (*doubts, *_assumed([best]), *rests_on),
+        (*telling, *_not_distinguished(alike), *_assumed([best]), *rests_on),
     )
 
 
