@@ -215,7 +215,7 @@ class IterationTime:
             )
         out.flops_s = k * s.compute + s.compute_g * (k * (k - 1) / 2)
         if self._measured:
-            computing_s, reading_s = self._busy_s(s.sequences)
+            computing_s, reading_s = self._busy_s(s.sequences, s.sequences)
             out.flops_s += k * computing_s
             out.memory_s = k * reading_s
             for first, last in pairwise(bends):
@@ -231,7 +231,8 @@ class IterationTime:
         total, exposed, policy = self.terms(s, 0, extra)
         flops = s.compute + extra.compute_s
         memory = self._memory_s(s, 0, extra)
-        computing_s, reading_s = self._busy_s(s.sequences + extra.tokens)
+        ends = s.sequences + extra.prompts
+        computing_s, reading_s = self._busy_s(s.sequences + extra.tokens, ends)
         flops, memory = flops + computing_s, memory + reading_s
         prefill = 0.0
         if extra.tokens:

@@ -27,7 +27,7 @@ class Passes:
     def __init__(self, cost: CostModel, options: ServingOptions) -> None:
         self.cost = cost
         self.gpus = options.tensor_parallel
-        self._busy_s: dict[int, tuple[float, float]] = {}
+        self._busy_s: dict[tuple[int, int], tuple[float, float]] = {}
         profile, geometry = cost.profile, cost.geometry
         self.overlap = float(profile.overlap)
         self._forward: Forward | None = None
@@ -72,15 +72,20 @@ class Passes:
         """Whether passes are priced by measured kernels."""
         return self._forward is not None
 
-    def products_busy_s(self, tokens: int) -> tuple[float, float]:
-        """Seconds of measured products' arithmetic, and of reading their weights, by themselves."""
+    def products_busy_s(self, tokens: int, ends: int) -> tuple[float, float]:
+        """Seconds of measured products' arithmetic, and of reading their weights, by themselves.
+
+        The next token of `ends` sequences is computed.  Products that were measured to be faster
+        than the shares of the peaks in the profile are busy for as long as they take.
+        """
         if not self.measured or not tokens:
             return 0.0, 0.0
-        found = self._busy_s.get(tokens)
+        found = self._busy_s.get((tokens, ends))
         if found is None:
+            most_s = self.forward.products_s(tokens, ends) + self.forward.experts_s(tokens)
             compute_s = float(self.cost.flops_s(tokens, 0.0)) / self.gpus
-            found = compute_s, float(self.cost.weights_read_s(tokens)) / self.gpus
-            self._busy_s[tokens] = found
+            reading_s = float(self.cost.weights_read_s(tokens)) / self.gpus
+            found = self._busy_s[tokens, ends] = min(compute_s, most_s), min(reading_s, most_s)
         return found
 
     def all_reduce_s(self, tokens: int, prefills: bool) -> float:

@@ -13,6 +13,7 @@ from arborsim.machine.batch import Batch, IterationTime
 from arborsim.machine.cost import CostModel
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.lookup import load_engine, load_geometry, load_profile
+from arborsim.machine.machine import ServingOptions
 from arborsim.machine.price import Price
 from arborsim.machine.program import PIECE_COLUMNS, DemandInfo
 from benchmarks.roofline import table
@@ -91,6 +92,36 @@ def test_launches_count_on_gpus_without_measured_kernels() -> None:
     assert total_s == pytest.approx(launches * engine.launch_s + profile.per_step_s, rel=1e-12)
     assert Price(CostModel(profile, MODEL)).launch_s == 0
     assert price.prefill_s(1, 0) >= price.launch_s
+
+
+def test_waiting_and_bytes_of_an_all_reduce_have_shares_of_their_own() -> None:
+    """One token is nearly all waiting, a prompt nearly all bytes."""
+    profile = load_profile("h100", engine="vllm")
+    assert profile.engine is not None
+
+    def reduced_s(tokens: int, waiting: float, of_bytes: float) -> float:
+        engine = replace(
+            profile.engine, all_reduce_share=waiting, all_reduce_bytes_share=of_bytes
+        )  # fmt: skip
+        cost = CostModel(replace(profile, engine=engine), MODEL)
+        return Price(cost, ServingOptions(tensor_parallel=4)).all_reduce_s(tokens, tokens > 1)
+
+    plain, waits, moves = ([reduced_s(n, *shares) for n in (1, 8192)]
+                           for shares in ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0)))  # fmt: skip
+    for one, more, most in zip(plain, waits, moves, strict=True):
+        assert more + most == pytest.approx(3 * one)
+    assert waits[0] > 1.5 * plain[0]
+    assert moves[1] > 1.8 * plain[1]
+
+
+def test_experts_in_mxfp4_take_longer_in_prompts_alone() -> None:
+    profile, model = load_profile("h100", engine="vllm"), load_geometry("gpt-oss-20b")
+    assert profile.engine is not None
+    plain = replace(profile, engine=replace(profile.engine, mxfp4_prompt_share=1.0))
+    longer, short = (Price(CostModel(each, model)) for each in (profile, plain))
+    share = profile.engine.mxfp4_prompt_share
+    assert longer.experts_s(64, 64) == short.experts_s(64, 64)
+    assert longer.experts_s(2048, 0) == pytest.approx(share * short.experts_s(2048, 0))
 
 
 def test_negative_launches_are_refused() -> None:

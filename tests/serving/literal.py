@@ -103,7 +103,9 @@ class LiteralTime(IterationTime):
         if extra.tokens:
             decode_s = self._seconds(s, NOTHING)[0] if s.sequences else 0.0
             prefill_s = max(0.0, seconds - extra.policy_s - decode_s)
-        computing_s, reading_s = self._pricing.products_busy_s(s.sequences + extra.tokens)
+        computing_s, reading_s = self._pricing.products_busy_s(
+            s.sequences + extra.tokens, s.sequences + extra.prompts
+        )
         compute_s = s.compute + extra.compute_s + computing_s
         memory_s += reading_s
         held = s.hbm * seconds

@@ -334,6 +334,10 @@ def test_figures_are_those_of_the_rows_that_are_written(
         "simulated_tokens_per_s", "measured_tokens_per_s", "queueing",
     } <= set(frame)  # fmt: skip
     assert (frame.not_played != "").equals(frame.simulated_tpot_ms.isna())
+    e2e = frame[frame.not_played == ""].filter(like="simulated_e2e_")
+    assert list(e2e) == [f"simulated_e2e_p{each}_ms" for each in (50, 95, 99)]
+    assert (e2e.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
+    assert (e2e.simulated_e2e_p99_ms > frame.simulated_ttft_ms.loc[e2e.index]).all()
     judged = frame[(frame.side == "judged") & (frame.not_played == "")]
     assert set(judged.id.map(lambda text: int(text[:8], 16) % 2)) == {1}
     lines = error_lines([published.compare(run) for run in read_runs(sample)])
