@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from arborsim_torch.masked.search import greedy
+from arborsim_torch.masked.greedy import greedy
 from arborsim_torch.masked.table import Table
 from arborsim_torch.reference import Problem, Task
 

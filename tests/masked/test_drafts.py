@@ -13,9 +13,10 @@ from arborsim.play.backends import LiveResult
 from arborsim.play.episode import Cell
 from arborsim.policies.registry import build
 from arborsim_torch import reference
-from arborsim_torch.masked import drafts, search
+from arborsim_torch.masked import drafts
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sources import TaskSource
+from tests.helpers import one_by_one
 
 
 def both(
@@ -30,7 +31,7 @@ def both(
         found = drafts.search(model, source, problem, cell, task.max_tokens, said, hopeless)
         fast.append(found.result)
         full.append(found.result.full_tokens)
-    return fast, list(search.search(model, task, problems, cell, full, **options))
+    return fast, list(one_by_one.search(model, task, problems, cell, full, **options))
 
 
 def same(fast: list[LiveResult], slow: list[LiveResult], most: int) -> None:

@@ -14,8 +14,8 @@ from arborsim.play.episode import Cell  # noqa: E402
 from arborsim.policies.registry import build  # noqa: E402
 from arborsim_torch import reference  # noqa: E402
 from arborsim_torch.masked.follower import Follower  # noqa: E402
-from arborsim_torch.masked.forced import ForcedRun, forced  # noqa: E402
-from arborsim_torch.masked.search import PROMPT_BLOCK, Searches  # noqa: E402
+from arborsim_torch.masked.forced import PROMPT_BLOCK, ForcedRun, forced  # noqa: E402
+from tests.helpers.one_by_one import Searches  # noqa: E402
 
 TOKENS = 104
 
@@ -49,7 +49,7 @@ def one_by_one(chain: tuple[Any, Any, Any, list[int]], each: Cell) -> Any:
         searches.step(torch.tensor(tokens[at : at + 1]))
         logits.append(searches.logits[0])
         (found,) = searches.take(1)
-        follower.token(tokens[at], found, tokens[prompt : at + 1])
+        follower.take(tokens[at : at + 1], found, tokens[prompt : at + 1])
     return torch.stack(logits)
 
 

@@ -19,8 +19,10 @@ sys.path.insert(0, str(ROOT))
 from arborsim.core.errors import UsageError  # noqa: E402
 from arborsim.policies.registry import build  # noqa: E402
 from arborsim_torch import reference  # noqa: E402
+from arborsim_torch.masked.drafts import search  # noqa: E402
 from arborsim_torch.masked.follower import check  # noqa: E402
-from arborsim_torch.masked.search import search  # noqa: E402
+from arborsim_torch.masked.greedy import said_with_all  # noqa: E402
+from arborsim_torch.sources import TaskSource  # noqa: E402
 from benchmarks.quality import run  # noqa: E402
 from benchmarks.quality_arms import EXPERIMENTS  # noqa: E402
 from benchmarks.quality_page import read  # noqa: E402
@@ -72,7 +74,13 @@ def test_masked_searches_end_as_live_ones(
         (stored.experiment == experiment) & (stored.label == label) & (stored.budget == budget)
     ]
     problems = [chain[1].problem("test", i) for i in range(PROBLEMS)]
-    found = list(search(*chain, problems, arm.cell(), live.full_tokens.tolist()))
+    model, task = chain
+    source, cell, most = TaskSource(task), arm.cell(), task.max_tokens
+    said = said_with_all(model, task, problems)
+    found = [
+        search(model, source, each, cell, most, own).result
+        for each, own in zip(problems, said, strict=True)
+    ]
     assert [each.correct for each in found] == live.correct.tolist()
     assert [each.tokens for each in found] == live.tokens.tolist()
     assert [each.steps_right for each in found if each.correct] == [

@@ -23,8 +23,8 @@ from arborsim.play.episode import Cell
 from arborsim.policies.methods.baselines import Full
 from arborsim_torch.live.run import Run
 from arborsim_torch.masked.follower import Follower, check
-from arborsim_torch.masked.forced import Forcing, Windows
-from arborsim_torch.masked.search import LOOK, PROMPT_BLOCK
+from arborsim_torch.masked.forced import PROMPT_BLOCK, Forcing, Windows
+from arborsim_torch.masked.greedy import LOOK
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sources import Source
 

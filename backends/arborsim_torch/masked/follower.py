@@ -1,4 +1,4 @@
-"""A search's controller on observations of a table: whole blocks at once, or token by token."""
+"""A search's controller on observations of a table, of any number of tokens at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from arborsim.signals.scores import readers_table
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.live.setup import make_controller
 from arborsim_torch.masked.executor import MaskedExecutor
-from arborsim_torch.masked.observed import SERVED, Found, apart, joined
+from arborsim_torch.masked.observed import SERVED, Found, apart
 from arborsim_torch.models import cache_shape, rope_of
 from arborsim_torch.reference.tasks import Readers
 
@@ -91,7 +91,7 @@ class _HeadRows:
 
 
 class Follower:
-    """One search's controller, and what it has not been told yet.
+    """One search's controller, told of what a table observes.
 
     `infeasible` says why the policy cannot go on, empty while it can.
     """
@@ -112,8 +112,6 @@ class Follower:
         self._vectors = Vectors(rope_of(model), capacity)
         self._rows = _HeadRows(self._vectors, self.executor)
         self._apart = [use for use in self.uses if apart(use)]
-        self._waiting: list[tuple[int, Found]] = []
-        self._due = 0
         self.infeasible = ""
 
     def copy(self) -> Follower:
@@ -146,22 +144,6 @@ class Follower:
             part = {name: each[span] for name, each in found.items()}
             self._tell(Decode, tokens[span], part, generated[: len(generated) - left + count])
             done += count
-
-    def token(self, token: int, found: Found, generated: Sequence[int]) -> None:
-        """A token that was decoded, the last of `generated`, told when a decision is due."""
-        if self.infeasible:
-            return
-        if not self._waiting:
-            self._due = self.controller.due()
-        self._waiting.append((token, found))
-        if len(self._waiting) >= self._due:
-            tokens, parts = zip(*self._waiting, strict=True)
-            self._waiting = []
-            self._tell(Decode, tokens, joined(parts), generated)
-
-    def finish(self) -> None:
-        """The search is over; tokens that no decision has seen yet are in HBM, too."""
-        self.executor.arrive(len(self._waiting))
 
     def _tell(
         self, event: type[Prefill | Decode], tokens: Sequence[int], found: Found,

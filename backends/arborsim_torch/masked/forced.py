@@ -24,14 +24,15 @@ from arborsim.core.row_uses import RowUse
 from arborsim.play.episode import Cell
 from arborsim.policies.base import row_uses
 from arborsim.policies.methods.baselines import Full
+from arborsim_torch.masked.executor import MaskedExecutor, Rounding
 from arborsim_torch.masked.follower import Follower, ReadersOf, check
 from arborsim_torch.masked.observed import Found, Observing
-from arborsim_torch.masked.search import PROMPT_BLOCK, carry_out
 
 #: Takes the number of a cell, a position, and the logits after the tokens from there on, float32
 #: ``[n, vocabulary]``.
 Consume = Callable[[int, int, Tensor], None]
 _TOGETHER = 8  # cells that share a pass of full retention: each has a table of its own
+PROMPT_BLOCK = 256  # tokens of a prompt that are computed at once
 LARGEST, _LEAST = 256, 4  # tokens of a window
 _REACH = 4  # a window is larger by this than what windows of late have done
 
@@ -157,6 +158,27 @@ class Forcing:
             table.rewind(mark, right)
             self._guess = None if ahead.infeasible else ahead
         return hidden[:right]
+
+
+def carry_out(table: Observing, row: int, executor: MaskedExecutor) -> None:
+    """Round what a search's executor has decided to round so far."""
+    for each in executor.roundings:
+        round_tokens(table, row, executor, each)
+    executor.roundings.clear()
+
+
+def round_tokens(table: Observing, row: int, executor: MaskedExecutor, each: Rounding) -> None:
+    """Round tokens of one search's cache to a format."""
+    layers, heads = table.layers, table.kv_heads
+    cells = layers * heads // len(executor.tier)
+    for group in np.unique(each.group).tolist():
+        token = torch.from_numpy(each.token[each.group == group])
+        for cell in range(group * cells, (group + 1) * cells):
+            layer, head = divmod(cell, heads)
+            kept = table.keys[layer][row, head], table.values[layer][row, head]
+            both = torch.stack([own[token] for own in kept])[:, None]  # [2, 1, tokens, head_dim]
+            for own, rounded in zip(kept, executor.rounded(each.codec, both), strict=True):
+                own[token] = rounded[0]
 
 
 def _right(ahead: Follower, masks: np.ndarray, first: int, count: int) -> int:

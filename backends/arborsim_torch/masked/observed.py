@@ -221,7 +221,7 @@ SERVED = {*_OF_VECTORS, *_OTHERS, Signal.ATTENTION, Signal.HIDDEN_CHANGE, Signal
 
 
 def joined(parts: Sequence[Found]) -> Found:
-    """What was observed of tokens that follow one another; rows of groups grow along."""
+    """What was observed of tokens that follow one another."""
     if len(parts) == 1:
         return parts[0]
     found: Found = {}
@@ -230,9 +230,6 @@ def joined(parts: Sequence[Found]) -> Found:
         if name == "rows":
             found[name] = list(chain.from_iterable(own))
             continue
-        if name == "groups":
-            most = own[-1].shape[2]
-            own = [np.pad(each, ((0, 0), (0, 0), (0, most - each.shape[2]))) for each in own]
         found[name] = np.concatenate(own)
     return found
 
