@@ -90,9 +90,8 @@ def test_a_chain_is_one_thought_and_ranges_are_uniform() -> None:
     lengths = [[t.tokens for batch in each.batches for t in batch.thoughts] for each in drawn]
     assert all(len(each) == 1 and 100 <= each[0] <= 200 for each in lengths)
     assert len({each[0] for each in lengths}) > 10
-    assert quick_workload(**{**asked, "chain": 8000}) == quick_workload(
-        **{**asked, "chain": "tokens=8000"}
-    )
+    same = [quick_workload(**{**asked, "chain": said}) for said in (8000, "8000", "tokens=8000")]
+    assert same[0] == same[1] == same[2]
 
 
 @pytest.mark.parametrize("more", [

@@ -255,7 +255,8 @@ class QuickOptions(QuestionOptions, panel="Instead of a workload file"):
             return {kind: str(named[kind])}, Path(named[kind]).stem
         counts: dict[str, Any]
         if kind == "chain":
-            tokens = {"tokens": self.chain} if is_number(self.chain) else self.chain
+            plain = is_number(self.chain) or (isinstance(self.chain, str) and "=" not in self.chain)
+            tokens = {"tokens": self.chain} if plain else self.chain
             said = _numbers("chain", CHAIN, tokens)
             name = f"chains of {said['tokens']} tokens"
             counts = {"thought_tokens": said["tokens"]}
