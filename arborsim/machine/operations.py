@@ -101,8 +101,8 @@ class Built:
     ) -> tuple[float, float, float]:
         """Seconds at the least, as simulated, and at the most, of a run.
 
-        `deciding` of its `steps` have `decisions`; bytes, and what sequences take one by one, take
-        `data_s`.  At the least every operation is one kernel at the peak bandwidth; at the most
+        `deciding` of its `steps` have `decisions`.  Bytes, and what sequences take one by one, take
+        `data_s`.  At the least every operation is one kernel at the peak bandwidth.  At the most
         decisions come one sequence after the other, and kernels read again what others have
         written.
         """
