@@ -19,7 +19,7 @@ from arborsim.play.episode import Cell
 
 #: A line of a file of prompts, by what followed it, if that is known.
 FOLLOWED = '{"prompt": "...", "tokens": "..."}'
-#: Parts of a document, equal in judged tokens, by which results are told apart.
+#: Parts of a document, equal in judged tokens, by which results are distinguished.
 PARTS = 8
 TAIL = 0.95  #: the quantile of a document's divergences that is kept besides their mean
 

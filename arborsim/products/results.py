@@ -106,8 +106,8 @@ class Results(ABC):
             Of replays ``"pareto"`` (memory against a metric), ``"heat"`` (policies by budgets) or
             ``"cliff"`` (answers counted live), of searches ``"pareto"`` (accuracy against KV size)
             or ``"width"``, of plans ``"pareto"`` (cost, quality and latency) or ``"load"``, of live
-            runs ``"cliff"`` (accuracy by budget), of fidelity ``"budget"`` or
-            ``"position"``.  None is the first of them.
+            runs ``"cliff"`` (accuracy by budget), of fidelity ``"budget"``,
+            ``"pareto"`` (memory) or ``"position"``.  None is the first of them.
         metric : str
             What replays are drawn by: ``"right"`` (answers counted live), ``"kept"``, ``"error"``,
             ``"time"`` or ``"memory"``.  None takes the first of ``"right"``, ``"kept"`` and

@@ -67,7 +67,7 @@ class DocumentSource(Source):
 def documents_of(request: FidelityRequest, loaded: LoadedModel) -> tuple[list[Document], Source]:
     """The documents asked for, and what knows where their thoughts end.
 
-    Raises `UsageError`, which names the file: there is no tokeniser, the model cannot read so many
+    Raises `UsageError`, which names the file: there is no tokeniser, the model cannot read all
     tokens, or a document is too short.
     """
     if request.texts:

@@ -257,7 +257,7 @@ class Reference:
         self._first, self._block = 1, torch.empty(0)
 
     def after(self, fed: int) -> Tensor:
-        """Logits ``[1, vocabulary]`` after so many tokens, one more each time."""
+        """Logits ``[1, vocabulary]`` after a number of tokens, one more each time."""
         if fed == self._first + len(self._block):
             size = self._decoder.prefill_block
             ids = np.array([self._document.tokens[fed - 1 : fed - 1 + size]])

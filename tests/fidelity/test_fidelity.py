@@ -194,7 +194,7 @@ def test_the_log_and_a_table_hold_the_results(
     page = found.report(tmp_path / "page.html").read_text()
     assert "117 judged tokens of 3 documents" in page
     assert "h2o per=shared" in page
-    assert found.plot("position").data
+    assert all(found.plot(kind).data for kind in ("budget", "pareto", "position"))
 
 
 def test_a_resumed_run_ends_with_the_same_bytes(
@@ -206,7 +206,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(
     words = found.metadata["command"].split()[1:]
     assert main([*words, "--out", str(part), "--resume"]) == 0
     assert part.read_bytes() == whole.read_bytes()
-    assert "cannot be told apart" in capsys.readouterr().out
+    assert "cannot be distinguished" in capsys.readouterr().out
     assert main([*words, "--out", str(part), "--resume", "--first", "1"]) == 2
     assert "results of another request" in capsys.readouterr().err
 

@@ -119,7 +119,7 @@ def _size(budget: str) -> float:
 
 
 def _at(rows: Sequence[FidelityRow]) -> str:
-    """Which policy is closest at a budget, or which cannot be told apart."""
+    """Which policy is closest at a budget, or which cannot be distinguished."""
     over, place = scope(rows), f"At budget {rows[0].budget}"
     best = closest(rows)
     if best is not None:
@@ -133,7 +133,7 @@ def _at(rows: Sequence[FidelityRow]) -> str:
     least = max(able[0].kl.high, ROUNDING)
     tied = [row.label for row in able if row.kl.low <= least]
     return (
-        f"{place} {listed(tied)} cannot be told apart (their intervals overlap): {tied[0]} has "
+        f"{place} {listed(tied)} cannot be distinguished (their intervals overlap): {tied[0]} has "
         f"{_figures(able[0])} over {over}."
     )
 
@@ -166,6 +166,10 @@ def _pictures(rows: Sequence[FidelityRow]) -> Iterator[Section]:
         if others
     ]
     yield Section("budget", "By budget", (over, Figures("budget", drawn, ("Figure",))))
+    known = [row for row in rows if row.peak_kv_bytes]
+    held = [Choice(_lines(_policies(known), title, partial(_alone, of), _bytes), (title,))
+            for title, of, _ in _MEASURES if known]  # fmt: skip
+    yield Section("pareto", "By memory held", (over, Figures("pareto", held, ("Figure",))))
     parts = []
     for budget, own in _by_budget(others).items():
         own = [*own, *(row for row in others if row.budget == ANY)]
@@ -192,6 +196,10 @@ def _policies(rows: Sequence[FidelityRow]) -> dict[str, list[FidelityRow]]:
 
 def _budgets(rows: Sequence[FidelityRow]) -> tuple[list[float], str]:
     return [_size(row.budget) or 1.0 for row in rows], "budget (share or tokens; none: 1)"
+
+
+def _bytes(rows: Sequence[FidelityRow]) -> tuple[list[float], str]:
+    return [row.peak_kv_bytes / 1e6 for row in rows], "largest keys and values in HBM (MB)"
 
 
 def _positions(rows: Sequence[FidelityRow]) -> tuple[list[float], str]:

@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, str]] = {
     "search": {"pareto": "size", "width": "width"},
     "plan": {"pareto": "pareto", "load": "load"},
     "live": {"cliff": "accuracy"},
-    "fidelity": {"budget": "budget", "position": "position"},
+    "fidelity": {"budget": "budget", "pareto": "pareto", "position": "position"},
 }
 #: Why a plot can be empty, and what to do.
 _NOTHING = {

@@ -1,7 +1,7 @@
 """Right answers that others counted, on their models and engines, of policies that are here too.
 
 ``outside.csv`` has a row per arm, with the repository, commit and file that it was taken from.
-They stand beside replays as what they are: other models, other problems, absolute budgets.
+They stand next to replays as what they are: other models, other problems, absolute budgets.
 """
 
 from __future__ import annotations
