@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from arborsim.machine.clock import Callback, Clock, Level
 from arborsim.machine.program import Part, PricedProgram
@@ -31,9 +32,10 @@ def parts(programs: Sequence[PricedProgram]) -> list[tuple[Part, ...]]:
     """The parts of each search's prefix, from its beginning on; none if it shares nothing.
 
     Without blocks (`DemandInfo.prefix_blocks`) a prefix is one part.  Blocks of the same ids after
-    the same blocks are the same.  Those that the same searches have are one part.
+    the same blocks are the same, as far as the shorter one goes.  Those that the same searches have
+    are one part.
     """
-    paths = [list(_blocks(each)) for each in programs]
+    paths = _cut([list(_blocks(each)) for each in programs])
     number: dict[tuple[int, object, int], int] = {}  # of a block: behind which, its id, its tokens
     nodes = [
         _numbered(number, each.info.prefix, path)
@@ -58,6 +60,26 @@ def _blocks(program: PricedProgram) -> Iterator[tuple[int, int]]:
             return
         left -= tokens
         yield block, tokens
+
+
+def _cut(paths: list[list[tuple[int, int]]]) -> list[list[tuple[int, int]]]:
+    """Blocks in pieces, where another path has less of them: as its last one."""
+    sizes: dict[int, set[int]] = {}
+    for path in paths:
+        for block, tokens in path:
+            sizes.setdefault(block, set()).add(tokens)
+    parted = {block: sorted(each) for block, each in sizes.items() if len(each) > 1}
+    if not parted:
+        return paths
+    return [
+        [
+            (block, end - begin)
+            for block, tokens in path
+            for begin, end in pairwise([0, *parted.get(block, [tokens])])
+            if end <= tokens
+        ]
+        for path in paths
+    ]
 
 
 def _numbered(

@@ -168,3 +168,16 @@ def test_mooncakes_recording_in_an_endless_cache() -> None:
     assert saved / total == pytest.approx(0.3736, abs=1e-4)
     assert report.prefixes.hbm == saved - whole
     assert report.prefixes.computed == total - saved + whole
+
+
+def test_a_partial_block_is_shared_as_far_as_it_goes() -> None:
+    """Lengths and ids as in two logs of Mooncake's: the shorter prompt first, and last."""
+    for first, second in (((655, (0, 1)), (1200, (0, 1, 2))), ((1100, (7, 8, 9)), (700, (7, 8)))):
+        made = [with_blocks(chain(tokens, 1), ids, 512) for tokens, ids in (first, second)]
+        requests = [Request(0.0, tokens, 1, ids) for tokens, ids in (first, second)]
+        saved = shared_prefix_tokens(requests, 512)
+        assert saved == min(first[0], second[0])
+        endless = replace(SLOW, hbm_bytes=10**15)
+        report = ServingEngine(made, endless, GEOMETRY).run(Timed(((0.0, 0), (1e12, 1))))
+        whole = int(saved == second[0])  # the last token of a prompt is always computed
+        assert report.prefixes.hbm == saved - whole
