@@ -64,8 +64,8 @@ class MaskedSearch:
         self._append(int(self.model.lm_head(last)[0].argmax()))
         while not self._over and not way.follower.infeasible:
             at = len(self.generated)
-            last = min(at + way.window - 1, self.max_tokens - 1)
-            tokens = [self.generated[-1], *self.draft[at:last]]
+            stop = min(at + way.window - 1, self.max_tokens - 1)
+            tokens = [self.generated[-1], *self.draft[at:stop]]
             way.advance(tokens, accept=self._accept(tokens))
         return way.follower
 

@@ -34,7 +34,7 @@ Consume = Callable[[int, int, Tensor], None]
 _TOGETHER = 8  # cells that share a pass of full retention: each has a table of its own
 PROMPT_BLOCK = 256  # tokens of a prompt that are computed at once
 LARGEST, _LEAST = 256, 4  # tokens of a window
-_REACH = 4  # a window is larger by this than what windows of late have done
+_REACH = 2  # a window is larger by this than what windows of late have done
 
 
 @dataclass
