@@ -25,8 +25,10 @@ sys.path.insert(0, str(ROOT))
 
 import arborsim
 from arborsim.core.statistics import LEVEL, RESAMPLES, spearman
-from arborsim.core.tables import write_table
+from arborsim.core.tables import read_table, write_table
 from arborsim.play.fidelity import PARTS
+from arborsim.play.results import MARK
+from arborsim.policies.registry import build
 from arborsim.products.fidelity.results import FidelityResults
 from arborsim.products.replay.outside import outside_answers
 
@@ -102,10 +104,14 @@ def run(minutes: float) -> None:
     """Read round by round until the time is up; the round that runs is finished."""
     LOGS.mkdir(parents=True, exist_ok=True)
     until, files = time.monotonic() + 60 * minutes, texts()
+    known = stored().groupby(["document", "budget"])["policy"].nunique()
+    done = {cell for cell, count in known.items() if count == len(POLICIES)}
     for budgets in (BUDGETS, MORE):
         for number in range(ROUNDS):
             for kind in KINDS:
                 if time.monotonic() > until or number >= len(files[kind]):
+                    continue
+                if (f"{kind}-{number}", f"{budgets[-1]:g}") in done:
                     continue
                 log = LOGS / f"{kind}-{number}-{budgets[0]}.jsonl"
                 arborsim.fidelity(
@@ -115,9 +121,14 @@ def run(minutes: float) -> None:
                 print(f"{log.name} is complete", flush=True)
 
 
+def stored() -> pd.DataFrame:
+    """What the parquet holds already."""
+    return read_table(OUT)[0] if OUT.exists() else pd.DataFrame(columns=[*_COLUMNS, "full_nll"])
+
+
 def gathered() -> pd.DataFrame:
-    """What all logs hold, a row per document, policy and budget."""
-    rows = []
+    """The parquet and what all logs hold, a row per document, policy and budget."""
+    rows = stored().to_dict("records")
     for log in sorted(LOGS.glob("*.jsonl")):
         results = arborsim.load_results(log)
         assert isinstance(results, FidelityResults)
@@ -149,9 +160,10 @@ def figures(frame: pd.DataFrame) -> Iterator[dict[str, object]]:
         lost = (own["nll"] - own["full_nll"]).to_numpy() * n
         tail = (1 - LEVEL) / 2
         ends = np.quantile(kl[drawn].sum(1) / n[drawn].sum(1), [tail, 1 - tail])
+        told = f"{ends[0]:.3f}-{ends[1]:.3f}" if len(own) > 1 else "n/a"
         yield {
-            "policy": policy, "budget": budget, "kl": kl.sum() / n.sum(), "low": ends[0],
-            "high": ends[1], "tail": (own["kl_tail"] * n).sum() / n.sum(),
+            "policy": policy, "budget": budget, "kl": kl.sum() / n.sum(), "interval": told,
+            "tail": (own["kl_tail"] * n).sum() / n.sum(),
             "agree": agree.sum() / n.sum(), "ratio": float(np.exp(lost.sum() / n.sum())),
             "documents": len(own), "judged": int(n.sum()),
         }  # fmt: skip
@@ -170,8 +182,9 @@ def page(frame: pd.DataFrame) -> str:
         "their authors run them, evicted tokens are masked. KL(full || policy) of the next token "
         "in nats, its 95% interval by a bootstrap over documents, the 95th percentile of a "
         "document's divergences (mean over documents), the share of judged tokens with the same "
-        "top token, and perplexity relative to full retention's. Every row says its n. Intervals "
-        "of few documents are too narrow: below 10, read them as a hint.", "",
+        "top token, and perplexity relative to full retention's. Every row says its n. One "
+        f"document gives no interval, and those of fewer than 10 are too narrow. {MARK} does not "
+        "keep to the budget: what is generated stays, or more is held than is read.", "",
     ]  # fmt: skip
     for budget in sorted(set(found["budget"]) - {"any"}, key=float):
         lines += [
@@ -181,12 +194,17 @@ def page(frame: pd.DataFrame) -> str:
         ]  # fmt: skip
         for row in found[found["budget"] == budget].sort_values("kl").to_dict("records"):
             lines.append(
-                f"| {row['policy']} | {row['kl']:.3f} | {row['low']:.3f}-{row['high']:.3f} | "
+                f"| {named(row['policy'])} | {row['kl']:.3f} | {row['interval']} | "
                 f"{row['tail']:.3f} | {100 * row['agree']:.1f}% | {row['ratio']:.3f} | "
                 f"{row['documents']} | {row['judged']:,} |"
             )
         lines.append("")
     return "\n".join([*lines, *kinds(frame), *against_answers(found)])
+
+
+def named(policy: str) -> str:
+    """The policy, marked if it does not keep to the budget."""
+    return policy if build(policy).bounded else f"{policy}{MARK}"
 
 
 def kinds(frame: pd.DataFrame) -> list[str]:
@@ -199,7 +217,7 @@ def kinds(frame: pd.DataFrame) -> list[str]:
         for other in names[i + 1 :]:
             rho = spearman(wide[one].to_numpy(), wide[other].to_numpy())
             lines.append(f"- {one} and {other}: Spearman {rho:.2f} (n {len(wide)} settings).")
-    return [*lines, ""]
+    return [*lines, *["Fewer than two kinds were read."] * (len(names) < 2), ""]
 
 
 def against_answers(found: pd.DataFrame) -> list[str]:
