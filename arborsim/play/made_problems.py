@@ -8,13 +8,10 @@ arithmetic, a thought per line.  `pairs-N` lists N records and asks for one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.play.judges import judge_named
-from arborsim.play.problem_sets import ProblemSet, Recipe
 
 COUNT = 200
 _SEED = 0x6D616465
@@ -99,37 +96,33 @@ def _pairs(rng: np.random.Generator, records: int) -> Made:
     return "".join([*lines, question]), str(values[asked])
 
 
-_LINE = Recipe(judge="contains", ends=("\n",), max_tokens=16)
-_THOUGHTS = Recipe(judge="number", ends=("\n\n",), max_tokens=96)
 _Maker = Callable[[np.random.Generator, int], Made]
-#: By name: what makes them, how they are put, the number that follows the name, if any does.
-_KINDS: dict[str, tuple[_Maker, Recipe, tuple[int, int]]] = {
-    "needle": (_needle, replace(_LINE, chat=True, max_tokens=24), (128, 32_768)),
-    "mapping": (_mapping, _LINE, (1, 400)),
-    "pairs": (_pairs, _LINE, (1, 900)),
-    "sum": (_sums, _THOUGHTS, (1, 1)),
-    "sums": (_sums, _THOUGHTS, (2, 2)),
+#: By name: what makes them, and the number that follows the name, if any does.
+_KINDS: dict[str, tuple[_Maker, tuple[int, int]]] = {
+    "needle": (_needle, (128, 32_768)),
+    "mapping": (_mapping, (1, 400)),
+    "pairs": (_pairs, (1, 900)),
+    "sum": (_sums, (1, 1)),
+    "sums": (_sums, (2, 2)),
 }
 #: As they are listed to those who look for one.
 NAMES = ("needle-512", "needle-1024", "needle-2048", "needle-4096", "mapping-20", "sum", "sums",
          "pairs-10")  # fmt: skip
 
 
-def make_problems(name: str, count: int = COUNT) -> ProblemSet:
-    """The problems of that name, the same every time.
+def make_problems(name: str, count: int = COUNT) -> tuple[str, list[Made]]:
+    """The kind of problems of that name, and the problems, the same every time.
 
     Raises `UsageError`: there is no such name, or its number is out of range.
     """
     kind, dash, given = name.partition("-")
     if kind not in _KINDS or (dash and not given.isdigit()):
         raise UnknownName("made problem set", name, NAMES)
-    maker, recipe, (least, most) = _KINDS[kind]
+    maker, (least, most) = _KINDS[kind]
     if not dash and least < most:
         raise UsageError(f"made:{name} needs a number: {kind}-{20 if least < 20 else 1024}")
     size = int(given) if dash else least
     if not least <= size <= most:
         raise UsageError(f"made:{name}: {kind} goes from {least} to {most}")
     seeds = [_SEED, *kind.encode(), size]
-    made = [maker(np.random.default_rng([*seeds, index]), size) for index in range(count)]
-    prompts, answers = zip(*made, strict=True)
-    return ProblemSet(name, prompts, answers, judge_named(recipe.judge), recipe)
+    return kind, [maker(np.random.default_rng([*seeds, index]), size) for index in range(count)]

@@ -15,6 +15,7 @@ from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.play.judges import Judge, judge_named
+from arborsim.play.made_problems import make_problems
 
 #: A line of a file.
 PROMPT = '{"prompt": "..."}'
@@ -43,6 +44,16 @@ RECIPES = {
     "aime": Recipe("problem", "answer", _BOXED, "number", chat=True, max_tokens=8192),
     "choice": Recipe("question", "answer", _STEPS + " LETTER.", "choice", chat=True),
     "needle": Recipe(judge="contains", ends=("\n",), chat=True, max_tokens=32),
+}
+_LINE = Recipe(judge="contains", ends=("\n",), max_tokens=16)
+_THOUGHTS = Recipe(judge="number", ends=("\n\n",), max_tokens=96)
+#: How problems made here are put, by kind (`arborsim.play.made_problems`).
+_MADE_RECIPES = {
+    "needle": replace(_LINE, chat=True, max_tokens=24),
+    "mapping": _LINE,
+    "pairs": _LINE,
+    "sum": _THOUGHTS,
+    "sums": _THOUGHTS,
 }
 
 
@@ -117,13 +128,14 @@ def read_problems(choice: ProblemChoice) -> ProblemSet:
 
 
 def _made(choice: ProblemChoice) -> ProblemSet:
-    from arborsim.play.made_problems import make_problems
-
     if choice.recipe or choice.fields:
         what = "--recipe" if choice.recipe else "--field"
         raise UsageError(f"{what} is for files and data sets: {choice.source} needs none")
-    made = make_problems(choice.name)
-    return replace(made, judge=judge_named(choice.judge)) if choice.judge else made
+    kind, made = make_problems(choice.name)
+    recipe = _MADE_RECIPES[kind]
+    prompts, answers = zip(*made, strict=True)
+    judge = judge_named(choice.judge or recipe.judge)
+    return ProblemSet(choice.name, prompts, answers, judge, recipe)
 
 
 def _entries(choice: ProblemChoice) -> Iterable[tuple[str, Mapping[str, Any]]]:
