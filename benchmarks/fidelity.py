@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 import arborsim
 from arborsim.core.statistics import LEVEL, RESAMPLES, spearman
-from arborsim.core.tables import read_table, write_table
+from arborsim.core.tables import write_table
 from arborsim.play.fidelity import PARTS
 from arborsim.play.results import MARK
 from arborsim.policies.registry import build
@@ -123,7 +123,8 @@ def run(minutes: float) -> None:
 
 def stored() -> pd.DataFrame:
     """What the parquet holds already."""
-    return read_table(OUT)[0] if OUT.exists() else pd.DataFrame(columns=[*_COLUMNS, "full_nll"])
+    empty = pd.DataFrame(columns=[*_COLUMNS, "full_nll"])
+    return pd.read_parquet(OUT) if OUT.exists() else empty
 
 
 def gathered() -> pd.DataFrame:
