@@ -127,10 +127,10 @@ def test_a_number_moves_curves_and_texts(desk):
 
 def test_the_price_decides_which_is_the_cheapest(desk):
     page = desk
-    page.select_option("#moved-assumption", "Price of h100")
-    assert page.inner_text("#moved-note") == "The cheapest of them is h100."
-    page.select_option("#moved-number", "× 2 (4 to 7 USD per hour of h100)")
-    assert page.inner_text("#moved-note").startswith("The cheapest of them is rtx4090")
+    page.select_option("#moved-assumption", "Price of H100")
+    assert page.inner_text("#moved-note") == "The cheapest of them is H100."
+    page.select_option("#moved-number", "× 2 (4 to 7 USD per hour of H100)")
+    assert page.inner_text("#moved-note").startswith("The cheapest of them is RTX 4090")
 
 
 def test_pickers_choose(desk):

@@ -91,9 +91,10 @@ def report_of(report: PlanReport) -> Report:
         printed=partial(_printed_use, result),
         noted=True,
     )
-    stated = Shown(
-        plan_tables.screen_table(result), "stated", "At the stated load", printed=_nowhere
-    )
+    table_of_load = plan_tables.screen_table(result)
+    keys = [each.key for each in table_of_load.columns if each.key not in ("hour", "input_cost")]
+    shown = replace(table_of_load, leading=keys)  # the others are behind a box to tick
+    stated = Shown(shown, "stated", "At the stated load", printed=_nowhere)
     table: list[Block] = [
         _STATED,
         stated,
