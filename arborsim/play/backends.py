@@ -7,7 +7,7 @@ wheel of its own.  The core imports no framework and sees it only through the `B
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.installed import in_words
 from arborsim.core.measurements import Measurements, check_figures
+from arborsim.core.observations import Signal
 from arborsim.core.tiers import DDR, HBM, MEMORIES, Tier
 from arborsim.play.problem_sets import ProblemChoice
-from arborsim.trace.schema import Capture
+from arborsim.trace.schema import VECTORS, Capture
 
 if TYPE_CHECKING:
     from arborsim.machine.machine import Machine
     from arborsim.play.episode import Cell
     from arborsim.play.given import GivenTree
+    from arborsim.policies.base import Policy
     from arborsim.searches.arms import Recipe
 
 GROUP = "arborsim.backends"
@@ -148,6 +150,21 @@ class RecordRequest(SearchRequest):
     command: str = ""  #: for the trace's metadata
 
 
+def captured_for(policies: Iterable[Policy], layers: LayerChoice) -> dict[str, Any]:
+    """The fields of a `RecordRequest` by which all that these policies read is recorded.
+
+    `layers` are those whose vectors, rows or outputs are kept, where a policy reads any.
+    """
+    vectors = frozenset(VECTORS)
+    needs = frozenset[Signal]().union(*(policy.reads() for policy in policies))
+    return {
+        "capture": Capture.QKV if needs & vectors else Capture.SIGNALS,
+        "qkv_layers": layers if needs & vectors else (),
+        "attention_layers": layers if Signal.LAYER_ATTENTION in needs else (),
+        "hidden_layers": layers if Signal.HIDDEN in needs else (),
+    }
+
+
 @dataclass(frozen=True)
 class RecordProgress:
     """How far a recording is.  All but `episode` and `episodes` counts this run only."""
@@ -162,6 +179,7 @@ class RecordProgress:
     tokens_per_s: float
     thoughts: int = 0  #: complete ones of the finished problems
     models: tuple[ModelUsage, ...] = ()  #: what reward and embedding models took
+    about: str = ""  #: how large the recording will be
 
 
 @dataclass(frozen=True, kw_only=True)

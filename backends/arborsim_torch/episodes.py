@@ -25,7 +25,7 @@ from arborsim_torch.models import LoadedModel, device_name, geometry, rope_of
 from arborsim_torch.prefixes import MOST_LOGITS
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult, Iterations
-from arborsim_torch.recording_plan import RecordingPlan
+from arborsim_torch.recording_plan import RecordingPlan, expected_size
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sampling import Sampler
 
@@ -56,6 +56,7 @@ class Tally:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     model_usage: tuple[ModelUsage, ...] = ()
+    about: str = ""
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, result: EpisodeResult) -> None:
@@ -72,7 +73,7 @@ class Tally:
         seconds = time.perf_counter() - self.began
         counts = (self.done, self.episodes, self.correct, self.judged, self.tokens)
         speed = self.tokens / seconds
-        return RecordProgress(*counts, speed, self.thoughts, self.model_usage)
+        return RecordProgress(*counts, speed, self.thoughts, self.model_usage, self.about)
 
     def timing(self) -> dict[str, float]:
         """The timing profile for the trace's metadata."""
@@ -96,7 +97,7 @@ def record_all(
     writer: TraceWriter,
     on_progress: Callable[[RecordProgress], None],
 ) -> RecordProgress:
-    tally = Tally(plan.episodes, done=writer.num_episodes)
+    tally = Tally(plan.episodes, done=writer.num_episodes, about=expected_size(info, plan))
 
     def on_tokens(count: int) -> None:
         tally.tokens += count

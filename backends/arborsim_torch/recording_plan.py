@@ -9,6 +9,7 @@ from arborsim.core.errors import UsageError
 from arborsim.play.backends import LayerChoice, ModelUsage, RecordRequest
 from arborsim.play.given import PROMPT, GivenTree
 from arborsim.play.problem_sets import ProblemSet
+from arborsim.trace.schema import PER_LAYER, TraceInfo
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import middle_layers
 from arborsim_torch.given_file import Words, read_searches
@@ -25,6 +26,7 @@ DENSE_UP_TO = 4096  #: longest path, in tokens, whose attention rows "auto" stor
 _SPARSE_TOP = 256  # positions kept per attention row of longer ones
 DEFAULT_STOP = ("\n",)
 _DEFAULT_EPISODES = 8
+_TREE_BYTES = 64  # of a token's place, text and times in the trace
 _DEFAULT_MAX_TOKENS = 512  # of plain prompts
 _DEFAULT_PROMPT_TOKENS = 512  # of random ones
 
@@ -44,6 +46,7 @@ class RecordingPlan:
     source: Source
     episodes: int
     max_tokens: int
+    path_tokens: int  #: most of one path, prompt included
     sparse: bool
     vector_layers: tuple[int, ...]
     row_layers: tuple[int, ...]
@@ -106,7 +109,8 @@ def plan_for(
     hidden = _captured_layers("--hidden-layers", request.hidden_layers, request, loaded)
     of_layers = (layers, row_layers, hidden)
     reward = _reward(request, loaded, source)
-    return RecordingPlan(source, episodes, max_tokens, sparse, *of_layers, reward, embedder, trees)
+    lengths = (episodes, max_tokens, path_tokens)
+    return RecordingPlan(source, *lengths, sparse, *of_layers, reward, embedder, trees)
 
 
 def _lengths(
@@ -261,3 +265,25 @@ def words_of(loaded: LoadedModel, chat: bool, source: Source | None = None) -> W
         return ends[1:]
 
     return Words(encode, cut, loaded.model.config.vocab_size, loaded.max_positions)
+
+
+def expected_size(info: TraceInfo, plan: RecordingPlan) -> str:
+    """How many bytes a token takes in the trace, before compression, in a line."""
+    shape, path, tree = info.geometry, plan.path_tokens, info.capture is Level.TREE
+    rows = (
+        6 * info.attention_top if info.attention_top else path
+    )  # float16, half a path in the mean
+    vectors = (shape.heads + 2 * shape.kv_heads) * shape.head_dim * 2
+    parts = {
+        "the tree": _TREE_BYTES,
+        "attention rows": 0 if tree else rows,
+        "rows of layers": 2 * path * len(info.attention_layer_ids),
+        "statistics of layers": 0 if tree else 2 * len(PER_LAYER) * shape.layers,
+        "hidden states": 2 * shape.hidden * len(info.hidden_layers),
+        "queries, keys and values": vectors * len(info.qkv_layers),
+    }
+    each, most = sum(parts.values()), max(parts, key=lambda name: parts[name])
+    return (
+        f"recording about {each / 1e3:.3g} kB per token before compression, most of it {most}; "
+        f"a path of {path} tokens takes {each * path / 1e6:.3g} MB"
+    )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +128,37 @@ def test_smollm2_copies_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["record", "--model", "smollm2", "--prompts", "made:mapping-4", "--episodes", "2",
                  "--capture", "tree", "--out", out]) == 0  # fmt: skip
     assert "2/2 correct" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("policies", "capture", "layers"),
+    [("streaming-llm,h2o", "signals", 0), ("h2o,snapkv", "qkv", 6), ("epikv", "signals", 0)],
+)
+def test_what_policies_read_is_recorded(
+    policies: str, capture: str, layers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "for.parquet"
+    command = ["record", "--model", "chain", "--lines", "4", "--episodes", "1", "--out", str(out)]
+    assert main([*command, "--for", policies]) == 0
+    error = capsys.readouterr().err
+    info = TraceReader(out).info
+    assert (str(info.capture), len(info.qkv_layers)) == (capture, layers)
+    assert main(["replay", str(out), "--policy", policies, "--budget", "0.5"]) == 0
+    assert "lacks" not in capsys.readouterr().out
+    said = re.search(r"recording about (\S+) kB per token before compression", error)
+    assert said is not None
+    tokens = sum(len(each.token) for each in TraceReader(out).episodes())
+    assert 0.3 < out.stat().st_size / tokens / float(said[1]) / 1e3 < 3  # of a short trace
+
+
+def test_a_file_that_is_there_is_refused_before_pytorch_is_imported(tmp_path: Path) -> None:
+    out = tmp_path / "there.parquet"
+    out.touch()
+    code = (
+        "import sys; from arborsim.cli.app import main; "
+        f"found = main(['record', '--out', {str(out)!r}]); "
+        "sys.exit(found if 'torch' not in sys.modules else 9)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 2, run.stderr
+    assert "exists: choose another --out" in run.stderr

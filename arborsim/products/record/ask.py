@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -77,7 +78,8 @@ class BankOptions(Options, panel="Banks (for arborsim search)"):
     depth
         Levels of the tree.
     algorithms
-        Grow only what these searches ask for, e.g. rebase,ets or all.
+        Record what these policies read, e.g. h2o,arkv. With --bank, grow only what these searches
+        ask for, e.g. rebase,ets or all.
     widths
         Widths of --for.
     batch
@@ -167,11 +169,16 @@ class Recording:
         if not given.bank:
             own, unknown = split_settings(texts, given.search, ())
             own |= dict(map(choices.assigned, unknown))  # the search refuses them by name
-        forced = given.teacher_forced
+        forced, out = given.teacher_forced, output_path(given.out)
+        if out.exists() and not (given.overwrite or given.resume):
+            raise UsageError(f"{out} exists: choose another --out, or --overwrite or --resume")
+        stored = stored_fields(given, "tree" if given.bank else "signals")
+        if given.algorithms and not given.bank:
+            stored |= _stored_for(given)
         self.request = RecordRequest(
             **found,
-            **stored_fields(given, "tree" if given.bank else "signals"),
-            out=output_path(given.out),
+            **stored,
+            out=out,
             search_options=own,
             bank=recipe,
             teacher_forced=None if forced is None else Path(forced),
@@ -191,6 +198,8 @@ class Recording:
         backend = get_backend("torch")
 
         def see(seen: RecordProgress, show: Callable[..., None] | None = None) -> None:
+            if show is not None and seen.about != self.seen.about:
+                print(seen.about, file=sys.stderr)
             self.seen = seen
             if show is not None:
                 show(self.described(), completed=seen.episode, total=seen.episodes)
@@ -198,7 +207,7 @@ class Recording:
         if not self._options.progress:
             self.seen = backend.record(self.request, see)
             return
-        with LiveBar("recording", time_left=True) as bar:
+        with LiveBar("loading the model", time_left=True) as bar:
             self.seen = backend.record(self.request, lambda seen: see(seen, bar.show))
 
     def described(self) -> str:
@@ -210,6 +219,20 @@ class Recording:
             return "all of them there before"
         speed = f"{seen.tokens} tokens, {seen.tokens_per_s:.0f} tokens/s"
         return f"{verdict if seen.judged else ''}{thoughts}{speed}"
+
+
+def _stored_for(given: RecordOptions) -> dict[str, Any]:
+    """The signals that serve the policies of --for."""
+    from arborsim.play.backends import captured_for
+    from arborsim.policies.registry import build
+
+    for name in ("capture", "attention_layers", "hidden_layers"):
+        if getattr(given, name):
+            flag = name.replace("_", "-")
+            raise UsageError(f"--for says what is stored: leave out --{flag}, or --for")
+    layers = _layers("--qkv-layers", given.qkv_layers) or "all"
+    chosen = choices.ChosenPolicies(given.algorithms, oracle=False)
+    return captured_for([build(name) for name in chosen.names], layers)
 
 
 def _check_forced(given: RecordOptions) -> None:
@@ -235,9 +258,9 @@ def _recipe(given: RecordOptions, settings: list[str]) -> Recipe | None:
     from arborsim.searches.arms import BATCH, Recipe, recipe_for
 
     if not given.bank:
-        for each in ("children", "depth", "algorithms", "widths"):
+        for each in ("children", "depth", "widths"):
             if getattr(given, each):
-                name = {"algorithms": "for", "widths": "width"}.get(each, each)
+                name = {"widths": "width"}.get(each, each)
                 raise UsageError(f"--{name} is about banks: add --bank, or leave it out")
         return None
     _check_bank(given, settings)

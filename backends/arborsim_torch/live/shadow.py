@@ -23,11 +23,12 @@ from arborsim.play.backends import (
     LiveResult,
     RecordRequest,
     SearchRequest,
+    captured_for,
 )
 from arborsim.play.controller import Controller
 from arborsim.play.episode import Cell
 from arborsim.policies.base import NEVER
-from arborsim.trace.schema import Capture, TraceInfo
+from arborsim.trace.schema import VECTORS, TraceInfo
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
@@ -39,7 +40,6 @@ from arborsim_torch.recording_plan import RecordingPlan
 from arborsim_torch.reference.tasks import Problem
 
 _NOWHERE = Path("nowhere.parquet")
-_VECTORS = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES})
 
 
 class ShadowController:
@@ -152,7 +152,7 @@ class ShadowRun(Run):
         layers = info.qkv_layers or info.attention_layer_ids or info.hidden_layers
         needs = self._needs | ALL_SIGNALS if keep else self._needs
         if keep and self.info.qkv_layers:  # a trace can hold more than the policies read
-            needs |= _VECTORS
+            needs |= frozenset(VECTORS)
         capture = capture_of_signals(needs, layers, setup.attention_top, setup.make_search(), keep)
         feed = Feed(shadows, capture, self._needs, layers)
         return setup.recorder(problem, capture, feed, None, on_tokens).run(problem)
@@ -161,16 +161,12 @@ class ShadowRun(Run):
 def record_request(request: LiveRequest) -> RecordRequest:
     """The recording that a shadow run makes, or would make."""
     shared = {f.name: getattr(request, f.name) for f in fields(SearchRequest)}
-    needs = frozenset[Signal]().union(*(c.policy.reads() for c in request.cells))
     out = request.trace
     return RecordRequest(
         **shared,
         out=out if out is not None else _NOWHERE,
-        capture=Capture.QKV if needs & _VECTORS else Capture.SIGNALS,
+        **captured_for((cell.policy for cell in request.cells), request.qkv_layers),
         attention="sparse" if request.attention_top else "auto",
         attention_top=request.attention_top or 256,
-        qkv_layers=request.qkv_layers if needs & _VECTORS else (),
-        attention_layers=request.qkv_layers if Signal.LAYER_ATTENTION in needs else (),
-        hidden_layers=request.qkv_layers if Signal.HIDDEN in needs else (),
         command=request.command,
     )
