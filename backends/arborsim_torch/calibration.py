@@ -1,4 +1,4 @@
-"""Experiments on a reference model: occlude its reasoning, or hide blocks of its cache.
+"""Experiments on judged answers: occlude a reasoning, or hide blocks of its cache.
 
 The two experiments behind `arborsim calibrate`.  Both generate greedily, so results repeat.
 """
@@ -11,31 +11,33 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from transformers import LlamaForCausalLM
 
 from arborsim.core.errors import UsageError
+from arborsim.play.problem_sets import ProblemChoice, read_problems
 from arborsim.products.calibrate import backend
 from arborsim.products.calibrate.bands import sliding_windows
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.models import LoadedModel, load_model
+from arborsim_torch.models import LoadedModel, eos_ids, load_model
 from arborsim_torch.reference.chain import ANSWER_TOKENS, ChainTask
 from arborsim_torch.reference.decoder import generate
 from arborsim_torch.reference.tasks import PAD, Problem
+from arborsim_torch.text_task import TextTask
 
 _MOST_TRIES = 8  # problems tried per correct answer that is asked for
+_MOST_TOKENS = 512  # of a reasoning in words, unless its recipe says otherwise
+
+Judged = ChainTask | TextTask  #: answers of these can be judged, and told from the reasoning
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """A correct greedy solution; `tokens` ends with the answer line."""
+    """A correct greedy solution, and the number of tokens before its answer."""
 
     problem: Problem
     tokens: tuple[int, ...]
-
-    @property
-    def length(self) -> int:
-        """Tokens before the answer line."""
-        return len(self.tokens) - ANSWER_TOKENS
+    length: int
 
 
 def occlude(
@@ -72,16 +74,17 @@ def occlude(
                 batch=request.choice.batch,
             )
             for (i, w, _), generation in zip(part, made, strict=True):
-                own = solved[i].tokens
                 cap = solved[i].length + request.answer_tokens
-                flipped[i][w] = answer_line(task, generation.tokens[:cap]) != own[-ANSWER_TOKENS:]
+                answer = answer_of(task, solved[i].problem, generation.tokens[:cap])
+                flipped[i][w] = answer != answer_of(task, solved[i].problem, solved[i].tokens)
             done += len(part)
             on_progress("occluding windows", done, len(jobs))
     traces = tuple(
         backend.OccludedTrace(r.problem.index, hidden_change(loaded.model, r), own, changed)
         for r, own, changed in zip(solved, windows, flipped, strict=True)
     )
-    return backend.Occlusions(loaded.name, PAD, tried, traces)
+    stands_in = PAD if isinstance(task, ChainTask) else task.text([task.pad_id])
+    return backend.Occlusions(loaded.name, stands_in, tried, traces)
 
 
 def mask(request: backend.MaskingRequest, on_progress: backend.OnProgress) -> backend.Maskings:
@@ -118,11 +121,32 @@ def mask(request: backend.MaskingRequest, on_progress: backend.OnProgress) -> ba
                     batch=request.choice.batch,
                 )
                 for i, generation in zip(part, made, strict=True):
-                    truth = tuple(task.answer(problems[i].data))
-                    right[i] = answer_line(task, generation.tokens) == truth
+                    right[i] = _right(task, problems[i], generation.tokens)
             done += len(part)
             on_progress("masking blocks", done, len(problems))
     return backend.Maskings(found[False], found[True])
+
+
+def answer_of(task: Judged, problem: Problem, generated: Sequence[int]) -> object:
+    """An answer, to compare with another one; None if there is none."""
+    if isinstance(task, ChainTask):
+        return answer_line(task, generated)
+    found = task.reading(generated, problem.data.answer)
+    return None if found is None else found[0]
+
+
+def _right(task: Judged, problem: Problem, generated: Sequence[int]) -> bool:
+    if isinstance(task, ChainTask):
+        return answer_line(task, generated) == tuple(task.answer(problem.data))
+    return task.judge(problem, generated).correct
+
+
+def _length(task: Judged, problem: Problem, generated: Sequence[int]) -> int:
+    """Tokens before the answer of a reasoning that has one."""
+    if isinstance(task, ChainTask):
+        return len(generated) - ANSWER_TOKENS
+    found = task.reading(generated, problem.data.answer)
+    return 0 if found is None else found[1]
 
 
 def answer_line(task: ChainTask, generated: Sequence[int]) -> tuple[int, ...] | None:
@@ -146,20 +170,42 @@ def hidden_change(model: Any, reasoning: Reasoning) -> np.ndarray:
     return change[len(prompt) :]
 
 
-def _load(choice: backend.ModelChoice) -> tuple[LoadedModel, ChainTask]:
+def _load(choice: backend.ModelChoice) -> tuple[LoadedModel, Judged]:
+    if choice.problems is not None:
+        return _load_text(choice, choice.problems)
     options = choice.task_options
     loaded = load_model(choice.model, choice.task, choice.device, task_options=options)
     if not isinstance(loaded.task, ChainTask):
         raise UsageError(
             f"--model {choice.model}: calibration needs a task whose answers can be judged and "
-            "told from the reasoning: chain (or --task chain for a folder with own weights)"
+            "told from the reasoning: chain (or --task chain for a folder with own weights), or a "
+            "language model with judged --prompts"
         )
     return loaded, loaded.task
 
 
+def _load_text(choice: backend.ModelChoice, named: ProblemChoice) -> tuple[LoadedModel, TextTask]:
+    """A language model and its problems, whose occluded tokens are the tokeniser's unknown one."""
+    problems = read_problems(named)
+    if problems.judge is None:
+        raise UsageError(f"--prompts {named.source}: calibration needs a --judge of answers")
+    loaded = load_model(choice.model, "", choice.device)
+    if loaded.tokenizer is None or not isinstance(loaded.model, LlamaForCausalLM):
+        raise UsageError(
+            f"--model {choice.model}: calibration with --prompts computes models of Llama's kind "
+            "with a tokeniser, e.g. smollm2"
+        )
+    tokenizer = loaded.tokenizer
+    tokens = problems.recipe.max_tokens or _MOST_TOKENS
+    task = TextTask(problems, tokenizer, eos_ids(loaded), tokens, tokens)
+    known = (tokenizer.unk_token_id, tokenizer.pad_token_id, *eos_ids(loaded))
+    task.pad_id = next(each for each in known if each is not None)
+    return loaded, task
+
+
 def _solve(
     loaded: LoadedModel,
-    task: ChainTask,
+    task: Judged,
     request: backend.OcclusionRequest,
     on_progress: backend.OnProgress,
 ) -> tuple[list[Reasoning], int]:
@@ -172,16 +218,24 @@ def _solve(
                 f"only {len(solved)} of {tried} problems were answered correctly, which is too few "
                 f"for --traces {request.traces}: try shorter problems"
             )
-        count = request.traces - len(solved)
+        known = task.num_problems(request.split)
+        left = request.traces if known is None else known - request.first - tried
+        count = min(request.traces - len(solved), left)
+        if count < 1:
+            raise UsageError(
+                f"only {len(solved)} of the {tried} problems there are were answered correctly, "
+                f"with enough before the answer: --traces {request.traces} needs more"
+            )
         problems = [
             _any_problem(task, request.split, request.first + tried + k) for k in range(count)
         ]
         made = generate(loaded.model, task, problems, batch=request.choice.batch)
         tried += count
         solved += [
-            Reasoning(problem, generation.tokens)
+            Reasoning(problem, generation.tokens, length)
             for problem, generation in zip(problems, made, strict=True)
             if task.judge(problem, generation.tokens).correct
+            and (length := _length(task, problem, generation.tokens)) > 0
         ]
         on_progress("solving problems", len(solved), request.traces)
     return solved, tried
@@ -195,7 +249,7 @@ def _occluded(
     return (*reasoning.tokens[:start], *[pad] * (stop - start), *reasoning.tokens[stop:end])
 
 
-def _any_problem(task: ChainTask, split: str, index: int) -> Problem:
+def _any_problem(task: Judged, split: str, index: int) -> Problem:
     try:
         return task.problem(split, index)
     except ValueError as error:
@@ -204,7 +258,7 @@ def _any_problem(task: ChainTask, split: str, index: int) -> Problem:
         raise UsageError(f"task {task.name} has no split {split!r}: use train or test") from None
 
 
-def _problem(task: ChainTask, split: str, item: backend.Masking) -> Problem:
+def _problem(task: Judged, split: str, item: backend.Masking) -> Problem:
     problem = _any_problem(task, split, item.problem)
     if problem.prompt != item.prompt:
         raise UsageError(

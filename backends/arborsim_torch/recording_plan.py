@@ -270,9 +270,7 @@ def words_of(loaded: LoadedModel, chat: bool, source: Source | None = None) -> W
 def expected_size(info: TraceInfo, plan: RecordingPlan) -> str:
     """How many bytes a token takes in the trace, before compression, in a line."""
     shape, path, tree = info.geometry, plan.path_tokens, info.capture is Level.TREE
-    rows = (
-        6 * info.attention_top if info.attention_top else path
-    )  # float16, half a path in the mean
+    rows = 6 * info.attention_top or path  # float16, half of the path in the mean
     vectors = (shape.heads + 2 * shape.kv_heads) * shape.head_dim * 2
     parts = {
         "the tree": _TREE_BYTES,

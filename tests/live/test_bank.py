@@ -305,6 +305,7 @@ def test_bad_input_is_one_line(
 
 
 def test_options_of_banks_need_a_bank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for option in ("--children 8,2", "--for rebase", "--width 4", "--depth 2"):
+    for option in ("--children 8,2", "--for rebase,ets", "--width 4", "--depth 2"):
         error = fail(capsys, f"record --model game24 {option} --out {tmp_path / 't.parquet'}")
-        assert f"{option.split()[0]} is about banks: add --bank" in error
+        named = option.partition(",")[0] if "--for" in option else option.split()[0]
+        assert f"{named} is about banks: add --bank" in error

@@ -132,7 +132,7 @@ def test_smollm2_copies_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(
     ("policies", "capture", "layers"),
-    [("streaming-llm,h2o", "signals", 0), ("h2o,snapkv", "qkv", 6), ("epikv", "signals", 0)],
+    [("streaming-llm,epikv", "signals", 0), ("epikv,snapkv", "qkv", 6)],
 )
 def test_what_policies_read_is_recorded(
     policies: str, capture: str, layers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

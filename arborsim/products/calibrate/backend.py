@@ -15,6 +15,7 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.play.backends import get_backend
+from arborsim.play.problem_sets import ProblemChoice
 
 #: Told what is being done, and how much of it: ``(what, done, total)``.
 OnProgress = Callable[[str, int, int], None]
@@ -30,6 +31,7 @@ class ModelChoice:
     task_options: Mapping[str, Any] = field(default_factory=dict)  # e.g. ``lines`` of `chain`.
     device: str = "cpu"
     batch: int = 32  # sequences at a time
+    problems: ProblemChoice | None = None  # judged ones in words, for a language model
 
 
 @dataclass(frozen=True)

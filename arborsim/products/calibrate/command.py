@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.outputs import check_writable
 from arborsim.products.choices import names
-from arborsim.products.declare import Count, Option, Options, Positive, Seed, Written
+from arborsim.products.declare import AnyPath, Count, Option, Options, Positive, Seed, Written
 from arborsim.products.options import Expert, TraceFiles, check_profile, command_line, interruptible
+from arborsim.products.record.problems import problem_choice
 from arborsim.report.progress import Stages
 
 if TYPE_CHECKING:
@@ -40,7 +41,15 @@ class ModelOptions(Options):
     Parameters
     ----------
     model
-        chain, or a folder with weights of that task.
+        chain, a folder with weights of that task, or with --prompts a language model.
+    prompts
+        Judged problems in words: a file, hf:NAME or made:NAME, as of record.
+    judge
+        Prompts: what judges, as of record.
+    field
+        Prompts: prompt=NAME or answer=NAME. Repeatable.
+    recipe
+        Prompts: gsm8k, math500, aime, choice or needle.
     task
         chain, for a folder with own weights.
     device
@@ -50,6 +59,10 @@ class ModelOptions(Options):
     """
 
     model: str = "chain"
+    prompts: AnyPath | None = None
+    judge: str = ""
+    field: Annotated[Mapping[str, Any] | Sequence[str], Option("field")] = ()
+    recipe: str = ""
     task: str = ""
     device: str = "cpu"
     batch: Positive = 32
@@ -59,7 +72,9 @@ class ModelOptions(Options):
         from arborsim.products.calibrate.backend import ModelChoice
 
         given = {name: value for name, value in options.items() if value}
-        return ModelChoice(self.model, self.task, given, self.device, batch=self.batch)
+        return ModelChoice(
+            self.model, self.task, given, self.device, self.batch, problem_choice(self)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -225,12 +225,16 @@ def _stored_for(given: RecordOptions) -> dict[str, Any]:
     """The signals that serve the policies of --for."""
     from arborsim.play.backends import captured_for
     from arborsim.policies.registry import build
+    from arborsim.searches import search_names
 
     for name in ("capture", "attention_layers", "hidden_layers"):
         if getattr(given, name):
             flag = name.replace("_", "-")
             raise UsageError(f"--for says what is stored: leave out --{flag}, or --for")
     layers = _layers("--qkv-layers", given.qkv_layers) or "all"
+    for name in choices.names(given.algorithms):
+        if name in (*search_names(), "all"):
+            raise UsageError(f"--for {name} is about banks: add --bank, or name policies")
     chosen = choices.ChosenPolicies(given.algorithms, oracle=False)
     return captured_for([build(name) for name in chosen.names], layers)
 

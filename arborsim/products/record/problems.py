@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from arborsim.core.errors import UsageError
+from arborsim.play.problem_sets import ProblemChoice
 from arborsim.products import choices
 from arborsim.products.declare import (
     AnyPath,
@@ -208,6 +209,16 @@ def search_fields(options: Any) -> dict[str, Any]:
         "reward": RewardChoice(*reward),
         "dedupe": not values["keep_duplicates"],
     }
+
+
+def problem_choice(options: Any) -> ProblemChoice | None:
+    """The problems that options name by --prompts, if they do."""
+    fields_ = _fields_of(setting_texts(options.field))
+    if options.prompts is None:
+        if options.judge or options.recipe or fields_:
+            raise UsageError("--judge, --recipe and --field are about prompts: give --prompts")
+        return None
+    return ProblemChoice(str(options.prompts), options.judge, fields_, options.recipe)
 
 
 def _fields_of(given: Sequence[str]) -> dict[str, str]:
