@@ -181,7 +181,10 @@ def test_memory_errors_say_what_was_asked(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(EpisodeRecorder, "run", fall)
-    error = fail(capsys, "--out", tmp_path / "t.parquet", "--search", "tot-bfs", *SHORT)
+    options = ["--out", str(tmp_path / "t.parquet"), "--search", "tot-bfs", *map(str, SHORT)]
+    assert main(["record", *options]) == 2
+    size, error = capsys.readouterr().err.splitlines()
+    assert size.startswith("recording about ")
     assert "out of memory on cpu: chain" in error
     assert "40 leaves" in error
 
