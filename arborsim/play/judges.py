@@ -139,7 +139,7 @@ class _Regex(Judge):
             raise UsageError(f"--judge {self.name}: no regular expression ({error})") from None
 
     def read(self, text: str, truth: str) -> Answer | None:
-        """What the last match holds in its first group, or as a whole."""
+        """The first group of the last match, or all of it."""
         found = _last(self._pattern, text)
         if found is None:
             return None

@@ -69,7 +69,7 @@ class ProblemChoice:
 
     @property
     def name(self) -> str:
-        """What the problems are called in results."""
+        """The name of the problems in results."""
         if self.source.startswith(MADE):
             return self.source.removeprefix(MADE)
         if not (self.judge or self.recipe):
@@ -175,7 +175,7 @@ def _answer(where: str, entry: Mapping[str, Any], recipe: Recipe, judge: Judge) 
 
 
 def _instead(entry: Mapping[str, Any], wanted: str) -> str:
-    """What the entry has instead of the wanted field."""
+    """The fields that the entry has instead of the wanted one."""
     others = [str(key) for key in entry if key != wanted][:6]
     role = "answer" if wanted == "answer" else "prompt"
     return f" (it has {', '.join(others)}: --field {role}=NAME)" if others else ""

@@ -29,7 +29,7 @@ def prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a problem in words asks for; the answer is empty without a judge."""
+    """The prompt of a problem in words, and its answer, which is empty without a judge."""
 
     prompt: str
     answer: str
@@ -143,7 +143,7 @@ class TextTask(Task):
         return int(self.judge(problem, generated).correct), 1
 
     def readers(self, problem: Problem, generated: Sequence[int], start: int = 0) -> list[Readers]:
-        """Raises `UsageError`: nobody knows who reads words."""
+        """Raises `UsageError`: who reads words is unknown."""
         raise UsageError(f"{self.name}: which tokens later ones need is known of no text")
 
     def text(self, ids: Iterable[int]) -> str:
