@@ -178,8 +178,13 @@ class ReplayResult:
         def whole(row: Row) -> Row:
             full = self.full.get(row.cell)
             rates = (math.nan, math.nan) if full is None else (full.searches, full.tokens_per_s)
-            known = {"answers": answers.get(row.cell), "equal": equal.get(row.cell)}
-            return replace(row, **known, at_once=rates[0], full_tokens_per_s=rates[1])
+            return replace(
+                row,
+                answers=answers.get(row.cell),
+                equal=equal.get(row.cell),
+                at_once=rates[0],
+                full_tokens_per_s=rates[1],
+            )
 
         return related([whole(row) for row in rows])
 

@@ -136,8 +136,9 @@ class QuestionOptions(Options, panel="The question, or what replaces parts of a 
         if self.quick:
             found |= QUICK
         for name, table in changes.items():
-            if table and isinstance(raw.get(name, {}), Mapping):
-                found[name] = {**raw.get(name, {}), **table}
+            known: Any = raw.get(name, {})
+            if table and isinstance(known, Mapping):
+                found[name] = {**known, **table}
         if self.tpot is not None:
             found["target"].pop("token", None)
         if self.prices is not None:
