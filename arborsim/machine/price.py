@@ -152,7 +152,7 @@ class Price(Passes):
         """The time of a phase other than decoding, term by term."""
         kind, one, two = op[:3]
         if kind == Op.PREFILL:
-            return self._prefill_terms(one, 0, info)
+            return self.prompt_terms(info, one)
         if kind == Op.RECOMPUTE:
             return [Term(REHYDRATION, self.prefill_s(one, two))]
         if kind in (Op.DECIDE, Op.TURN):
@@ -216,7 +216,17 @@ class Price(Passes):
             return 0.0
         return sum(term.seconds for term in self._prefill_terms(tokens, present, info))
 
-    def _prefill_terms(self, tokens: int, present: int, info: DemandInfo | None) -> list[Term]:
+    def prompt_terms(self, info: DemandInfo, tokens: int, part: int = 0) -> list[Term]:
+        """The time of a prompt, term by term, computed in parts of `part` tokens (0: at once)."""
+        found, part = list[Term](), part or tokens
+        for present in range(0, tokens, part):
+            now = min(part, tokens - present)
+            found += self._prefill_terms(now, present, info, tokens - present - now)
+        return found
+
+    def _prefill_terms(
+        self, tokens: int, present: int, info: DemandInfo | None, left: int = 0
+    ) -> list[Term]:
         seconds, hidden = [0.0] * len(PREFILL_TERMS), [0.0] * len(PREFILL_TERMS)
         if self._forward is not None:
             forward = self._forward
@@ -239,7 +249,7 @@ class Price(Passes):
             seconds[3] = self.pass_s(0, tokens) + self.sequence_s - seconds[4]
         seconds[3] += max(0.0, self.prompt_launch_s - sum(seconds))
         terms = list(map(Term, PREFILL_TERMS, seconds, hidden))
-        terms.append(Term(MATRICES, 0.0 if info is None else self.rows_s(tokens, present, info)))
+        terms.append(Term(MATRICES, self.rows_s(tokens, present, info, left) if info else 0.0))
         return terms
 
     def chunk(self, tokens: int, present: int, info: DemandInfo, left: int = 0) -> Extra:

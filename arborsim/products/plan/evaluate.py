@@ -13,8 +13,10 @@ from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.core.tiers import DDR, MEMORIES
 from arborsim.machine.config import with_types
+from arborsim.machine.program import Op
 from arborsim.machine.scheduler import ClosedLoop
 from arborsim.machine.serving import ServingEngine
+from arborsim.machine.state import chunk_tokens
 from arborsim.machine.terms import check_explained, plan_name
 from arborsim.products.generate.arrivals import ClientLoop
 from arborsim.products.plan.demands import MixDemands, solved
@@ -48,8 +50,12 @@ def cost_terms(engine: ServingEngine, number: int) -> Mapping[str, float]:
     priced, price, alone = engine.demands[number], engine.price, engine.alone[number]
     terms: dict[str, float] = defaultdict(float)
     hidden_s = 0.0
+    part = chunk_tokens(engine.options, price.engine)
     for op in priced.ops:
-        for term in price.op_terms(priced.info, op):
+        prompt = op[0] == Op.PREFILL  # as it is served: in parts, if the engine does so
+        info = priced.info
+        of_op = price.prompt_terms(info, op[1], part) if prompt else price.op_terms(info, op)
+        for term in of_op:
             terms[plan_name(term.name)] += term.seconds
     for name, term in price.iteration_terms(priced.info, priced.demand.pieces):
         terms[name] += term.seconds + term.hidden_s
