@@ -1,4 +1,4 @@
-"""What the decisions of a method take in an engine that no one has measured it in.
+"""Seconds of a method's decisions in an engine that no one has measured it in.
 
 A method names the operations that an engine runs for it (`Policy.operations`): in every ``step``,
 for the ``decision`` of a step, whatever the number of sequences that decide, and for each
@@ -30,7 +30,7 @@ STEP, DECISION, SEQUENCE = TIMES = ("step", "decision", "sequence")
 
 @dataclass(frozen=True)
 class Operation:
-    """What an operation does in a layer, for a token that it looks at."""
+    """The work of an operation in a layer, for each token that it looks at."""
 
     about: str
     kernels: int  # that a framework launches for it; fused, it is one
@@ -67,7 +67,7 @@ UNDECLARED = {STEP: ("rows", "sums"), DECISION: ("top-k", "compaction")}
 
 
 def operations_of(policy: str) -> Mapping[str, Sequence[str]]:
-    """What a policy by its name declares; of one that says nothing, or is not known, the usual."""
+    """Operations that a policy declares: the usual ones if it says nothing or is not known."""
     from arborsim.policies.registry import find  # looks for installed policies
 
     try:

@@ -99,8 +99,8 @@ class TreeBuilder:
     ) -> int:
         """Add a complete thought, and return its number.
 
-        Without a `step` it runs beside the thoughts that were added before it, unless it follows
-        one of them, or something has been given up since.
+        Without a `step` it runs together with the thoughts that were added before it, unless it
+        follows one of them, or something has been given up since.
         """
         name = name or f"node {len(self.nodes)}"
         above = self._known(parent, name)
@@ -127,8 +127,8 @@ class TreeBuilder:
 
     def _next_step(self, above: GivenThought) -> int:
         newest = self.nodes[-1].step
-        beside = newest >= 0 and not self._closed and above.step < newest
-        return newest if beside else max(node.step for node in self.nodes) + 1
+        together = newest >= 0 and not self._closed and above.step < newest
+        return newest if together else max(node.step for node in self.nodes) + 1
 
     def _enter(self, thought: GivenThought) -> None:
         before = self._length[thought.parent] if thought.parent >= 0 else 0

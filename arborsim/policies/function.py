@@ -194,7 +194,7 @@ class _RowFunction(RowState):
 
 
 def _checked(found: Any, count: int, name: str) -> np.ndarray:
-    """What a function returned, if that can be ranked."""
+    """The values that a function returned, if they can be ranked."""
     values = np.asarray(found)
     if values.shape != (count,):
         raise PlanError(f"score {name} returned {values.shape} values for {count} tokens")

@@ -22,15 +22,15 @@ def with_metadata(schema: pa.Schema, path: Path) -> pa.Schema:
     The JSON is an object of the two keys, as ``pyarrow.parquet.read_schema(path).metadata`` has
     them; the metadata itself may be an object or a text.
     """
-    beside = path.with_suffix(".json")
-    if METADATA_KEY in (schema.metadata or {}) or not beside.is_file():
+    sidecar = path.with_suffix(".json")
+    if METADATA_KEY in (schema.metadata or {}) or not sidecar.is_file():
         return schema
     try:
-        found = json.loads(beside.read_text(encoding="utf-8"))
+        found = json.loads(sidecar.read_text(encoding="utf-8"))
         version, info = (found[key.decode()] for key in (VERSION_KEY, METADATA_KEY))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceError(
-            f"{beside}: no metadata of a trace: an object with {VERSION_KEY.decode()} and "
+            f"{sidecar}: no metadata of a trace: an object with {VERSION_KEY.decode()} and "
             f"{METADATA_KEY.decode()} ({type(error).__name__})"
         ) from None
     text = info if isinstance(info, str) else json.dumps(info)

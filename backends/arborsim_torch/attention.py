@@ -35,7 +35,7 @@ NAME = "arborsim_tree"
 
 
 class Attending(Protocol):
-    """What attends in place of this module, as `arborsim_torch.masked.table.Table` does."""
+    """The attention in place of this module's, as `arborsim_torch.masked.table.Table` does."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float,

@@ -227,7 +227,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
 
 
 def _named(trees: Sequence[GivenTree]) -> str:
-    """What the searches are called: linear if none of them branches."""
+    """The name of the searches: linear if none of them branches."""
     return "linear" if all(tree.straight for tree in trees) else "given"
 
 

@@ -63,7 +63,7 @@ class _Setup(SearchSetup):
 
 @dataclass
 class Comparing:
-    """What is known so far of a document under a policy."""
+    """The figures so far of a document under a policy."""
 
     kl: list[float] = field(default_factory=list)
     agrees: list[bool] = field(default_factory=list)
@@ -266,7 +266,7 @@ class Reference:
 
 
 def too_large(request: FidelityRequest) -> UsageError:
-    """What to do where memory runs out."""
+    """The remedy where memory runs out."""
     return UsageError(
         f"out of memory on {request.device}: {request.model} in {request.dtype}, "
         f"{request.batch} policies at a time: try a smaller --batch, --tokens or --dtype"

@@ -24,7 +24,7 @@ _TEXT_OR_IDS = "text, or a list of token ids"
 
 @dataclass(frozen=True)
 class Words:
-    """What is known of text and tokens once the model is there; by default nothing is."""
+    """Facts of text and tokens that come with the model: none by default."""
 
     encode: Callable[[str, bool], list[int]] = lambda text, is_prompt: [0]
     #: where the thoughts of a chain end: numbers of tokens, the last one all of them
@@ -119,7 +119,7 @@ class GivenSearch:
     def _choose(
         self, builder: TreeBuilder, nodes: Sequence[_Node], number: Mapping[str, int]
     ) -> None:
-        """What the search handed in: the chosen node, or the only one that answers."""
+        """The node that the search handed in: the chosen one, or the only one that answers."""
         chosen = self.entry.get("chosen")
         finished = [node.id for node in nodes if builder.nodes[number[node.id]].finished]
         if chosen is None and len(finished) == 1:

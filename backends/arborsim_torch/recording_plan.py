@@ -96,7 +96,7 @@ def plan_for(
     max_tokens: int,
     trees: Sequence[GivenTree] | None,
 ) -> RecordingPlan:
-    """The plan for paths of up to so many tokens; raises `UsageError` as `make_plan` does."""
+    """The plan for paths of at most `path_tokens`; raises `UsageError` as `make_plan` does."""
     sparse = request.attention == "sparse" or (
         request.attention == "auto" and path_tokens > DENSE_UP_TO
     )
@@ -226,7 +226,7 @@ def _of_prompts(
 
 
 def of_given(request: RecordRequest, loaded: LoadedModel) -> Source:
-    """What reads given tokens."""
+    """The reader of given tokens."""
     longest = loaded.max_positions
     if loaded.task is not None:
         return _of_task(request, loaded)
@@ -243,7 +243,7 @@ def given_trees(request: RecordRequest, loaded: LoadedModel, source: Source) -> 
 
 
 def words_of(loaded: LoadedModel, chat: bool, source: Source | None = None) -> Words:
-    """What the model makes of text; `source` says where the thoughts of a chain end."""
+    """The tokens of a text; `source` says where the thoughts of a chain end."""
     tokenizer = loaded.tokenizer
 
     def encode(text: str, is_prompt: bool) -> list[int]:

@@ -57,7 +57,7 @@ class BlockCache(TieredCache):
         return AttentionMetadata(*given, causal=one_line, spans=tuple(spans))
 
     def _entries(self, spans: Sequence[Span]) -> tuple[Entries, Tensor | int]:
-        """What the block reads: the union of its paths, and the slots of these (or the first n)."""
+        """The tokens that the block reads, of all its paths, and their slots (or the first n)."""
         paths = {span.node: self.tree.ancestors(span.node) for span in spans}
         nodes = np.array(sorted(set().union(*paths.values())))
         by_node = [self.tree.tokens(node) for node in nodes.tolist()]
@@ -135,7 +135,7 @@ def _depth_first(tree: GivenTree) -> np.ndarray:
 
 
 def block_tokens(heads: int, most_entries: int) -> int:
-    """Tokens of a block, whose attention rows have at most so many entries."""
+    """Tokens of a block, whose attention rows have a bounded number of entries."""
     return max(_LEAST_BLOCK, min(PREFILL_BLOCK, _MOST_VALUES // (heads * most_entries)))
 
 

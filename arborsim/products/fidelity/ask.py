@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOptions(Options, panel="Documents and model"):
-    """What is read, and the model that reads it.
+    """The texts, and the model that reads them.
 
     Parameters
     ----------

@@ -94,7 +94,7 @@ class FidelityResults(Results):
 def of_run(
     request: FidelityRequest, facts: LiveFacts, results: Iterable[FidelityResult]
 ) -> tuple[FidelityReport, dict[str, Any]]:
-    """What a run found, and its metadata."""
+    """The findings of a run, and its metadata."""
     from arborsim.play.live_log import describe
 
     return _made(facts, results, describe(request), request.command)

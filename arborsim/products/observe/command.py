@@ -34,8 +34,8 @@ def observe(
 ) -> None:
     """Measure an OpenAI-compatible endpoint, and how far predictions are off there.
 
-    Only this address is asked, for at most so many requests and seconds. The log can be imported,
-    and plans take the engine.
+    Only this address is asked, for a bounded number of requests and seconds. The log can be
+    imported, and plans take the engine.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ def answer(
 
 
 def _rent(best: CandidateResult, plan: PlanResult) -> str:
-    """What to rent, and what it costs."""
+    """The machines to rent, and their cost."""
     point, fleet = compared_point(best), best.fleet
     assert point is not None
     ends = (1, 1) if fleet is None else (fleet.machines, fleet.machines)
@@ -111,7 +111,7 @@ def _rate_text(rate: Estimate, origin: str) -> str:
 
 
 def _bounds(best: CandidateResult, alternative: CandidateResult | None, plan: PlanResult) -> str:
-    """What runs out first, at which load, and what would change the answer."""
+    """The resource that runs out first, its load, and what would change the answer."""
     point, fleet = best.at_largest, best.fleet
     assert point is not None
     assert best.largest is not None

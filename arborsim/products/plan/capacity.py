@@ -109,7 +109,7 @@ def throughput_note(result: PlanResult) -> str:
 
 
 def memory_parts(result: PlanResult) -> Figure | None:
-    """What fills the HBM of each machine at the largest load, by candidate."""
+    """The content of each machine's HBM at the largest load, by candidate."""
     rows = [row for row in ranked(result) if row.pool is not None and row.at_largest is not None]
     rows = rows[: page.MOST_BARS]
     if not rows:
@@ -138,7 +138,7 @@ def memory_parts(result: PlanResult) -> Figure | None:
 
 
 def costs(result: PlanResult) -> Figure | None:
-    """What 1,000 cost under each candidate, with the range of prices and of seconds' errors."""
+    """The cost of 1,000 under each candidate, with ranges of prices and of seconds' errors."""
     known = []
     for row in ranked(result)[: page.MOST_BARS]:
         point = compared_point(row)

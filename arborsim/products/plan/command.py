@@ -69,7 +69,7 @@ def plan(
     write: Annotated[Written | None, Option(panel="Instead of a workload file")] = None,
     resume: Annotated[bool, Option(panel="Run")] = False,
 ) -> None:
-    """Plan, or print an example or write the question; then show the results.
+    """Plan, or print an example or write the question. The results are shown at the end.
 
     Parameters
     ----------

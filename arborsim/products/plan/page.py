@@ -237,7 +237,7 @@ def _pictures(report: PlanReport) -> Iterator[Section]:
 
 
 def _capacity(result: PlanResult) -> Iterator[Section]:
-    """What machines give for their price."""
+    """Machines by throughput and price."""
     leading = (
         (
             "costs",

@@ -43,7 +43,7 @@ _RANGE = re.compile(r"(\S+)\s*\.\.\s*(\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions(Options, panel="The question, or what replaces parts of a workload file"):
-    """What a workload file says, too, and what is given here in its place.
+    """Settings that a workload file has, too, given here in its place.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class QuestionOptions(Options, panel="The question, or what replaces parts of a 
 
 @dataclass(frozen=True, kw_only=True)
 class QuickOptions(QuestionOptions, panel="Instead of a workload file"):
-    """What arrives, in place of a workload file.
+    """The arrivals, in place of a workload file.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ class QuickOptions(QuestionOptions, panel="Instead of a workload file"):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What was given in place of a workload file's mix."""
+        """Options given in place of a workload file's mix."""
         return {k: v for k, v in vars(self).items() if k in _MIX and v is not None}
 
     def tables(self, gpus: str | Sequence[str]) -> dict[str, Any]:

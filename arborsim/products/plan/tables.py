@@ -151,7 +151,7 @@ def _of_plan(column: Column[CandidateResult], plan: PlanResult) -> Column[Candid
 
 
 def use_tables(plan: PlanResult) -> list[tuple[str, Table[CandidateResult]]]:
-    """What else is known of each, for a terminal that is asked for all notes."""
+    """Further figures of each, for a terminal that is asked for all notes."""
     whole, _ = _named(plan)
     number: Column[CandidateResult] = Column("#", "#", LABEL, text=lambda row: str(row.number))
     groups = ((*_loads(plan), *GROUPS["busiest"]), _USE)

@@ -88,7 +88,7 @@ _SHORT = {"memory": "HBM speed", "hbm": "HBM space", "below": "below DDR", "sear
 
 
 def first_out_short(row: CandidateResult) -> str:
-    """What runs out first, for a narrow cell."""
+    """The resource that runs out first, for a narrow cell."""
     if row.at_largest is None or unseen(row):
         return "not seen"
     name = row.at_largest.saturated

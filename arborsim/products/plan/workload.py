@@ -243,7 +243,7 @@ class Workload:
 
     @property
     def noun(self) -> str:
-        """What arrives: "requests" if all of it is from logs of those, else "searches"."""
+        """The word for arrivals: "requests" if all of it is from logs of those, else "searches"."""
         logs = [
             isinstance(each.source, Path) and open_trace(each.source).info.holds_requests
             for each in self.mix

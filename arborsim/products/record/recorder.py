@@ -121,8 +121,8 @@ class Recorder:
         answer, correct
             What a finished thought answers, and whether that is right.
         order
-            Thoughts of one order ran side by side.  Without, a thought ran beside those added
-            before it, unless it follows one of them, or something has been given up since.
+            Thoughts of one order ran side by side.  Without, a thought ran together with those
+            added before it, unless it follows one of them, or something has been given up since.
         """
         known: dict[str, Any] = {"reward": reward, "text": text, "answer": answer}
         ids = self._ids(tokens)

@@ -391,7 +391,7 @@ def _play(
 
 @dataclass(frozen=True)
 class Filling:
-    """What a GPU is filled with."""
+    """The searches that fill a GPU."""
 
     cell: tuple[str, str, str]
     demands: tuple[SearchDemand, ...]

@@ -171,7 +171,7 @@ def _slower(rows: Sequence[Row]) -> list[str]:
 
 
 def _longest(row: Row) -> str:
-    """What of its time is not the model's, or most of it."""
+    """The part of its time that is not the model's, or most of it."""
     parts = {
         "rehydration": row.time.rehydration_s,
         "waiting for transfers": row.time.exposed_transfer_s,
@@ -271,7 +271,7 @@ def _by_trace(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _decided(rows: Sequence[Row], result: ReplayResult) -> list[str]:
-    """What was counted near a trace's settings, and what would count the rest."""
+    """Answers counted near a trace's settings, and the command that counts the rest."""
     asked = [row for row in rows if result.was_asked(row)]
     return [*near(asked), *filter(None, [answers_words.would_decide(asked, result)])]
 

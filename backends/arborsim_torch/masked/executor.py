@@ -141,7 +141,7 @@ class MaskedExecutor:
         return codec.decode(data, scale, vectors.dtype)
 
     def unread(self, first: int, count: int) -> np.ndarray:
-        """What queries leave out that stand at `first` and the next positions, of all before them.
+        """Tokens that queries at `first` and the next positions leave out, of all before them.
 
         Bool ``[groups, count, first + count]``; decisions that have not been taken take nothing.
         """
@@ -165,7 +165,7 @@ class MaskedExecutor:
             self._reads.pop(0)
 
     def readable(self, tokens: np.ndarray) -> np.ndarray:
-        """Of these tokens, which can be read now: bool ``[layers, KV heads, n]``; new ones can."""
+        """Whether each token can be read now: bool ``[layers, KV heads, n]``; new ones can."""
         known = tokens < self.tier.shape[1]
         held = np.ones((len(self.tier), len(tokens)), dtype=bool)
         held[:, known] = self.tier[:, tokens[known]] != Tier.EVICTED

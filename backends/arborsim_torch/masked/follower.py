@@ -23,7 +23,7 @@ from arborsim_torch.masked.observed import SERVED, Found, apart
 from arborsim_torch.models import cache_shape, rope_of
 from arborsim_torch.reference.tasks import Readers
 
-#: Gives the readers of tokens (`arborsim.core.observations.Signal.READERS`), after so many others.
+#: The readers (`arborsim.core.observations.Signal.READERS`) of tokens after a number of others.
 ReadersOf = Callable[[Sequence[int], int], Sequence[Readers]]
 _PER_TOKEN = (
     *(Signal.HIDDEN_CHANGE, Signal.KEY_VARIANCE, Signal.VALUE_VARIANCE, Signal.KEY_NORM),

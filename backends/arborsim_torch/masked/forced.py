@@ -264,7 +264,7 @@ def _together(
 
 
 def seen_by(follower: Follower, found: Found) -> Found:
-    """What a policy reads of what was observed for several."""
+    """The part that one policy reads of what was observed for several."""
     names = {each.value for each in follower.needs} | {"groups", *follower.uses}
     names |= {"rows"} if Signal.ATTENTION in follower.needs else set()
     names |= {Signal.KEYS.value} if Signal.HEAD_ATTENTION in follower.needs else set()

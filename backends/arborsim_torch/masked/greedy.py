@@ -68,7 +68,7 @@ class _Plain(Table):
 
 @torch.no_grad()
 def said_with_all(model: Any, task: Task, problems: Sequence[Problem]) -> list[list[int]]:
-    """What full retention generates; prompts must be of one length."""
+    """Tokens that full retention generates; prompts must be of one length."""
     prompts = torch.tensor([each.prompt for each in problems], device=model.device)
     plain = _Plain(model, len(problems), prompts.shape[1] + task.max_tokens)
     plain.logits = model.lm_head(plain.forward(prompts)[:, -1])

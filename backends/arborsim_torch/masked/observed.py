@@ -1,4 +1,4 @@
-"""What policies read of a table's newest tokens: the signals of live runs, one entry per token."""
+"""Signals of a table's newest tokens, as live runs have them, one entry per token."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Observing(Table):
         self._hidden.append(hidden)
 
     def take(self, count: int) -> list[Found]:
-        """What was observed of the `count` newest tokens of each row."""
+        """Observations of the `count` newest tokens of each row."""
         parts: dict[Any, np.ndarray] = {}
         if self._sum is not None:
             parts["rows"] = (self._sum / self.layers).half().cpu().numpy()
@@ -143,7 +143,7 @@ class Observing(Table):
         found[use] = now
 
     def _of_hidden(self, now: Tensor) -> dict[Any, np.ndarray]:
-        """Of hidden states ``[rows, layers, count, size]``."""
+        """Signals of hidden states ``[rows, layers, count, size]``."""
         found: dict[Any, np.ndarray] = {}
         if Signal.HIDDEN in self._needs:
             found[Signal.HIDDEN.value] = _host(now.transpose(1, 2))
@@ -156,7 +156,7 @@ class Observing(Table):
         return found
 
     def _vectors(self, span: slice) -> Tensor:
-        """Of tokens ``[layers, 2, rows, KV heads, count, head_dim]``."""
+        """Keys and values of tokens ``[layers, 2, rows, KV heads, count, head_dim]``."""
         both = (torch.stack([own[:, :, span] for own in kept]) for kept in (self.keys, self.values))
         return torch.stack(tuple(both), 1)
 
@@ -187,7 +187,7 @@ class Observing(Table):
         return found
 
     def mark(self) -> Any:
-        """What `return_to` needs to forget the tokens that come from now on."""
+        """The state that `return_to` needs to forget the tokens that come from now on."""
         return self.length, self._before, [each.copy() for each in self._lag]
 
     def return_to(self, mark: Any) -> None:
@@ -221,7 +221,7 @@ SERVED = {*_OF_VECTORS, *_OTHERS, Signal.ATTENTION, Signal.HIDDEN_CHANGE, Signal
 
 
 def joined(parts: Sequence[Found]) -> Found:
-    """What was observed of tokens that follow one another."""
+    """Observations of tokens that follow one another."""
     if len(parts) == 1:
         return parts[0]
     found: Found = {}

@@ -92,7 +92,7 @@ class Table:
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
     def unread(self, layer: int, count: int, end: int) -> Tensor:
-        """What the newest `count` queries of a layer leave out of `end` tokens.
+        """Those of `end` tokens that the newest `count` queries of a layer leave out.
 
         Bool, to be broadcast to ``[rows, KV heads, heads of a group, count, end]``.
         """
@@ -103,7 +103,7 @@ class Table:
         return gone | later
 
     def gone(self, layer: int, end: int) -> Tensor:
-        """What no new query of a layer reads of `end` tokens: see `unread`."""
+        """Those of `end` tokens that no new query of a layer reads: see `unread`."""
         return torch.zeros(1, 1, 1, 1, end, dtype=torch.bool, device=self.model.device)
 
     def _beyond(self, window: int, count: int, end: int) -> Tensor:
