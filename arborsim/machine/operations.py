@@ -43,8 +43,13 @@ class Operation:
 
 #: Kernels as PyTorch and FlashAttention would run them, counted by hand
 OPERATIONS = {
-    "rows": Operation("the newest query's attention, which fused kernels do not write", 3,
-                      cache=0.5, rows=1, queries=1),
+    "rows": Operation(
+        "the newest query's attention, which fused kernels do not write",
+        3,
+        cache=0.5,
+        rows=1,
+        queries=1,
+    ),
     "window": Operation("attention of the newest queries, pooled", 4, 0.5, 2, 16, 8),
     "sums": Operation("adding rows to running sums", 1, scores=2),
     "query": Operation("the newest query is kept", 1),
@@ -53,15 +58,16 @@ OPERATIONS = {
     "norms": Operation("lengths of keys or values", 2, cache=0.5, scores=1),
     "mean key": Operation("cosines to the mean key", 4, cache=1, scores=1),
     "spread": Operation("spread of keys and values over channels", 8, cache=2, scores=2),
-    "expected": Operation("attention of queries to come, from their statistics", 6,
-                          cache=0.5, scores=2, queries=128),
+    "expected": Operation(
+        "attention of queries to come, from their statistics", 6, cache=0.5, scores=2, queries=128
+    ),
     "bounds": Operation("scores of pages by their bounds, which are charged apart", 3),
     "lowest": Operation("the lowest score", 1, scores=1),
     "top-k": Operation("the highest scores", 3, scores=4),
     "slot": Operation("the newest token takes a place that was given up", 1),
     "compaction": Operation("keys and values move together", 4, cache=2),
     "quantise": Operation("rounding, whose bytes are charged apart", 6),
-}  # fmt: skip
+}
 #: Of a method that declares nothing
 UNDECLARED = {STEP: ("rows", "sums"), DECISION: ("top-k", "compaction")}
 

@@ -106,8 +106,16 @@ _KINDS: dict[str, tuple[_Maker, tuple[int, int]]] = {
     "sums": (_sums, (2, 2)),
 }
 #: As they are listed to those who look for one.
-NAMES = ("needle-512", "needle-1024", "needle-2048", "needle-4096", "mapping-20", "sum", "sums",
-         "pairs-10")  # fmt: skip
+NAMES = (
+    "needle-512",
+    "needle-1024",
+    "needle-2048",
+    "needle-4096",
+    "mapping-20",
+    "sum",
+    "sums",
+    "pairs-10",
+)
 
 
 def make_problems(name: str, count: int = COUNT) -> tuple[str, list[Made]]:

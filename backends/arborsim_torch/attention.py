@@ -38,9 +38,14 @@ class Attending(Protocol):
     """The attention in place of this module's, as `arborsim_torch.masked.table.Table` does."""
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float,
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
         window: int | None,
-    ) -> Tensor: ...  # fmt: skip
+    ) -> Tensor: ...
 
 
 def tree_attention(

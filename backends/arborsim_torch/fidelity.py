@@ -177,11 +177,17 @@ class FidelityRun:
     ) -> PolicySearch:
         request, tokens = self.request, len(document.tokens)
         setup = _Setup(
-            model=self.loaded.model, source=source, make_search=lambda: make_search("linear"),
-            temperature=0.0, seed=request.seed, max_tokens=tokens, prefill_block=self._block,
+            model=self.loaded.model,
+            source=source,
+            make_search=lambda: make_search("linear"),
+            temperature=0.0,
+            seed=request.seed,
+            max_tokens=tokens,
+            prefill_block=self._block,
             attention_top=request.attention_top or attention_top(document.length),
-            graphs=request.graphs, following=follow,
-        )  # fmt: skip
+            graphs=request.graphs,
+            following=follow,
+        )
         budget = cell.budget.in_tokens(document.length)
         machine = CacheOptions(request.recall, request.overlap, request.page_tokens)
         return PolicySearch(setup, source.problem(0), cell.policy, budget, machine)
@@ -194,9 +200,14 @@ class FidelityRun:
         return torch.tensor([document.tokens[fed]], device=self.loaded.model.device)
 
     def _finish(
-        self, number: int, document: Document, cell: Cell, comparing: Comparing, held: int,
+        self,
+        number: int,
+        document: Document,
+        cell: Cell,
+        comparing: Comparing,
+        held: int,
         why: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         budget = cell.budget.in_tokens(document.length)
         if isinstance(cell.policy, Full):
             budget = document.length

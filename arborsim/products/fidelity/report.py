@@ -167,8 +167,11 @@ def _pictures(rows: Sequence[FidelityRow]) -> Iterator[Section]:
     ]
     yield Section("budget", "By budget", (over, Figures("budget", drawn, ("Figure",))))
     known = [row for row in rows if row.peak_kv_bytes]
-    held = [Choice(_lines(_policies(known), title, partial(_alone, of), _bytes), (title,))
-            for title, of, _ in _MEASURES if known]  # fmt: skip
+    held = [
+        Choice(_lines(_policies(known), title, partial(_alone, of), _bytes), (title,))
+        for title, of, _ in _MEASURES
+        if known
+    ]
     yield Section("pareto", "By memory held", (over, Figures("pareto", held, ("Figure",))))
     parts = []
     for budget, own in _by_budget(others).items():
@@ -223,10 +226,14 @@ def _lines(
         y = [page.rounded(scale * max(points[i].value, least)) for i in kept]
         paint, mark = page.colour(1 + number % (page.COLOURS - 1)), page.symbol(number)
         whiskers = {
-            "type": "data", "symmetric": False, "thickness": 1.2, "width": 3, "color": paint,
+            "type": "data",
+            "symmetric": False,
+            "thickness": 1.2,
+            "width": 3,
+            "color": paint,
             "array": [page.rounded(scale * (points[i].high - points[i].value)) for i in kept],
             "arrayminus": [page.rounded(scale * (points[i].value - points[i].low)) for i in kept],
-        }  # fmt: skip
+        }
         look = {"line": {"color": paint}, "marker": {"color": paint, "symbol": mark, "size": 8}}
         at = [x[i] for i in kept]
         data.append(page.scatter(policy, at, y, "lines+markers", error_y=whiskers, **look))

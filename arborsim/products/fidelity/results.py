@@ -110,9 +110,20 @@ def _made(
     found = sorted(results, key=lambda r: (r.episode, order.get((r.policy, r.budget), len(order))))
     report = FidelityReport(facts, tuple(found), request, command)
     return report, made_by(
-        "fidelity", command, "numpy", "pandas", "pyarrow", model=facts.model,
-        weights_dtype=facts.dtype, kv_dtype=facts.dtype, gpu=facts.device, facts=facts,
+        "fidelity",
+        command,
+        "numpy",
+        "pandas",
+        "pyarrow",
+        model=facts.model,
+        weights_dtype=facts.dtype,
+        kv_dtype=facts.dtype,
+        gpu=facts.device,
+        facts=facts,
         settings={name: str(value) for name, value in request.items() if name != "cells"},
-        request=request, assumed=[], does_not_fit=[], left_out=left_out(report),
+        request=request,
+        assumed=[],
+        does_not_fit=[],
+        left_out=left_out(report),
         notes=cautions(report, rows_of(report)),
-    )  # fmt: skip
+    )

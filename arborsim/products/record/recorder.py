@@ -82,10 +82,16 @@ class Recorder:
             raise UsageError(f"{path} exists: choose another name, or overwrite or resume it")
         model = os.fspath(model) if isinstance(model, str | Path) else model
         request = RecordRequest(
-            model=model if isinstance(model, str) else "", out=path, chat=chat, device=device,
-            dtype=dtype, overwrite=overwrite, resume=resume, command="arborsim.Recorder",
+            model=model if isinstance(model, str) else "",
+            out=path,
+            chat=chat,
+            device=device,
+            dtype=dtype,
+            overwrite=overwrite,
+            resume=resume,
+            command="arborsim.Recorder",
             **stored_fields(CaptureOptions(**stored)),
-        )  # fmt: skip
+        )
         self._recording = get_backend().record_trees(request, model, tokenizer, search)
         self._builder: TreeBuilder | None = None
         self.episodes = 0  #: searches that are on disk

@@ -76,10 +76,18 @@ def _arm(row: dict[str, str], full: dict[str, str]) -> Outside:
         interval != 128
     )
     return Outside(
-        row["model"], row["dataset"], row["policy"], ", ".join(said), int(row["budget_tokens"]),
-        int(row["n"]), float(row["right_percent"]), float(row["mean_output_tokens"]),
-        float(full["right_percent"]), float(full["mean_output_tokens"]), row["source"],
-    )  # fmt: skip
+        row["model"],
+        row["dataset"],
+        row["policy"],
+        ", ".join(said),
+        int(row["budget_tokens"]),
+        int(row["n"]),
+        float(row["right_percent"]),
+        float(row["mean_output_tokens"]),
+        float(full["right_percent"]),
+        float(full["mean_output_tokens"]),
+        row["source"],
+    )
 
 
 def counted_by_others(policies: Collection[str]) -> Iterator[str]:

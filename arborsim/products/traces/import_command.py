@@ -334,10 +334,16 @@ def _requests(given: ImportOptions, reading: RequestOptions, format: str = "") -
 
     with PatientProgress(None) as progress:
         log = import_requests(
-            given.log, given.out, reading.reading(format), limit=given.limit,
-            skip_damaged=given.on_damage == "skip", overwrite=given.overwrite, model=given.model,
-            command=command_line(), advance=progress.advance,
-        )  # fmt: skip
+            given.log,
+            given.out,
+            reading.reading(format),
+            limit=given.limit,
+            skip_damaged=given.on_damage == "skip",
+            overwrite=given.overwrite,
+            model=given.model,
+            command=command_line(),
+            advance=progress.advance,
+        )
     given.report(log, "requests", log.lengths)
     for line in said_of(log):
         print(line)

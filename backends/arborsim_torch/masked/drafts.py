@@ -105,9 +105,14 @@ class Searched:
 
 
 def search(
-    model: Any, source: Source, problem: Problem, cell: Cell, max_tokens: int,
-    draft: Sequence[int] = (), hopeless: Callable[[Sequence[int]], bool] | None = None,
-) -> Searched:  # fmt: skip
+    model: Any,
+    source: Source,
+    problem: Problem,
+    cell: Cell,
+    max_tokens: int,
+    draft: Sequence[int] = (),
+    hopeless: Callable[[Sequence[int]], bool] | None = None,
+) -> Searched:
     """Search greedily under a policy; `draft` is what full retention generated.
 
     A budget that is a share is one of what that took.  With `hopeless` (`MaskedSearch`) no steps
@@ -124,12 +129,19 @@ def search(
     if good and hopeless is None:
         right, steps = source.steps(problem, said) or (None, None)
     found = LiveResult(
-        problem.index, cell.policy.name, cell.budget.text,
+        problem.index,
+        cell.policy.name,
+        cell.budget.text,
         full if isinstance(cell.policy, Full) else budget,
-        source.correct(problem, said) if good else None, len(said), full,
-        time.perf_counter() - begun, follower.executor.measurements(),
-        infeasible=follower.infeasible, steps_right=right, steps=steps,
-    )  # fmt: skip
+        source.correct(problem, said) if good else None,
+        len(said),
+        full,
+        time.perf_counter() - begun,
+        follower.executor.measurements(),
+        infeasible=follower.infeasible,
+        steps_right=right,
+        steps=steps,
+    )
     return Searched(found, said)
 
 

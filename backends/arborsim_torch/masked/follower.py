@@ -97,9 +97,13 @@ class Follower:
     """
 
     def __init__(
-        self, model: Any, policy: Policy, budget_tokens: int, capacity: int,
+        self,
+        model: Any,
+        policy: Policy,
+        budget_tokens: int,
+        capacity: int,
         readers: ReadersOf | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check(policy)
         self.executor = MaskedExecutor(Layout.of(model, policy.grouping), policy)
         self.controller = make_controller(
@@ -146,9 +150,12 @@ class Follower:
             done += count
 
     def _tell(
-        self, event: type[Prefill | Decode], tokens: Sequence[int], found: Found,
+        self,
+        event: type[Prefill | Decode],
+        tokens: Sequence[int],
+        found: Found,
         generated: Sequence[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         observed = self._observed(len(tokens), found, generated)
         run = TokenRun((0,), len(tokens), np.asarray(tokens, dtype=np.int32), observed)
         try:

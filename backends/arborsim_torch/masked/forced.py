@@ -193,9 +193,14 @@ def _right(ahead: Follower, masks: np.ndarray, first: int, count: int) -> int:
 
 @torch.inference_mode()
 def forced(
-    model: Any, tokens: Sequence[int], prompt_tokens: int, cells: Sequence[Cell], consume: Consume,
-    block: int = 64, readers: ReadersOf | None = None,
-) -> list[ForcedRun]:  # fmt: skip
+    model: Any,
+    tokens: Sequence[int],
+    prompt_tokens: int,
+    cells: Sequence[Cell],
+    consume: Consume,
+    block: int = 64,
+    readers: ReadersOf | None = None,
+) -> list[ForcedRun]:
     """Run policies over given tokens, of which the first `prompt_tokens` are the prompt.
 
     Each cell's logits are those of decoding the tokens one by one and really removing what its
@@ -225,9 +230,14 @@ def forced(
 
 
 def _together(
-    model: Any, tokens: list[int], prompt: int, cells: Sequence[Cell], consume: Consume, block: int,
+    model: Any,
+    tokens: list[int],
+    prompt: int,
+    cells: Sequence[Cell],
+    consume: Consume,
+    block: int,
     readers: ReadersOf | None,
-) -> list[ForcedRun]:  # fmt: skip
+) -> list[ForcedRun]:
     full = Windows(model, 1, len(tokens))
     policies = [cell.policy for cell in cells]
     full.observe(

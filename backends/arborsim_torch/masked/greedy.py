@@ -27,9 +27,12 @@ class Batch(Protocol):
 
 
 def greedy(
-    batch: Batch, task: Task, problems: Sequence[Problem], tokens: list[list[int]],
+    batch: Batch,
+    task: Task,
+    problems: Sequence[Problem],
+    tokens: list[list[int]],
     give_up: bool = False,
-) -> Iterator[tuple[int, list[int], list[int]]]:  # fmt: skip
+) -> Iterator[tuple[int, list[int], list[int]]]:
     """Search greedily, and write each problem's tokens down.
 
     After every step of the batch its number, which rows of the last step go on, and the problem of

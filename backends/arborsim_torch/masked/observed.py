@@ -167,8 +167,9 @@ class Observing(Table):
         kv = self._vectors(slice(self.length - count, self.length))
         found: dict[Any, np.ndarray] = {
             signal.value: _host(of(kv).permute(1, 2, 0))
-            for signal, of in _OF_VECTORS.items() if signal in wanted
-        }  # fmt: skip
+            for signal, of in _OF_VECTORS.items()
+            if signal in wanted
+        }
         by_token = kv.permute(1, 2, 4, 0, 3, 5)  # [2, rows, count, layers, KV heads, head_dim]
         if wanted & {Signal.KEYS, Signal.HEAD_ATTENTION}:
             found[Signal.KEYS.value] = _host(by_token[0])
@@ -213,9 +214,13 @@ class Observing(Table):
 
 
 _OTHERS = {
-    Signal.KEYS, Signal.VALUES, Signal.HEAD_ATTENTION, Signal.KEY_SKETCH, Signal.LAG_KEY,
+    Signal.KEYS,
+    Signal.VALUES,
+    Signal.HEAD_ATTENTION,
+    Signal.KEY_SKETCH,
+    Signal.LAG_KEY,
     Signal.LAG_VALUE,
-}  # fmt: skip
+}
 #: Signals that can be observed; a task adds its readers, and rope is the model's.
 SERVED = {*_OF_VECTORS, *_OTHERS, Signal.ATTENTION, Signal.HIDDEN_CHANGE, Signal.HIDDEN}
 

@@ -54,9 +54,14 @@ class Table:
         return last
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float,
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
         window: int | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Store new keys and values ``[rows, KV heads, count, head_dim]``; what queries read.
 
         ``[rows, count, heads, head_dim]``, of queries ``[rows, heads, count, head_dim]``.
