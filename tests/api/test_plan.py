@@ -14,7 +14,7 @@ from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
 from arborsim.core.tables import read_table
 from arborsim.products.plan.ask import PlanResults
-from arborsim.products.plan.results import ranked
+from arborsim.products.plan.costs import ranked
 from arborsim.products.plan.workload_file import read_workload
 from tests.cli.test_plan import SMALL
 

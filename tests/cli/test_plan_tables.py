@@ -9,10 +9,11 @@ from dataclasses import replace
 from rich.console import Console
 
 from arborsim.machine.report import PrefixTokens
+from arborsim.products.plan.costs import middle_solved, ranked
 from arborsim.products.plan.page import PlanReport, report_of
 from arborsim.products.plan.printed import MOST_ROWS, legend
 from arborsim.products.plan.recommend import Demanded, recommend
-from arborsim.products.plan.results import PlanResult, middle_solved, ranked
+from arborsim.products.plan.results import PlanResult
 from arborsim.products.plan.words import shared_prefixes
 from arborsim.report.text import print_report
 from tests.plan.make import small_plan

@@ -21,16 +21,11 @@ from arborsim.machine.fidelity import Evidence, Fidelity, FidelityFile, bases_te
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.products.plan import files
+from arborsim.products.plan.costs import compared_cost, fleet_for, paid
 from arborsim.products.plan.page import PlanReport, report_of
 from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.recommend import Demanded, recommend
-from arborsim.products.plan.results import (
-    CandidateResult,
-    PlanResult,
-    compared_cost,
-    fleet_for,
-    paid,
-)
+from arborsim.products.plan.results import CandidateResult, PlanResult
 from arborsim.products.plan.statistics import Estimate, cost_per_solved
 from arborsim.products.plan.tables import candidates
 from arborsim.products.plan.words import key_figures

@@ -11,22 +11,12 @@ import pytest
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_profile
 from arborsim.products.generate.arrivals import Recorded
+from arborsim.products.plan.costs import cost_per_million, fleet_for, paid, ranked
 from arborsim.products.plan.demands import record
 from arborsim.products.plan.evaluate import evaluate
 from arborsim.products.plan.plan import Planner
 from arborsim.products.plan.recommend import Demanded, recommend
-from arborsim.products.plan.results import (
-    INFEASIBLE,
-    MET,
-    MISSED,
-    TOO_FEW,
-    UNFIT,
-    CandidateResult,
-    cost_per_million,
-    fleet_for,
-    paid,
-    ranked,
-)
+from arborsim.products.plan.results import INFEASIBLE, MET, MISSED, TOO_FEW, UNFIT, CandidateResult
 from arborsim.products.plan.runs import Bench
 from arborsim.products.plan.statistics import Estimate, cost_per_solved
 from arborsim.products.plan.tables import candidates

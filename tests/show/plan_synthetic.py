@@ -9,6 +9,7 @@ import numpy as np
 
 from arborsim.machine.machine import KvPool
 from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
+from arborsim.products.plan.costs import fleet_for
 from arborsim.products.plan.results import (
     INFEASIBLE,
     MET,
@@ -23,7 +24,6 @@ from arborsim.products.plan.results import (
     Recommendation,
     Slice,
     Timeline,
-    fleet_for,
 )
 from arborsim.products.plan.sensitivity import ASSUMPTIONS, FACTORS, Sensitivity, Variant
 from arborsim.products.plan.statistics import Estimate

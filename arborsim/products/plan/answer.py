@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from arborsim.products.plan.results import (
-    RUN_LENGTH,
-    CandidateResult,
-    Fleet,
-    LoadPoint,
-    PlanResult,
+from arborsim.products.plan.costs import (
     compared_point,
     machines_if_off,
     middle_cost,
     middle_solved,
     paid,
 )
+from arborsim.products.plan.results import RUN_LENGTH, CandidateResult, Fleet, LoadPoint, PlanResult
 from arborsim.products.plan.runs import TIME
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.target import KINDS

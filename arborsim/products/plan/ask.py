@@ -300,7 +300,7 @@ class PlanResults(Results):
         The recommended one comes first, the others by cost at the stated load. What does not meet
         the target comes last.
         """
-        from arborsim.products.plan.results import ranked
+        from arborsim.products.plan.costs import ranked
 
         frame = self.to_pandas()
         known = [name for name in _SUMMARY if name in frame]

@@ -7,15 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from arborsim.core.units import quantity, scale_for
+from arborsim.products.plan.costs import compared_point, paid, ranked
 from arborsim.products.plan.figures import legend_entry, scatter
-from arborsim.products.plan.results import (
-    CandidateResult,
-    LoadPoint,
-    PlanResult,
-    compared_point,
-    paid,
-    ranked,
-)
+from arborsim.products.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.products.plan.words import (
     at_load,
     load_of,

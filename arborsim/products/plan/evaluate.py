@@ -19,6 +19,7 @@ from arborsim.machine.serving import ServingEngine
 from arborsim.machine.state import chunk_tokens
 from arborsim.machine.terms import check_explained, plan_name
 from arborsim.products.generate.arrivals import ClientLoop
+from arborsim.products.plan.costs import without_costs
 from arborsim.products.plan.demands import MixDemands, solved
 from arborsim.products.plan.largest import LargestLoad
 from arborsim.products.plan.results import (
@@ -29,7 +30,6 @@ from arborsim.products.plan.results import (
     Alone,
     CandidateResult,
     LoadPoint,
-    without_costs,
 )
 from arborsim.products.plan.runs import Bench, few_distinct, summed_up
 from arborsim.products.plan.target import KINDS, Times

@@ -18,6 +18,7 @@ from statistics import NormalDist
 import numpy as np
 
 from arborsim.products.generate.arrivals import ClientLoop
+from arborsim.products.plan.costs import machines_for
 from arborsim.products.plan.results import (
     MET,
     MISSED,
@@ -25,7 +26,6 @@ from arborsim.products.plan.results import (
     TOO_FEW,
     CandidateResult,
     LoadPoint,
-    machines_for,
 )
 from arborsim.products.plan.runs import MOST_AT_ONCE, Bench, Run, few_distinct, summed_up
 from arborsim.products.plan.statistics import Estimate, rate_interval

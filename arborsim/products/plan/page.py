@@ -17,7 +17,8 @@ from arborsim.products.plan import printed as plan_printed
 from arborsim.products.plan import sensitivity_page as plan_sensitivity
 from arborsim.products.plan import tables as plan_tables
 from arborsim.products.plan import words as plan_words
-from arborsim.products.plan.results import PlanResult, ranked
+from arborsim.products.plan.costs import ranked
+from arborsim.products.plan.results import PlanResult
 from arborsim.products.plan.sensitivity import Sensitivity, break_even
 from arborsim.report import page
 from arborsim.report.page import Figure

@@ -10,8 +10,9 @@ from typing import Any
 
 from arborsim.core import statistics
 from arborsim.core.units import quantity
+from arborsim.products.plan.costs import compared_cost
 from arborsim.products.plan.figures import legend_entry, scatter
-from arborsim.products.plan.results import CandidateResult, PlanResult, compared_cost
+from arborsim.products.plan.results import CandidateResult, PlanResult
 from arborsim.products.plan.words import accuracy, at_load, cost, kept, load_axis, load_of, money
 from arborsim.report.page import Figure, axis, colour, figure, label, rounded, size_axis, symbol
 from arborsim.report.report import Choice

@@ -13,6 +13,7 @@ from arborsim.core.outputs import scratch
 from arborsim.core.workers import unfold
 from arborsim.machine.fidelity import evidence
 from arborsim.products.plan.answers import counted
+from arborsim.products.plan.costs import fleet_for, without_costs
 from arborsim.products.plan.demands import (
     MixDemands,
     RecordedSearch,
@@ -38,14 +39,7 @@ from arborsim.products.plan.provenance import (
     short_prompts,
 )
 from arborsim.products.plan.recommend import Demanded, recommend
-from arborsim.products.plan.results import (
-    CandidateResult,
-    LoadPoint,
-    PlanResult,
-    Recommendation,
-    fleet_for,
-    without_costs,
-)
+from arborsim.products.plan.results import CandidateResult, LoadPoint, PlanResult, Recommendation
 from arborsim.products.plan.statistics import Estimate, Solved, cost_per_solved, solved_share
 from arborsim.products.plan.workload import Candidate, Workload
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from arborsim.products.plan.results import (
-    MISSED,
-    Alone,
-    CandidateResult,
-    PlanResult,
-    compared_point,
-    middle_solved,
-    ranked,
-)
+from arborsim.products.plan.costs import compared_point, middle_solved, ranked
+from arborsim.products.plan.results import MISSED, Alone, CandidateResult, PlanResult
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.tables import BEYOND, cost_columns
 from arborsim.products.plan.target import KINDS

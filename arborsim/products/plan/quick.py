@@ -126,7 +126,7 @@ class QuestionOptions(Options, panel="The question, or what replaces parts of a 
         if self.dp is not None:
             candidates["replicas"] = self.dp
         arrivals = {} if self.rate is None else {"rate_per_s": parse_rate(self.rate)}
-        changes = {
+        changes: dict[str, dict[str, Any]] = {
             "model": ({"name": str(self.model)} if self.model else {}) | model,
             "arrivals": arrivals,
             "candidates": candidates,

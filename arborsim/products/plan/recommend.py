@@ -16,6 +16,15 @@ import numpy as np
 
 from arborsim.machine.fidelity import share_text
 from arborsim.products.plan.answer import answer, cost_at, solved_known
+from arborsim.products.plan.costs import (
+    assumed_factors,
+    machines_for,
+    middle_cost,
+    middle_solved,
+    order_cost,
+    order_solved,
+    told_apart,
+)
 from arborsim.products.plan.results import (
     MET,
     MISSED,
@@ -24,13 +33,6 @@ from arborsim.products.plan.results import (
     CandidateResult,
     PlanResult,
     Recommendation,
-    assumed_factors,
-    machines_for,
-    middle_cost,
-    middle_solved,
-    order_cost,
-    order_solved,
-    told_apart,
 )
 from arborsim.products.plan.statistics import mean_interval
 from arborsim.products.plan.target import KINDS

@@ -15,16 +15,11 @@ from arborsim.core.workers import in_order
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import SearchDemand
 from arborsim.products.plan.answer import elsewhere, price_that_changes
+from arborsim.products.plan.costs import fleet_for, middle_cost
 from arborsim.products.plan.demands import MixDemands, stretched
 from arborsim.products.plan.evaluate import evaluate, load_curve
 from arborsim.products.plan.plan import Planner
-from arborsim.products.plan.results import (
-    CandidateResult,
-    LoadPoint,
-    PlanResult,
-    fleet_for,
-    middle_cost,
-)
+from arborsim.products.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.products.plan.timeline import timeline
 from arborsim.products.plan.workload import Candidate, Workload
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from arborsim.core.units import quantity
 from arborsim.products.plan.answer import elsewhere
+from arborsim.products.plan.costs import compared_cost
 from arborsim.products.plan.figures import over_load, time_kinds
-from arborsim.products.plan.results import CandidateResult, PlanResult, compared_cost
+from arborsim.products.plan.results import CandidateResult, PlanResult
 from arborsim.products.plan.sensitivity import LENGTH, MOST_SEARCHES, Sensitivity
 from arborsim.products.plan.words import (
     at_load,

@@ -16,16 +16,9 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core.tiers import BELOW_DDR
 from arborsim.core.units import Scale, scale_for
 from arborsim.products.plan import words
+from arborsim.products.plan.costs import compared_point, cost_per_million, paid, ranked
 from arborsim.products.plan.files import candidate_row, point_row
-from arborsim.products.plan.results import (
-    RUN_LENGTH,
-    CandidateResult,
-    PlanResult,
-    compared_point,
-    cost_per_million,
-    paid,
-    ranked,
-)
+from arborsim.products.plan.results import RUN_LENGTH, CandidateResult, PlanResult
 from arborsim.report.table import LABEL, Column, Table, name_column, read_columns, shown
 from arborsim.report.words import digits, plain_scale
 

@@ -7,14 +7,8 @@ from collections.abc import Iterable
 
 from arborsim.core.units import quantity
 from arborsim.machine.fidelity import share_text
-from arborsim.products.plan.results import (
-    RUN_LENGTH,
-    CandidateResult,
-    LoadPoint,
-    PlanResult,
-    compared_cost,
-    paid,
-)
+from arborsim.products.plan.costs import compared_cost, paid
+from arborsim.products.plan.results import RUN_LENGTH, CandidateResult, LoadPoint, PlanResult
 from arborsim.products.plan.runs import TIME
 from arborsim.report.words import digits, listed
 
