@@ -18,6 +18,7 @@ from arborsim.machine.integration import PolicySeconds
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.play.results import EpisodeResult, ReplayResult, aggregate
+from arborsim.play.served import needed
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
 from arborsim.products.replay.run import Replay
@@ -154,7 +155,7 @@ def test_what_a_trace_cannot_serve_is_left_out(tmp_path: Path) -> None:
     result = replay(path, policies(), "0.9")
     by_name = {each.policy: each for each in result.left_out if each.remedy}
     reader = TraceReader(path)
-    lacking = {p.name for p in policies() if not all(map(reader.has, p.reads()))}
+    lacking = {p.name for p in policies() if not all(map(reader.has, needed(p)))}
     assert set(by_name) == lacking
     assert "keydiff" in lacking
     assert by_name["keydiff"].remedy == "--capture qkv --qkv-layers all"

@@ -17,9 +17,15 @@ _SHARED = "shared"
 MEANING = "one ranking for all heads, not its authors' form"  #: of a policy with that setting
 
 
+def needed(policy: Policy) -> frozenset[Signal]:
+    """Signals that a policy reads, and the keys that tell which layers and heads it decides for."""
+    apart = {Signal.KEYS} if policy.grouping != _SHARED and not policy.reads() else set[Signal]()
+    return policy.reads() | apart
+
+
 def missing(policy: Policy, reader: TraceReader) -> list[Signal]:
-    """Signals that a policy reads and the trace lacks."""
-    return [signal for signal in sorted(policy.reads()) if not reader.has(signal)]
+    """Signals that a policy needs and the trace lacks."""
+    return [signal for signal in sorted(needed(policy)) if not reader.has(signal)]
 
 
 def require(policy: Policy, reader: TraceReader, who: str = "", in_file: bool = False) -> None:
@@ -28,7 +34,7 @@ def require(policy: Policy, reader: TraceReader, who: str = "", in_file: bool = 
     `who` is ``"policy h2o"`` by default.  Settings stand ``in_file`` or on the command line.
     """
     try:
-        reader.require(policy.reads(), who or f"policy {policy.name}")
+        reader.require(needed(policy), who or f"policy {policy.name}")
     except MissingSignal as error:
         way = instead(policy, reader)
         if not way:

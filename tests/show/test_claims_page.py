@@ -13,10 +13,11 @@ import pytest
 from arborsim.core.tables import read_table
 from arborsim.report.report import html
 from benchmarks.register.__main__ import main
-from benchmarks.register.claims import Claim, Judged, Paper, PaperHead, Verdict, to_frame
+from benchmarks.register.claims import Claim, Judged, Paper, PaperHead, to_frame
 from benchmarks.register.numbers import Measured, Number
 from benchmarks.register.page import report_of, write_page
 from benchmarks.register.tables import figure, number_text, readme, summary_markdown
+from benchmarks.register.verdicts import Verdict
 from tests.show.test_html import EVIL
 
 VERDICTS = tuple(Verdict)
@@ -29,10 +30,10 @@ def render(*given: Any) -> str:
 def papers(name: str = "H2O") -> tuple[Paper, ...]:
     """Two papers with claims of every verdict; the second has seven claims."""
     found = []
-    for key, rows in (("first", 4), ("second", 7)):
+    for key, rows in (("first", 5), ("second", 7)):
         judged = []
         for k in range(rows):
-            verdict = VERDICTS[k % 4]
+            verdict = VERDICTS[k % 5]
             tested = verdict is not Verdict.NOT_TESTABLE
             measured = Measured(name, "reports/raw.parquet", "share", "correct", unit="%")
             number = Number(name, 0.125 * k, 0.01 * k, 0.2 * k, 200, "share", "Clopper-Pearson",
@@ -40,11 +41,13 @@ def papers(name: str = "H2O") -> tuple[Paper, ...]:
             counted = Number("rows", 12345.0, float("nan"), float("nan"), 12345, "count", "none",
                              "", "reports/raw.parquet")  # fmt: skip
             claim = Claim(
-                f"{key}-{k}", f"Table {k}", f"claim {k} of `{name}`", "90%", "a model", verdict,
-                f"because {name} | so", "an objection", None, "python make.py" if tested else "",
-                (measured, measured) if tested else (),
+                f"{key}-{k}", f"Table {k}", f"claim {k} of `{name}`", "90%", "a model",
+                "large-model", f"because {name} | so", "an objection",
+                ground="toy-model" if tested else None, command="python make.py" if tested else "",
+                measured=(measured, measured) if tested else (),
             )  # fmt: skip
-            judged.append(Judged(claim, (number, counted) if tested else ()))
+            numbers = (number, counted) if tested else ()
+            judged.append(Judged(claim, numbers, {"": verdict}, verdict))
         found.append(Paper(key, PaperHead(f"{key} {name}", "A title, 2026"), tuple(judged)))
     return tuple(found)
 
@@ -76,11 +79,14 @@ def test_every_number_of_the_page_is_in_the_table() -> None:
 def test_markdown_has_a_section_and_a_row_for_each() -> None:
     text = readme(papers())
     assert re.findall(r"^## (.*)$", text, re.M) == ["first H2O", "second H2O"]
-    assert len(re.findall(r"^\| Table \d", text, re.M)) == 11
+    assert len(re.findall(r"^\| Table \d", text, re.M)) == 12
     assert "because H2O \\| so" in text
     *rows, total = summary_markdown(papers()).splitlines()[2:]
-    assert rows == ["| first H2O | 1 | 1 | 1 | 1 | 4 |", "| second H2O | 2 | 2 | 2 | 1 | 7 |"]
-    assert total == "| all | 3 | 3 | 3 | 2 | 11 |"
+    assert rows == [
+        "| first H2O | 1 | 1 | 1 | 1 | 1 | 5 |",
+        "| second H2O | 2 | 2 | 1 | 1 | 1 | 7 |",
+    ]
+    assert total == "| all | 3 | 3 | 2 | 2 | 2 | 12 |"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,8 @@ where = "Table 1"
 claim = "Half is enough."
 theirs = "90%"
 setting = "large"
-verdict = "in-form"
+needs = "large-model"
+ground = "toy-model"
 why = "nearly"
 objection = "small"
 command = "python make.py"
@@ -120,6 +127,7 @@ source = "raw.csv"
 statistic = "share"
 column = "correct"
 unit = "%"
+above = 0.1
 """
 
 
@@ -142,7 +150,7 @@ def test_the_command_writes_table_page_and_summary(
     command = [str(folder), "--out", str(folder), "--summary", str(document)]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "1 of 1 claim of 1 paper can be tested here: reproduced 0, in form 1" in said
+    assert "1 claim of 1 paper: reproduced 0, in form 1" in said
     frame, about = read_table(folder / "claims.parquet")
     assert about["kind"] == "claims"
     assert frame.iloc[0][["ours", "n"]].tolist() == [0.75, 4]
@@ -150,7 +158,7 @@ def test_the_command_writes_table_page_and_summary(
     assert "75.0% [19.4, 99.4], n 4" in (folder / "index.html").read_text()
     lines = document.read_text().splitlines()
     assert lines[:2] == ["before", "<!-- claims -->"]
-    assert lines[4:6] == ["| A | 0 | 1 | 0 | 0 | 1 |", "| all | 0 | 1 | 0 | 0 | 1 |"]
+    assert lines[4:6] == ["| A | 0 | 1 | 0 | 0 | 0 | 1 |", "| all | 0 | 1 | 0 | 0 | 0 | 1 |"]
     assert lines[-2:] == ["<!-- /claims -->", "after"]
     written = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert main(command) == 0  # again: the same bytes
@@ -194,7 +202,7 @@ def test_filters_rows_and_links(browser: Any, tmp_path: Path, width: int) -> Non
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
     rows, more = page.locator("tr.claim:visible"), page.locator("tr.more:visible")
-    assert (rows.count(), more.count()) == (11, 0)
+    assert (rows.count(), more.count()) == (12, 0)
     page.locator("#second-0 summary").click()
     assert more.count() == 1
     assert "Clopper-Pearson" in page.locator("#second-0-more").inner_text()
@@ -202,13 +210,13 @@ def test_filters_rows_and_links(browser: Any, tmp_path: Path, width: int) -> Non
     assert (rows.count(), more.count()) == (2, 0)  # the open one is filtered out
     page.locator("#paper").select_option("first")
     assert rows.count() == 1
-    assert page.locator("#shown").inner_text() == "1 of 11 claims"
+    assert page.locator("#shown").inner_text() == "1 of 12 claims"
     assert page.locator("tr.group:visible").count() == 1
     page.locator("#against-section a").first.click()  # a link opens its row, whatever the filter
-    assert rows.count() == 11
-    assert page.locator("#first-2-more").is_visible()
+    assert rows.count() == 12
+    assert page.locator("#first-3-more").is_visible()
     page.locator("#open-all").click()
-    assert more.count() == 11
+    assert more.count() == 12
     page.locator("#open-all").click()
     assert more.count() == 0
     assert complaints == []
@@ -222,7 +230,7 @@ def test_without_scripts_every_claim_is_there(browser: Any, tmp_path: Path) -> N
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(path.as_uri())
-    assert page.locator("tr.claim:visible").count() == 11
+    assert page.locator("tr.claim:visible").count() == 12
     assert page.locator("#filters:visible").count() == 0
     page.locator("#first-1 summary").click()
     assert page.locator("#first-1-more").is_visible()

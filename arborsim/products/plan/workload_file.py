@@ -278,7 +278,7 @@ def _check_signals(workload: Workload) -> None:
 def _require(made: Generated, choice: PolicyChoice, geometry: Geometry) -> None:
     """Generated searches have rewards at most: everything else must have been recorded."""
     held = {Signal.REWARD} if made.spec.rewards else set()
-    missing = sorted(choice.policy.reads() - held)
+    missing = sorted(served.needed(choice.policy) - held)
     if not missing:
         return
     if missing == [Signal.REWARD]:

@@ -213,12 +213,13 @@ def accuracy(verdicts: Iterable[bool | None]) -> Accuracy | None:
 
 def policy_fits(reader: TraceReader) -> tuple[PolicyFit, ...]:
     """Every known policy, and what the trace lacks for it."""
+    from arborsim.play.served import needed
     from arborsim.policies import registry  # imports every policy: only when asked
 
     held = frozenset(signal for signal in Signal if reader.has(signal))
     fits = []
     for name in sorted(registry.names()):
-        missing = sorted(registry.build(name).reads() - held)
+        missing = sorted(needed(registry.build(name)) - held)
         remedy = ""
         if missing:
             options = " ".join(recording_options(missing, reader.info))
