@@ -337,7 +337,7 @@ def test_options_that_cannot_work_are_refused() -> None:
     ],
 )  # fmt: skip
 def test_figures_that_no_run_can_have_are_refused(planted: Any, said: str) -> None:
-    """Invariant 21."""
+    """Invariant 21: one line names record and figure."""
     report = play([chain(3, 4)], Timed(((0.0, 0),)))
     with pytest.raises(ResultError, match=said) as caught:
         replace(report, **planted(report))
